@@ -20,8 +20,7 @@ from hydragnn.hpo.launching.allocation import Allocation, read_allocation
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher, gpus_of_workers
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.sites import site_of
-from hydragnn.hpo.launching.stepprocess import OWN_AT_ONCE, OWN_RATE, STEP_RATE, STEPS_AT_ONCE
+from hydragnn.hpo.launching.sites import OWN_AT_ONCE, OWN_RATE, STEP_RATE, STEPS_AT_ONCE, site_of
 from hydragnn.hpo.launching.steps import Limits, StepLauncher
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending

@@ -6,23 +6,25 @@ slow (proposals, folders of attempts, the Optuna study) is worked off between th
 """
 
 import math
+import signal
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hydragnn.config import AnyConfig
 from hydragnn.errors import InputError
-from hydragnn.files import write_atomically
+from hydragnn.files import check_no_link, check_own, write_atomically, write_json, write_sealed
 from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Entry, Journal, replay, young_garbage_only
 from hydragnn.hpo.launching.attempts import verdict
 from hydragnn.hpo.launching.descriptors import Bell
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, LaunchQueue, Report, Revoked, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
 from hydragnn.hpo.progress import AttemptProgress
 from hydragnn.hpo.proposals import Proposals
 from hydragnn.hpo.scheduling.changes import Changes, changes_between, whole_state
@@ -48,11 +50,13 @@ from hydragnn.hpo.space import Point, Space
 from hydragnn.hpo.study_log import NAME as STUDY_LOG
 from hydragnn.hpo.study_log import StudyLog
 from hydragnn.hpo.trial_configs import trial_config
+from hydragnn.runs.attempt import BEAT_SECONDS, SECONDS_BETWEEN_BEATS
 
 HEARTBEAT = 0.5  # seconds between looks at the clock while nothing happens
 ROUND = 0.01  # seconds that each kind of slow work may take between two looks
 LAST_ROUND = 3.0  # seconds for the study of a campaign that is left before its end
 SAVING = 0.7  # part of the grace period that attempts get to save themselves; killing and writing take the rest
+AT_ONCE = 64  # folders of attempts made ready at once
 FILES = 32  # files read or written side by side, because those of a shared file system take their time
 ROOM = 1 << 20  # bytes that must still fit on the disk after a failure
 
@@ -247,6 +251,102 @@ class Controller:
 
     def _hash(self, number: int) -> str:
         return self._hashes.get(number) or self._config(number).hash
+
+
+class LaunchQueue:
+    """Attempts on their way to the launcher, one per trial.
+
+    Before an attempt starts, ``attempt.json`` in its folder names it, so that an earlier attempt that was thought dead
+    writes nothing any more.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        config_of: Callable[[int], AnyConfig],
+        files: Executor,
+        store_copy: Path | None = None,
+        beat_seconds: float = SECONDS_BETWEEN_BEATS,
+        ring: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``files`` writes them side by side, and rings for each; ``store_copy``: where nodes have a copy of the store. Runs beat so often."""
+        self._launcher, self._config_of, self._files, self._ring = launcher, config_of, files, ring
+        self._told: dict[str, Any] = {} if store_copy is None else {"store": str(store_copy)}
+        if beat_seconds > SECONDS_BETWEEN_BEATS:
+            self._told[BEAT_SECONDS] = float(beat_seconds)
+        self._waiting: dict[int, Task] = {}
+        self._preparing: dict[int, tuple[Task, Future[None]]] = {}
+        self._to_withdraw: set[int] = set()
+        self._withdrawals: list[Exit] = []
+        self._configured: set[int] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Return True where something can be done at once; of what takes its time, the bell will tell."""
+        begin = bool(self._waiting) and len(self._preparing) < AT_ONCE
+        return begin or bool(self._withdrawals) or any(ready.done() for _, ready in self._preparing.values())
+
+    def add(self, task: Task) -> None:
+        """Take an attempt."""
+        self._waiting[task.trial] = task
+
+    def withdraw(self, trial: int) -> bool:
+        """Do not start a trial's attempt any more; False where none is on its way."""
+        if trial in self._waiting:
+            self._end(self._waiting.pop(trial))
+        elif trial in self._preparing:
+            self._to_withdraw.add(trial)  # it ends once nothing of it can be written any more
+        else:
+            return False
+        return True
+
+    def withdrawals(self) -> list[Exit]:
+        """The ends of attempts that were given up since the last look."""
+        ends, self._withdrawals = self._withdrawals, []
+        return ends
+
+    def work(self, deadline: float) -> None:
+        """Make folders ready and start what is ready, until the deadline, and at least one."""
+        while self._waiting and len(self._preparing) < AT_ONCE and time.monotonic() < deadline:
+            trial = next(iter(self._waiting))
+            self._prepare(self._waiting.pop(trial))
+        for trial, (task, ready) in list(self._preparing.items()):
+            if not ready.done():
+                continue
+            del self._preparing[trial]
+            try:
+                ready.result()
+            except InputError as error:
+                raise InputError(f"{error}; then continue with --resume") from error
+            if trial in self._to_withdraw:
+                self._to_withdraw.remove(trial)
+                self._end(task)
+            else:
+                self._launcher.start(task)
+            if time.monotonic() >= deadline:
+                break
+
+    def _prepare(self, task: Task) -> None:
+        known = task.trial in self._configured
+        config = None if known else self._config_of(task.trial).to_json()
+        self._configured.add(task.trial)
+        ready = self._files.submit(write_folder, task, config, self._told)
+        ready.add_done_callback(lambda _: self._ring())
+        self._preparing[task.trial] = task, ready
+
+    def _end(self, task: Task) -> None:
+        self._withdrawals.append(Exit(task=task, code=-signal.SIGTERM))
+
+
+def write_folder(task: Task, config: dict[str, Any] | None, told: Mapping[str, Any]) -> None:
+    """Write what an attempt reads first, and is ``told``; ``config`` only where it is not there yet. InputError where a link leads elsewhere."""
+    for place in (task.folder.parent, task.folder):
+        check_no_link(place)
+    for name in ("log.txt", "heartbeat"):
+        check_own(task.folder / name)
+    if config is not None:
+        write_json(task.folder / "config.json", config)
+    write_sealed(task.folder / "attempt.json", {"attempt": task.attempt, **told})
 
 
 def trial_folder(out: Path, number: int) -> Path:

@@ -1,9 +1,9 @@
 """How attempts become processes: started, heard of and ended, on this machine or on the nodes of an allocation.
 
-``launcher`` is the protocol and the way to it; ``local`` runs processes of this machine, ``steps`` one job step per attempt
-(each a ``stepprocess``), ``packs`` many small attempts in few steps. ``attempts`` judges what came out, ``watchdog`` tells
-which nodes failed. ``allocation`` says what there is and ``sites`` how the site is spoken to. ``rank``, ``pack``, ``worker``
-and ``probe`` are programs: run by their paths, where the attempts are.
+``launcher`` is the protocol; ``local`` runs processes of this machine, ``steps`` one job step per attempt, ``packs`` many small
+attempts in few steps. ``attempts`` judges what came out, ``watchdog`` tells which nodes failed. ``allocation`` says what there
+is, ``sites`` how job steps are started and ended, ``witness`` how a scheduler's answers are read. ``rank``, ``worker`` and
+``probe`` are programs: run by their paths, where the attempts are.
 """
 
 from hydragnn.hpo.launching.allocation import Allocation, read_allocation

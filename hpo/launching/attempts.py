@@ -2,9 +2,10 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from hydragnn.errors import InputError
@@ -46,24 +47,41 @@ def seconds_between_beats(runs: int, patience: float) -> float:
     return max(1.0, min(runs * OPERATIONS_OF_A_BEAT / OPERATIONS_A_SECOND, patience / 4))
 
 
-@dataclass(kw_only=True, slots=True)
-class Beats:
-    """Signs that a run still takes steps, as they come through a pipe."""
+class LastSigns:
+    """When each of thousands last gave a sign of life; who is silent for longest comes first, so that a look for the silent is no look at all."""
 
-    patience: float
-    clock: Clock = time.monotonic
-    _at: float = field(init=False)
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._times: dict[str, float] = {}
 
-    def __post_init__(self) -> None:
-        self._at = self.clock()
+    def __contains__(self, name: str) -> bool:
+        """Return True where there was a sign of this one."""
+        return name in self._times
 
-    def beat(self) -> None:
+    def __iter__(self) -> Iterator[str]:
+        """Names, that of the longest silence first."""
+        return iter(self._times)
+
+    def note(self, name: str) -> None:
         """Note a sign of life."""
-        self._at = self.clock()
+        self._times.pop(name, None)
+        self._times[name] = self._clock()
 
-    def stopped(self) -> bool:
-        """Return True where there was none for longer than the patience."""
-        return self.clock() - self._at > self.patience
+    def forget(self, name: str) -> None:
+        """Expect nothing more of this one."""
+        self._times.pop(name, None)
+
+    def silent(self, patience: float) -> list[str]:
+        """Those who gave no sign for longer than the patience.
+
+        >>> signs = LastSigns(iter([0.0, 1.0, 5.0, 11.5]).__next__)
+        >>> for name in ("a", "b", "a"):
+        ...     signs.note(name)
+        >>> signs.silent(10.0)
+        ['b']
+        """
+        earliest = self._clock() - patience
+        return [name for name, _ in takewhile(lambda sign: sign[1] < earliest, self._times.items())]
 
 
 @dataclass(kw_only=True, slots=True)

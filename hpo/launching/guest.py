@@ -98,15 +98,6 @@ def company_at(place: Path, members: int) -> socket.socket | None:
         return connection
 
 
-def dissolve(place: str) -> None:
-    """Take the socket away, whereupon the company ends, and the folder with the last one."""
-    path = Path(place)
-    for left in (path, *path.parent.glob(f"{path.name}.*")):
-        left.unlink(missing_ok=True)
-    with suppress(OSError):
-        path.parent.rmdir()
-
-
 def beside(place: Path, suffix: str) -> Path:
     """A file that belongs to the socket at a place."""
     return place.with_name(f"{place.name}.{suffix}")

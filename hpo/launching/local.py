@@ -5,12 +5,10 @@ No attempt outlives its controller, works before the journal knows it, or has a 
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +23,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import open_log
 from hydragnn.hpo.launching.attempts import Heartbeat, seconds_between_beats
 from hydragnn.hpo.launching.descriptors import readable
-from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable, is_alive
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable, is_alive, note_of
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 from hydragnn.machine import visible_gpus
 
@@ -58,21 +56,20 @@ class _Attempt:
 
 @dataclass(kw_only=True, slots=True)
 class _Worker:
-    """One slot's process, the pipes to and from it, and the attempt that it makes."""
+    """A process that makes attempts, one at a time in each of its slots, and the pipes to and from it."""
 
     process: subprocess.Popen[bytes]
     requests: IO[bytes]
     reports: IO[bytes]
     unread: bytes = b""
-    attempt: _Attempt | None = None
 
-    def send(self, words: bytes) -> None:
+    def send(self, slot: str, words: str) -> None:
         """Write to the worker; a dead one is noticed by its closed output."""
         with suppress(BrokenPipeError):
-            self.requests.write(words)
+            self.requests.write(f"{slot} {words}\n".encode())
 
     def wait(self) -> int:
-        """Close its input, wait for its end and give its exit code; the attempt ends with it."""
+        """Close its input, wait for its end and give its exit code."""
         self.requests.close()
         try:
             code = self.process.wait(timeout=LAST_WAIT)
@@ -80,8 +77,6 @@ class _Worker:
             self.process.kill()
             code = self.process.wait()
         self.reports.close()
-        if self.attempt is not None and self.attempt.identity is not None:
-            _end(self.attempt.identity)
         return code
 
 
@@ -101,11 +96,12 @@ class LocalLauncher:
         """``together``: so many trials share one process of each worker; ``gpus``: what shows each worker its own."""
         self._hang_seconds, self._together, self._module = hang_seconds, together, module
         self._slots = shares_of([f"worker-{number}" for number in range(workers)], together)
-        self._places = Path(tempfile.mkdtemp(prefix="hydragnn-")) if together > 1 else None
         self._environment = {**os.environ, **importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
         self._environment.update(environment or {})
         self._gpus = {f"worker-{number}": variables for number, variables in enumerate(gpus)}
         self._workers: dict[str, _Worker] = {}
+        self._attempts: dict[str, _Attempt] = {}
+        """What each slot's worker was asked for and has not ended."""
         self._reports: list[Report] = []
 
     @property
@@ -133,23 +129,22 @@ class LocalLauncher:
         """Ask the slot's worker for an attempt; ``poll`` reports that it began, or that it never started."""
         slot = task.slots[0]
         try:
-            note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
             with open_log(task.folder / "log.txt") as log:
-                log.write(note.encode())
-            worker = self._workers[slot] = self._workers.get(slot) or self._new_worker(slot)
+                log.write(note_of(task))
+            worker = self._workers.get(node_of(slot)) or self._new_worker(node_of(slot))
         except (OSError, InputError) as error:
             self._reports.append(Exit(task=task, code=None, message=f"cannot start a process: {error}"))
             return
-        worker.attempt = _Attempt(task=task, kills_before=_kills_for_memory())
-        worker.send(json.dumps(_request(task)).encode() + b"\n")
+        self._attempts[slot] = _Attempt(task=task, kills_before=_kills_for_memory())
+        worker.send(slot, json.dumps({"arguments": task.arguments, "log": str(task.folder / "log.txt")}))
 
     def go(self, task: Task) -> None:
         """Let an attempt work that has begun."""
-        worker = self._workers.get(task.slots[0])
-        if worker is not None and worker.attempt is not None and worker.attempt.task == task:
+        attempt = self._attempts.get(task.slots[0])
+        if attempt is not None and attempt.task == task:
             patience, runs = self._hang_seconds, len(self.slots)
-            worker.attempt.heartbeat = Heartbeat(folder=task.folder, patience=patience, runs=runs)
-            worker.send(b"go\n")
+            attempt.heartbeat = Heartbeat(folder=task.folder, patience=patience, runs=runs)
+            self._send(task.slots[0], "go")
 
     def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
         """What happened, after waiting up to so many seconds for the first, or until the bell rings."""
@@ -159,11 +154,11 @@ class LocalLauncher:
             self._kill_the_late()
             self._kill_the_hung()
             wait = 0.0 if reports else max(0.0, min(deadline, self._next_kill()) - time.monotonic())
-            slots = {worker.reports.fileno(): slot for slot, worker in self._workers.items()}
-            ready = readable((*slots, *([] if bell is None else [bell])), wait)
+            nodes = {worker.reports.fileno(): node for node, worker in self._workers.items()}
+            ready = readable((*nodes, *([] if bell is None else [bell])), wait)
             for descriptor in ready:
                 if descriptor != bell:
-                    reports += self._read_reports(slots[descriptor])
+                    reports += self._read_reports(nodes[descriptor])
             if reports or bell in ready or time.monotonic() >= deadline:
                 return reports
 
@@ -173,84 +168,87 @@ class LocalLauncher:
 
     def cancel(self, trial: int, grace: float) -> None:
         """Send SIGTERM to the attempt's process, and SIGKILL to its group once ``grace`` seconds have passed."""
-        for worker in self._workers.values():
-            attempt = worker.attempt
-            if attempt is not None and attempt.task.trial == trial and attempt.killed_at is None:
+        for slot, attempt in self._attempts.items():
+            if attempt.task.trial == trial and attempt.killed_at is None:
                 attempt.killed_at = time.monotonic() + grace
                 if attempt.identity is not None:
-                    worker.send(b"term\n")
+                    self._send(slot, "term")
 
     def close(self) -> None:
         """End the workers, and with them every attempt."""
-        workers, self._workers = list(self._workers.values()), {}
-        for worker in workers:
+        for worker in self._workers.values():
             worker.requests.close()
-        for worker in workers:
-            worker.wait()
-        if self._places is not None:
-            shutil.rmtree(self._places, ignore_errors=True)  # what trains together ends where its place is gone
+        for node in list(self._workers):
+            self._worker_lost(node)
 
-    def _new_worker(self, slot: str) -> _Worker:
-        company = []
-        if self._places is not None:
-            company = company_options(self._places / node_of(slot), self._together, self._hang_seconds)
+    def _send(self, slot: str, words: str) -> None:
+        worker = self._workers.get(node_of(slot))
+        if worker is not None:
+            worker.send(slot, words)
+
+    def _new_worker(self, node: str) -> _Worker:
+        options = ["--nodes", node, "--shares", str(self._together), "--together", str(self._together)]
         process = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER), self._module, *company],
+            [sys.executable, "-P", str(WORKER), *options, "--hang-seconds", str(self._hang_seconds), self._module],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # attempts have their logs
             start_new_session=True,
-            env={**self._environment, **self._gpus.get(node_of(slot), {})},
+            env={**self._environment, **self._gpus.get(node, {})},
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        return _Worker(process=process, requests=process.stdin, reports=process.stdout)
+        worker = _Worker(process=process, requests=process.stdin, reports=process.stdout)
+        self._workers[node] = worker
+        return worker
 
-    def _read_reports(self, slot: str) -> list[Report]:
+    def _read_reports(self, node: str) -> list[Report]:
         """Act on what a worker says: an attempt began, an attempt ended, or the worker itself is gone."""
-        worker = self._workers[slot]
+        worker = self._workers[node]
         received = os.read(worker.reports.fileno(), 65536)
         if not received:
-            return self._worker_lost(slot)
+            return self._worker_lost(node)
         *lines, worker.unread = (worker.unread + received).split(b"\n")
-        return [report for line in lines for report in self._handle_report(worker, json.loads(line))]
+        words = (line.decode().partition(" ") for line in lines)
+        return [report for slot, _, said in words for report in self._handle_report(slot, json.loads(said))]
 
-    def _handle_report(self, worker: _Worker, report: dict[str, Any]) -> list[Report]:
-        attempt = worker.attempt
-        if attempt is None:
-            return []
-        if "pid" in report:
+    def _handle_report(self, slot: str, report: dict[str, Any]) -> list[Report]:
+        attempt = self._attempts.get(slot)
+        if attempt is not None and "pid" in report:
             pid = report["pid"]
             attempt.identity = {"host": socket.gethostname(), "pid": pid, "created": _creation_time(pid)}
             if attempt.killed_at is not None:  # cancelled before it began
-                worker.send(b"term\n")
+                self._send(slot, "term")
             return [Begun(task=attempt.task, identity=attempt.identity)]
-        worker.attempt = None
-        return [self._exit(attempt, report["code"])]
+        if attempt is not None and "code" in report:
+            return [self._exit(self._attempts.pop(slot), report["code"])]
+        return []
 
-    def _worker_lost(self, slot: str) -> list[Report]:
-        worker = self._workers.pop(slot)
-        code = worker.wait()
-        return [] if worker.attempt is None else [self._exit(worker.attempt, code)]
+    def _worker_lost(self, node: str) -> list[Report]:
+        """A worker ends, and with it its attempts."""
+        code = self._workers.pop(node).wait()
+        attempts = [self._attempts.pop(slot) for slot in list(self._attempts) if node_of(slot) == node]
+        for attempt in attempts:
+            if attempt.identity is not None:
+                _end(attempt.identity)
+        return [self._exit(attempt, code) for attempt in attempts]
 
     def _next_kill(self) -> float:
-        attempts = [worker.attempt for worker in self._workers.values() if worker.attempt]
-        return min((attempt.killed_at for attempt in attempts if attempt.killed_at is not None), default=float("inf"))
+        times = (attempt.killed_at for attempt in self._attempts.values())
+        return min((time for time in times if time is not None), default=float("inf"))
 
     def _kill_the_late(self) -> None:
-        for worker in self._workers.values():
-            attempt = worker.attempt
-            if attempt and attempt.killed_at is not None and time.monotonic() >= attempt.killed_at:
+        for slot, attempt in self._attempts.items():
+            if attempt.killed_at is not None and time.monotonic() >= attempt.killed_at:
                 attempt.killed_at = float("inf")
-                worker.send(b"kill\n")
+                self._send(slot, "kill")
 
     def _kill_the_hung(self) -> None:
-        for worker in self._workers.values():
-            attempt = worker.attempt
-            if attempt and attempt.heartbeat and not attempt.hung and attempt.heartbeat.stopped():
+        for slot, attempt in self._attempts.items():
+            if attempt.heartbeat and not attempt.hung and attempt.heartbeat.stopped():
                 attempt.hung = True
-                worker.send(b"kill\n")
+                self._send(slot, "kill")
 
     def _exit(self, attempt: _Attempt, code: int) -> Exit:
         killed_by_us = attempt.hung or attempt.killed_at == float("inf")
@@ -261,12 +259,6 @@ class LocalLauncher:
         return Exit(task=attempt.task, code=code, out_of_memory=starved, hung=attempt.hung, message=message)
 
 
-def _request(task: Task) -> dict[str, Any]:
-    """What a worker needs to know of an attempt."""
-    options = ["--until", str(task.until), "--attempt", str(task.attempt), "--micro-batches", str(task.micro_batches)]
-    return {"arguments": [str(task.folder), *options], "log": str(task.folder / "log.txt")}
-
-
 def shares_of(nodes: Sequence[str], shares: int) -> tuple[str, ...]:
     """The slots of nodes that are shared; first one of each node, so that few trials spread over many.
 
@@ -274,11 +266,6 @@ def shares_of(nodes: Sequence[str], shares: int) -> tuple[str, ...]:
     ('n1/0', 'n2/0', 'n1/1', 'n2/1')
     """
     return tuple(nodes) if shares == 1 else tuple(f"{node}/{share}" for share in range(shares) for node in nodes)
-
-
-def company_options(place: Path, members: int, hang_seconds: float) -> list[str]:
-    """What tells a worker that its attempts are trained in company, and that this goes on alone before it counts as hung."""
-    return ["--company", str(place), "--members", str(members), "--patience", str(hang_seconds / 2)]
 
 
 def gpus_of_workers(workers: int) -> tuple[dict[str, str], ...]:

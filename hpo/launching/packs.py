@@ -1,6 +1,6 @@
 """Small trials by the thousand: few job steps, each of which carries resident workers of many nodes, one per share of a node.
 
-A pack's step outlives its trials and the loss of its nodes; every trial has its own record, log, cores and GPUs. ``pack.py``
+A pack's step outlives its trials and the loss of its nodes; every trial has its own record, log, cores and GPUs. ``worker.py``
 is the other side. The packs end with the controller, because their input then ends.
 """
 
@@ -8,32 +8,75 @@ import itertools
 import json
 import math
 import os
+import select
+import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from hydragnn.errors import InputError
+from hydragnn.files import open_log
 from hydragnn.hpo.launching.allocation import Allocation
-from hydragnn.hpo.launching.attempts import Beats, seconds_between_beats, text_since
+from hydragnn.hpo.launching.attempts import LastSigns, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import Ears, allow_many_files
-from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
-from hydragnn.hpo.launching.local import MODULE, shares_of
-from hydragnn.hpo.launching.packstep import GoodEnds, Pack, PackAttempt, PackQueue, pack_at_gate, request_of
-from hydragnn.hpo.launching.sites import Site, Step
-from hydragnn.hpo.launching.stepprocess import STEP_RATE, end_steps
-from hydragnn.hpo.launching.steps import AllocationLauncher
-from hydragnn.hpo.launching.watchdog import AGAIN
+from hydragnn.hpo.launching.launcher import Report, Task, importable, note_of
+from hydragnn.hpo.launching.local import MODULE, WORKER, shares_of
+from hydragnn.hpo.launching.packattempts import LAST_WORDS, OpenEnds, PackAttempts
+from hydragnn.hpo.launching.sites import BURST, STEP_RATE, Site, Step, StepProcess, TokenBucket, end_steps
+from hydragnn.hpo.launching.watchdog import AGAIN, AllocationLauncher
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
-PACK = Path(__file__).with_name("pack.py")
 SILENCE = 30.0  # seconds without a sign of life after which a node counts as lost; it gives one every five
-LAST_WORDS = 5.0  # seconds that a killed attempt's worker may take to say so
 LEAVE = 15.0  # seconds that packs of an allocation that is over may take to end
-LOOK_EVERY = 0.5  # seconds between looks at all attempts
+LOOK_EVERY = 0.5  # seconds between looks for who is late
 PAUSE = 0.05  # seconds between looks at the steps themselves
+
+
+@dataclass(kw_only=True, slots=True)
+class Pack:
+    """One job step and the pipe from it."""
+
+    step: StepProcess
+    nodes: tuple[str, ...]
+    reports: IO[bytes]
+    log_from: int
+    """Where in the packs' log its own messages begin; those of others can lie between them."""
+    begun: float = float("-inf")
+    """When the scheduler was asked for the step; until then its launcher waits at its gate."""
+    unread: bytes = b""
+    unsent: bytearray = field(default_factory=bytearray)
+
+    def send(self, slot: str, words: str) -> None:
+        """Put a line on its way; it leaves as soon as the pipe has room."""
+        self.unsent += f"{slot} {words}\n".encode()
+        self.flush()
+
+    def flush(self) -> None:
+        """Write as much as the pipe takes without waiting."""
+        if not self.step.started:
+            return  # the gate reads the first line
+        with suppress(BlockingIOError, BrokenPipeError, ValueError):
+            while self.unsent:
+                del self.unsent[: os.write(self.step.input.fileno(), self.unsent[: select.PIPE_BUF])]
+
+    def go(self, log: Path) -> None:
+        """Open the gate; what was to be sent leaves."""
+        self.log_from, self.begun = log.stat().st_size, time.monotonic()
+        self.step.go()
+        os.set_blocking(self.step.input.fileno(), False)
+        self.flush()
+
+    def end(self) -> None:
+        """Make sure that the step runs no more."""
+        if self.step.poll() is None:
+            self.step.kill()
+            self.step.wait()
+        self.reports.close()
 
 
 class PackLauncher(AllocationLauncher):
@@ -55,22 +98,22 @@ class PackLauncher(AllocationLauncher):
     ) -> None:
         """``shares`` of a node, of which so many that are ``together`` share a process; at most ``rate`` steps begin per second."""
         allow_many_files()  # two pipes per pack, and where a launcher feeds its first rank only, one pack per node
-        super().__init__(site, allocation, module, environment)
-        self._shares, self._log, self._together = shares, log, together
-        self._hang, self._patience = hang_seconds, probe_seconds
-        self._numbers, self._queue = itertools.count(), PackQueue(rate)
+        super().__init__(site, allocation)
+        self._environment = {**os.environ, **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._shares, self._log, self._together, self._module = shares, log, together, module
+        self._hang_seconds, self._patience = hang_seconds, probe_seconds
+        self._numbers, self._bucket = itertools.count(), TokenBucket(rate, BURST)
         self._pack_of: dict[str, Pack] = {}
         self._packs: list[Pack] = []
+        self._at_gates = deque[Pack]()
         self._ears = Ears()
-        self._good_ends = GoodEnds(self._ears.ring)
-        self._last_signs: dict[str, float] = {}
-        """When a node last gave a sign of life."""
-        self._attempts: dict[str, PackAttempt] = {}
-        self._slot_of: dict[int, str] = {}
+        self._open_ends = OpenEnds(self._watch, self._ears.ring)
+        self._last_signs = LastSigns()
+        """Of nodes."""
+        self._attempts = PackAttempts(hang_seconds)
         self._probes: dict[str, float] = {}
         self._ended_packs: list[tuple[Pack, float]] = []
         """Packs whose steps have ended, and when: they wait for the scheduler's word, like ends without a result."""
-        self._open_ends: list[tuple[Exit, float]] = []
         self._leave_by = float("inf")
         self._next_look = self._next_rest = 0.0
 
@@ -89,19 +132,24 @@ class PackLauncher(AllocationLauncher):
         unique = {(one.get("job"), one.get("step"), one.get("pid")): one for one in identities}
         end_steps(self._site, unique.values())
 
-    def _begin(self, task: Task, log: IO[bytes]) -> None:
-        """Ask the slot's worker for an attempt."""
-        slot, request = task.slots[0], request_of(task)
-        pack = self._pack(node_of(slot))
-        self._slot_of[task.trial] = slot
-        self._attempts[slot] = PackAttempt(task=task, request=request, asked=time.monotonic())
-        pack.send(slot, request)
+    def start(self, task: Task) -> None:
+        """Ask the slot's worker for an attempt; where there can be none, ``poll`` reports its end."""
+        if self._revoked:
+            self._reports.append(self._never_started(task, self._revoked))
+            return
+        try:
+            with open_log(task.folder / "log.txt") as log:
+                log.write(note_of(task))
+            pack = self._pack(node_of(task.slots[0]))
+        except (OSError, InputError) as error:
+            self._reports.append(self._never_started(task, f"cannot start a step: {error}"))
+            return
+        self._attempts.ask(task)
+        pack.send(task.slots[0], request_of(task))
 
     def go(self, task: Task) -> None:
         """Let an attempt work that has begun."""
-        attempt = self._attempts.get(task.slots[0])
-        if attempt is not None and attempt.task == task:
-            attempt.heartbeat = Beats(patience=self._hang)
+        if self._attempts.go(task):
             self._send(task.slots[0], "go")
 
     def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
@@ -109,21 +157,19 @@ class PackLauncher(AllocationLauncher):
         deadline = time.monotonic() + seconds
         while True:
             self._send_rest()
-            rung = self._hear(0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic())), bell)
-            complete, incomplete = self._good_ends.read()
-            self._reports += complete
-            self._wait_for_word(*incomplete)
+            wait = 0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic()))
+            packs, rung = self._ears.listen(wait, bell)
+            for pack in packs:
+                self._receive(pack)
             self._look()
+            self._reports += self._open_ends.ready(self._revoked)
             if self._reports or rung or time.monotonic() >= deadline:
                 reports, self._reports = self._reports, []
                 return reports
 
     def cancel(self, trial: int, grace: float) -> None:
         """Ask a trial to save itself; it is killed after ``grace`` seconds."""
-        slot = self._slot_of.get(trial, "")
-        attempt = self._attempts.get(slot)
-        if attempt is not None and attempt.task.trial == trial and not attempt.asked_to_leave:
-            attempt.asked_to_leave, attempt.kill_at = True, time.monotonic() + grace
+        if (slot := self._attempts.cancel(trial, grace)) is not None:
             self._send(slot, "term")
 
     def probe(self, node: str) -> None:
@@ -151,7 +197,7 @@ class PackLauncher(AllocationLauncher):
             pack.end()
         self._packs, self._ended_packs, self._pack_of = [], [], {}
         self._attempts.clear()
-        self._good_ends.close()
+        self._open_ends.close()
         self._ears.end()
 
     def _pack(self, node: str) -> Pack:
@@ -166,17 +212,18 @@ class PackLauncher(AllocationLauncher):
 
     def _new_pack(self, nodes: tuple[str, ...]) -> None:
         options = ["--nodes", ",".join(nodes), "--shares", str(self._shares), "--gpus", str(self._allocation.gpus)]
-        options += ["--together", str(self._together), "--hang-seconds", str(self._hang)]
+        options += ["--together", str(self._together), "--hang-seconds", str(self._hang_seconds)]
         step = Step(
             name=f"pack-{os.getpid()}-{next(self._numbers)}",
             nodes=nodes,
-            program=(sys.executable, "-P", str(PACK), *options, self._module),
+            program=(sys.executable, "-P", str(WORKER), *options, self._module),
             resident=True,
         )
         pack = pack_at_gate(self._site, step, self._environment, self._log)
         self._packs.append(pack)
         self._ears.open(pack.reports.fileno(), pack)
-        self._queue.open(self._log, pack)
+        self._at_gates.append(pack)
+        self._next_rest = 0.0
         self._pack_of.update(dict.fromkeys(nodes, pack))
 
     def _send(self, slot: str, words: str) -> None:
@@ -185,22 +232,18 @@ class PackLauncher(AllocationLauncher):
             pack.send(slot, words)
 
     def _send_rest(self) -> None:
-        """Start the packs whose turn it is, and send what pipes had no room for; at every pause, not at every sign of life of thousands of nodes."""
+        """Start the packs whose turn it is, and send what pipes had no room for; not at every sign of life of thousands of nodes."""
         now = time.monotonic()
         if now < self._next_rest:
             return
         self._next_rest = now + PAUSE
-        self._queue.open(self._log)
+        while self._at_gates and self._bucket.take(now):
+            pack = self._at_gates.popleft()
+            if pack.step.poll() is None:
+                pack.go(self._log)
         for pack in self._packs:
             if pack.unsent:
                 pack.flush()
-
-    def _hear(self, wait: float, bell: int | None) -> bool:
-        """Hear all packs that have something to say, after waiting for the first; True where the bell rings."""
-        packs, rung = self._ears.listen(wait, bell)
-        for pack in packs:
-            self._receive(pack)
-        return rung
 
     def _receive(self, pack: Pack) -> None:
         received = os.read(pack.reports.fileno(), 1 << 20)
@@ -211,7 +254,7 @@ class PackLauncher(AllocationLauncher):
         for line in lines:
             slot, _, text = line.decode(errors="replace").partition(" ")
             if self._pack_of.get(node_of(slot)) is pack:
-                self._last_signs[node_of(slot)] = time.monotonic()
+                self._last_signs.note(node_of(slot))
                 with suppress(ValueError):  # a line of somebody else, for example of a library
                     self._handle_report(pack, slot, json.loads(text))
 
@@ -221,99 +264,68 @@ class PackLauncher(AllocationLauncher):
         attempt = self._attempts.get(slot)
         if attempt is None:
             return
-        if "beat" in report and attempt.heartbeat is not None:
-            attempt.heartbeat.beat()
+        if "beat" in report:
+            self._attempts.beat(slot)
         elif "pid" in report:
-            attempt.identity = {**pack.step.identity(self._allocation.job), "slot": slot, "worker": report["pid"]}
-            self._reports.append(Begun(task=attempt.task, identity=attempt.identity))
-        elif "code" in report or "lost" in report:
-            code = report.get("code", report.get("lost"))
-            self._end(slot, code=code, starved=report["oom"] and not attempt.killed, message="")
+            identity = {**pack.step.identity(self._allocation.job), "slot": slot, "worker": report["pid"]}
+            self._reports.append(self._attempts.begin(slot, identity))
+        elif "code" in report:
+            self._end(slot, report["code"], out_of_memory=report["oom"] and attempt.killed is None)
 
     def _look(self) -> None:
         """Act on lost nodes and on attempts that are late, hang, or never begin."""
         now = time.monotonic()
         if not self._revoked:
             self._hear_scheduler()
-        if self._revoked:
-            self._end_revoked(now)
+        if self._revoked:  # what has ended is told at once, the rest when its pack has ended
+            for slot in list(self._attempts) if not self._packs or now >= self._leave_by else ():
+                self._end(slot, -9, self._revoked)
             return
-        self._release(now)
+        ended, self._ended_packs = self._ended_packs, []
+        self._ended_packs += [(pack, since) for pack, since in ended if not self._settle(pack, since, now)]
         if now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY
-        for node, last_sign in list(self._last_signs.items()):
-            if now - last_sign > SILENCE:
-                self._lose(node, f"no sign of life for {SILENCE:.0f} s")
-                self._reports.append(Probed(node=node, healthy=False, message="no sign of life"))
-        self._be_patient(now, self._queue.nodes() if self._watch.answering else set(self._allocation.nodes))
-        for node, deadline in list(self._probes.items()):
-            if now > deadline:
-                del self._probes[node]
-                message = f"no answer within {self._patience:.0f} s"
-                self._reports.append(Probed(node=node, healthy=False, message=message))
-                self._lose(node, message)
-        for slot, attempt in list(self._attempts.items()):
-            self._follow(slot, attempt, now)
+        for node in self._last_signs.silent(SILENCE):
+            self._lose(node, f"no sign of life for {SILENCE:.0f} s")
+            self._reports.append(Probed(node=node, healthy=False, message="no sign of life"))
+        self._be_patient(now)
+        late = [node for node, deadline in self._probes.items() if now > deadline]
+        for node in late:
+            self._lose(node, f"no answer within {self._patience:.0f} s")
+        for slot in self._attempts.late_to_begin(self._patience):
+            self._lose(node_of(slot), f"its pack did not begin the attempt within {self._patience:.0f} s")
+        for slot in self._attempts.to_kill(now):
+            self._send(slot, "kill")
+        for slot in self._attempts.deaf(now):
+            self._end(slot, -9, "killed; its worker did not answer")
 
     def _leave(self) -> None:
         """The allocation is over: its packs end by themselves."""
         self._leave_by = time.monotonic() + LEAVE
-        self._queue.clear()
+        while self._at_gates:
+            self._at_gates.popleft().step.input.close()
         self._probes.clear()
 
-    def _end_revoked(self, now: float) -> None:
-        """Tell what ended with the allocation: at once what has, the rest when its pack has."""
-        self._release(now)
-        if not self._packs or now >= self._leave_by:
-            for slot in list(self._attempts):
-                self._end(slot, code=-9, message=self._revoked)
-
-    def _release(self, now: float) -> None:
-        """Go on with what waited for the scheduler's word."""
-        open_ends, self._open_ends = self._open_ends, []
-        for end, since in open_ends:
-            if self._revoked:
-                self._reports.append(replace(end, interrupted=True, message=self._revoked))
-            elif self._watch.has_spoken((), since):  # of its nodes, the workers themselves tell
-                self._reports.append(end)
-            else:
-                self._open_ends.append((end, since))
-        ended, self._ended_packs = self._ended_packs, []
-        for pack, since in ended:
-            if not self._revoked and not self._settle(pack, since, now):
-                self._ended_packs.append((pack, since))
-
-    def _be_patient(self, now: float, nodes: set[str]) -> None:
+    def _be_patient(self, now: float) -> None:
         """Nobody is late whom the scheduler has to start, while it does not answer or has not been asked."""
+        nodes = {node for pack in self._at_gates for node in pack.nodes}
+        nodes = nodes if self._watch.answering else set(self._allocation.nodes)
         for node in self._probes.keys() & nodes:
             self._probes[node] = now + self._patience
-        for slot, attempt in self._attempts.items() if nodes else ():
-            if node_of(slot) in nodes:
-                attempt.asked = now
-
-    def _follow(self, slot: str, attempt: PackAttempt, now: float) -> None:
-        if attempt.identity is None and now - attempt.asked > self._patience:
-            self._lose(node_of(slot), f"its pack did not begin the attempt within {self._patience:.0f} s")
-        elif attempt.killed is not None:
-            if now - attempt.killed > LAST_WORDS:
-                self._end(slot, code=-9, message="killed; its worker did not answer")
-        elif now >= attempt.kill_at or (attempt.heartbeat is not None and attempt.heartbeat.stopped()):
-            attempt.hung = now < attempt.kill_at
-            attempt.killed = now
-            self._send(slot, "kill")
+        self._attempts.be_patient(nodes)
 
     def _lose(self, node: str, why: str) -> None:
         """A node's part of its pack is no more; it gets a new one when it is used again."""
         pack = self._pack_of.pop(node, None)
-        self._last_signs.pop(node, None)
+        self._last_signs.forget(node)
         if pack is not None:
             pack.send(node, "leave")  # in case that it is alive after all
         if self._probes.pop(node, None) is not None:
             self._reports.append(Probed(node=node, healthy=False, message=why))
         for slot in [node, *(f"{node}/{share}" for share in range(self._shares))]:
             if slot in self._attempts:
-                self._end(slot, code=-9, message=why, suspects=(node,))
+                self._end(slot, -9, why, suspects=(node,))
 
     def _pack_ended(self, pack: Pack) -> None:
         """A whole step is gone; what follows waits for the scheduler's word."""
@@ -344,10 +356,10 @@ class PackLauncher(AllocationLauncher):
         """New packs instead of one that did not start."""
         for nodes in groups:
             self._new_pack(nodes)
+        self._attempts.be_patient(pack.nodes)
         for slot, attempt in self._attempts.items():
             if node_of(slot) in pack.nodes:
-                attempt.asked = time.monotonic()
-                self._send(slot, attempt.request)
+                self._send(slot, request_of(attempt.task))
         for node in self._probes.keys() & set(pack.nodes):
             self._send(node, "probe")
 
@@ -355,41 +367,34 @@ class PackLauncher(AllocationLauncher):
         """A pack is gone that had started, or that is a single node's."""
         for node in [node for node, one in self._pack_of.items() if one is pack]:
             del self._pack_of[node]
-            self._last_signs.pop(node, None)
+            self._last_signs.forget(node)
             if self._probes.pop(node, None) is not None:
                 self._reports.append(Probed(node=node, healthy=False, message=f"its step ended; see {self._log}"))
         for slot, attempt in list(self._attempts.items()):
             if node_of(slot) in pack.nodes and node_of(slot) not in self._pack_of:
-                code = None if attempt.identity is None else -9
-                self._end(slot, code=code, message=f"the pack's step ended; see {self._log}")
+                self._end(slot, None if attempt.identity is None else -9, f"the pack's step ended; see {self._log}")
 
-    def _end(
-        self, slot: str, *, code: int | None, starved: bool = False, message: str, suspects: tuple[str, ...] = ()
-    ) -> None:
-        attempt = self._attempts.pop(slot)
-        hung = attempt.hung
-        if attempt.killed is not None or (attempt.asked_to_leave and code not in (0, None)):
-            code = -9
-        message = f"no heartbeat for {self._hang:.0f} s" if hung else message
-        end = Exit(
-            task=attempt.task,
-            code=code,
-            out_of_memory=starved,
-            hung=hung,
-            suspects=suspects,
-            interrupted=bool(self._revoked),
-            message=message,
-        )
-        ours = self._revoked or suspects or attempt.killed is not None or attempt.asked_to_leave
-        if ours:
+    def _end(self, slot: str, code: int | None, message: str = "", **known: Any) -> None:
+        """An attempt has ended; what we did not end ourselves is told once it is known what it left."""
+        ours = self._revoked or self._attempts[slot].ended_by_us
+        end = self._attempts.end(slot, code, message, interrupted=bool(self._revoked), **known)
+        if ours or end.suspects:
             self._reports.append(end)
-        elif code == 0:
-            self._good_ends.add(end)
         else:
-            self._wait_for_word(end)
+            self._open_ends.add(end)
 
-    def _wait_for_word(self, *ends: Exit) -> None:
-        """Keep ends without a result until the scheduler has said that the allocation lives."""
-        for end in ends:
-            self._open_ends.append((end, time.monotonic()))
-            self._watch.hurry()
+
+def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Path) -> Pack:
+    """The launcher of a pack's job step at its gate; its messages will go to ``log``. OSError where there can be none."""
+    with open_log(log) as file:
+        log_from = file.tell()
+        process = StepProcess(site, step, subprocess.PIPE, environment, file)
+    reports = process.process.stdout
+    assert reports is not None
+    return Pack(step=process, nodes=step.nodes, reports=reports, log_from=log_from)
+
+
+def request_of(task: Task) -> str:
+    """The line that asks a worker for an attempt; its node fills in its threads, and the file that shows there that the run lives."""
+    arguments = [*task.arguments, "--ranks", "1", "--threads", "{threads}", "--beats", "{beats}"]
+    return json.dumps({"arguments": arguments, "log": str(task.folder / "log.txt"), "beats": "{beats}"})

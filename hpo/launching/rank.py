@@ -1,8 +1,8 @@
 """A rank's first steps on its node: takes its share of the cores and GPUs, then becomes the program.
 
-    python rank.py [--part P] --parts N --gpus G PROGRAM [ARGUMENT ...]
+    python rank.py --parts N --gpus G PROGRAM [ARGUMENT ...]
 
-The one place that binds. In arguments, ``{part}`` becomes P and ``{threads}`` the number of cores of the share. Run by its
+The one place that binds; packs do it by fork (``worker.py``). In arguments, ``{part}`` becomes the rank's number on its node and ``{threads}`` the number of cores of the share. Run by its
 path, with nothing but the standard library, because it starts on every node at once.
 """
 
@@ -29,23 +29,33 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 def main(arguments: Sequence[str]) -> None:
     """Bind this process and become the program."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--part", type=int, default=None, help="which share (default: the rank's number on this node)")
     parser.add_argument("--parts", type=int, required=True, help="into how many shares the node is divided")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of the node")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
-    part = local_rank(os.environ) if options.part is None else options.part
-    cores = share(own_cores(), part, options.parts)
+    part = local_rank(os.environ)
+    threads = bind(part, options.parts, options.gpus)
+    known = {"{part}": str(part), "{threads}": str(threads)}
+    program = [known.get(word, word) for word in options.program]
+    os.execvp(program[0], program)
+
+
+def bind(part: int, parts: int, gpus: int) -> int:
+    """Bind this process to a part of the node's cores and show it its GPUs only; gives the number of cores, which is that of threads."""
+    cores = share(own_cores(), part, parts)
     with suppress(OSError, AttributeError):  # some systems cannot bind; then the threads still are as many as the cores
         os.sched_setaffinity(0, with_siblings(cores))
-    environment = {**os.environ, **dict.fromkeys(THREADS, str(len(cores)))}
-    for name, value in gpu_variables(os.environ, part, options.parts, options.gpus).items():
-        environment.pop(name, None)
+    for name, value in gpu_variables(os.environ, part, parts, gpus).items():
+        os.environ.pop(name, None)
         if value is not None:
-            environment[name] = value
-    known = {"{part}": str(part), "{threads}": str(len(cores))}
-    program = [known.get(word, word) for word in options.program]
-    os.execvpe(program[0], program, environment)
+            os.environ[name] = value
+    os.environ.update(dict.fromkeys(THREADS, str(len(cores))))
+    return len(cores)
+
+
+def threads_of(parts: int) -> dict[str, str]:
+    """Variables that give libraries which a whole node loads once as many threads as a part of it has cores."""
+    return dict.fromkeys(THREADS, str(max(1, len(own_cores()) // parts)))
 
 
 def local_rank(environment: Mapping[str, str]) -> int:

@@ -1,39 +1,46 @@
-"""How a job step is started, signalled and found under each scheduler: command lines and how to read answers, and nothing else.
+"""How a job step is started, signalled, found and ended: the command lines of each scheduler, and the launcher's process (srun, mpiexec, flux run).
 
-What a scheduler's tool cannot say (``unknown``, an error, nothing) is no news; no reader here takes it for bad news. Slurm and MPICH's mpiexec were run; PALS's mpiexec and Flux follow their manuals.
+The process is held at a gate until the journal knows it. What a scheduler says of nodes and jobs is in ``witness.py``.
 """
 
+import os
 import re
-from collections.abc import Sequence
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import IO, ClassVar, Protocol, runtime_checkable
+
+import psutil
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.launching.allocation import SLURM_OVER, Allocation, Run, hosts, output_of
-
-NodeState = Literal["well", "silent", "lost"]
-"""What a scheduler says of a node: silent where it only does not answer at the moment."""
-
-NodeStates = dict[str, NodeState]
-"""Nodes by their short names; of a node that is not in it there is no news."""
+from hydragnn.hpo.launching.allocation import Allocation, Run, output_of
+from hydragnn.hpo.launching.launcher import is_alive
+from hydragnn.hpo.launching.witness import FluxWords, PbsWords, SlurmWords, Witness
+from hydragnn.hpo.scheduling.events import Identity
 
 PACK_NODES = 128
 """Nodes of one resident step: 9,408 nodes are 74 steps, below what a job may have, and a step that breaks takes few with it."""
 
-LISTED = 1000  # nodes that are asked for by name
-
 CONTRADICTING = ("SLURM_GPUS", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_HINT")
 """Beginnings of variables by which a job's own options reach its steps, against what a step's command line says."""
 
-_GONE = {"down", "drained", "fail", "error", "powered_down", "powering_down", "future"}
+GATE = 'read -r word && [ "$word" = go ] && exec "$@" {input}'
+"""Becomes the launcher, with its process number, as soon as it reads the word; ends where the controller ends before."""
+LAST_KILL = 2.0  # seconds that a launcher gets to end its step properly; where a node is lost, it never does
+GONE_WAIT = 30.0  # seconds that what an earlier controller started may take to vanish
+PAUSE = 0.1  # seconds between looks at what must vanish
 
-_PBS_OVER = frozenset("EFHMQWX")
-"""States of a job without nodes: exiting, finished, held, moved, queued, waiting, expired."""
-
-_UNREACHABLE = re.compile(
-    r"Unable to (create step|confirm allocation).*"
-    r"(Unable to contact slurm controller|timed out|Connection refused|Zero Bytes were transmitted)"
-)
+STEPS_AT_ONCE = 90
+"""Frontier's Slurm carries about 100 concurrent steps of a job; the rest is for probes and what ends."""
+STEP_RATE = 5.0
+"""Steps per second: a tenth of what a small slurmctld starts, because it serves the whole machine."""
+OWN_AT_ONCE, OWN_RATE = 500, 20.0
+"""The same where the allocation manages its own steps (Flux, Slurm's ``--stepmgr``); every step costs this node a process."""
+BURST = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,23 +56,9 @@ class Step:
     """Ranks are independent, outlive each other and the loss of nodes, and all read the launcher's standard input."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
-    """What a launcher's own messages say about how a step ended."""
-
-    suspects: tuple[str, ...] = ()
-    started: bool = True
-    unreachable: bool = False
-    """It did not start because the scheduler did not answer, which says nothing about its nodes."""
-    out_of_memory: bool = False
-    code: int | None = None
-    """Exit code of the first rank that failed; launchers themselves return that of the last, or of the signal they sent."""
-    message: str = ""
-
-
 @runtime_checkable
-class Site(Protocol):
-    """The command lines of one scheduler."""
+class Site(Witness, Protocol):
+    """The command lines of one scheduler, and its words."""
 
     @property
     def pack_nodes(self) -> int:
@@ -77,30 +70,15 @@ class Site(Protocol):
     def signal(self, name: str, signal: str) -> list[str] | None:
         """What sends a signal to all ranks of a step; None where the process of ``command`` passes on what it gets."""
 
-    def look(self, nodes: Sequence[str]) -> list[str] | None:
-        """What prints the state of nodes; None where the scheduler has no cheap way to tell."""
-
-    def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
-        """The states of nodes in what ``look`` printed about these ``nodes``; without those that it says nothing about."""
-
-    def look_at_job(self, job: str) -> list[str] | None:
-        """What prints whether a job still has its nodes; None where the scheduler has no way to tell."""
-
-    def job_over(self, printed: str) -> str | None:
-        """What became of a job, in what ``look_at_job`` printed, errors included; empty where it has its nodes, None for no news."""
-
     def steps(self, job: str) -> list[str] | None:
         """What prints a job's steps, one ``number name`` per line; None where a step is its process and no more."""
 
     def end(self, numbers: Sequence[str]) -> list[str]:
         """What kills steps."""
 
-    def evidence(self, log: str) -> Evidence:
-        """What the launcher wrote about a step into its log."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slurm:
+class Slurm(SlurmWords):
     """Job steps: ``srun`` on named nodes. ``--overlap``, because a step that lost a node keeps the others busy for minutes."""
 
     cores: int
@@ -124,43 +102,6 @@ class Slurm:
         """None: srun passes SIGUSR1 on to all ranks, and ends the step at SIGTERM."""
         return None
 
-    def look(self, nodes: Sequence[str]) -> list[str] | None:
-        """See ``Site``; of all nodes of the machine where the list would be too long for a command line."""
-        some = [f"--nodes={','.join(nodes)}"] if len(nodes) <= LISTED else []
-        return ["sinfo", "--noheader", "--Node", *some, "--format=%N %T"]
-
-    def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
-        """See ``Site``; a star marks a node that does not answer, and a slurmctld that has just started knows no node yet.
-
-        >>> Slurm(cores=1).states("n1 allocated\\nn2 down*\\nn3 mixed*\\nn4 draining\\nn5 unknown*\\n", [])
-        {'n1': 'well', 'n2': 'lost', 'n3': 'silent', 'n4': 'well'}
-        """
-        states: NodeStates = {}
-        for line in printed.splitlines():
-            name, _, state = line.strip().partition(" ")
-            word = state.rstrip("*~#!%$@^-+")
-            if word and word != "unknown":
-                states[short_name(name)] = "lost" if word in _GONE else "silent" if "*" in state else "well"
-        return states
-
-    def look_at_job(self, job: str) -> list[str] | None:
-        """See ``Site``."""
-        return ["squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T"] if job else None
-
-    def job_over(self, printed: str) -> str | None:
-        """See ``Site``; slurmctld forgets a job some minutes after its end.
-
-        >>> site = Slurm(cores=1)
-        >>> site.job_over("RUNNING\\n"), site.job_over("CANCELLED\\n"), site.job_over("")
-        ('', 'CANCELLED', None)
-        """
-        if "Invalid job id specified" in printed:
-            return "the scheduler does not know it any more"
-        words = printed.split()
-        if len(words) != 1 or not words[0].isupper():
-            return None
-        return words[0] if words[0] in SLURM_OVER else ""
-
     def steps(self, job: str) -> list[str] | None:
         """See ``Site``."""
         return ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"]
@@ -169,37 +110,15 @@ class Slurm:
         """See ``Site``."""
         return ["scancel", "--signal=KILL", *numbers]
 
-    def evidence(self, log: str) -> Evidence:
-        """See ``Site``; only lines that srun and slurmstepd wrote themselves."""
-        lines = [line for line in log.splitlines() if re.match(r"(srun|slurmstepd\S*): ", line)]
-        text = "\n".join(lines)
-        lost = re.findall(r"Node failure on (\S+)", text) + re.findall(r"failed on node ([^\s:]+):", text)
-        lost += re.findall(r"srun: error: ([^\s:]+): tasks? [\d,-]+: unknown", text)
-        refused = [
-            line
-            for line in lines
-            if re.search(r"Unable to (create step|confirm allocation)|Task launch|has expired", line)
-        ]
-        codes = re.findall(r"srun: error: \S+: tasks? [\d,-]+: Exited with exit code (\d+)", text)
-        return Evidence(
-            suspects=tuple(dict.fromkeys(name for names in lost for name in hosts(names))),
-            started=not refused,
-            unreachable=any(_UNREACHABLE.search(line) for line in refused),
-            out_of_memory=re.search(r"oom[_-]kill|Out Of Memory", text) is not None,
-            code=int(codes[0]) if codes else None,
-            message=(refused or lines or [""])[-1],
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mpiexec:
+class Mpiexec(PbsWords):
     """PBS: ``mpiexec`` of PALS (Aurora, Polaris) or of MPICH (Hydra); both pass SIGUSR1 on to all ranks."""
 
     hydra: bool
     options: tuple[str, ...] = ()
     """Further options, for example ``("-launcher", "fork")`` where all nodes are this machine."""
     program: str = "mpiexec"
-    pbsnodes: bool = True
 
     @property
     def pack_nodes(self) -> int:
@@ -221,48 +140,6 @@ class Mpiexec:
         """None: passed on."""
         return None
 
-    def look(self, nodes: Sequence[str]) -> list[str] | None:
-        """See ``Site``."""
-        return ["pbsnodes", "-l"] if self.pbsnodes else None
-
-    def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
-        """See ``Site``; ``pbsnodes -l`` lists what is not well. A server that has just started calls all nodes down and unknown.
-
-        >>> printed = "x1  down,offline  memory errors\\nx2  offline\\nx3  state-unknown,down\\n"
-        >>> Mpiexec(hydra=True).states(printed, ["x1.site", "x2.site", "x3.site", "x4.site"])
-        {'x1': 'lost', 'x2': 'well', 'x4': 'well'}
-        """
-        states: NodeStates = {short_name(node): "well" for node in nodes}
-        for row in (line.split() for line in printed.splitlines()):
-            words = set(row[1].split(",")) if len(row) > 1 else set()
-            if words & {"unknown", "state-unknown"}:
-                states.pop(short_name(row[0]), None)
-            elif "down" in words:
-                states[short_name(row[0])] = "lost"
-        return states
-
-    def look_at_job(self, job: str) -> list[str] | None:
-        """See ``Site``."""
-        return ["qstat", "-f", job] if job else None
-
-    def job_over(self, printed: str) -> str | None:
-        """See ``Site``.
-
-        >>> site = Mpiexec(hydra=True)
-        >>> site.job_over("Job Id: 7.pbs\\n    job_state = R\\n"), site.job_over("qstat: 7.pbs Job has finished, use -x")
-        ('', 'it has finished')
-        >>> site.job_over("qstat: cannot connect to server pbs (errno=15010)") is None
-        True
-        """
-        if "Job has finished" in printed:
-            return "it has finished"
-        if re.search("Unknown Job Id", printed, re.IGNORECASE):
-            return "the scheduler does not know it any more"
-        state = re.search(r"^\s*job_state = (\w)", printed, re.MULTILINE)
-        if state is None:
-            return None
-        return f"state {state[1]}" if state[1] in _PBS_OVER else ""
-
     def steps(self, job: str) -> list[str] | None:
         """None: a step is its ``mpiexec``."""
         return None
@@ -271,18 +148,9 @@ class Mpiexec:
         """There is nothing to kill beside the process."""
         return ["true"]
 
-    def evidence(self, log: str) -> Evidence:
-        """See ``Site``; MPICH names the first rank's code in its banner."""
-        codes = re.findall(r"^=   EXIT CODE: (\d+)$", log, re.MULTILINE)
-        signals = re.findall(
-            r"^YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)$", log, re.MULTILINE
-        )
-        code = -int(signals[0]) if signals else int(codes[0]) if codes else None
-        return Evidence(code=code)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Flux:
+class Flux(FluxWords):
     """``flux run`` inside a Flux instance."""
 
     cores: int
@@ -302,30 +170,6 @@ class Flux:
         job = f"$(flux jobs --no-header --format='{{id}}' --name={name})"
         return ["sh", "-c", f"flux job kill --signal={signal} {job}"]
 
-    def look(self, nodes: Sequence[str]) -> list[str] | None:
-        """See ``Site``; the system's view, because the scheduler's calls nodes down that are only drained."""
-        return ["flux", "resource", "status", "--states=online,offline", "--no-header", "--format={status} {nodelist}"]
-
-    def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
-        """See ``Site``.
-
-        >>> Flux(cores=1).states("online n[1-2]\\noffline n3\\nonline \\n", [])
-        {'n1': 'well', 'n2': 'well', 'n3': 'lost'}
-        """
-        states: NodeStates = {}
-        for status, _, names in (line.strip().partition(" ") for line in printed.splitlines()):
-            if status in ("online", "offline"):
-                states |= {short_name(name): "well" if status == "online" else "lost" for name in hosts(names.strip())}
-        return states
-
-    def look_at_job(self, job: str) -> list[str] | None:
-        """None: the search is a process of the instance, and ends with it."""
-        return None
-
-    def job_over(self, printed: str) -> str | None:
-        """See ``Site``; nothing is asked."""
-        return None
-
     def steps(self, job: str) -> list[str] | None:
         """See ``Site``; within the instance, whose number therefore is not needed."""
         return ["flux", "jobs", "--no-header", "--format={id} {name}"]
@@ -333,20 +177,6 @@ class Flux:
     def end(self, numbers: Sequence[str]) -> list[str]:
         """See ``Site``."""
         return ["flux", "cancel", *numbers]
-
-    def evidence(self, log: str) -> Evidence:
-        """See ``Site``; Flux names lost nodes in its exceptions."""
-        lost = re.findall(r"^flux-\S+: .*(?:lost contact with|node failure on) (\S+)", log, re.MULTILINE)
-        return Evidence(suspects=tuple(dict.fromkeys(name for names in lost for name in hosts(names.rstrip(".,")))))
-
-
-def short_name(node: str) -> str:
-    """A node's name without its domain, which not all tools of a scheduler print.
-
-    >>> short_name("x1001.hsn.site")
-    'x1001'
-    """
-    return node.partition(".")[0]
 
 
 def site_of(allocation: Allocation, run: Run = output_of) -> Site:
@@ -367,3 +197,160 @@ def _answers(run: Run, program: str) -> bool:
     except InputError:
         return False
     return True
+
+
+class TokenBucket:
+    """At most ``rate`` per second in the long run, and ``burst`` at once."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate, self._burst, self._tokens = rate, burst, float(burst)
+        self._at: float | None = None
+
+    def take(self, now: float) -> bool:
+        """Return True where one may start now; if so it counts.
+
+        >>> bucket = TokenBucket(rate=2.0, burst=1)
+        >>> [bucket.take(now) for now in (0.0, 0.1, 0.5)]
+        [True, False, True]
+        """
+        passed = 0.0 if self._at is None else max(0.0, now - self._at)
+        self._tokens, self._at = min(self._burst, self._tokens + passed * self._rate), now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+class StepProcess:
+    """Started at its gate; a file takes what all its ranks write."""
+
+    _helpers: ClassVar[list[subprocess.Popen[bytes]]] = []
+    """Programs that send signals to steps, which may outlive them; kept until they have ended."""
+
+    def __init__(
+        self,
+        site: Site,
+        step: Step,
+        output: IO[bytes] | int,
+        environment: Mapping[str, str],
+        errors: IO[bytes] | int = subprocess.STDOUT,
+    ) -> None:
+        self.name = step.name
+        self._site, self._killed_at = site, float("inf")
+        gate = GATE.format(input="" if step.resident else "< /dev/null")
+        self.process = subprocess.Popen(
+            ["sh", "-c", gate, "sh", *site.command(step)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+            env={name: value for name, value in environment.items() if not name.startswith(CONTRADICTING)},
+            bufsize=0,
+        )
+        assert self.process.stdin is not None
+        self.input = self.process.stdin
+        self.started = False
+
+    def identity(self, job: str) -> Identity:
+        """What names this step beyond doubt, on this machine and to the scheduler."""
+        created = 0.0
+        with suppress(psutil.NoSuchProcess):
+            created = psutil.Process(self.process.pid).create_time()
+        host = socket.gethostname()
+        return {"host": host, "pid": self.process.pid, "created": created, "job": job, "step": self.name}
+
+    def go(self) -> None:
+        """Open the gate."""
+        self.started = True
+        with suppress(BrokenPipeError):
+            self.input.write(b"go\n")
+
+    def ask(self) -> None:
+        """Ask all ranks to save themselves and leave; a step that has not started leaves at once."""
+        if not self.started:
+            self.kill()
+            return
+        command = self._site.signal(self.name, "USR1")
+        if command is None:
+            self._send(signal.SIGUSR1)
+        else:
+            self._help(command)
+
+    def kill(self) -> None:
+        """End the step: first through its launcher, which tells the scheduler, then without."""
+        if self._killed_at < float("inf"):
+            return
+        self._killed_at = time.monotonic() + LAST_KILL
+        command = self._site.signal(self.name, "KILL") if self.started else None
+        if command is not None:
+            self._help(command)
+        self._send(signal.SIGTERM)
+
+    def poll(self) -> int | None:
+        """The launcher's exit code, signals as negative numbers; None while it lives."""
+        if time.monotonic() >= self._killed_at:
+            self._killed_at = float("inf")
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        code = self.process.poll()
+        if code is not None:
+            self.input.close()
+        return None if code is None else -(code - 128) if code > 128 else code
+
+    def wait(self) -> None:
+        """Return when the launcher is gone."""
+        while self.poll() is None:
+            time.sleep(PAUSE / 5)
+
+    def _send(self, kind: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(kind)
+
+    def _help(self, command: list[str]) -> None:
+        self._helpers[:] = [helper for helper in self._helpers if helper.poll() is None]
+        quiet = subprocess.DEVNULL
+        with suppress(OSError):
+            self._helpers.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet))
+
+
+def end_steps(site: Site, identities: Iterable[Identity], run: Run = output_of) -> None:
+    """Make sure that steps of a dead controller run no more; those on lost nodes cannot answer, and are fenced."""
+    jobs: dict[str, set[str]] = {}
+    for identity in identities:
+        if identity.get("host") == socket.gethostname():
+            _end_process(identity)
+        if identity.get("job") and identity.get("step"):
+            jobs.setdefault(str(identity["job"]), set()).add(str(identity["step"]))
+    for job, names in jobs.items():
+        _end_named(site, job, names, run)
+
+
+def _end_named(site: Site, job: str, names: set[str], run: Run) -> None:
+    command, deadline = site.steps(job), time.monotonic() + GONE_WAIT
+    while command is not None and time.monotonic() < deadline:
+        try:
+            rows = [line.split(maxsplit=1) for line in run(command).splitlines()]
+        except InputError as error:
+            if site.job_over(str(error)):
+                return  # and its steps with it
+            time.sleep(PAUSE)  # the scheduler does not answer; what it cannot end is fenced
+            continue
+        numbers = [row[0] for row in rows if len(row) == 2 and row[1].strip() in names]
+        if not numbers:
+            return
+        with suppress(InputError):  # it may have ended in between
+            run(site.end(numbers))
+        time.sleep(PAUSE)
+
+
+def _end_process(identity: Identity) -> None:
+    """End a launcher, if the very process still exists: by SIGTERM, so that it ends its step, then by SIGKILL."""
+    for kind, patience in ((signal.SIGTERM, LAST_KILL), (signal.SIGKILL, GONE_WAIT)):
+        deadline = time.monotonic() + patience
+        if is_alive(identity):
+            with suppress(ProcessLookupError, PermissionError):
+                (os.killpg if kind is signal.SIGKILL else os.kill)(int(identity["pid"]), kind)
+        while is_alive(identity) and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+    if is_alive(identity):
+        raise InputError(f"process {identity['pid']} of an interrupted search does not end; kill it, then resume")

@@ -1,4 +1,4 @@
-"""Attempts as job steps of an allocation: what its launchers share, and one ``srun``, ``mpiexec`` or ``flux run`` per attempt, on nodes that we choose."""
+"""Attempts as job steps of an allocation: one ``srun``, ``mpiexec`` or ``flux run`` per attempt, on nodes that we choose."""
 
 import os
 import sys
@@ -7,88 +7,32 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from hydragnn.errors import InputError
 from hydragnn.files import open_log
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.attempts import Heartbeat, is_complete, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import readable
-from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Revoked, Task, importable
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable, note_of
 from hydragnn.hpo.launching.local import MODULE
-from hydragnn.hpo.launching.sites import Evidence, Site, Step
-from hydragnn.hpo.launching.stepprocess import (
+from hydragnn.hpo.launching.sites import (
     BURST,
     STEP_RATE,
     STEPS_AT_ONCE,
+    Site,
+    Step,
     StepProcess,
     TokenBucket,
     end_steps,
 )
-from hydragnn.hpo.launching.watchdog import AGAIN, Probes, SchedulerWatch
-from hydragnn.hpo.scheduling.events import Identity, Probed
+from hydragnn.hpo.launching.watchdog import AGAIN, AllocationLauncher, Probes
+from hydragnn.hpo.launching.witness import Evidence
+from hydragnn.hpo.scheduling.events import Identity
 
 RANK = Path(__file__).with_name("rank.py")
 PAUSE = 0.05  # seconds between looks at what runs; at most 90 processes are looked at
 HEARTBEAT_EVERY = 2.0  # seconds between looks at a trial's heartbeat
 LAST_WORDS = 15.0  # seconds that steps of an allocation that is over may take to end
-
-
-class AllocationLauncher:
-    """What launchers in an allocation share: its end, the scheduler as a witness, and the ends that wait for its word."""
-
-    def __init__(self, site: Site, allocation: Allocation, module: str, environment: Mapping[str, str] | None) -> None:
-        """``module`` is what attempts run, in this process's environment with changes."""
-        self._site, self._allocation, self._module = site, allocation, module
-        self._environment = {**os.environ, **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
-        self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
-        self._reports: list[Report] = []
-        self._revoked = ""
-        """Why the allocation is over; empty as long as it lives."""
-
-    @property
-    def deadline(self) -> float | None:
-        """When the allocation ends."""
-        return self._allocation.deadline
-
-    def start(self, task: Task) -> None:
-        """Note an attempt in its log and begin it; where there can be none, ``poll`` reports its end."""
-        if self._revoked:
-            self._reports.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
-            return
-        note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, "
-        try:
-            with open_log(task.folder / "log.txt") as log:
-                log.write(f"{note}{' '.join(task.slots)}\n".encode())
-                log.flush()
-                self._begin(task, log)
-        except (OSError, InputError) as error:
-            self._reports.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
-
-    def _begin(self, task: Task, log: IO[bytes]) -> None:
-        """Begin an attempt that may write into its log; OSError where the machine lacks what that takes."""
-        raise NotImplementedError
-
-    def _lose(self, node: str, why: str) -> None:
-        """End what runs on a lost node."""
-        raise NotImplementedError
-
-    def _leave(self) -> None:
-        """Give up what waits, because the allocation is over, and let what runs end."""
-        raise NotImplementedError
-
-    def _hear_scheduler(self) -> None:
-        """Act on what the scheduler says of nodes and the allocation; nothing that ends with it says anything."""
-        for node, state in self._watch.changes().items():
-            word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"
-            self._reports.append(Probed(node=node, healthy=False, message=word))
-            if state == "lost":
-                self._lose(node, word)
-        if self._watch.over:
-            self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
-            self._reports.append(Revoked(message=self._revoked))
-            self._watch.close()
-            self._leave()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -141,8 +85,10 @@ class StepLauncher(AllocationLauncher):
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(site, allocation, module, environment)
-        self._ranks, self._limits = ranks, limits or Limits()
+        """``module`` is what attempts run, in this process's environment with changes."""
+        super().__init__(site, allocation)
+        self._ranks, self._limits, self._module = ranks, limits or Limits(), module
+        self._environment = {**os.environ, **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._attempts: dict[int, _Attempt] = {}
         self._queue: deque[_Attempt] = deque()
         self._bucket = TokenBucket(self._limits.rate, BURST)
@@ -170,10 +116,20 @@ class StepLauncher(AllocationLauncher):
         """End the steps of a dead controller, by their names in its job and by their process on this machine."""
         end_steps(self._site, identities)
 
-    def _begin(self, task: Task, log: IO[bytes]) -> None:
-        """Put the step's launcher at its gate."""
-        log_from = log.tell()
-        step = StepProcess(self._site, self._step(task), log, self._environment)
+    def start(self, task: Task) -> None:
+        """Put the step's launcher at its gate; where there can be none, ``poll`` reports its end."""
+        if self._revoked:
+            self._reports.append(self._never_started(task, self._revoked))
+            return
+        try:
+            with open_log(task.folder / "log.txt") as log:
+                log.write(note_of(task))
+                log.flush()
+                log_from = log.tell()
+                step = StepProcess(self._site, self._step(task), log, self._environment)
+        except (OSError, InputError) as error:
+            self._reports.append(self._never_started(task, f"cannot start a step: {error}"))
+            return
         self._attempts[task.trial] = _Attempt(task=task, step=step, log_from=log_from)
         self._reports.append(Begun(task=task, identity=step.identity(self._allocation.job)))
 
@@ -224,8 +180,7 @@ class StepLauncher(AllocationLauncher):
         return (sys.executable, "-P", str(RANK), *node, sys.executable, "-P")
 
     def _step(self, task: Task) -> Step:
-        program = [*self._rank_line(), "-m", self._module, str(task.folder), "--until", str(task.until)]
-        program += ["--attempt", str(task.attempt), "--micro-batches", str(task.micro_batches)]
+        program = [*self._rank_line(), "-m", self._module, *task.arguments]
         program += ["--ranks", str(len(task.slots) * self._ranks), "--threads", "{threads}"]
         name = f"trial-{task.trial}-{task.attempt}"
         return Step(name=name, nodes=task.slots, ranks=self._ranks, program=tuple(program))

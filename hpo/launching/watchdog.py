@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hydragnn.hpo.launching.sites import Evidence, NodeState, NodeStates, Site, Step, short_name
-from hydragnn.hpo.launching.stepprocess import StepProcess
+from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.launcher import Exit, Report, Revoked, Task
+from hydragnn.hpo.launching.sites import Site, Step, StepProcess
+from hydragnn.hpo.launching.witness import Evidence, NodeState, NodeStates, short_name
 from hydragnn.hpo.scheduling.events import Probed
 
 LOOK_EVERY = 3.0  # seconds between looks at the nodes; sinfo answers from the controller's memory
@@ -322,3 +324,44 @@ class Probes:
         output = "\n".join(lines)[-LAST_WORDS:] or "nothing"
         message = f"no answer within {self._patience:.0f} s" if late else f"the probe failed; it said: {output}"
         return [Probed(node=node, healthy=False, message=message)]
+
+
+class AllocationLauncher:
+    """What launchers in an allocation share: its end, and what follows from the scheduler's word on it and on its nodes."""
+
+    def __init__(self, site: Site, allocation: Allocation) -> None:
+        self._site, self._allocation = site, allocation
+        self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
+        self._reports: list[Report] = []
+        self._revoked = ""
+        """Why the allocation is over; empty as long as it lives."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When the allocation ends."""
+        return self._allocation.deadline
+
+    def _lose(self, node: str, why: str) -> None:
+        """End what runs on a lost node."""
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """Give up what waits, because the allocation is over, and let what runs end."""
+        raise NotImplementedError
+
+    def _hear_scheduler(self) -> None:
+        """Act on what the scheduler says of nodes and the allocation; nothing that ends with it says anything."""
+        for node, state in self._watch.changes().items():
+            word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"
+            self._reports.append(Probed(node=node, healthy=False, message=word))
+            if state == "lost":
+                self._lose(node, word)
+        if self._watch.over:
+            self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
+            self._reports.append(Revoked(message=self._revoked))
+            self._watch.close()
+            self._leave()
+
+    def _never_started(self, task: Task, why: str) -> Exit:
+        """The end of an attempt that could not begin; where the allocation is over, nobody is to blame."""
+        return Exit(task=task, code=None, interrupted=bool(self._revoked), message=why)

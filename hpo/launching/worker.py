@@ -1,11 +1,18 @@
-"""A worker's process: loads the training code once, then makes one attempt after another by fork.
+"""A worker's process: loads the training code once, then makes attempts by fork, one at a time in each of its slots.
 
-    python worker.py MODULE [--company PLACE --members N --patience S]
+    python worker.py --nodes N1,N2,... [--shares S] [--together T] [--hang-seconds H] [--gpus G] MODULE
 
-Reads requests as JSON lines and writes reports as JSON lines; ``local.py`` is the other side. With a company, attempts have
-their runs trained by the process that listens at PLACE (``guest.py``). An attempt waits for the word "go", so that the journal knows it before it works. Where the controller ends, however it ends, this process reads
-the end of its input, and takes its attempt and all that the attempt started with it; where this process ends, the
-attempt notices by its own pipe. Only the standard library is imported here, because forking needs a process without threads.
+Input: lines ``SLOT REQUEST`` and ``SLOT WORD``; in a pack the same for all nodes, of which each takes its own. Output: lines
+``SLOT REPORT``. Requests and reports are JSON; ``local.py`` and ``packs.py`` are the other side. An attempt waits for the word
+"go", so that the journal knows it before it works. A node obeys ``NODE probe`` and ``NODE leave`` besides, and says from time to
+time that it is alive, and which of its attempts are, from files on the node: thousands of runs burden no file system that
+others share.
+
+Where the controller ends, however it ends, this process reads the end of its input, and takes its attempts and all that they
+started with it; where this process ends, attempts notice by their own pipes. With ``--together``, so many slots have their runs
+trained by one process (``guest.py``). With ``--gpus`` each takes its part of the node (``rank.py``); else somebody has seen to
+that. Only the standard library is imported here, because forking needs a process without threads, and packs start on every
+node at once.
 """
 
 import argparse
@@ -16,22 +23,35 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-PAUSE = 0.02  # seconds between looks at the attempt
+HERE = Path(__file__).parent
+PAUSE = 0.02  # seconds between looks at attempts
+ALIVE = 5.0  # seconds between signs of life
+ALIVE_IN_PROBE = 0.2  # the same while a probe runs, whose end is looked for as often
+BEATS_IN_PATIENCE = 20  # so often at most an attempt's sign of life is passed on before it would count as hung
+LAST_WAIT = 5.0  # seconds that killed attempts may take to vanish
+NEAR = Path("/dev/shm")  # files of this node's memory, where the system has them
 LOG = (
     os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
 )  # not to another file, nor waiting at a pipe
 ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
-
+RANK_NUMBERS = ("PALS_RANKID", "PMI_RANK", "FLUX_TASK_RANK", "PMIX_RANK", "SLURM_PROCID")
+OF_THE_PACK = ("PMI", "PALS_", "OMPI_", "MPI_LOCAL", "SLURM_STEP_", "SLURM_PROCID", "SLURM_LOCALID", "FLUX_TASK_")
+"""Variables that describe a pack's step; trials must not take each other for their peers."""
 
 Work = Callable[[dict[str, Any]], int]
 """What an attempt does for a request; gives the exit code."""
@@ -40,46 +60,54 @@ Work = Callable[[dict[str, Any]], int]
 def main(arguments: Sequence[str]) -> None:
     """Serve requests until the input ends."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", required=True, help="all nodes of the pack, of which this is one")
+    parser.add_argument("--shares", type=int, default=1, help="slots of the node")
+    parser.add_argument("--together", type=int, default=1, help="slots whose runs are trained by one process")
+    parser.add_argument("--hang-seconds", type=float, default=600.0, help="so long an attempt may show no life")
+    parser.add_argument("--gpus", type=int, default=None, help="of the node, which its slots share, as its cores")
     parser.add_argument("module")
-    parser.add_argument("--company", default="", help="socket of the process that trains the runs of several attempts")
-    parser.add_argument("--members", type=int, default=1, help="attempts that share it")
-    parser.add_argument("--patience", type=float, default=300.0, help="seconds without a heartbeat that it may take")
     options = parser.parse_args(arguments)
     requests, reports = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    work = partial(run_module, options.module)
-    if not options.company:
+    node, in_pack = own_name(options.nodes.split(","), os.environ), options.gpus is not None
+    near = NEAR if in_pack and os.access(NEAR, os.W_OK) else None
+    place = Path(tempfile.mkdtemp(prefix="hydragnn-", dir=near)) if in_pack or options.together > 1 else None
+    if in_pack:
+        for name in [name for name in os.environ if name.startswith(OF_THE_PACK)]:
+            del os.environ[name]
+        os.environ.update(beside("rank").threads_of(options.shares // options.together))
+    if options.together == 1:
         preload(options.module)
-        return serve_all(work, requests, reports)
-    company = guest()
+    names = [node] if options.shares == 1 else [f"{node}/{number}" for number in range(options.shares)]
+    slots = {
+        name: Slot(work=work_of(options, number, place), beats=place / f"beats-{number}" if place and in_pack else None)
+        for number, name in enumerate(names)
+    }
+    worker = Worker(node, slots, requests, reports)
     try:
-        serve_all(
-            partial(company.attend, options.company, options.members, options.patience, alone=work), requests, reports
-        )
+        worker.serve(options.hang_seconds / BEATS_IN_PATIENCE)
     finally:
-        company.dissolve(options.company)
+        worker.end()
+        if place is not None:
+            shutil.rmtree(place, ignore_errors=True)  # what trains together ends where its place is gone
 
 
-def serve_all(work: Work, requests: int, reports: int) -> None:
-    """One attempt after another, until there are no more requests."""
-    pending = b""
-    while (received := os.read(requests, 65536)) != b"":
-        pending += received
-        while b"\n" in pending:
-            line, _, pending = pending.partition(b"\n")
-            # a late word to an attempt that has ended is no request
-            if line.startswith(b"{") and not serve(work, json.loads(line), requests, reports):
-                return
+def work_of(options: argparse.Namespace, number: int, place: Path | None) -> Work:
+    """What attempts in slot ``number`` do: run the module, in company where slots share a process, on their part of the node."""
+    part, together = number // options.together, options.together
+    work: Work = partial(run_module, options.module)
+    if together > 1:
+        assert place is not None
+        work = partial(beside("guest").attend, str(place / str(part)), together, options.hang_seconds / 2, alone=work)
+    if options.gpus is not None:
+        work = partial(in_part, part, options.shares // together, options.gpus, work)
+    return work
 
 
-def guest() -> Any:
-    """The module beside this file, whose folder is no place to import from."""
-    spec = importlib.util.spec_from_file_location("guest", Path(__file__).with_name("guest.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def in_part(part: int, parts: int, gpus: int, work: Work, request: dict[str, Any]) -> int:
+    """Do the work on a part of the node's cores and GPUs, with a thread for each core."""
+    threads = beside("rank").bind(part, parts, gpus)
+    return work({**request, "arguments": [word.replace("{threads}", str(threads)) for word in request["arguments"]]})
 
 
 def run_module(module: str, request: dict[str, Any]) -> int:
@@ -101,44 +129,154 @@ def preload(module: str) -> None:
         gc.freeze()
 
 
-def serve(work: Work, request: dict[str, Any], requests: int, reports: int) -> bool:
-    """One attempt from fork to end; False where the controller has gone."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        for descriptor in (requests, reports, writing):
-            os.close(descriptor)
-        attempt(work, request, reading)
-    os.close(reading)
-    report(reports, {"pid": pid})
-    alive = True
-    while alive and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if select.select([requests], [], [], PAUSE)[0]:
-            words = os.read(requests, 65536).split()  # nothing where the controller has gone
-            alive = bool(words)
-            obey(words, pid, writing)
-    # the attempt is a zombie or alive, so that its number cannot be another group's
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    os.close(writing)
-    with suppress(KeyError, OSError):
-        Path(request["beats"]).unlink()
-    _, status = os.waitpid(pid, 0)
-    if alive:
-        report(reports, {"code": os.waitstatus_to_exitcode(status)})
-    return alive
+@cache
+def beside(name: str) -> Any:
+    """The module of that name beside this file, whose folder is no place to import from."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def obey(words: list[bytes], pid: int, writing: int) -> None:
-    """go: let the attempt work; term: ask it to save itself; kill: end it with all it started."""
-    with suppress(BrokenPipeError, ProcessLookupError):
-        for word in words:
+@dataclass(kw_only=True, slots=True)
+class Slot:
+    """A place for one attempt at a time."""
+
+    work: Work
+    beats: Path | None
+    """The attempt may write here every second, as long as it gets on."""
+    seen: str = ""
+    pid: int | None = None
+    """The attempt's process; None while there is none."""
+    lifeline: int = -1
+    kills_before: int = 0
+
+    def begin(self, request: dict[str, Any], foreign: Iterable[int]) -> None:
+        """Fork an attempt, which keeps none of the ``foreign`` descriptors."""
+        reading, self.lifeline = os.pipe()
+        self.kills_before, self.seen = kills_for_memory(), ""
+        if self.beats is not None:
+            with suppress(OSError):
+                self.beats.write_text("", encoding="ascii")
+        self.pid = os.fork()
+        if self.pid == 0:
+            for descriptor in (*foreign, self.lifeline):
+                os.close(descriptor)
+            attempt(self.work, request, reading)
+        os.close(reading)
+
+    def obey(self, word: bytes) -> None:
+        """go: let the attempt work; term: ask it to save itself; kill: end it with all it started."""
+        with suppress(BrokenPipeError, ProcessLookupError):
             if word == b"go":
-                os.write(writing, b"g")
-            elif word == b"term":
-                os.kill(pid, signal.SIGTERM)
-            elif word == b"kill":
-                os.killpg(pid, signal.SIGKILL)
+                os.write(self.lifeline, b"g")
+            elif word == b"term" and self.pid is not None:
+                os.kill(self.pid, signal.SIGTERM)
+            elif word == b"kill" and self.pid is not None:
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def give_up(self) -> int:
+        """Kill the attempt with all it started, and forget it; gives its number, which somebody has to wait for."""
+        assert self.pid is not None
+        pid, self.pid = self.pid, None
+        # it is a zombie or alive, so that its number cannot be another group's
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        os.close(self.lifeline)
+        if self.beats is not None:
+            self.beats.unlink(missing_ok=True)
+        return pid
+
+    def report(self) -> dict[str, Any] | None:
+        """How the attempt ended; None while there is none, or it has not."""
+        if self.pid is None or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        _, status = os.waitpid(self.give_up(), 0)
+        code = os.waitstatus_to_exitcode(status)
+        return {"code": code, "oom": code == -signal.SIGKILL and kills_for_memory() > self.kills_before}
+
+    def beats_on(self) -> bool:
+        """Return True where the attempt has shown since the last look that it lives."""
+        shown = self.seen
+        if self.pid is not None and self.beats is not None:
+            with suppress(OSError):
+                shown = self.beats.read_text(encoding="ascii", errors="replace")
+        fresh, self.seen = shown not in ("", self.seen), shown
+        return fresh
+
+
+@dataclass(slots=True)
+class Worker:
+    """All slots of a node, and what goes in and out."""
+
+    node: str
+    slots: dict[str, Slot]
+    requests: int
+    reports: int
+    _stuck: list[int] = field(default_factory=list)
+    """Killed attempts that do not vanish."""
+    _probe: subprocess.Popen[bytes] | None = None
+
+    def serve(self, every: float) -> None:
+        """Make attempts until the input ends, or until the node is told to leave; looks at their beats ``every`` so many seconds."""
+        unread, alive_at, beats_at = b"", time.monotonic(), time.monotonic() + every
+        while True:
+            if time.monotonic() >= alive_at:
+                alive_at = time.monotonic() + (ALIVE if self._probe is None else ALIVE_IN_PROBE)
+                self.say(self.node, {"alive": True})
+            busy = any(slot.pid is not None for slot in self.slots.values())
+            wait = PAUSE if busy else max(0.0, min(alive_at, beats_at) - time.monotonic())
+            if select.select([self.requests], [], [], wait)[0]:
+                received = os.read(self.requests, 65536)
+                *lines, unread = (unread + received).split(b"\n")
+                words = (line.partition(b" ") for line in lines)
+                if not all(self.obey(name.decode(), word) for name, _, word in words) or not received:
+                    return  # told to leave, or the controller has gone
+            for name, slot in self.slots.items():
+                if (report := slot.report()) is not None:
+                    self.say(name, report)
+            self._stuck = [pid for pid in self._stuck if os.waitpid(pid, os.WNOHANG)[0] == 0]
+            if self._probe is not None and self._probe.poll() is not None:
+                self.say(self.node, probe_report(self._probe))
+                self._probe = None
+            if time.monotonic() >= beats_at:
+                beats_at = time.monotonic() + every
+                for name, slot in self.slots.items():
+                    if slot.beats_on():
+                        self.say(name, {"beat": True})
+
+    def obey(self, name: str, words: bytes) -> bool:
+        """Do what a line asks for; False where the node is to leave. Late words to an attempt that has ended mean nothing."""
+        slot = self.slots.get(name)
+        if name == self.node and words == b"leave":
+            return False
+        if name == self.node and words == b"probe":
+            self._probe = self._probe or start_probe(len(self.slots))
+        elif slot is not None and words.startswith(b"{"):
+            if slot.pid is not None:
+                self._stuck.append(slot.give_up())
+            request = json.loads(words.replace(b"{beats}", os.fsencode(slot.beats or "")))
+            others = [other.lifeline for other in self.slots.values() if other.pid is not None]
+            slot.begin(request, (self.requests, self.reports, *others))
+            self.say(name, {"pid": slot.pid})
+        elif slot is not None:
+            slot.obey(words)
+        return True
+
+    def say(self, name: str, report: dict[str, Any]) -> None:
+        """One line to the controller, in one piece; it may have gone."""
+        with suppress(BrokenPipeError):
+            os.write(self.reports, f"{name} {json.dumps(report)}\n".encode())
+
+    def end(self) -> None:
+        """Kill what is left, and wait until it is gone, but not for ever."""
+        self._stuck += [slot.give_up() for slot in self.slots.values() if slot.pid is not None]
+        deadline = time.monotonic() + LAST_WAIT
+        while self._stuck and time.monotonic() < deadline:
+            self._stuck = [pid for pid in self._stuck if os.waitpid(pid, os.WNOHANG)[0] == 0]
+            time.sleep(PAUSE if self._stuck else 0.0)
 
 
 def attempt(work: Work, request: dict[str, Any], lifeline: int) -> None:
@@ -166,17 +304,46 @@ def attempt(work: Work, request: dict[str, Any], lifeline: int) -> None:
         os._exit(code)
 
 
-def report(descriptor: int, value: dict[str, Any]) -> None:
-    """Tell the controller; it may have gone."""
-    with suppress(BrokenPipeError):
-        os.write(descriptor, json.dumps(value).encode() + b"\n")
-
-
 def _follow(lifeline: int) -> None:
     """Kill the attempt and all it started as soon as the worker's process is gone."""
     while os.read(lifeline, 1):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def start_probe(parts: int) -> subprocess.Popen[bytes]:
+    """The probe of this node, beside its attempts."""
+    threads = beside("rank").threads_of(parts)["OMP_NUM_THREADS"]
+    command = [sys.executable, "-P", str(HERE / "probe.py"), "--threads", threads]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def probe_report(probe: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """What a probe that has ended found."""
+    printed = probe.communicate()[0].decode(errors="replace").strip()
+    healthy = "healthy" in printed.splitlines()
+    return {"healthy": healthy, "message": "" if healthy else f"the probe failed; it said: {printed[-300:]}"}
+
+
+def own_name(nodes: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Which of the pack's nodes this is: Slurm says it, elsewhere ranks are in the order of the nodes.
+
+    >>> own_name(["n1", "n2"], {"PMI_RANK": "1"})
+    'n2'
+    """
+    if environment.get("SLURMD_NODENAME") in nodes:
+        return environment["SLURMD_NODENAME"]
+    numbers = (int(environment[name]) for name in RANK_NUMBERS if name in environment)
+    return nodes[next(numbers, 0)] if len(nodes) > 1 else nodes[0]
+
+
+def kills_for_memory() -> int:
+    """How many processes this machine has killed for want of memory so far; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,11 @@ from typing import Any
 from hydragnn.hpo.launching import packs
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.launcher import Task
-from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.packstep import Pack
+from hydragnn.hpo.launching.packs import Pack, PackLauncher
 from hydragnn.hpo.launching.sites import Mpiexec, Site, Step
 
 ALIVE, BEATS = 5.0, 30.0
-"""Seconds between signs of life of a node, and of an attempt, as ``pack.py`` has them."""
+"""Seconds between signs of life of a node, and of an attempt, as ``worker.py`` has them."""
 
 
 @dataclass

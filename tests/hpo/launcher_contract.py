@@ -11,7 +11,7 @@ import pytest
 
 from hydragnn.hpo.launching.descriptors import Bell
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
-from hydragnn.hpo.launching.steps import AllocationLauncher
+from hydragnn.hpo.launching.watchdog import AllocationLauncher
 from hydragnn.hpo.scheduling.events import Probed, node_of
 from hydragnn.record import RunRecord, write_record
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation, hosts, own_gpus, read_allocation
 from hydragnn.hpo.launching.rank import gpu_variables, local_rank, share
-from hydragnn.hpo.launching.sites import Evidence, Flux, Mpiexec, Slurm, Step, site_of
+from hydragnn.hpo.launching.sites import Flux, Mpiexec, Slurm, Step, site_of
+from hydragnn.hpo.launching.witness import Evidence
 
 SCONTROL = "JobId=7 JobName=pilot TimeLimit={limit} EndTime={end} NumNodes=3 TresPerNode=gres/gpu:8 StepMgrEnabled=Yes"
 QSTAT = """\

@@ -23,10 +23,10 @@ from hydragnn.hpo import (
     controller,
     run_search,
 )
-from hydragnn.hpo.controller import steady_clock
+from hydragnn.hpo.controller import LaunchQueue, steady_clock
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.launching.descriptors import readable
-from hydragnn.hpo.launching.launcher import Begun, LaunchQueue, Report
+from hydragnn.hpo.launching.launcher import Begun, Report
 from hydragnn.hpo.sampler import history_of, proposal, proposals
 from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Progressed, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State

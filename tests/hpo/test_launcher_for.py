@@ -12,7 +12,7 @@ from hydragnn.hpo.campaign import launcher_for, local_launcher
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.stepprocess import STEPS_AT_ONCE
+from hydragnn.hpo.launching.sites import STEPS_AT_ONCE
 from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.machine import ROOM, Machine, workers_here
 

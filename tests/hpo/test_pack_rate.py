@@ -8,8 +8,7 @@ import pytest
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.launcher import Exit, Task
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.sites import Mpiexec
-from hydragnn.hpo.launching.stepprocess import BURST
+from hydragnn.hpo.launching.sites import BURST, Mpiexec
 
 RATE, PATIENCE = 4.0, 1.5
 NODES = tuple(f"n{number}" for number in range(BURST + 6))

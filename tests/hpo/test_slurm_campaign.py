@@ -237,7 +237,7 @@ def test_a_full_disk_stops_the_campaign_clearly_and_nothing_is_lost(
     job(4)
     monkeypatch.setenv("FAKE_BYTES", str(900_000))
     monkeypatch.setattr(
-        "hydragnn.hpo.launching.launcher.check_no_link", lambda place: None
+        "hydragnn.hpo.controller.check_no_link", lambda place: None
     )  # the link below stands for a disk mounted there
     campaign, out = settings(trials=5, nodes_per_trial=2, rungs=[]), tmp_path / "campaign"
     followed = Followed(at_opening=lambda: small_folder(out / "trials" / "0002", disk))

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from hydragnn.files import write_sealed
-from hydragnn.hpo.launching.attempts import Beats, Heartbeat, seconds_between_beats
-from hydragnn.hpo.launching.sites import Mpiexec, NodeStates, Slurm
+from hydragnn.hpo.launching.attempts import Heartbeat, LastSigns, seconds_between_beats
+from hydragnn.hpo.launching.sites import Mpiexec, Slurm
 from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, TROUBLE, SchedulerWatch
+from hydragnn.hpo.launching.witness import NodeStates
 from hydragnn.record import Failure, RunRecord, write_record
 from hydragnn.runs.attempt import BEAT_SECONDS, Attempt
 from hydragnn.runs.attempt import Heartbeat as Beating
@@ -101,14 +102,21 @@ def test_runs_of_any_number_ask_the_file_system_at_most_fifty_times_a_second_tog
     assert 0 < runs * asked / (60 * MINUTES) <= 50
 
 
-def test_a_run_whose_beats_come_through_a_pipe_has_stopped_when_none_comes_within_the_patience(clock: Clock) -> None:
-    heart = Beats(patience=10.0, clock=clock)
+def test_of_many_whose_signs_come_through_pipes_those_are_silent_that_gave_none_within_the_patience(
+    clock: Clock,
+) -> None:
+    signs = LastSigns(clock)
+    for name in ("a", "b", "c"):
+        signs.note(name)
     clock.now += 9.0
-    heart.beat()
-    clock.now += 9.0
-    assert not heart.stopped()
+    signs.note("a")
+    assert signs.silent(10.0) == []
     clock.now += 2.0
-    assert heart.stopped()
+    assert signs.silent(10.0) == ["b", "c"] and list(signs) == ["b", "c", "a"]
+    signs.forget("b")
+    assert signs.silent(10.0) == ["c"] and "b" not in signs
+    clock.now += 9.0
+    assert signs.silent(10.0) == ["c", "a"]
 
 
 def test_processes_linger_when_the_last_record_of_their_attempt_is_complete_and_nothing_happens(

@@ -11,7 +11,8 @@ from hydragnn.ensemble.prediction.records import Parts
 from hydragnn.ensemble.prediction.reporting import PLAN, check_plan
 from hydragnn.errors import InputError
 from hydragnn.files import write_json, write_sealed
-from hydragnn.hpo.launching.launcher import Task, write_folder
+from hydragnn.hpo.controller import write_folder
+from hydragnn.hpo.launching.launcher import Task
 from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.runs.checkpoint import latest_checkpoint
 from hydragnn.scripts.report.ablation_facts import ablation_facts
