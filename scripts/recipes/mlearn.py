@@ -18,6 +18,7 @@ from hydragnn.settings import read_toml
 MEMBERS = 2
 ATOMS = 2_000_000  # that a member sees in all its epochs
 STORE = "frames.h5"
+FRAME = "Lattice="  # what the second line of every frame begins with
 PUBLISHED = {
     "Mo": (0.91, 0.184),
     "Cu": (0.87, 0.0177),
@@ -72,10 +73,10 @@ def epochs_for(store: Path) -> int:
 
 
 def make_store(file: Path, store: Path) -> Path:
-    """The frames of a file as a store: `hydragnn data build mlearn-build.toml` says the same of a file with virials in ASE's order, with the cutoff of its element."""
+    """The frames of a file as a store: `hydragnn data build mlearn-build.toml` says the same of a file with virials in ASE's order and parts, with the cutoff of its element."""
     if not store.exists():
         element = file.name[:2]
-        text = with_virials_in_order(raw_text(file), element)
+        text = with_parts(with_virials_in_order(raw_text(file), element))
         frames = store.with_name(file.name.removesuffix(".gz"))
         frames.parent.mkdir(parents=True, exist_ok=True)
         frames.write_text(text)
@@ -93,6 +94,17 @@ def with_virials_in_order(text: str, element: str) -> str:
         return 'virial_kbar="' + " ".join(values[number] for number in order) + '"'
 
     return re.sub('virial_kbar="([^"]*)"', ordered, text)
+
+
+def with_parts(text: str) -> str:
+    """Frames in extended XYZ with their ``part`` of the split: of ten neighbours in the file, which lists kind after kind, one judges and one chooses the epoch."""
+    parts = np.zeros(text.count(FRAME), dtype=np.int64)
+    draw = np.random.default_rng(0)
+    for start in range(0, len(parts), 10):
+        block = start + draw.permutation(min(10, len(parts) - start))
+        parts[block[:1]], parts[block[1:2]] = 2, 1
+    left = iter(parts)
+    return re.sub(FRAME, lambda _: f"part={next(left)} {FRAME}", text)
 
 
 def figures_of(element: str, folder: Path) -> list[Figure]:

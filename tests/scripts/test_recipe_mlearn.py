@@ -84,7 +84,18 @@ def test_mlearn_trains_fewer_epochs_where_there_are_more_atoms(
     for count in (10, 20):
         write_first_frames(real_data, count, tmp_path / "Li_train.extxyz.gz")
         epochs[count] = mlearn.epochs_for(mlearn.make_store(tmp_path / "Li_train.extxyz.gz", tmp_path / f"{count}.h5"))
-    assert epochs == {10: round(7000 / (7 * 53)), 20: round(7000 / (14 * 53))}
+    assert epochs == {10: round(7000 / (8 * 53)), 20: round(7000 / (16 * 53))}
+
+
+def test_mlearn_lets_one_of_ten_neighbouring_frames_judge_and_another_choose_the_epoch(
+    real_data: Path, tmp_path: Path
+) -> None:
+    write_first_frames(real_data, 33, tmp_path / "Li_train.extxyz.gz")
+    parts = values(mlearn.make_store(tmp_path / "Li_train.extxyz.gz", tmp_path / "frames.h5"), "part").reshape(-1)
+    for start in (0, 10, 20):
+        assert sorted(parts[start : start + 10]) == [0] * 8 + [1, 2]
+    assert sorted(parts[30:]) == [0, 1, 2]
+    assert len({tuple(parts[start : start + 10]) for start in (0, 10, 20)}) > 1, "places in the block are drawn"
 
 
 def test_mlearn_counts_errors_per_atom_of_frames_that_nobody_saw_and_resumes(
