@@ -53,7 +53,7 @@ from hydragnn.hpo.trial_configs import trial_config
 from hydragnn.runs.attempt import BEAT_SECONDS, SECONDS_BETWEEN_BEATS
 
 HEARTBEAT = 0.5  # seconds between looks at the clock while nothing happens
-ROUND = 0.01  # seconds that each kind of slow work may take between two looks
+ROUND = 0.003  # seconds that each kind of slow work may take between two looks; an event may wait for a round of each, twice
 LAST_ROUND = 3.0  # seconds for the study of a campaign that is left before its end
 SAVING = 0.7  # part of the grace period that attempts get to save themselves; killing and writing take the rest
 AT_ONCE = 64  # folders of attempts made ready at once

@@ -246,7 +246,7 @@ class PackLauncher(AllocationLauncher):
                 pack.flush()
 
     def _receive(self, pack: Pack) -> None:
-        received = os.read(pack.reports.fileno(), 1 << 20)
+        received = os.read(pack.reports.fileno(), 1 << 16)
         if not received:
             self._pack_ended(pack)
             return
