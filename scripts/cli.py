@@ -41,13 +41,6 @@ app.add_typer(kernels, name="kernels")
 app.add_typer(bench, name="bench")
 
 
-@app.callback()
-def begin(context: typer.Context) -> None:
-    """Before a command that computes: this process keeps the memory of its tensors."""
-    if context.invoked_subcommand not in WITHOUT_TENSORS and "--help" not in sys.argv:
-        keep_memory()
-
-
 def workers_of(text: str | int) -> Workers:
     """What ``--workers`` says: a number from 1, or ``auto``."""
     number = int(text) if str(text).isdigit() else 0
@@ -393,6 +386,8 @@ def _exit(code: int) -> NoReturn:
 
 def main() -> None:
     """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run or prediction, 130 on Ctrl-C, 75 at the end of an allocation."""
+    if len(sys.argv) > 1 and sys.argv[1] not in WITHOUT_TENSORS and "--help" not in sys.argv:
+        keep_memory()
     try:
         with printing():
             app()
