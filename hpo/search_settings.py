@@ -108,8 +108,10 @@ class SearchSettings(Settings):
         return self
 
 
-def search_settings(table: Mapping[str, Any], source: str) -> SearchSettings:
+def search_settings(table: object, source: str) -> SearchSettings:
     """The section that a table describes, its space given as a table; InputError on anything wrong."""
+    if not isinstance(table, Mapping):
+        raise InputError(f"{source}: [search] must be a table of settings; correct it")
     space = table.get("space", {})
     if not isinstance(space, Mapping) or not space:
         raise InputError(

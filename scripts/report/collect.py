@@ -1,7 +1,7 @@
 """Reading campaign, ensemble and run folders into facts."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -78,7 +78,7 @@ def collect(
     campaign = campaign or (_campaign_of(ensemble_part) if ensemble_part else None)
     searched = campaign_facts(campaign) if campaign else None
     run = RunFacts(folder=source, record=read_record(source)) if kind == "run" else None
-    whole, branch = _resolved(ensemble_part, searched, run), _branch_of(ensemble_part)
+    whole, branch = _resolved(ensemble_part, searched, run), ensemble_part.branch if ensemble_part else ""
     resolved = of_one_branch(whole, branch)
     if store is not None:
         resolved = with_store(resolved, store, _data_hash(ensemble_part, searched, run, branch))
@@ -197,6 +197,7 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
             members=members,
             parts=parts,
             description=description,
+            branch=_branch_of(description.get("targets") or []),
             calibration={
                 name: calibration_from_json(value).sentence
                 for name, value in description.get("calibration", {}).items()
@@ -207,7 +208,7 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
         )
     except InputError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder} holds a damaged ensemble ({error!r}); build it again") from error
 
 
@@ -348,9 +349,8 @@ def _points_of_branches(folder: Path, record: RunRecord) -> dict[str, Points | C
     return {name: points for each in every for name, points in each.items()}
 
 
-def _branch_of(ensemble: EnsembleFacts | None) -> str:
+def _branch_of(targets: Sequence[Mapping[str, Any]]) -> str:
     """The branch that an ensemble predicts; empty where there are no branches."""
-    targets = ensemble.description.get("targets") if ensemble else None
     return str(targets[0].get("branch", "")) if targets else ""
 
 

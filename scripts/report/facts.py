@@ -145,6 +145,8 @@ class EnsembleFacts:
     members: tuple[Member, ...]
     parts: Mapping[str, Part]
     description: Mapping[str, Any]
+    branch: str
+    """The branch that it predicts; empty where there are no branches."""
     calibration: Mapping[str, str]
     """How the intervals of every field are made, in words."""
     speed: float

@@ -261,7 +261,7 @@ def test_json_that_is_not_what_it_should_be_is_told_in_a_sentence(
     kind: str, file: str, received: Path, ends_well: Callable[[list[object]], int]
 ) -> None:
     path = received / kind / file
-    for value in random.Random(0).sample(list(changed(json.loads(path.read_text()))), 6):
+    for value in random.Random(0).sample(list(changed(json.loads(path.read_text()))), 12):
         if isinstance(value, dict) and "checksum" in value:
             write_sealed(path, value)
         else:
