@@ -87,7 +87,7 @@ def versions() -> dict[str, str]:
 def hardware(device: torch.device) -> dict[str, str | int]:
     """The machine of this rank."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-    return {"host": host_name(), "device": name, "threads": torch.get_num_threads()}
+    return {"host": host_name(), "device": name, "type": device.type, "threads": torch.get_num_threads()}
 
 
 def processor_name() -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hydragnn.hpo.objective import Objective, objective_value
+from hydragnn.record import RunRecord
 from hydragnn.scripts.report.canvas import measured
 from hydragnn.scripts.report.facts import CampaignFacts, Trial
 from hydragnn.scripts.report.tables import Table, duration
@@ -36,18 +37,51 @@ class Standing:
         return sum(bool(trial.failure_kind) for trial in self.trials)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clock:
+    """What the times of trials are taken by: of the wall, or of the processor where all of them trained on one.
+
+    On a processor that others use, too, the wall's clock tells when a trial ran rather than what it needs.
+    """
+
+    processor: bool
+
+    @property
+    def words(self) -> str:
+        """How a column calls these times."""
+        return "processor time" if self.processor else "time"
+
+    def seconds(self, record: RunRecord) -> float:
+        """What the run took by this clock."""
+        return record.cost.cpu_seconds if self.processor else record.cost.seconds
+
+    def graphs_per_second(self, record: RunRecord) -> float:
+        """Graphs of training per second: while it trained by the wall's clock, of all its time by the processor's."""
+        if not self.processor:
+            return record.cost.graphs_per_second
+        return record.parts.get("train", 0) * record.epochs / record.cost.cpu_seconds
+
+
+def clock_of(trials: Sequence[Trial]) -> Clock:
+    """The clock by which these trials can be compared."""
+    records = [trial.record for trial in trials if trial.record and trial.record.epochs]
+    on_processors = [record.hardware.get("type") == "cpu" and record.cost.cpu_seconds > 0 for record in records]
+    return Clock(processor=bool(records) and all(on_processors))
+
+
 def shortest_training(trials: Sequence[Trial]) -> float | None:
     """The least time in which a trial was trained to the end; None before any was."""
-    finished = [trial.record.cost.seconds for trial in trials if trial.record and trial.status == "finished"]
+    clock = clock_of(trials)
+    finished = [clock.seconds(trial.record) for trial in trials if trial.record and trial.status == "finished"]
     return min(finished, default=None)
 
 
-def objective_within(trial: Trial, objective: Objective, seconds: float) -> float:
+def objective_within(trial: Trial, objective: Objective, seconds: float, clock: Clock) -> float:
     """The objective of a trial after so many seconds of its training, epochs being of one length; infinite before its first epoch."""
     record = trial.record
-    if record is None or trial.objective is None or record.epochs < 1 or record.cost.seconds <= 0:
+    if record is None or trial.objective is None or record.epochs < 1 or clock.seconds(record) <= 0:
         return math.inf
-    epochs = min(record.epochs, int(seconds * record.epochs / record.cost.seconds + 1e-9))
+    epochs = min(record.epochs, int(seconds * record.epochs / clock.seconds(record) + 1e-9))
     value = objective_value(record, objective, epochs) if epochs else None
     return math.inf if value is None else value
 
@@ -55,11 +89,12 @@ def objective_within(trial: Trial, objective: Objective, seconds: float) -> floa
 def standings(campaign: CampaignFacts) -> list[Standing]:
     """All architectures that were tried, the smallest error first."""
     seconds, objective = shortest_training(campaign.trials), campaign.search.get("objective", "valid/loss")
+    clock = clock_of(campaign.trials)
     result = []
     for kind in sorted({trial.architecture for trial in campaign.trials} - {""}):
         own = tuple(trial for trial in campaign.trials if trial.architecture == kind)
         scored = [trial for trial in own if trial.objective is not None]
-        within = [] if seconds is None else [objective_within(trial, objective, seconds) for trial in scored]
+        within = [] if seconds is None else [objective_within(trial, objective, seconds, clock) for trial in scored]
         best = min(scored, key=lambda trial: trial.objective or 0.0, default=None)
         result.append(Standing(kind=kind, trials=own, best=best, in_time=min(within, default=math.inf)))
     return sorted(result, key=lambda one: (one.error, one.kind))
@@ -67,46 +102,45 @@ def standings(campaign: CampaignFacts) -> list[Standing]:
 
 def architectures_table(campaign: CampaignFacts) -> Table | None:
     """One line per architecture, the smallest error first; None where there was no choice."""
-    rows, seconds = standings(campaign), shortest_training(campaign.trials)
+    rows, seconds, clock = standings(campaign), shortest_training(campaign.trials), clock_of(campaign.trials)
     if len(rows) < 2:
         return None
     within = "within the shortest training" if seconds is None else f"within {duration(seconds)}"
     return Table(
         header=(
             *("architecture", "trials", "trained to the end", "failed"),
-            *(f"best {campaign.measure}", "time of that trial", "its graphs per second", f"best {within}"),
+            *(f"best {campaign.measure}", f"{clock.words} of that trial", "its graphs per second", f"best {within}"),
         ),
         rows=tuple(
             (
                 *(one.kind, str(len(one.trials)), str(one.finished), str(one.failed), _number(one.error)),
-                *_of_record(one.best),
+                *_of_record(one.best, clock),
                 _number(one.in_time),
             )
             for one in rows
         ),
-        caption=_caption(rows, seconds),
+        caption=_caption(rows, seconds, clock),
     )
 
 
-def _of_record(trial: Trial | None) -> tuple[str, str]:
+def _of_record(trial: Trial | None, clock: Clock) -> tuple[str, str]:
     """Time of a trial, and its graphs per second."""
     if trial is None or trial.record is None:
         return "–", "–"
-    return duration(trial.record.cost.seconds), f"{trial.record.cost.graphs_per_second:.0f}"
+    return duration(clock.seconds(trial.record)), f"{clock.graphs_per_second(trial.record):.0f}"
 
 
 def _number(value: float) -> str:
     return measured(value) if math.isfinite(value) else "–"
 
 
-def _caption(rows: Sequence[Standing], seconds: float | None) -> str:
+def _caption(rows: Sequence[Standing], seconds: float | None, clock: Clock) -> str:
     """Who wins per error, and who per second."""
     if not math.isfinite(rows[0].error):
         return "Architectures; none has a result yet."
     text = f"Architectures, the smallest error first: {rows[0].kind} wins per error"
     quickest = min(rows, key=lambda one: one.in_time)
+    by = " of processors" if clock.processor else ""
     if seconds is not None and math.isfinite(quickest.in_time):
-        text += (
-            f", {quickest.kind} per second: in {duration(seconds)}, the shortest training to the end, it came furthest"
-        )
+        text += f", {quickest.kind} per second: in {duration(seconds)}{by}, the shortest training to the end, it came furthest"
     return f"{text}. Few trials of an architecture say little about it."

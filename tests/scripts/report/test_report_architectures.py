@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hydragnn.record import Cost, RunRecord
-from hydragnn.scripts.report.architecture_table import architectures_table, objective_within, standings
+from hydragnn.scripts.report.architecture_table import Clock, architectures_table, objective_within, standings
 from hydragnn.scripts.report.facts import CampaignFacts, Trial
 
 
@@ -57,12 +57,28 @@ def test_the_smallest_error_and_the_smallest_error_in_the_same_time_have_their_w
 
 def test_no_more_counts_than_what_a_trial_had_time_for(campaign: CampaignFacts) -> None:
     slow = campaign.trials[0]
-    assert [objective_within(slow, "valid/loss", seconds) for seconds in (19.0, 20.0, 41.0, 999.0)] == [
+    wall = Clock(processor=False)
+    assert [objective_within(slow, "valid/loss", seconds, wall) for seconds in (19.0, 20.0, 41.0, 999.0)] == [
         float("inf"),
         0.9,
         0.5,
         0.1,
     ]
+
+
+def test_trials_on_processors_are_compared_by_what_they_computed_and_not_by_when(campaign: CampaignFacts) -> None:
+    def on_processor(one: Trial, type: str) -> Trial:
+        assert one.record is not None
+        cost = replace(one.record.cost, cpu_seconds=10.0 * one.record.epochs)  # all alike, but the slow one had to wait
+        return replace(one, record=replace(one.record, cost=cost, hardware={"type": type}, parts={"train": 50}))
+
+    trials = tuple(on_processor(one, "cpu") for one in campaign.trials)
+    table = architectures_table(replace(campaign, trials=trials))
+    assert table is not None and "slow per second: in 40.0 s of processors" in table.caption
+    assert table.header[5] == "processor time of that trial" and table.rows[0][5:7] == ("40.0 s", "5")
+    mixed = (on_processor(campaign.trials[0], "cuda"), *trials[1:])
+    table = architectures_table(replace(campaign, trials=mixed))
+    assert table is not None and "quick per second: in 20.0 s, the" in table.caption
 
 
 def test_where_there_was_no_choice_nothing_is_compared(campaign: CampaignFacts) -> None:
