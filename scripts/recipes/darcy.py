@@ -8,13 +8,22 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.interpolate import RegularGridInterpolator
 
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.tables import read_npz
 from hydragnn.ensemble import Ensemble, NumberEstimate, build_ensemble
 from hydragnn.errors import InputError
 from hydragnn.files import read_sealed
-from hydragnn.graphs import CLUSTERS, Field, GraphBatch, clusters_field, graph_from_arrays, with_voxel_levels
+from hydragnn.graphs import (
+    CLUSTERS,
+    Field,
+    GraphBatch,
+    clusters_field,
+    concatenate,
+    graph_from_arrays,
+    with_voxel_levels,
+)
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.porous import fresh_square, places, pressure
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
@@ -27,6 +36,7 @@ RAW = "darcy_train_16.npz"
 POINTS, LEVELS = 16, 3
 TRAINING, VALID, CALIBRATION = 700, 40, 60  # of the file's first 800 fields; the last 200 judge
 FRESH, SEED = 8000, 7  # squares of our own that train beside the published ones
+FINER, UNSEEN = 32, 200  # points a side, and squares of our own, on which the model is asked without training for them
 GOAL = 4.0
 INPUTS = (
     Field(name="permeability", on="node"),
@@ -48,26 +58,26 @@ class Darcy(OwnBuild):
 
     def graphs(self) -> Iterator[Make]:
         """One graph per field without its pressure; InputError where a file has other arrays."""
-        grid = grid_of()
+        grid = grid_of(POINTS)
         for path in find_files(self.files):
             for field in array_like(read_npz(path), "x", ("fields", POINTS, POINTS), path, kinds="b"):
                 yield partial(field_as_graph, grid, field)
 
 
-def grid_of() -> GraphBatch:
-    """The points of the grid, each joined with its eight neighbours, and the levels: voxels of 2, 4 and 8 points a side."""
-    row, column = np.divmod(np.arange(POINTS**2), POINTS)
+def grid_of(points: int) -> GraphBatch:
+    """A square of so many points a side, each joined with its eight neighbours, and the levels: voxels of 2, 4 and 8 points a side."""
+    row, column = np.divmod(np.arange(points**2), points)
     near = (np.abs(row[:, None] - row) <= 1) & (np.abs(column[:, None] - column) <= 1)
-    senders, receivers = np.nonzero(near & ~np.eye(POINTS**2, dtype=bool))
-    points = np.stack([row, column], axis=1).astype(np.float64)
-    return with_voxel_levels(graph_from_arrays(points, senders, receivers), LEVELS, side=2.0)
+    senders, receivers = np.nonzero(near & ~np.eye(points**2, dtype=bool))
+    positions = np.stack([row, column], axis=1).astype(np.float64)
+    return with_voxel_levels(graph_from_arrays(positions, senders, receivers), LEVELS, side=2.0)
 
 
 def field_as_graph(grid: GraphBatch, field: NDArray[np.bool_]) -> GraphBatch:
     """A field of permeability on the grid, and the pressure of a solve on its points alone; the boundary is known by place."""
     values = {
         "permeability": torch.from_numpy(2.0 * field.reshape(-1) - 1).float(),
-        "place": torch.from_numpy(places(POINTS)[grid.positions.long()] - 0.5).float(),
+        "place": torch.from_numpy(places(len(field))[grid.positions.long()] - 0.5).float(),
         "coarse_pressure": torch.from_numpy(pressure(field).reshape(-1)).float(),
         CLUSTERS: grid[CLUSTERS],
     }
@@ -90,7 +100,7 @@ def write_store(raw: Path, store: Path) -> None:
         "source": "github neuraloperator/neuraloperator, MIT, and fresh solves by finite volumes",
         "build": rule_of(Darcy(files=[RAW])),
     }
-    grid = grid_of()
+    grid = grid_of(POINTS)
     with StoreWriter(store, FIELDS, dim=2, attributes=about) as writer:
         for (field, label), part in zip(chain(zip(fields, pressures), fresh), parts):
             labels = {"pressure": torch.from_numpy(label.reshape(-1)).float(), "part": torch.tensor([int(part)])}
@@ -123,6 +133,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
         beside = f"{simple}; worst field {errors.max():.3g} %"
         text = f"mean relative L2 of the pressure, {what}"
         figures.append(Figure(what=text, value=float(errors.mean()), unit="%", goal=goal, beside=beside))
+    figures += finer_figures(api.load(runs[0]))
     coverage = read_sealed(ensemble / "evaluation.json")["parts"]["test"]["pressure"]["ensemble"]["coverage"]
     figures.append(Figure(what="pressure inside 90 % intervals", value=100 * coverage, unit="%"))
     show_figures("darcy", figures, sum(record.cost.cpu_seconds for record in records) / 60, out)
@@ -141,6 +152,56 @@ def relative_errors(ensemble: Ensemble, store: Path) -> Array:
         labels = batch["pressure"].double().numpy().reshape(len(block), -1)
         errors.append(relative_l2(said.mean.reshape(len(block), -1), labels))
     return np.concatenate(errors)
+
+
+def finer_figures(model: Ensemble) -> list[Figure]:
+    """Errors of fresh squares on the points of training and on finer ones, of which it has seen none; beside both the solve
+    on the same points, beside the finer ones also what the model says on the points of training, interpolated.
+    """
+    generators = [np.random.default_rng([SEED + 1, number]) for number in range(UNSEEN)]
+    fields, labels = (
+        np.stack(arrays) for arrays in zip(*(fresh_square(FINER, one) for one in generators), strict=True)
+    )
+    every = FINER // POINTS  # the points of training are some of the finer ones
+    coarse_fields, coarse_labels = (array[:, ::every, ::every] for array in (fields, labels))
+    said, solved = pressures_of(model, fields)
+    coarse_said, coarse_solved = pressures_of(model, coarse_fields)
+    between = np.stack([interpolated(one, FINER) for one in coarse_said])
+    text = "one model, fresh squares on {0} x {0} points"
+    coarse_beside = f"coarse solve {_mean_error(coarse_solved, coarse_labels):.3g} %"
+    beside = f"solve on these points {_mean_error(solved, labels):.3g} %; {POINTS} x {POINTS} interpolated {_mean_error(between, labels):.3g} %"
+    return [
+        Figure(what=text.format(POINTS), value=_mean_error(coarse_said, coarse_labels), unit="%", beside=coarse_beside),
+        Figure(what=text.format(FINER), value=_mean_error(said, labels), unit="%", beside=beside),
+    ]
+
+
+def pressures_of(model: Ensemble, fields: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """What the model says of these fields, and the solve on their points alone, both ``[fields, points, points]``."""
+    grid, said, solved = grid_of(fields.shape[1]), [], []
+    for block in np.array_split(fields, -(-len(fields) // BLOCK)):
+        batch = concatenate([field_as_graph(grid, field) for field in block])
+        estimate = model.predict(batch)["pressure"]
+        assert isinstance(estimate, NumberEstimate)
+        said.append(estimate.mean.reshape(block.shape))
+        solved.append(batch["coarse_pressure"].double().numpy().reshape(block.shape))
+    return np.concatenate(said), np.concatenate(solved)
+
+
+def interpolated(values: Array, points: int) -> Array:
+    """Pressures at more points a side, bilinear between those that are known and the walls, where there is none.
+
+    >>> interpolated(np.ones((2, 2)), 4)[1].round(2).tolist()
+    [1.0, 1.0, 1.0, 0.5]
+    """
+    known = np.concatenate([[0.0], places(len(values)), [1.0]])
+    return RegularGridInterpolator((known, known), np.pad(values, 1))(
+        np.stack(np.meshgrid(*2 * [places(points)], indexing="ij"), axis=-1)
+    )
+
+
+def _mean_error(pressures: Array, labels: Array) -> float:
+    return float(relative_l2(pressures.reshape(len(labels), -1), labels.reshape(len(labels), -1)).mean())
 
 
 def simple_errors(store: Path) -> dict[str, float]:

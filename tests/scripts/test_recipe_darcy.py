@@ -20,8 +20,8 @@ FIELDS = 30
 
 @pytest.fixture
 def few(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the first fields of the published file: 16 train, 4 choose, 4 calibrate, 6 judge."""
-    for name, count in {"TRAINING": 16, "VALID": 4, "CALIBRATION": 4, "FRESH": 2}.items():
+    """A folder with the first fields of the published file: 16 train, 4 choose, 4 calibrate, 6 judge; 3 fresh ones on finer points."""
+    for name, count in {"TRAINING": 16, "VALID": 4, "CALIBRATION": 4, "FRESH": 2, "UNSEEN": 3}.items():
         monkeypatch.setattr(darcy, name, count)
     with np.load(real_data / "darcy" / darcy.RAW, allow_pickle=False) as file:
         arrays = {name: file[name][:FIELDS] for name in ("x", "y")}
@@ -52,9 +52,16 @@ def test_darcy_store_has_every_training_field_twice_fresh_ones_and_no_other(few:
 def test_darcy_ends_in_an_ensemble_that_predicts_new_fields(few: Path, tmp_path: Path) -> None:
     darcy.run(few, tmp_path / "out", epochs=1)
     figures = read_json(tmp_path / "out" / "results.json")["figures"]
-    assert [figure["unit"] for figure in figures] == ["%"] * 3 and figures[0]["goal"] == darcy.GOAL
+    assert [figure["unit"] for figure in figures] == ["%"] * 5 and figures[0]["goal"] == darcy.GOAL
     for name, error in darcy.simple_errors(tmp_path / "out" / "darcy.h5").items():
         assert f"{name} {error:.3g} %" in figures[0]["beside"]
+    assert [figure["what"][-14:] for figure in figures[2:4]] == [
+        "16 x 16 points",
+        "32 x 32 points",
+    ]  # one model, unseen points
+    assert all(
+        figure["beside"].startswith(start) for figure, start in zip(figures[2:4], ("coarse solve", "solve on these"))
+    )
     assert (tmp_path / "out" / "report.html").exists()
     new = tmp_path / "new.npz"
     np.savez(new, x=np.random.default_rng(0).random((3, 16, 16)) < 0.5)
