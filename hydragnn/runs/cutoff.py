@@ -34,8 +34,8 @@ def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.c
     known = cutoff_of(attributes)
     if known is not None and isinstance(cutoff, int | float) and cutoff > known * ROUNDING:
         raise InputError(
-            f"{key} = {cutoff:g}, but the edges of the store end at its cutoff of {known:g}, where messages would break off; "
-            f"leave it out or use at most {known:g}, or build the store anew with a larger cutoff"
+            f"{key} = {cutoff:.12g}, but the edges of the store end at its cutoff of {known:.12g}, where messages would break off; "
+            f"leave it out or use at most {known:.12g}, or build the store anew with a larger cutoff"
         )
 
 
