@@ -45,8 +45,11 @@ def sink_for(path: Path, ensemble: Ensemble) -> Sink:
         ensemble=ensemble.digest,
         members=ensemble.names,
     )
-    sink = FORMATS[path.suffix](path, heading)
+    return FORMATS[path.suffix](path, heading)
+
+
+def check_absent(sink: Sink) -> None:
+    """InputError where a file that it will write is there; for the rank that begins, since late ones may find what others have written."""
     for final in sink.finals:
         if os.path.lexists(final):  # a broken link is somebody's, too
             raise InputError(f"{final} exists already; choose another --out or delete it")
-    return sink

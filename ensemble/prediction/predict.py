@@ -19,7 +19,7 @@ from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunks, Unit, chunks_of, default_budget
 from hydragnn.ensemble.prediction.filling import Filler
-from hydragnn.ensemble.prediction.formats import sink_for
+from hydragnn.ensemble.prediction.formats import check_absent, sink_for
 from hydragnn.ensemble.prediction.group import Group, at_work
 from hydragnn.ensemble.prediction.hdf5 import Hdf5Sink
 from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, member_costs, room
@@ -108,7 +108,7 @@ def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, An
     The folder of parts is this prediction's alone until ``lock`` is closed.
     """
     ensemble = inputs.ensemble(1)
-    sink_for(job.out, ensemble)
+    check_absent(sink_for(job.out, ensemble))
     held = job.held or room(job.model, ensemble.manifest.members, ranks)
     inputs.ensemble(held)
     parts = job.parts
@@ -139,21 +139,6 @@ def _predict_opened(
     quiet: bool,
 ) -> PredictionResult | None:
     """What follows once rank 0 has opened the prediction."""
-    ensemble = inputs.ensemble(opening["held"])
-    graphs = inputs.graphs(group, check, fresh=opening["fresh"])
-    sizes = graphs.store.sizes()
-    chunks = chunks_of(sizes, graphs.numbers, job.batch.limits if job.batch else default_budget(sizes), graphs.failures)
-    sink, parts = sink_for(job.out, ensemble), job.parts
-    schedule = _schedule(job, ensemble, parts, chunks, opening, group.size)
-    worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
-    if group.rank == 0:
-        write_json(parts.folder / "plan.json", schedule.certificate)
-        if not quiet:
-            print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
-    if opening["held"] >= len(ensemble.members):
-        list(ensemble.members)  # loaded before the clock starts
-
-    ready = time.perf_counter()
     counts: dict[str, int] = {}
 
     def write() -> None:
@@ -163,6 +148,21 @@ def _predict_opened(
 
     wrote = False
     try:
+        ensemble = inputs.ensemble(opening["held"])
+        graphs = inputs.graphs(group, check, fresh=opening["fresh"])
+        sizes = graphs.store.sizes()
+        limits = job.batch.limits if job.batch else default_budget(sizes)
+        chunks = chunks_of(sizes, graphs.numbers, limits, graphs.failures)
+        sink, parts = sink_for(job.out, ensemble), job.parts
+        schedule = _schedule(job, ensemble, parts, chunks, opening, group.size)
+        worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
+        if group.rank == 0:
+            write_json(parts.folder / "plan.json", schedule.certificate)
+            if not quiet:
+                print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
+        if opening["held"] >= len(ensemble.members):
+            list(ensemble.members)  # loaded before the clock starts
+        ready = time.perf_counter()
         work_through(worker, schedule, job, show=group.rank == 0 and not quiet)
         worked = time.perf_counter()
         merger = Merger(worker)

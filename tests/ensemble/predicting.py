@@ -1,7 +1,7 @@
 """A rank that predicts and may dawdle or die on the way; started by the tests by mpirun, srun, torchrun or alone.
 
-``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--at piece|segment] [--seconds S] [--others-seconds T]]``: the
-faulty rank does its N-th unit (from 0), pieces or segments of the file, for S seconds longer, or without S it is gone before that, by SIGKILL. The
+``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--at piece|segment|graphs] [--seconds S | --until-there] [--others-seconds T]]``: the
+faulty rank does its N-th unit (from 0), pieces, segments of the file or look at the graphs for S seconds longer, or until the file is there, or without either it is gone before that, by SIGKILL. The
 others do not begin their N-th before, so that there is an N-th for the faulty one however much later it began, and only T seconds after that.
 """
 
@@ -21,7 +21,7 @@ import torch
 
 from hydragnn.datasets import BatchSettings
 from hydragnn.distributed import leave, this_launch
-from hydragnn.ensemble.prediction import filling, hdf5, joining, records, schedule, work
+from hydragnn.ensemble.prediction import filling, hdf5, job, joining, records, schedule, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import GraphBatch
@@ -63,12 +63,26 @@ def before_segment(number: int, act: Callable[[], None]) -> None:
     filling.write_at = acting
 
 
-BEFORE = {"unit": before_unit, "piece": before_piece, "segment": before_segment}
+def before_graphs(number: int, act: Callable[[], None]) -> None:
+    """This rank acts before it opens what is to be predicted, once rank 0 has begun."""
+    original, done = job.Inputs.graphs, count()
+
+    def acting(inputs: job.Inputs, *arguments: Any, **named: Any) -> Any:
+        if next(done) == number:
+            act()
+        return original(inputs, *arguments, **named)
+
+    job.Inputs.graphs = acting
 
 
-def falter(note: Path, seconds: float) -> None:
-    """Leave a note, then hang for so many seconds, or be gone."""
+BEFORE = {"unit": before_unit, "piece": before_piece, "segment": before_segment, "graphs": before_graphs}
+
+
+def falter(note: Path, seconds: float, until: Path | None) -> None:
+    """Leave a note, then hang for so many seconds, or until a file is there, or be gone."""
     note.touch()
+    if until is not None:
+        return wait_for(until, 0.0)
     if not seconds:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(seconds)
@@ -94,6 +108,7 @@ def main() -> tuple[int, bool]:
     parser.add_argument("--after", type=int, default=0)
     parser.add_argument("--at", choices=list(BEFORE), default="unit")
     parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--until-there", action="store_true")
     parser.add_argument("--others-seconds", type=float, default=0.0)
     parser.add_argument("--farewell", type=float, default=joining.FAREWELL)
     parser.add_argument("--hesitation", type=float, default=schedule.HESITATION)
@@ -105,7 +120,9 @@ def main() -> tuple[int, bool]:
     joining.FAREWELL, schedule.HESITATION = options.farewell, options.hesitation
     note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:
-        BEFORE[options.at](options.after, partial(falter, note, options.seconds))
+        BEFORE[options.at](
+            options.after, partial(falter, note, options.seconds, options.out if options.until_there else None)
+        )
     elif options.faulty_rank >= 0:
         BEFORE[options.at](options.after, partial(wait_for, note, options.others_seconds))
     try:

@@ -204,6 +204,18 @@ def test_ranks_of_mpi_killed_while_they_write_a_file_are_resumed_to_the_same_bit
     assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
 
 
+@needs_mpirun
+@pytest.mark.parametrize("suffix", [".h5", ".npz"])
+def test_a_rank_that_comes_when_the_others_have_written_the_file_ends_well(
+    suffix: str, ensemble: Path, stored: Path, structures: Path, tmp_path: Path
+) -> None:
+    options = ("--faulty-rank", 1, "--at", "graphs", "--until-there")
+    assert counts(finish(started(ensemble, stored, tmp_path / f"mpi{suffix}", *options, launcher=MPIRUN)))["ranks"] == 2
+    for process in steps(ensemble, structures, tmp_path / f"step{suffix}", *options):
+        finish(process)
+    assert not list(tmp_path.glob("*.parts"))
+
+
 def test_torchrun_makes_the_same_file(ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
     output = finish(started(ensemble, stored, tmp_path / "out.npz", launcher=TORCHRUN))
     assert (counts(output)["ranks"], counts(output)["ranks_lost"]) == (2, 0)
