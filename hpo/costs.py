@@ -160,6 +160,17 @@ def work_of(slots: int, seconds: float, scaling: float | None) -> float:
     return seconds / seconds_on(slots, 1.0, scaling)
 
 
+def works_of(trials: Iterable[Trial], sizes: Iterable[Sized], scaling: float | None) -> list[tuple[Point, float]]:
+    """(values, seconds per epoch on one slot) of trials: by the latest of the sizes that each has, else as it says itself."""
+    latest = {size.trial: size for size in sizes}
+    works: list[tuple[Point, float]] = []
+    for trial in trials:
+        size = latest.get(trial.number)
+        work = (trial.work or 0.0) if size is None else work_of(size.slots, size.seconds, scaling)
+        works.append((trial.values, work))
+    return works
+
+
 def law_of(history: Sequence[tuple[Point, float]], space: Space) -> Law | None:
     """The law that measurements of a positive quantity follow; None below four usable ones."""
     known = [(values, value) for values, value in history if math.isfinite(value) and value > 0]

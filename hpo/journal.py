@@ -28,7 +28,7 @@ from hydragnn.hpo.scheduling.changes import Changes
 from hydragnn.hpo.scheduling.events import DECODER as EVENT
 from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, event_from_json, event_to_json
 from hydragnn.hpo.scheduling.first import first_transition
-from hydragnn.hpo.scheduling.replay import Replay, concerned
+from hydragnn.hpo.scheduling.replay import Replay, Written, concerned
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 
 NAME = "journal.jsonl"
@@ -52,22 +52,22 @@ class Entry(NamedTuple):
     then: Changes | None = None
 
 
-class Line(Struct, frozen=True):
-    """What a line says besides its event."""
+class Line(Struct, frozen=True, kw_only=True, gc=False):
+    """What a line says besides its event; in the order of the names, in which it is read soonest."""
 
-    time: float
     event: str
-    crc: int
-    line: int | None = None
-    then: Changes | None = None
     format: int = FORMAT
+    line: int | None = None
     program: str = ""
+    then: Written | None = None
+    time: float
+    crc: int
 
 
 LINE = msgspec.json.Decoder(Line)
 
-TOLD = frozenset({"opened", "reached", "failed"})
-"""Events that say more than was decided about them; of the others a status needs to know nothing."""
+BRIEF = KINDS - {"opened", "reached", "failed"}
+"""Events of which a status needs to know nothing but what was decided about them."""
 
 
 def read_journal(path: Path) -> list[tuple[float, Event]]:
@@ -80,14 +80,12 @@ def read_entries(path: Path) -> list[Entry]:
     return [entry_of(data, line, path, number) for number, (data, line) in enumerate(_lines(path), start=1)]
 
 
-def entry_of(data: bytes, line: Line, path: Path, number: int, *, brief: bool = False) -> Entry:
-    """The entry that a line is; InputError where a newer program wrote it. A ``brief`` one has a tick for an event that is not ``TOLD``."""
+def entry_of(data: bytes, line: Line, path: Path, number: int) -> Entry:
+    """The entry that a line is; InputError where a newer program wrote it."""
     if line.format > FORMAT:
         raise InputError(
             f"{path}: line {number} was written by a newer program ({line.program}); update this one to read it"
         )
-    if brief and line.then is not None and line.event not in TOLD and line.event in KINDS:
-        return Entry(line.time, TICK, line.then)
     try:
         event = EVENT.decode(data)
     except msgspec.ValidationError:
@@ -113,7 +111,7 @@ def courses(path: Path, entries: Sequence[Entry]) -> Iterator[tuple[Sequence[Tri
 
     Entries that the rules of version 1 cannot follow are left out where a whole state comes later.
     """
-    wholes = [number for number, entry in enumerate(entries) if entry.then is not None and entry.then.get("whole")]
+    wholes = [number for number, entry in enumerate(entries) if entry.then is not None and "whole" in entry.then]
     campaign = Replay()
     for number, entry in enumerate(entries):
         before = concerned(campaign, entry.event)
@@ -132,11 +130,16 @@ def follows(campaign: Replay, entry: Entry, path: Path, number: int) -> bool:
             return False
         campaign.become(after)
         return True
+    put_in_place(campaign, entry.then, path, number, entry.event)
+    return True
+
+
+def put_in_place(campaign: Replay, then: Written, path: Path, number: int, event: Event = TICK) -> None:
+    """Let what a line decided happen to a campaign; InputError where it does not fit what was before."""
     try:
-        campaign.apply(entry.event, entry.then)
+        campaign.apply(event, then)
     except InputError as error:
         raise InputError(f"{path}: line {number}: {error}; restore the file from a copy") from error
-    return True
 
 
 def state_of(campaign: Replay, path: Path) -> State:
@@ -169,7 +172,7 @@ class Journal:
             self.undecided, self._count, self._length = False, 0, 0
             for data, line in _lines(path):
                 self._count, self._length = self._count + 1, self._length + len(data)
-                self.undecided = line.then is None or (self.undecided and not line.then.get("whole"))
+                self.undecided = line.then is None or (self.undecided and "whole" not in line.then)
             self._file = open_regular(path, os.O_RDWR | os.O_CREAT)
             os.ftruncate(self._file, self._length)
             os.lseek(self._file, 0, os.SEEK_END)
@@ -299,6 +302,11 @@ def complete_lines(file: Iterable[bytes], path: Path, before: int = 0) -> Iterat
                 f"{path}: line {number} was number {line.line} when it was written; lines are missing, restore the file from a copy"
             )
         yield data, line
+
+
+def brief_changes(line: Line) -> Written | None:
+    """What a line decided, where a status needs to know nothing else of it; otherwise None."""
+    return line.then if line.event in BRIEF and line.format <= FORMAT else None
 
 
 def is_torn(line: bytes) -> bool:

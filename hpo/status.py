@@ -5,15 +5,25 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hydragnn.errors import InputError
 from hydragnn.files import open_regular
-from hydragnn.hpo.costs import CostModel, scaling_of, work_of
+from hydragnn.hpo.costs import CostModel, scaling_of, works_of
 from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import complete_lines, entry_of, follows, gap, no_garbage_collection, state_of
+from hydragnn.hpo.journal import (
+    brief_changes,
+    complete_lines,
+    entry_of,
+    follows,
+    gap,
+    no_garbage_collection,
+    put_in_place,
+    state_of,
+)
 from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.replay import Replay, concerned
@@ -175,7 +185,7 @@ class Follower:
         search = search_settings(table.get("search", {}), str(folder / NAME))
         self._space = space_of(search.space)
         self._together = together_text(search, str(table.get("together_because", "")))
-        self._campaign, self._timeline_builder = Replay(), TimelineBuilder()
+        self._campaign, self._timeline_builder = Replay(brief=True), TimelineBuilder()
         self._position, self._last = 0, 0.0
         self._count, self._gap = 0, 0
         self._costs = CostModel()
@@ -206,21 +216,25 @@ class Follower:
 
     def _read(self, file: BinaryIO, path: Path, show: Callable[[int, int], object]) -> None:
         """Line by line; the first that does not follow from those before it is remembered until the whole state comes."""
-        campaign, whole = self._campaign, os.fstat(file.fileno()).st_size
+        campaign, builder, whole = self._campaign, self._timeline_builder, os.fstat(file.fileno()).st_size
         for data, line in complete_lines(file, path, self._count):
             if self._count % OFTEN == 0:
                 show(self._position, whole)
             self._count += 1
             self._position += len(data)
             self._last = line.time
-            entry = entry_of(data, line, path, self._count, brief=True)
+            if (then := brief_changes(line)) is not None:
+                put_in_place(campaign, then, path, self._count)
+                builder.observe_brief(campaign, line.time)
+                continue
+            entry = entry_of(data, line, path, self._count)
             before = concerned(campaign, entry.event)
             if not follows(campaign, entry, path, self._count):
                 self._gap = self._gap or self._count
                 continue
-            if self._gap and entry.then is not None and entry.then.get("whole"):
+            if self._gap and entry.then is not None and "whole" in entry.then:
                 self._gap = 0
-            self._timeline_builder.observe(before, entry.event, campaign, entry.time)
+            builder.observe(before, entry.event, campaign, entry.time)
 
     def status(self) -> CampaignStatus:
         """How the campaign stands, as far as it was read."""
@@ -256,11 +270,10 @@ class Follower:
 
     def _cost_status(self, state: State) -> Costs:
         """The model is fitted again where a tenth more trials are measured."""
-        measured = [state.trials[number] for number in sorted(state.trials) if state.trials[number].measured]
+        measured = sorted([trial for trial in state.trials.values() if trial.measured], key=attrgetter("number"))
         if len(measured) > 1.1 * self._costs.measured:
             scaling = scaling_of(self._timeline_builder.sizes)
-            works = {size.trial: work_of(size.slots, size.seconds, scaling) for size in self._timeline_builder.sizes}
-            history = [(trial.values, works.get(trial.number, trial.work or 0.0)) for trial in measured]
+            history = works_of(measured, self._timeline_builder.sizes, scaling)
             self._costs = replace(CostModel.fit(history, self._space), scaling=scaling)
         return Costs(measured=len(measured), error=self._costs.error, scaling=self._costs.scaling)
 

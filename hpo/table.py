@@ -14,10 +14,10 @@ from rich.table import Table
 from hydragnn.errors import InputError
 from hydragnn.hpo.controller import trial_folder
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
-from hydragnn.hpo.scheduling.replay import concerned
+from hydragnn.hpo.scheduling.replay import Replay, concerned
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.status import duration_text, node_counts, seconds_left, values_line
-from hydragnn.hpo.timeline import TimelineBuilder, local_nodes
+from hydragnn.hpo.timeline import Span, TimelineBuilder, local_nodes
 from hydragnn.record import RunRecord, read_record
 from hydragnn.terminal import PlainConsole
 
@@ -26,6 +26,41 @@ ROWS = 12
 
 PAUSE = 0.5
 """Seconds between two looks at the whole campaign."""
+
+
+class GoodputSums(TimelineBuilder):
+    """A timeline whose goodput is known at every moment, from sums that are kept, however many trials run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._useful, self._done, self._busy = 0.0, 0.0, 0.0
+        self._since, self._busy_slots = 0.0, 0
+
+    def observe(self, before: Sequence[Trial], event: Event, after: State | Replay, now: float) -> None:
+        """Note what an event changed, and how long how many slots were busy."""
+        if now > self._since:
+            if not isinstance(event, Opened):  # between two controllers nothing is busy
+                self._busy += self._busy_slots * (now - self._since)
+            self._since = now
+        super().observe(before, event, after, now)
+        self._busy_slots = len(after.slots) - len(after.free) - after.health.held
+
+    def goodput(self, now: float) -> float | None:
+        """The useful share up to ``now``; None before any time passed."""
+        past = sum(len(session.slots) * session.seconds for session in self._sessions[:-1])
+        latest = sum(len(session.slots) * (now - session.started) for session in self._sessions[-1:])
+        running = self._busy + self._busy_slots * max(0.0, now - self._since) - self._done
+        return (self._useful + running) / (past + latest) if past + latest > 0 else None
+
+    def _add(self, span: Span, *, confirmed: bool) -> None:
+        super()._add(span, confirmed=confirmed)
+        self._done += len(span.slots) * span.seconds
+        self._useful += len(span.slots) * span.useful
+
+    def _count(self, index: int, useful: float) -> None:
+        span = self._spans[index]
+        super()._count(index, useful)
+        self._useful += len(span.slots) * (useful - span.useful)
 
 
 class CampaignView:
@@ -40,7 +75,7 @@ class CampaignView:
         self._console = console or PlainConsole(work=True)
         self._clock = clock
         self._live: Live | None = None
-        self._timeline_builder = TimelineBuilder()
+        self._goodput_sums = GoodputSums()
         self._shown = -math.inf
         self._latest: tuple[State, float] | None = None
 
@@ -59,8 +94,8 @@ class CampaignView:
 
     def __call__(self, state: State, event: Event, seconds: float) -> None:
         """Show what an event changed."""
-        before = concerned(self._timeline_builder.campaign, event)
-        self._timeline_builder.observe(before, event, state, state.session_start + seconds - state.spent)
+        before = concerned(self._goodput_sums.campaign, event)
+        self._goodput_sums.observe(before, event, state, state.session_start + seconds - state.spent)
         self._latest = (state, seconds)
         if self._live is None:
             self._print(state, event, seconds)
@@ -83,7 +118,7 @@ class CampaignView:
         self._live.update(table, refresh=True)
 
     def _goodput(self, state: State, seconds: float) -> float | None:
-        return self._timeline_builder.goodput(state.session_start + seconds - state.spent)
+        return self._goodput_sums.goodput(state.session_start + seconds - state.spent)
 
     def _is_time(self) -> bool:
         now = self._clock()

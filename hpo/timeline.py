@@ -134,10 +134,14 @@ class Timeline:
         """The sums over all sessions."""
         density = _slots_per_node(self.sessions)
         allocated = sum(len(session.nodes) * session.seconds for session in self.sessions)
-        used = [(span, len(span.slots) / density * span.seconds, _useful_share(span)) for span in self.spans]
-        useful = sum(time * share for _, time, share in used)
-        faults = sum(time * (1 - share) for span, time, share in used if span.outcome not in {*WELL, "cut"})
-        overhead = sum(time * (1 - share) for span, time, share in used if span.outcome in {*WELL, "cut"})
+        used = [
+            (span.outcome, len(span.slots) / density * (time := span.seconds), _share(span, time))
+            for span in self.spans
+        ]
+        blameless = {*WELL, "cut"}
+        useful = sum([time * share for _, time, share in used])
+        faults = sum([time * (1 - share) for outcome, time, share in used if outcome not in blameless])
+        overhead = sum([time * (1 - share) for outcome, time, share in used if outcome in blameless])
         out = sum(len(outage.slots) / density * (outage.ended - outage.started) for outage in self.outages)
         idle = max(0.0, allocated - useful - faults - overhead - out)
         parts = (value / 3600 for value in (allocated, useful, faults, overhead, out, idle))
@@ -169,8 +173,7 @@ class TimelineBuilder:
         self._open: dict[str, Outage] = {}
         self._sessions: list[Session] = []
         self._unconfirmed: dict[int, list[int]] = {}
-        self._useful, self._done, self._busy = 0.0, 0.0, 0.0
-        self._since, self._busy_slots, self._ended = 0.0, 0, -math.inf
+        self._ended = -math.inf
         self._health: NodeHealth = self.campaign.health
 
     def feed(self, event: Event, now: float) -> bool:
@@ -187,22 +190,19 @@ class TimelineBuilder:
 
     def observe(self, before: Sequence[Trial], event: Event, after: State | Replay, now: float) -> None:
         """Note what an event changed; ``before``: the trials that it concerns, as they were."""
-        health = after.health
         if isinstance(event, Opened):
             self._on_opened(before, event, now)
-        else:
-            if now > self._since:  # between two controllers nothing is busy
-                self._busy += self._busy_slots * (now - self._since)
-            if before and isinstance(event, ENDS):
-                self._on_end(before[0], after, event, now)
-        if now > self._since:
-            self._since = now
-        if health is not self._health:
-            self._health = health
+        elif before and isinstance(event, ENDS):
+            self._on_end(before[0], after, event, now)
+        self.observe_brief(after, now)
+
+    def observe_brief(self, after: State | Replay, now: float) -> None:
+        """Note an event that ended no attempt, of which nothing else need be known."""
+        if after.health is not self._health:
+            self._health = after.health
             self._compare_health(now)
         if now > self._ended:
             self._ended = now
-        self._busy_slots = len(after.slots) - len(after.free) - health.held
         self.campaign = after
 
     def timeline(self, now: float | None = None) -> Timeline:
@@ -220,13 +220,6 @@ class TimelineBuilder:
             sessions=(*self._sessions[:-1], replace(last, ended=now)),
         )
 
-    def goodput(self, now: float) -> float | None:
-        """The useful share up to ``now``, from sums that are kept, however many trials run; None before any time passed."""
-        past = sum(len(session.slots) * session.seconds for session in self._sessions[:-1])
-        latest = sum(len(session.slots) * (now - session.started) for session in self._sessions[-1:])
-        running = self._busy + self._busy_slots * max(0.0, now - self._since) - self._done
-        return (self._useful + running) / (past + latest) if past + latest > 0 else None
-
     def _on_opened(self, before: Sequence[Trial], event: Opened, now: float) -> None:
         """What ran under the earlier controller ended with it, at its last sign of life."""
         last = now
@@ -242,7 +235,7 @@ class TimelineBuilder:
 
     def _on_end(self, trial: Trial, after: State | Replay, event: Reached | Failed, now: float) -> None:
         if isinstance(event, Reached):
-            self._on_reached(trial, after.status(trial.number) == "finished", event, now)
+            self._on_reached(trial, after.trials[trial.number].status == "finished", event, now)
             return
         became = after.trials[trial.number]
         to_sampler = became.status == "failed"
@@ -262,16 +255,28 @@ class TimelineBuilder:
 
     def _on_reached(self, trial: Trial, finished: bool, event: Reached, now: float) -> None:
         """Training time that the record vouches for: this attempt's, the rest belongs to those before it, latest first."""
+        number, slots, started = trial.number, trial.slots, trial.started
         gained = max(0, event.epochs - trial.epochs)
-        lasted = max(now, trial.started) - trial.started
+        lasted = now - started if now > started else 0.0
         trained = event.seconds - trial.seconds if event.seconds > trial.seconds else lasted
-        earlier = self._unconfirmed.pop(trial.number, [])
+        earlier = self._unconfirmed.pop(number, ())
         if not earlier and gained:
-            self.sizes.append(Sized(trial=trial.number, slots=len(trial.slots), seconds=trained / gained))
+            self.sizes.append(Sized(trial=number, slots=len(slots), seconds=trained / gained))
         if event.memory_mb > 0:
-            self.memory[trial.number] = event.memory_mb
-        outcome: Outcome = "finished" if finished else "reached"
-        self._add(_span(trial, now, outcome, epochs=gained, useful=min(trained, lasted)), confirmed=True)
+            self.memory[number] = event.memory_mb
+        self._add(
+            Span(
+                trial=number,
+                attempt=trial.attempt,
+                slots=slots,
+                started=started,
+                ended=max(now, started),
+                outcome="finished" if finished else "reached",
+                epochs=gained,
+                useful=min(trained, lasted),
+            ),
+            confirmed=True,
+        )
         rest = max(0.0, trained - lasted)
         for index in reversed(earlier):
             counted = min(rest, self._spans[index].seconds)
@@ -282,14 +287,10 @@ class TimelineBuilder:
         if not confirmed:
             self._unconfirmed.setdefault(span.trial, []).append(len(self._spans))
         self._spans.append(span)
-        self._done += len(span.slots) * span.seconds
-        self._useful += len(span.slots) * span.useful
 
     def _count(self, index: int, useful: float) -> None:
         """Say how many seconds of an attempt are useful."""
-        span = self._spans[index]
-        self._useful += len(span.slots) * (useful - span.useful)
-        self._spans[index] = replace(span, useful=useful)
+        self._spans[index] = replace(self._spans[index], useful=useful)
 
     def _forget(self, number: int) -> None:
         """Nothing that a lost trial did since its last rung counts."""
@@ -347,8 +348,12 @@ def _surviving_seconds(span: Span, trial: Trial) -> float:
     return min(span.seconds, span.epochs * seconds_on(len(span.slots), trial.work, trial.scaling))
 
 
-def _useful_share(span: Span) -> float:
-    return min(1.0, span.useful / span.seconds) if span.seconds > 0 else 0.0
+def _share(span: Span, seconds: float) -> float:
+    """Which share of its seconds counts."""
+    if seconds <= 0:
+        return 0.0
+    share = span.useful / seconds
+    return share if share < 1.0 else 1.0
 
 
 def _slots_per_node(sessions: Iterable[Session]) -> float:

@@ -4,15 +4,16 @@ Indexes (who runs, how many have a status, who stands on a rung) follow from the
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, get_type_hints
 
 from immutables import Map
-from msgspec import ValidationError, convert
+from msgspec import UNSET, Raw, Struct, UnsetType, defstruct, to_builtins
+from msgspec.json import Decoder, decode
 from msgspec.structs import asdict, replace
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.scheduling.changes import INDEXED, Changes
+from hydragnn.hpo.scheduling.changes import INDEXED
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached
 from hydragnn.hpo.scheduling.node_health import Node, NodeHealth
 from hydragnn.hpo.scheduling.ordered import Pool, Ranking
@@ -27,22 +28,58 @@ MEMBERS = {name: hint for name, hint in get_type_hints(State).items() if name no
 KNOWN = PLACED | MEMBERS.keys()
 """Everything that a change can be about."""
 
+Written = dict[str, Raw]
+"""Changes as a journal has them: the text of each by its name."""
+
+
+class Unread(Struct):
+    """An object of which nothing is read."""
+
+
+class FreeChange(Struct):
+    """Which slots are free no more, which are again and at which seats, or all of them anew; and where seats begin and end."""
+
+    head: int
+    tail: int
+    all: tuple[tuple[int, str], ...] | None = None
+    came: tuple[tuple[int, str], ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+def _decoder(key: type, cls: type[Struct], *, besides: str = "", **hints: Any) -> Decoder[dict[Any, Any]]:
+    """Reads what of values changed (null: it is gone); members in the order of names, in which journals have them and they are read soonest."""
+    hints = get_type_hints(cls) | hints
+    members = [(name, hint | UnsetType, UNSET) for name, hint in sorted(hints.items()) if name != besides]
+    changed: Any = defstruct(f"Changed{cls.__name__}", members, forbid_unknown_fields=True, gc=False)
+    by_name: Any = dict
+    return Decoder(by_name[key, changed | None], strict=False)
+
+
+TRIALS = _decoder(int, Trial, besides="number")
+BRIEF_TRIALS = _decoder(int, Trial, besides="number", identity=Unread | None)
+NODES = _decoder(str, Node)
+FREE = Decoder(FreeChange)
+WAITING = Decoder(tuple[int, int, tuple[int, ...]])
+"""Readers of the changes that have a place of their own; infinite numbers are words."""
+
 
 class Replay:
     """A campaign while it is read, changed in place; ``state`` is the value that it has come to.
 
-    What looks on sees ``trials``, ``health``, ``free``, ``plan``, ``slots`` and ``nodes`` under the names of a state.
+    What looks on sees ``trials``, ``health``, ``free``, ``plan``, ``slots`` and ``nodes`` under the names of a state. A ``brief`` one
+    does not know the processes of attempts (``Trial.identity``), which only a controller needs to.
     """
 
-    def __init__(self, state: State | None = None) -> None:
-        self.become(State() if state is None else state)
+    def __init__(self, *, brief: bool = False) -> None:
+        self._brief = brief
+        self.become(State())
 
     def become(self, state: State) -> None:
         """Be what the rules of version 1 decided about an event that is without decisions in its journal."""
         self._state: State | None = state
         self._own = False
         """True where trials, free slots and the line of those that wait are ours to change."""
-        self.trials: Mapping[int, Trial] | Trials = state.trials
+        self.trials: Mapping[int, Trial] = state.trials
         self.free: Any = state.free
         self.health: NodeHealth = state.health
         self.plan, self.slots, self.nodes = state.plan, state.slots, state.nodes
@@ -67,10 +104,6 @@ class Replay:
             return self._state.running
         return [self.trials[number] for number in sorted(self.trials) if self.trials[number].status == "running"]
 
-    def status(self, number: int) -> str:
-        """The status of a trial, as its latest change says; KeyError for one that there is not."""
-        return self.trials.status(number) if isinstance(self.trials, Trials) else self.trials[number].status
-
     @property
     def least(self) -> int:
         """Slots that every attempt gets at least."""
@@ -81,9 +114,9 @@ class Replay:
         """Slots that an attempt gets at most."""
         return most_slots(self.plan, self.slots)
 
-    def apply(self, event: Event, changes: Changes) -> None:
+    def apply(self, event: Event, changes: Written) -> None:
         """Change what an event changed; InputError where that does not fit what was before, or is of a newer program."""
-        if changes.get("whole"):
+        if "whole" in changes:
             self.become(State())
         if not self._own:
             self._take_over()
@@ -92,17 +125,17 @@ class Replay:
             if isinstance(event, Opened):
                 self.plan, self.slots, self.nodes = event.plan, event.slots, nodes_of(event.slots)
                 self._levels = self._levels or len(event.plan.rungs)
-            if not changes.keys() <= KNOWN:
-                raise KeyError(*sorted(changes.keys() - KNOWN))
             self._members.update(changes)
+            if len(self._members) != self._names:
+                self._look_at_names()
             if "trials" in changes:
-                self._trials.change(changes["trials"])
+                self._change_trials(changes["trials"])
             if "free" in changes:
-                self.free.change(**changes["free"])
+                self.free.change(FREE.decode(changes["free"]))
             if "nodes" in changes:
                 self._change_nodes(changes["nodes"])
             if "waiting" in changes:
-                start, stop, new = changes["waiting"]
+                start, stop, new = WAITING.decode(changes["waiting"])
                 self._waiting[start:stop] = new
         except MISFITS as error:
             raise misfit(error) from error
@@ -110,23 +143,47 @@ class Replay:
     def _take_over(self) -> None:
         """Make what will change our own."""
         state = self.state
-        self.trials = self._trials = Trials(state.trials)
+        self.trials = self._trials = dict(state.trials)
         self.free = FreeSlots(state.free)
         self._waiting = list(state.waiting)
-        self._members: Changes = {}
+        self._names, self._members = 0, Written()
         """The latest changes of all kinds; those that have a place of their own are in it too, and mean nothing there."""
         self._base, self._own = state, True
 
-    def _change_nodes(self, nodes: Mapping[str, dict[str, Any] | None]) -> None:
-        for name, members in nodes.items():
-            if members is None:
+    def _look_at_names(self) -> None:
+        """KeyError where a change is about nothing that is known."""
+        if unknown := sorted(self._members.keys() - KNOWN):
+            raise KeyError(*unknown)
+        self._names = len(self._members)
+
+    def _change_trials(self, written: Raw) -> None:
+        """Give members of trials other values; None: the trial is gone. KeyError for one that is not there."""
+        trials, brief = self._trials, self._brief
+        for number, changed in (BRIEF_TRIALS if brief else TRIALS).decode(written).items():
+            if changed is None:
+                del trials[number]
+                continue
+            members = to_builtins(changed)
+            if brief:
+                members.pop("identity", None)
+            if "failure" in members:
+                members["failure"] = changed.failure
+            before = trials.get(number)
+            if before is None:
+                trials[number] = Trial(number=number, **members)
+            elif members:
+                trials[number] = replace(before, **members)
+
+    def _change_nodes(self, written: Raw) -> None:
+        for name, changed in NODES.decode(written).items():
+            if changed is None:
                 self.health = self.health.without(name)
             else:
-                before = asdict(self.health.get(name, Node()))
-                self.health = self.health.with_node(name, _value(Node, before | members))
+                members = {name: value for name, value in asdict(changed).items() if value is not UNSET}
+                self.health = self.health.with_node(name, replace(self.health.get(name, Node()), **members))
 
     def _built(self) -> State:
-        trials = self._trials.built()
+        trials = self._trials
         return replace(
             self._base,
             plan=self.plan,
@@ -140,55 +197,12 @@ class Replay:
             rungs=_rungs(trials.values(), self._levels),
             waiting=tuple(self._waiting),
             touched=None,
-            **{name: _value(hint, self._members[name]) for name, hint in MEMBERS.items() if name in self._members},
+            **{
+                name: decode(self._members[name], type=hint, strict=False)
+                for name, hint in MEMBERS.items()
+                if name in self._members
+            },
         )
-
-
-class Trials(Mapping[int, Trial]):
-    """Trials that change in place: a change is members in a table, and a value is made of them where somebody asks for it."""
-
-    def __init__(self, trials: Mapping[int, Trial]) -> None:
-        self._values = dict(trials)
-        """Those that did not change since they were made."""
-        self._members: dict[int, dict[str, Any]] = {number: {} for number in trials}
-        """Members of those that changed; empty for the others."""
-
-    def __getitem__(self, number: int) -> Trial:
-        members = self._members[number]
-        trial = self._values.get(number)
-        if trial is None:
-            try:
-                trial = self._values[number] = _value(Trial, members)
-            except ValueError as error:
-                raise misfit(error, f"trial {number}: ") from error
-        return trial
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def change(self, changes: Mapping[str, dict[str, Any] | None]) -> None:
-        """Give members of trials, by their numbers, other values; None: the trial is gone. KeyError for one that is not there."""
-        for key, changed in changes.items():
-            number = int(key)
-            value = self._values.pop(number, None)
-            if changed is None:
-                del self._members[number]
-                continue
-            members = self._members.get(number)
-            if not members:
-                members = self._members[number] = {"number": number} if value is None else asdict(value)
-            members.update(changed)
-
-    def status(self, number: int) -> str:
-        """The status of a trial, without making a value of it."""
-        return str(self._members[number]["status"]) if number not in self._values else self._values[number].status
-
-    def built(self) -> dict[int, Trial]:
-        """All of them as values."""
-        return {number: self[number] for number in self._members}
 
 
 class FreeSlots:
@@ -201,23 +215,16 @@ class FreeSlots:
     def __len__(self) -> int:
         return len(self._at)
 
-    def change(
-        self,
-        *,
-        head: int,
-        tail: int,
-        came: Iterable[Sequence[Any]] = (),
-        gone: Iterable[str] = (),
-        all: Iterable[Sequence[Any]] | None = None,
-    ) -> None:
+    def change(self, free: FreeChange) -> None:
         """Let some slots go and others come to seats of their own, or take all of them anew; KeyError for one that is not there."""
-        if all is not None:
-            self._at, self._seat, came = {}, {}, all
-        for slot in gone:
-            del self._at[self._seat.pop(slot)]
-        for seat, slot in came:
-            self._at[seat], self._seat[slot] = slot, seat
-        self._head, self._tail = head, tail
+        at, seat, came = self._at, self._seat, free.came
+        if free.all is not None:
+            at, seat, came = self._at, self._seat, came = {}, {}, free.all
+        for slot in free.gone:
+            del at[seat.pop(slot)]
+        for place, slot in came:
+            at[place], seat[slot] = slot, place
+        self._head, self._tail = free.head, free.tail
 
     def pool(self) -> Pool:
         """The value that they are."""
@@ -237,13 +244,13 @@ def concerned(campaign: State | Replay, event: Event) -> tuple[Trial, ...]:
 
 ENDS = (Reached, Failed)
 
-MISFITS = (KeyError, ValueError, TypeError, AttributeError, IndexError)
+MISFITS = (KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError)
 """What goes wrong where changes are not those of the campaign before them, or of a newer program."""
 
 
-def misfit(error: Exception, whose: str = "") -> InputError:
+def misfit(error: Exception) -> InputError:
     """What to raise where changes cannot be put in place."""
-    return InputError(f"{whose}its changes do not fit the campaign before them ({error})")
+    return InputError(f"its changes do not fit the campaign before them ({error})")
 
 
 def _rungs(trials: Iterable[Trial], levels: int) -> tuple[Rung, ...]:
@@ -256,11 +263,3 @@ def _rungs(trials: Iterable[Trial], levels: int) -> tuple[Rung, ...]:
         if trial.status == "paused":
             paused[len(trial.results) - 1].append((trial.results[-1], trial.number))
     return tuple(Rung(Ranking.of(all_), Ranking.of(resting)) for all_, resting in zip(reached, paused))
-
-
-def _value(hint: Any, plain: Any) -> Any:
-    """A value of a type from JSON, in which infinite numbers are words."""
-    try:
-        return convert(plain, hint)
-    except ValidationError:
-        return convert(plain, hint, strict=False)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from immutables import Map
+from msgspec.structs import replace
 from played import Player, nodes
 
 from hydragnn.errors import InputError
@@ -14,6 +16,7 @@ from hydragnn.hpo.records import _timeline_builder
 from hydragnn.hpo.scheduling import filling, health, scheduler
 from hydragnn.hpo.scheduling.changes import changes_between, whole_state
 from hydragnn.hpo.scheduling.events import Opened, Plan, Tick
+from hydragnn.hpo.scheduling.replay import Replay
 from hydragnn.hpo.scheduling.scheduler import State, transition
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "archive"
@@ -59,6 +62,20 @@ def test_five_later_rules_leave_every_journal_as_it_was(
         assert replay(path) == player.state, name
     assert _timeline_builder(path).timeline() == course
     assert decided_again(player) != player.state, "these rules would have decided otherwise"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_status_reads_all_of_a_campaign_but_its_processes(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "journal.jsonl"
+    campaign(seed).write(path)
+    whole, brief = Replay(), Replay(brief=True)
+    for entry in read_entries(path):
+        assert entry.then is not None
+        whole.apply(entry.event, entry.then)
+        brief.apply(entry.event, entry.then)
+        state = whole.state
+        trials = {number: replace(trial, identity=None) for number, trial in state.trials.items()}
+        assert brief.state == replace(state, trials=Map(trials))
 
 
 def decided_again(player: Player) -> State:
@@ -122,13 +139,16 @@ def test_a_journal_of_a_newer_program_is_refused(tmp_path: Path, monkeypatch: py
         {"free": {"gone": ["nowhere"], "came": [], "head": 0, "tail": 1}},
         {"nodes": {"n1": {"status": "tired"}}},
         {"later": 1},
+        {"later": 1, "trials": {"0": {"status": "asked"}}},
+        {"trials": {"0": {"identity": 3}}},
+        {"free": {"gone": [], "came": [["a", "b"]], "head": 0, "tail": 1}},
         {"trials": []},
     ],
     ids=str,
 )
 def test_changes_that_do_not_fit_are_refused(tmp_path: Path, then: dict[str, Any]) -> None:
     path, opening = tmp_path / "journal.jsonl", Opened(plan=Plan(trials=1, rungs=(1,)), slots=("n1",))
-    after, _ = transition(State(), opening, 0.0)
+    (after, _), brief = transition(State(), opening, 0.0), Replay(brief=True)
     with Journal(path) as journal:
         journal.append(opening, 0.0, changes_between(State(), opening, after))
         journal.append(Tick(), 1.0, then)
@@ -136,6 +156,10 @@ def test_changes_that_do_not_fit_are_refused(tmp_path: Path, then: dict[str, Any
         InputError, match=r"journal.jsonl: (line 2|trial 0): its changes do not fit the campaign before them"
     ):
         replay(path)
+    with pytest.raises(InputError, match="its changes do not fit the campaign before them"):
+        for entry in read_entries(path):
+            brief.apply(entry.event, entry.then or {})
+            assert brief.state
 
 
 def test_a_journal_of_format_2_tells_the_same_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from hydragnn.hpo.costs import scaling_of
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping, node_of
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
+from hydragnn.hpo.table import GoodputSums
 from hydragnn.hpo.timeline import Timeline, TimelineBuilder
 
 PLAN = Plan(trials=12, rungs=(2, 6, 18), finalists=2)
 
 
-def chronicle_of(events: list[tuple[float, Event]]) -> TimelineBuilder:
-    builder = TimelineBuilder()
+def chronicle_of(events: list[tuple[float, Event]]) -> GoodputSums:
+    builder = GoodputSums()
     for now, event in events:
         builder.feed(event, now)
     return builder

@@ -5,6 +5,8 @@ import math
 from collections import Counter
 from typing import Any
 
+import msgspec
+
 from hydragnn.hpo.scheduling.changes import Changes, changes_between
 from hydragnn.hpo.scheduling.events import (
     Action,
@@ -25,7 +27,7 @@ from hydragnn.hpo.scheduling.events import (
     node_of,
 )
 from hydragnn.hpo.scheduling.health import PATIENCE
-from hydragnn.hpo.scheduling.replay import Replay
+from hydragnn.hpo.scheduling.replay import Replay, Written
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, transition
 
 
@@ -146,7 +148,7 @@ class World:
         decided, replayed = State(), Replay()
         for now, event, changes in self.journal:
             decided, _ = transition(decided, event, now)
-            replayed.apply(event, json.loads(json.dumps(changes, allow_nan=False)))
+            replayed.apply(event, msgspec.json.decode(json.dumps(changes, allow_nan=False), type=Written))
             assert replayed.state == decided, f"what {event} changed is not all written"
         assert replayed.state == self.state, "the journal does not give the state back"
 
