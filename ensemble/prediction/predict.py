@@ -16,6 +16,8 @@ import torch
 
 from hydragnn.allocator import keep_memory
 from hydragnn.datasets import BatchSettings
+from hydragnn.datasets.build import one_thread
+from hydragnn.distributed import threads_are_chosen
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunks, Unit, chunks_of, default_budget
 from hydragnn.ensemble.prediction.filling import Filler
@@ -68,13 +70,15 @@ def predict_to_file(
     reported, not predicted. A run with several branches predicts with the ``branch`` that is named, or with the one that was
     trained on the store ``source``. InputError before any work where something does not fit.
 
-    Started as ranks by mpirun, srun or torchrun, all of them predict; else so many local ``workers``. A rank keeps at most
+    Started as ranks by mpirun, srun or torchrun, all of them predict; else so many local ``workers``. Each computes with
+    one thread unless OMP_NUM_THREADS says otherwise, which local workers share. A rank keeps at most
     ``held`` members in memory (by default as many as fit). The rank that writes the file gives the result, the others
     None. The plan and what became of it lie beside the file as ``OUT.plan.json``.
     """
     own = branch_for(model, source, branch)
     job = Job(model=model, source=source, out=out, resume=resume, batch=batch, held=held, branch=own)
     with (
+        contextlib.nullcontext() if threads_are_chosen() else one_thread(),
         interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as check,
         worker_group(workers, _predict_as_child, job) as group,
     ):

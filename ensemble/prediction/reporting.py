@@ -15,6 +15,7 @@ from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.schedule import Schedule
 from hydragnn.errors import InputError
 from hydragnn.files import read_sealed, write_sealed
+from hydragnn.machine import cores, visible_gpus
 from hydragnn.terminal import PlainConsole
 
 PLAN = {"planned", "measured"}
@@ -22,10 +23,13 @@ PLAN = {"planned", "measured"}
 
 
 def plan_line(certificate: dict[str, Any]) -> str:
-    """The plan in a line."""
+    """The plan in a line; where one process leaves cores idle that workers would use, it says so."""
+    ranks, threads = certificate["workers"], certificate["threads"]
+    idle = 0 if ranks > 1 or visible_gpus() else cores() - threads
     return (
-        f"plan: {certificate['units']:.0f} units in {certificate['bundles']} bundles on {certificate['workers']:.0f} ranks; "
-        f"makespan {certificate['ratio']:.3f} x the lower bound"
+        f"plan: {certificate['units']:.0f} units in {certificate['bundles']} bundles on {ranks:.0f} rank{'s' * (ranks > 1)} "
+        f"of {threads} thread{'s' * (threads > 1)}; makespan {certificate['ratio']:.3f} x the lower bound"
+        f"{f'; idle cores: {idle} (--workers auto)' if idle > 0 else ''}"
     )
 
 

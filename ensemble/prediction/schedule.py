@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
@@ -130,13 +131,14 @@ class Schedule:
 
     @cached_property
     def certificate(self) -> dict[str, Any]:
-        """How good the plan is on these ranks, by expected costs."""
+        """How good the plan is on these ranks, by expected costs, and with how many threads each computes."""
         marks = self.every.copy()
         marks[self.there.units.chunk, self.there.units.member] = False
         waiting = units_where(marks)
         costs = waiting.costs(self.loads, self.costs)
         queue = bundles_of(waiting, costs, self.ranks).costs
-        return {**certificate(costs, queue, self.ranks), "bundles": len(queue)}
+        threads = torch.get_num_threads()
+        return {**certificate(costs, queue, self.ranks), "bundles": len(queue), "threads": threads}
 
 
 def make_schedule(

@@ -90,6 +90,15 @@ def this_launch() -> Launch:
     return launch_from(os.environ)
 
 
+def threads_are_chosen(environment: Mapping[str, str] | None = None) -> bool:
+    """Return True where the user or a launcher has said how many threads a process has.
+
+    >>> threads_are_chosen({"OMP_NUM_THREADS": "4"}), threads_are_chosen({})
+    (True, False)
+    """
+    return bool((os.environ if environment is None else environment).get("OMP_NUM_THREADS"))
+
+
 def host_name() -> str:
     """The name of this machine."""
     return socket.gethostname()
