@@ -76,7 +76,7 @@ class MapsOfSpaces(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]  # of torch
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         """What modes and maps receive."""
         modes, maps = ctx.saved_tensors
