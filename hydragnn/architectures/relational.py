@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec, Searched, one_of, steps
 from hydragnn.errors import InputError
 from hydragnn.kernels import Topology, gather_multiply_sum, relation_topology, segment_mean, silu
-from hydragnn.layers import Coarser, MessageGraph, States, part_of
+from hydragnn.layers import Coarser, MessageGraph, Modes, States, lattice_modes, part_of
 
 Reduce = Literal["sum", "mean", "sqrt"]
 
@@ -109,11 +109,21 @@ class RelationalLayer(nn.Module):
         self, states: Float[Tensor, "nodes channels"], graph: MessageGraph
     ) -> Float[Tensor, "nodes channels"]:
         """Increment of the states of all nodes of a graph."""
-        edges = graph.once(("keyed", states.dtype), lambda: self.keyed(graph, states.dtype))
+        modes = graph.once(("modes", states.dtype), lambda: self.modes(graph, states.dtype))
         states = self.norm(states)
+        if modes is not None:
+            return self.out(silu(modes.told(states, self.own.weight, self.told.weight) + self.own.bias))
+        edges = graph.once(("keyed", states.dtype), lambda: self.keyed(graph, states.dtype))
         # a row of sums per (receiver, relation), so that all W_r are one matrix: [nodes, relations * channels]
         sums = gather_multiply_sum(states, edges.weight, edges.topology).reshape(states.shape[0], self.told.in_features)
         return self.out(silu(self.own(states) + self.told(sums)))
+
+    def modes(self, graph: MessageGraph, dtype: torch.dtype) -> Modes | None:
+        """The modes in which the kinds of edges are products; None where the layer goes from edge to edge."""
+        kind, settings = graph.edge_kinds[self.settings.relation], self.settings
+        nodes, width = graph.nodes_per_graph, settings.hidden_dim
+        found = lattice_modes(graph.topology, nodes, kind, self.relations, settings.reduce, width)
+        return None if found is None else found.to(dtype)
 
     def keyed(self, graph: MessageGraph, dtype: torch.dtype) -> KeyedEdges:
         """The edges of a graph as the layer reads them, with weights in ``dtype``."""

@@ -9,6 +9,7 @@ from hydragnn.layers.degree_scaling import DegreeScalers, Scaler, scaled_statist
 from hydragnn.layers.distance_transforms import DISTANCE_TRANSFORMS, ELEMENTS_WITH_RADIUS, DistanceTransform
 from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
+from hydragnn.layers.lattice import Modes, lattice_modes
 from hydragnn.layers.message_graph import MessageGraph, States, inputs_at_zero, lengths_and_directions, radial_inputs
 from hydragnn.layers.mlp import mlp
 from hydragnn.layers.movement import MOVED, MeanMovement, Movement, at_rest, where_moved
@@ -47,6 +48,7 @@ __all__ = [
     "MOVED",
     "MeanMovement",
     "MessageGraph",
+    "Modes",
     "Movement",
     "NodeInputs",
     "Pool",
