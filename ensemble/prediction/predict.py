@@ -37,7 +37,7 @@ from hydragnn.ensemble.prediction.reporting import (
 )
 from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.ensemble.prediction.schedule import Late, Schedule, finish_together, make_schedule, once
-from hydragnn.ensemble.prediction.sinks import AppendingSink
+from hydragnn.ensemble.prediction.sinks import AppendingSink, Sink
 from hydragnn.ensemble.prediction.sources import is_store
 from hydragnn.ensemble.prediction.work import Merger, Worker
 from hydragnn.errors import InputError, Interrupted
@@ -173,13 +173,7 @@ def _predict_opened(
         if group.size > 1 or isinstance(sink, Hdf5Sink):
             merger.prepare()
         prepared = time.perf_counter()
-        if isinstance(sink, Hdf5Sink):
-            filler = Filler(worker, merger, sink)
-            filler.fill()
-            finish = filler.finish
-        else:
-            assert isinstance(sink, AppendingSink)
-            finish = partial(merger.write, sink)
+        finish = _filled(worker, merger, sink)
         wrote = once(group, "merge", job.out.exists, write, check)
     except (InputError, FileNotFoundError):
         if not job.out.exists():
@@ -193,6 +187,16 @@ def _predict_opened(
     result = prediction_result(job, schedule, counts, group.notes("done"), entries, spent)
     parts.delete()
     return result
+
+
+def _filled(worker: Worker, merger: Merger, sink: Sink) -> Callable[[], dict[str, int]]:
+    """What one rank does at last, once all ranks have filled the file where its format allows that."""
+    if isinstance(sink, Hdf5Sink):
+        filler = Filler(worker, merger, sink)
+        filler.fill()
+        return filler.finish
+    assert isinstance(sink, AppendingSink)
+    return partial(merger.write, sink)
 
 
 def work_through(worker: Worker, schedule: Schedule, job: Job, *, show: bool) -> None:
