@@ -13,6 +13,8 @@ from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.sampler import study_of, valued_trial
 from hydragnn.hpo.scheduling.events import Origin
 from hydragnn.hpo.scheduling.scheduler import TrialStatus
+from hydragnn.hpo.scheduling.state import attempts_at_once
+from hydragnn.hpo.search_settings import sampler_text
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, random_point, space_of
 from hydragnn.hpo.timeline import Timeline, TimelineBuilder
@@ -60,6 +62,8 @@ class CampaignHistory:
     """finished, hours, node_hours, walltime, stopped or hopeless; None while it runs or after a kill."""
     timeline: Timeline
     """Attempts, nodes and faults over time."""
+    sampler: str
+    """Which one found configurations, and why where the program chose it."""
 
 
 def campaign_records(out: Path) -> list[tuple[int, RunRecord, Path]]:
@@ -84,7 +88,8 @@ def campaign_history(out: Path) -> CampaignHistory:
     """The course of the campaign in folder ``out``, read from its journal; safe while the campaign runs."""
     settings = open_campaign(out)
     builder = _timeline_builder(out / JOURNAL)
-    state = builder.state
+    state, timeline = builder.state, builder.timeline()
+    widths = [attempts_at_once(state.plan, session.slots) for session in timeline.sessions]
     trials = [
         TrialHistory(
             number=number,
@@ -108,7 +113,8 @@ def campaign_history(out: Path) -> CampaignHistory:
         rungs=state.plan.rungs,
         seconds=state.elapsed(state.last),
         ending=state.ending,
-        timeline=builder.timeline(),
+        timeline=timeline,
+        sampler=sampler_text(settings.search.sampler, widths),
     )
 
 

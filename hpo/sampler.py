@@ -23,6 +23,8 @@ from hydragnn.errors import InputError
 from hydragnn.hpo.gaussian import Outlook
 from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.scheduling.scheduler import State, Trial
+from hydragnn.hpo.scheduling.state import attempts_at_once
+from hydragnn.hpo.search_settings import sampler_for
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, all_points, point_key, random_point, value_at
 from hydragnn.hpo.trial_configs import trial_config
@@ -35,9 +37,6 @@ STARTUP = 10
 
 HISTORY = 300
 """So many trials at most teach a model."""
-
-WIDE = 64
-"""With so many attempts at once or more, ``auto`` is the Gaussian process; docs/search.md has what both find."""
 
 STAND_IN = 1_000_000
 """Draws of stand-ins begin here, so that they are none of the sampler's own."""
@@ -309,8 +308,7 @@ def valued_trial(space: Space, values: Point, value: float) -> FrozenTrial:
 
 
 def _ask_of(settings: CampaignSettings, history: History) -> Ask:
-    name = settings.search.sampler
-    found = SAMPLERS[("gp" if history.width >= WIDE else "tpe") if name == "auto" else name]
+    found = SAMPLERS[sampler_for(settings.search.sampler, history.width)]
     return found() if isinstance(found, type) else found
 
 
@@ -337,7 +335,7 @@ def history_of(settings: CampaignSettings, state: State) -> History:
     numbers = set(state.trials) if len(state.trials) <= HISTORY else {*_best_and_spread(state), *_latest_open(state)}
     trials = (state.trials[number] for number in sorted(numbers))
     told = tuple(trial for trial in trials if trial.values and trial.status != "lost")
-    return History(trials=told, rungs=state.plan.rungs, width=len(state.slots) // max(1, state.least))
+    return History(trials=told, rungs=state.plan.rungs, width=attempts_at_once(state.plan, state.slots))
 
 
 def _best_and_spread(state: State) -> set[int]:

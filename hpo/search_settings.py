@@ -1,6 +1,8 @@
 """What a campaign searches: the [search] section of CAMPAIGN.toml, typed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +14,9 @@ from hydragnn.settings import Settings
 
 DEFAULT = "default"
 """What ``search.space`` says in a file for the space that ships."""
+
+WIDE = 64
+"""With so many attempts at once or more, ``auto`` is the Gaussian process; docs/search.md has what both find."""
 
 
 class SearchSettings(Settings):
@@ -119,6 +124,31 @@ def search_settings(table: object, source: str) -> SearchSettings:
         )
     parameters = {path: parsed_parameter(path, value, source) for path, value in space.items()}
     return SearchSettings.parse({**table, "space": parameters}, source=f"{source}: [search]")
+
+
+def sampler_for(sampler: str, width: int) -> str:
+    """The sampler of a campaign in which so many attempts can run at once.
+
+    >>> sampler_for("auto", 63), sampler_for("auto", 64), sampler_for("qmc", 64)
+    ('tpe', 'gp', 'qmc')
+    """
+    return ("gp" if width >= WIDE else "tpe") if sampler == "auto" else sampler
+
+
+def sampler_text(sampler: str, widths: Sequence[int]) -> str:
+    """Which sampler found configurations, and why where the program chose it; ``widths``: how many trials could run at once, by controller.
+
+    >>> sampler_text("auto", [4, 100, 128]).partition(" (")[0]
+    'tpe, later gp, since 4, later 128 can run at once'
+    """
+    if sampler != "auto":
+        return sampler
+    rule = f'"auto" is gp where {WIDE} trials or more can run at once, otherwise tpe'
+    if not widths:
+        return f"not chosen yet: {rule}"
+    latest = [(name, list(of)[-1]) for name, of in groupby(widths, key=partial(sampler_for, "auto"))]
+    names, counts = (", later ".join(map(str, part)) for part in zip(*latest))
+    return f"{names}, since {counts} can run at once ({rule})"
 
 
 def together_text(search: SearchSettings, because: str) -> str:

@@ -13,6 +13,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import open_regular
 from hydragnn.hpo.costs import CostModel, scaling_of, works_of
 from hydragnn.hpo.folder import NAME, campaign_table
+from hydragnn.hpo.forecast import Forecast, forecast
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import (
     brief_changes,
@@ -28,7 +29,8 @@ from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.replay import Replay, concerned
 from hydragnn.hpo.scheduling.scheduler import State
-from hydragnn.hpo.search_settings import search_settings, together_text
+from hydragnn.hpo.scheduling.state import attempts_at_once
+from hydragnn.hpo.search_settings import sampler_text, search_settings, together_text
 from hydragnn.hpo.space import Point, space_of
 from hydragnn.hpo.timeline import FaultRow, NodeHours, TimelineBuilder, local_nodes
 
@@ -124,15 +126,6 @@ class MachineTrouble:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Forecast:
-    """When the campaign ends if it goes on as so far."""
-
-    seconds: float
-    by: str
-    """``finished`` where all trials will be done, else the budget that ends it before."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CampaignStatus:
     """Everything that ``hydragnn status`` shows."""
 
@@ -149,6 +142,8 @@ class CampaignStatus:
     """Trials by status; paused ones rest at a rung."""
     stand_ins: int
     """Trials with a random configuration because the sampler had none in time."""
+    sampler: str
+    """Which one finds the others, and why where the program chose it."""
     rungs: tuple[RungStatus, ...]
     best: Best | None
     nodes: NodeCounts
@@ -183,7 +178,7 @@ class Follower:
         self._folder, self._clock = folder, clock
         table = campaign_table(folder)
         search = search_settings(table.get("search", {}), str(folder / NAME))
-        self._space = space_of(search.space)
+        self._sampler, self._space = search.sampler, space_of(search.space)
         self._together = together_text(search, str(table.get("together_because", "")))
         self._campaign, self._timeline_builder = Replay(brief=True), TimelineBuilder()
         self._position, self._last = 0, 0.0
@@ -255,6 +250,7 @@ class Follower:
             planned=state.plan.trials,
             trials={status: state.count(status) for status in STATUSES},
             stand_ins=sum(trial.origin == "stand-in" for trial in state.trials.values()),
+            sampler=sampler_text(self._sampler, [attempts_at_once(state.plan, s.slots) for s in timeline.sessions]),
             rungs=_rungs(state),
             best=_best(state),
             nodes=node_counts(state),
@@ -305,30 +301,6 @@ def node_counts(state: State) -> NodeCounts:
         probing=sum(status == "probing" for status in idle_out.values()),
         quarantined=tuple(sorted(name for name, status in idle_out.items() if status == "quarantined")),
         local=local_nodes(state.nodes),
-    )
-
-
-def seconds_left(state: State, seconds: float) -> float | None:
-    """A forecast: epochs that the rungs will ask for, at the pace of campaign so far; None before the first result."""
-    done = sum(trial.epochs for trial in state.trials.values())
-    if not done or not state.plan.rungs:
-        return None
-    before, total, reaching = 0, 0.0, float(state.plan.trials)
-    for rung in state.plan.rungs:
-        total += reaching * (rung - before)
-        floor = min(state.plan.finalists, state.plan.trials)
-        before, reaching = rung, max(reaching / state.plan.reduction, float(floor))
-    return max(0.0, (total - done) * seconds / done)
-
-
-def forecast(state: State, now: float) -> Forecast | None:
-    """The end at the pace so far, or the budget that comes before it; None before the first result and after the end."""
-    left = seconds_left(state, state.elapsed(now))
-    if left is None or state.closed:
-        return None
-    until = state.ends - now
-    return (
-        Forecast(seconds=max(0.0, until), by=state.ends_by) if until < left else Forecast(seconds=left, by="finished")
     )
 
 

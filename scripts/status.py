@@ -114,7 +114,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         "status": [_status_text(status)],
         "trials": [_trials_text(status)],
         "best": [_best_text(status)],
-        "sampler": [_sampler_text(status)] if status.stand_ins else [],
+        "sampler": [status.sampler, *([_stand_ins_text(status)] if status.stand_ins else [])],
         "rungs": [
             f"epoch {rung.epochs}: {rung.reached} reached it"
             + ("" if rung.best is None else f", best {rung.best:.4g} (trial {rung.trial})")
@@ -166,7 +166,7 @@ def _best_text(status: CampaignStatus) -> str:
     return f"trial {status.best.trial}: {status.best.value:.4g} ({values_line(status.best.values)})"
 
 
-def _sampler_text(status: CampaignStatus) -> str:
+def _stand_ins_text(status: CampaignStatus) -> str:
     log = Path(status.campaign) / SAMPLER_LOG
     return f"had no configuration in time for {status.stand_ins} trial(s), which were drawn at random; if it failed, {log} says why"
 

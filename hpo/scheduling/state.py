@@ -248,6 +248,11 @@ def most_slots(plan: Plan, slots: Sequence[str]) -> int:
     return max(least_slots(plan, slots), min(plan.max_slots, len(slots)))
 
 
+def attempts_at_once(plan: Plan, slots: Sequence[str]) -> int:
+    """How many attempts can run at once, each on as few slots as can be."""
+    return len(slots) // least_slots(plan, slots)
+
+
 def with_trial(state: State, trial: Trial) -> State:
     """The state with a trial replaced or added; the indexes follow its status."""
     before = state.trials.get(trial.number)

@@ -24,6 +24,7 @@ def campaign_facts(folder: Path) -> CampaignFacts:
         seconds=history.seconds,
         timeline=history.timeline,
         left_out=history.settings.left_out or {},
+        sampler=history.sampler,
     )
 
 

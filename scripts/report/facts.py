@@ -209,6 +209,8 @@ class CampaignFacts:
     timeline: Timeline = member(default_factory=Timeline)
     left_out: Mapping[str, str] = member(default_factory=dict)
     """Architectures that the default space was without, each with the reason."""
+    sampler: str = ""
+    """Which one found configurations, and why where the program chose it."""
 
     @property
     def scored(self) -> list[Trial]:

@@ -120,8 +120,7 @@ def task_section(facts: Facts) -> Section:
     if facts.campaign is not None:
         count = facts.campaign.search.get("trials", len(facts.campaign.trials))
         sentences.append(
-            f"Search {count} configurations for the smallest {facts.campaign.objective} "
-            f"({facts.campaign.search.get('sampler', 'default')} sampler)."
+            f"Search {count} configurations for the smallest {facts.campaign.objective} (sampler: {facts.campaign.sampler})."
         )
         if facts.campaign.left_out:
             sentences.append(

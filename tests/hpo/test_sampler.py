@@ -13,7 +13,6 @@ from hydragnn.hpo.sampler import (
     HISTORY,
     MODELS,
     SAMPLERS,
-    WIDE,
     History,
     history_of,
     proposal,
@@ -23,6 +22,7 @@ from hydragnn.hpo.sampler import (
 from hydragnn.hpo.sampler_process import Question, SamplerProcess
 from hydragnn.hpo.scheduling.events import Event, Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
+from hydragnn.hpo.search_settings import WIDE
 from hydragnn.hpo.space import is_point, point_key, space_of
 
 RATE = {"type": "float", "low": 1e-5, "high": 1e-1, "log": True}

@@ -15,7 +15,7 @@ import hydragnn
 from hydragnn.datasets import StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, graph_from_arrays
-from hydragnn.hpo import campaign_settings, campaign_status
+from hydragnn.hpo import campaign_history, campaign_settings, campaign_status
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Plan
 from hydragnn.hpo.status import MachineTrouble
@@ -96,9 +96,22 @@ def test_every_question_has_its_line(campaign: Campaign, played: ModuleType) -> 
 def test_configurations_that_stood_in_for_the_sampler_are_counted(campaign: Campaign, played: ModuleType) -> None:
     """A sampler that fails leaves a random search, which nobody should take for anything else."""
     status = campaign_status(campaign(played.nodes(6)))
-    assert "sampler" not in status_rows(status)
-    [sentence] = status_rows(replace(status, stand_ins=3))["sampler"]
+    assert len(status_rows(status)["sampler"]) == 1
+    [_, sentence] = status_rows(replace(status, stand_ins=3))["sampler"]
     assert "3 trial(s), which were drawn at random" in sentence
+
+
+@pytest.mark.parametrize(("slots", "name"), [(6, "tpe"), (64, "gp")])
+def test_the_sampler_that_auto_became_is_named_with_its_reason(
+    campaign: Campaign, played: ModuleType, slots: int, name: str
+) -> None:
+    """What proposes depends on the machine, and nobody should have to read the source to know it."""
+    folder = campaign(played.nodes(slots))
+    [sentence] = status_rows(campaign_status(folder))["sampler"]
+    assert sentence.startswith(f'{name}, since {slots} can run at once ("auto" is gp where 64 trials or more')
+    assert campaign_history(folder).sampler == sentence
+    shortened(folder, 0)
+    assert campaign_status(folder).sampler.startswith("not chosen yet")
 
 
 def test_a_machine_in_trouble_is_said_with_the_pause_and_how_often_it_was(

@@ -153,6 +153,7 @@ def test_a_campaign_that_has_just_begun_shows_what_was_asked_and_its_data(sample
     folder.mkdir()
     shutil.copy(samples.campaign / "campaign.json", folder)
     text = words(write_report(folder))
+    assert 'sampler: not chosen yet: "auto" is gp where 64' in text
     assert "None has a result yet" in text and "240 graphs" in text and "not yet enough" in text
 
 
