@@ -1,19 +1,20 @@
 """Displacement of cantilevers of changing density: what a coarse solve says, corrected by a multilevel relational network on one mesh."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, rule_of
+from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.tables import read_npz
-from hydragnn.ensemble import build_ensemble
+from hydragnn.ensemble import Ensemble, build_ensemble
 from hydragnn.errors import InputError
 from hydragnn.files import read_sealed
 from hydragnn.graphs import Field, GraphBatch, Topology, direction_bins, multilevel_edges, relation_field
@@ -33,7 +34,7 @@ from hydragnn.scripts.recipes.judging import (
 )
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
 from hydragnn.scripts.recipes.simp import Array, Cantilever, Optimiser, first_density, random_density
-from hydragnn.scripts.recipes.table import show_figures
+from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import make_store, subsets, train_recipe
 
 SPACING, LEVELS, SECTORS = 0.025, 5, 8
@@ -303,5 +304,39 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
         figure for name, row in rows.items() for figure in figures_of_row(name, row, errors, simple_errors(store, row))
     ]
     figures += honesty(read_sealed(out / "ensemble" / "evaluation.json"))
+    figures += costs(data / "cantilever_196.npz", store, api.load(runs[0]))
     show_figures("cantilever", figures, sum(record.cost.cpu_seconds for record in records) / 60, out)
     api.report(out / "ensemble", out / "report.html")
+
+
+def costs(raw: Path, store: Path, model: Ensemble) -> list[Figure]:
+    """CPU time of the coarse solve and of one model's prediction beside that of the full solve, on published densities."""
+    densities = [sample.density for sample in islice(published_samples(raw), 10)]
+    coarse, (_, full), reader = coarse_cantilever(), read_mesh(raw), open_store(store)
+    seconds = {
+        "one full solve": cpu_seconds([partial(full.displacement, one) for one in densities]),
+        "one coarse solve with its estimated error": cpu_seconds([partial(coarse.solve, one) for one in densities]),
+        "one model's prediction": cpu_seconds(
+            [partial(model.predict, reader.read([n])) for n in range(len(densities))]
+        ),
+    }
+    solve = seconds["one full solve"]
+    return [
+        Figure(
+            what=f"CPU time of {what}",
+            value=1e3 * time,
+            unit="ms",
+            beside=f"{100 * time / solve:.3g} % of a full solve",
+        )
+        for what, time in seconds.items()
+    ]
+
+
+def cpu_seconds(calls: Sequence[Callable[[], object]]) -> float:
+    """Median CPU time of these calls, after the first."""
+    times = []
+    for call in calls:
+        start = process_time()
+        call()
+        times.append(process_time() - start)
+    return float(np.median(times[1:]))

@@ -40,11 +40,11 @@ def rows_of(store: Path) -> dict[str, Row]:
     part, origin, iteration = (reader.column(name).values.reshape(-1) for name in ("part", "origin", "iteration"))
     labels = reader.column("displacement").values.reshape(len(reader), -1, 2).astype(np.float64)
     fresh, fourth = (part == 2) & (origin > 0), iteration % 4 == 0
-    masks: dict[str, tuple[NDArray[np.bool_], float | None]] = {PUBLISHED: ((part == 2) & (origin == 0), 3.0)}
-    masks |= {ORIGINS[number]: (fresh & (origin == number) & fourth, 6.0) for number in HELD_OUT if number}
-    masks |= {FRESH: (fresh & fourth, 6.0)}
+    masks: dict[str, tuple[NDArray[np.bool_], float | None]] = {PUBLISHED: ((part == 2) & (origin == 0), 2.0)}
+    masks |= {ORIGINS[number]: (fresh & (origin == number) & fourth, 5.0) for number in HELD_OUT if number}
+    masks |= {FRESH: (fresh & fourth, 2.0)}
     masks |= {
-        FRESH_EARLY: (fresh & (iteration < EARLY), None),
+        FRESH_EARLY: (fresh & (iteration < EARLY), 5.0),
         FRESH_LATER: (fresh & fourth & (iteration >= EARLY), None),
     }
     rows = {name: (np.flatnonzero(mask), goal) for name, (mask, goal) in masks.items()}
