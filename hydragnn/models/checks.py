@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from hydragnn.architectures import Architecture, architectures
-from hydragnn.errors import InputError
+from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.levels import CLUSTERS, is_levels
 from hydragnn.models.convolved import with_layers
@@ -137,12 +137,27 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
         _check_tensor(field, description.architecture, description.dim)
     if isinstance(head, ScalarHeadSettings | ClassesHeadSettings) and head.conv_layers:
         with_layers(description.model, head.conv_layers)
+    if isinstance(head, ScalarHeadSettings) and head.correction_of:
+        _check_corrected(field, head.correction_of, description)
     if field.on == "edge" and not description.edges:
         raise InputError(
             f"head {field.name}: it predicts edges, and data.edges = false takes them all away; leave data.edges out, or the head"
         )
     if head.derivatives:
         _check_derivatives(field, head.derivatives, description)
+
+
+def _check_corrected(field: Field, name: str, description: ModelDescription) -> None:
+    known = description.fields.get(name)
+    if known is None or name not in description.inputs or known.on != "node" or known.classes:
+        numbers = [one.name for one in description.input_fields if one.on == "node" and not one.classes]
+        raise InputError(
+            f"head {field.name}: correction_of = {name!r} is no numeric node input; {nearest(name, numbers)}"
+        )
+    if known.shape != field.shape:
+        raise InputError(
+            f"head {field.name}: correction_of = {name!r} has shape {known.shape}, the field {field.shape}; declare both with one shape"
+        )
 
 
 def _check_vector(field: Field, architecture: type[Architecture], dim: int) -> None:

@@ -109,10 +109,11 @@ class _ItemHead(HeadBase):
 
     @model_validator(mode="after")
     def _check_own_parts(self) -> "_ItemHead":
-        if self.per_index is not None and getattr(self, "graph_scale", False):
-            raise ValueError(
-                f"head {self.field}: graph_scale is for one network for all nodes; leave it or per_index out"
-            )
+        for key in ("graph_scale", "correction_of"):
+            if self.per_index is not None and getattr(self, key, None):
+                raise ValueError(
+                    f"head {self.field}: {key} is for one network for all nodes; leave it or per_index out"
+                )
         return self
 
 
@@ -155,6 +156,10 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
     graph_scale: bool = False
     """Multiply a node field by a positive factor per graph, learned from the mean state: for targets whose size varies
     from graph to graph more than their pattern does (displacements under different stiffness)."""
+
+    correction_of: str | None = None
+    """Node input of the field's shape that the network corrects (node fields only): the answer of a cheaper method, as a coarse solve or a
+    simpler model. It is added to what the network says, times a learned number per component, before ``graph_scale``."""
 
     symmetry: Literal["symmetric", "antisymmetric"] | None = None
     """What an edge's value is in the other direction (edge fields only): the same (a misorientation) or minus it (a flux from
@@ -383,7 +388,7 @@ def _refuse_edges(field: Field) -> None:
 
 _PLACES: Mapping[Location, tuple[str, ...]] = {
     "graph": ("pool", "extensive", "per_node"),
-    "node": ("graph_scale", "per_index", "conv_layers"),
+    "node": ("graph_scale", "correction_of", "per_index", "conv_layers"),
     "edge": ("symmetry",),
 }
 """The keys that only fields of one place use."""

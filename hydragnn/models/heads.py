@@ -21,17 +21,33 @@ from hydragnn.models.turning_heads import TensorHead, VectorHead
 
 
 class NodeHead(nn.Module):
-    """y_i = output(network(h_i)): one network on every node."""
+    """y_i = output(network(h_i)) [+ a x_i]: one network on every node, which may correct an input x."""
 
-    def __init__(self, output: DistributionHead[Any], hidden_dims: list[int], channels: int) -> None:
+    def __init__(
+        self, output: DistributionHead[Any], hidden_dims: list[int], channels: int, corrected: str | None = None
+    ) -> None:
         super().__init__()
         self.output = output
         self.network = mlp([channels, *hidden_dims, output.width])
+        self.corrected = CorrectedInput(corrected, output.shape) if corrected else None
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """A distribution per node, of the field's shape."""
         prediction: Distribution = self.output(self.network(states[0]))
-        return prediction
+        return prediction if self.corrected is None else prediction.shift_by(self.corrected(batch))
+
+
+class CorrectedInput(nn.Module):
+    """a x_i: a node input times a learned number per component, which starts at 1. Both are normalised, so a is no ratio of units."""
+
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.name = name
+        self.factor = nn.Parameter(torch.ones(shape))
+
+    def forward(self, batch: GraphBatch) -> torch.Tensor:
+        """The input times its numbers, for every node."""
+        return self.factor * batch.nodes[self.name]
 
 
 class IndexedNodeHead(nn.Module):
@@ -72,22 +88,22 @@ class IndexedNodeHead(nn.Module):
             )
 
 
-class ScaledNodeHead(nn.Module):
-    """y_i = exp(scale(mean_j h_j)) output(network(h_i)) - origin: a pattern times a positive factor of the graph. No published form.
+class ScaledNodeHead(NodeHead):
+    """y_i = exp(scale(mean_j h_j)) (output(network(h_i)) [+ a x_i]) - origin: a pattern times a positive factor of the graph. No published form.
 
     The factor multiplies values that may have been shifted by their mean, so a learned origin is taken off afterwards.
     """
 
-    def __init__(self, output: DistributionHead[Any], hidden_dims: list[int], channels: int) -> None:
-        super().__init__()
-        self.output = output
-        self.network = mlp([channels, *hidden_dims, output.width])
+    def __init__(
+        self, output: DistributionHead[Any], hidden_dims: list[int], channels: int, corrected: str | None = None
+    ) -> None:
+        super().__init__(output, hidden_dims, channels, corrected)
         self.scale = mlp([channels, *hidden_dims, 1])
         self.origin = nn.Parameter(torch.zeros(output.shape))
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
         """A distribution per node, of the field's shape."""
-        pattern: Number = self.output(self.network(states[0]))  # [nodes, *shape]
+        pattern: Number = super().forward(states, graph, batch)  # type: ignore[assignment]  # [nodes, *shape]
         of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, "mean")  # [graphs, channels]
         factor = self.scale(of_graph).exp().index_select(0, batch.owner("node"))  # [nodes, 1]
         factor = factor.view(-1, *[1] * (pattern.mean.dim() - 1))  # [nodes, 1, ...], as many axes as the field has
@@ -150,9 +166,9 @@ def _node_head(
     if settings.per_index is not None:
         head: Head = IndexedNodeHead(output, hidden, channels, settings.per_index)
     elif isinstance(settings, ScalarHeadSettings) and settings.graph_scale:
-        head = ScaledNodeHead(output, hidden, channels)
+        head = ScaledNodeHead(output, hidden, channels, settings.correction_of)
     else:
-        head = NodeHead(output, hidden, channels)
+        head = NodeHead(output, hidden, channels, getattr(settings, "correction_of", None))
     return ConvolvedHead(head, context, settings.conv_layers) if settings.conv_layers else head
 
 

@@ -1,10 +1,11 @@
-"""Displacement of cantilevers of changing density: a multilevel relational network on one mesh."""
+"""Displacement of cantilevers of changing density: what a coarse solve says, corrected by a multilevel relational network on one mesh."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -13,22 +14,35 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.tables import read_npz
-from hydragnn.ensemble import Ensemble, NumberEstimate, build_ensemble
+from hydragnn.ensemble import Ensemble, build_ensemble
 from hydragnn.errors import InputError
 from hydragnn.files import read_sealed
 from hydragnn.graphs import Field, GraphBatch, Topology, direction_bins, multilevel_edges, relation_field
 from hydragnn.scripts import api
+from hydragnn.scripts.recipes.coarse import CoarseCantilever
+from hydragnn.scripts.recipes.judging import (
+    COVERED,
+    EARLY,
+    ORIGINS,
+    TRAINING,
+    carries_load,
+    figures_of_row,
+    honesty,
+    relative_errors,
+    rows_of,
+    simple_errors,
+)
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
 from hydragnn.scripts.recipes.simp import Array, Cantilever, Optimiser, first_density, random_density
 from hydragnn.scripts.recipes.table import Figure, show_figures
-from hydragnn.scripts.recipes.training import BLOCK, make_store, subsets, train_recipe
+from hydragnn.scripts.recipes.training import make_store, subsets, train_recipe
 
 SPACING, LEVELS, SECTORS = 0.025, 5, 8
 ROWS, COLUMNS = 41, 121  # vertices of the published mesh
-BROKEN = 0.1  # root mean square displacement above which a density does not carry the load
+LOAD = -2e-4 / 3  # vertical force at a vertex amid the published load; half of it at its two ends
 MEMBERS = 3
 TRAIN_RUNS, CHOOSING_RUNS, CALIBRATING_RUNS, TRAIN_RANDOM = 40, 12, 24, 150
-EARLY, EARLY_RUNS, EARLY_STATES = 10, 100, 4  # iterations that are early; runs that end there, and what is kept of each
+EARLY_RUNS, EARLY_STATES = 100, 4  # runs that end at early iterations, and what is kept of each
 STARTS = (0, 0, 1, 2)  # of the runs, in turn; see first_density
 STATES, ITERATIONS = 20, (20, 90)  # kept per training run, closer together at its start; length of such a run
 TEST_ITERATIONS, DRAWN = (
@@ -43,16 +57,17 @@ TEST_RUNS = (
     (2, Optimiser(volume=0.55, radius=0.012, move=0.1)),
 )
 NODE_INPUTS = ("density", "stiffness", "log_density", "x", "y", "clamped", "loaded")
-ORIGINS = ("published", "fresh run 1", "fresh run 2", "fresh run 3", "fresh run 4", "fresh run 5", "fresh training")
-HELD_OUT, TRAINING = range(len(ORIGINS) - 1), len(ORIGINS) - 1
-PUBLISHED, FRESH = "published validation part", "all fresh runs"
-FRESH_EARLY, FRESH_LATER = "early iterations of fresh runs", "later iterations of fresh runs"
-COVERED = (PUBLISHED, FRESH, FRESH_EARLY)  # rows with coverage of the ensemble's intervals
-INPUTS = (
+MESH_INPUTS = (
     *(Field(name=name, on="node") for name in NODE_INPUTS),
     relation_field(SECTORS, "direction"),
     relation_field(LEVELS, "level"),
 )
+COARSE_INPUTS = (
+    Field(name="coarse_displacement", on="node", shape=(2,), unit="domain heights"),
+    Field(name="coarse_misfit", on="node"),
+    Field(name="coarse_error", on="graph"),
+)
+INPUTS = (*MESH_INPUTS, *COARSE_INPUTS)
 LABELS = (
     Field(name="displacement", on="node", shape=(2,), unit="domain heights", role="target"),
     Field(name="part", on="graph", classes=4, dtype="int64", role="auxiliary"),
@@ -102,7 +117,7 @@ class Densities(OwnBuild):
     def graphs(self) -> Iterator[Make]:
         """One graph per density without displacement; InputError where a file has other arrays or another mesh."""
         points, loaded = published_points()
-        mesh = mesh_of(points, loaded)
+        mesh, coarse = mesh_of(points, loaded), coarse_cantilever()
         for path in find_files(self.files):
             table = read_npz(path)
             densities = array_like(table, "w", ("densities", len(points)), path)
@@ -115,7 +130,7 @@ class Densities(OwnBuild):
                 if not np.array_equal(load != 0, loaded):
                     raise InputError(f"{path}: load_fy_nodes pulls at other nodes than in training; leave the file out")
             for number, density in enumerate(densities.astype(np.float64)):
-                yield partial(density_as_graph, density, mesh, f"{path.name}, density {number}")
+                yield partial(density_as_graph, density, mesh, coarse, f"{path.name}, density {number}")
 
 
 def published_points() -> tuple[Array, NDArray[np.bool_]]:
@@ -125,16 +140,34 @@ def published_points() -> tuple[Array, NDArray[np.bool_]]:
     return points, (column == COLUMNS - 1) & (np.abs(points[:, 1] - 0.5) < 0.05 + 1e-6)
 
 
-def density_as_graph(density: Array, mesh: Mesh, name: str) -> GraphBatch:
+def coarse_cantilever() -> CoarseCantilever:
+    """The coarse solve of the published mesh and load."""
+    _, loaded = published_points()
+    ends = loaded & (np.roll(loaded, COLUMNS) ^ np.roll(loaded, -COLUMNS))
+    return CoarseCantilever(ROWS, COLUMNS, LOAD * np.where(ends, 0.5, loaded))
+
+
+def density_as_graph(density: Array, mesh: Mesh, coarse: CoarseCantilever, name: str) -> GraphBatch:
     """One density as a graph without labels; InputError where it is no density."""
     wrong = np.flatnonzero(~((density >= 0) & (density <= 1 + 1e-6)))
     if len(wrong):
         raise InputError(f"{name}: w is {density[wrong[0]]:g} at node {wrong[0]}; a density lies between 0 and 1")
-    return inputs_as_graph(density, mesh)
+    return with_coarse(inputs_as_graph(density, mesh), density, coarse)
+
+
+def with_coarse(graph: GraphBatch, density: Array, coarse: CoarseCantilever) -> GraphBatch:
+    """The graph of a density with what the coarse solve says of it, and how wrong that will be."""
+    answer = coarse.solve(density)
+    values = {
+        "coarse_displacement": torch.tensor(answer.displacement, dtype=torch.float32),
+        "coarse_misfit": torch.tensor(answer.misfit, dtype=torch.float32),
+        "coarse_error": torch.tensor([answer.error], dtype=torch.float32),
+    }
+    return graph.with_fields(values, fields=COARSE_INPUTS)
 
 
 def inputs_as_graph(density: Array, mesh: Mesh) -> GraphBatch:
-    """A nodal density as a graph; coordinates are inputs, because clamp and load break every symmetry."""
+    """A nodal density as a graph without solves; coordinates are inputs, because clamp and load break every symmetry."""
     nodes, edges, (x, y) = len(mesh.points), len(mesh.senders), mesh.points.T
     w = density
     columns = (2 * w - 1, 2 * w**3 - 0.5, np.log(np.maximum(w, 1e-3)) / 3 + 0.5, x, y, x < 1e-6, mesh.load != 0)
@@ -147,14 +180,14 @@ def inputs_as_graph(density: Array, mesh: Mesh) -> GraphBatch:
         periodic=torch.zeros(1, 3, dtype=torch.bool),
         node_offsets=torch.tensor([0, nodes]),
         edge_offsets=torch.tensor([0, edges]),
-        fields={field.name: field for field in INPUTS},
+        fields={field.name: field for field in MESH_INPUTS},
         nodes=inputs,
         edges={"direction": torch.from_numpy(mesh.direction), "level": torch.from_numpy(mesh.level)},
         graphs={},
     )
 
 
-def sample_as_graph(sample: Sample, mesh: Mesh) -> GraphBatch:
+def sample_as_graph(sample: Sample, mesh: Mesh, coarse: CoarseCantilever) -> GraphBatch:
     """One sample as a graph with its labels."""
     values = {
         "displacement": torch.tensor(sample.displacement, dtype=torch.float32),
@@ -162,7 +195,7 @@ def sample_as_graph(sample: Sample, mesh: Mesh) -> GraphBatch:
         "origin": torch.tensor([sample.origin]),
         "iteration": torch.tensor([sample.iteration]),
     }
-    return inputs_as_graph(sample.density, mesh).with_fields(values, fields=LABELS)
+    return with_coarse(inputs_as_graph(sample.density, mesh), sample.density, coarse).with_fields(values, fields=LABELS)
 
 
 def published_samples(raw: Path) -> Iterator[Sample]:
@@ -243,10 +276,11 @@ def write_samples(samples: Iterable[Sample], mesh: Mesh, store: Path) -> None:
         "source": "github lorenzonebolosi/HydraGNN df609217, and fresh solves by scikit-fem",
         "build": rule_of(Densities(files=["cantilever_196.npz"])),
     }
+    coarse = coarse_cantilever()
     with StoreWriter(store, FIELDS, dim=0, attributes=about) as writer:
         for sample in samples:
-            if sample.part == 2 or np.sqrt(np.square(sample.displacement).sum(axis=1).mean()) < BROKEN:
-                writer.write(sample_as_graph(sample, mesh))
+            if sample.part == 2 or carries_load(sample.displacement[None])[0]:
+                writer.write(sample_as_graph(sample, mesh, coarse))
 
 
 def run(data: Path, out: Path, epochs: int | None) -> None:
@@ -266,107 +300,43 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
         "one model": relative_errors(api.load(runs[0]), store, rows),
         "ensemble": relative_errors(api.load(out / "ensemble"), store, rows),
     }
-    figures = [figure for name, row in rows.items() for figure in _errors(name, row, errors, mean_and_copy(store, row))]
-    figures += _honesty(read_sealed(out / "ensemble" / "evaluation.json"))
+    figures = [
+        figure for name, row in rows.items() for figure in figures_of_row(name, row, errors, simple_errors(store, row))
+    ]
+    figures += honesty(read_sealed(out / "ensemble" / "evaluation.json"))
+    figures += costs(data / "cantilever_196.npz", store, api.load(runs[0]))
     show_figures("cantilever", figures, sum(record.cost.cpu_seconds for record in records) / 60, out)
     api.report(out / "ensemble", out / "report.html")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """Held-out densities that are a row of the table."""
-
-    graphs: NDArray[np.int64]
-    carries: NDArray[np.bool_]
-    """Which of them carry the load: the others are left out of means."""
-    goal: float | None = None
-    """Largest mean error that the recipe promises, per cent."""
-
-
-def rows_of(store: Path) -> dict[str, Row]:
-    """The published validation part; every fourth iteration of each fresh run and of all; early iterations and later ones."""
-    reader = open_store(store)
-    part, origin, iteration = (reader.column(name).values.reshape(-1) for name in ("part", "origin", "iteration"))
-    labels = reader.column("displacement").values.reshape(len(reader), -1).astype(np.float64)
-    fresh, fourth = (part == 2) & (origin > 0), iteration % 4 == 0
-    masks: dict[str, tuple[NDArray[np.bool_], float | None]] = {PUBLISHED: ((part == 2) & (origin == 0), 3.0)}
-    masks |= {ORIGINS[number]: (fresh & (origin == number) & fourth, 6.0) for number in HELD_OUT if number}
-    masks |= {FRESH: (fresh & fourth, 6.0)}
-    masks |= {
-        FRESH_EARLY: (fresh & (iteration < EARLY), None),
-        FRESH_LATER: (fresh & fourth & (iteration >= EARLY), None),
+def costs(raw: Path, store: Path, model: Ensemble) -> list[Figure]:
+    """CPU time of the coarse solve and of one model's prediction beside that of the full solve, on published densities."""
+    densities = [sample.density for sample in islice(published_samples(raw), 10)]
+    coarse, (_, full), reader = coarse_cantilever(), read_mesh(raw), open_store(store)
+    seconds = {
+        "one full solve": cpu_seconds([partial(full.displacement, one) for one in densities]),
+        "one coarse solve with its estimated error": cpu_seconds([partial(coarse.solve, one) for one in densities]),
+        "one model's prediction": cpu_seconds(
+            [partial(model.predict, reader.read([n])) for n in range(len(densities))]
+        ),
     }
-    rows = {name: (np.flatnonzero(mask), goal) for name, (mask, goal) in masks.items()}
-    return {
-        name: Row(graphs=graphs, carries=_carries(labels[graphs]), goal=goal) for name, (graphs, goal) in rows.items()
-    }
-
-
-def relative_errors(ensemble: Ensemble, store: Path, rows: Mapping[str, Row]) -> dict[str, Array]:
-    """Per cent relative L2 error of every density of every row that carries the load."""
-    reader = open_store(store)
-    graphs = np.unique(np.concatenate([row.graphs[row.carries] for row in rows.values()]))
-    errors = np.full(len(reader), np.nan)
-    for block in np.array_split(graphs, -(-len(graphs) // BLOCK)):
-        batch = reader.read(block)
-        said = ensemble.predict(batch)["displacement"]
-        assert isinstance(said, NumberEstimate)
-        mean = said.mean.reshape(len(block), -1)
-        errors[block] = _relative(mean, batch["displacement"].double().numpy().reshape(len(block), -1))
-    return {name: errors[row.graphs[row.carries]] for name, row in rows.items()}
-
-
-def _errors(
-    name: str, row: Row, errors: Mapping[str, Mapping[str, Array]], simple: Mapping[str, float]
-) -> list[Figure]:
-    """The mean error of the first member, which the promise is about, and of the ensemble, beside simple predictors."""
-    figures = []
-    for what in ("one model", "ensemble"):
-        beside = f"worst density {errors[what][name].max():.3g} %"
-        goal = None
-        if what == "one model":
-            goal = row.goal
-            beside = "; ".join([beside, *(f"{other} {value:.3g} %" for other, value in simple.items())])
-            if broken := int((~row.carries).sum()):
-                beside += f"; {broken} densities that do not carry the load left out"
-        value = float(errors[what][name].mean())
-        text = f"{name} ({int(row.carries.sum())} densities): mean relative L2 of the displacement, {what}"
-        figures.append(Figure(what=text, value=value, unit="%", goal=goal, beside=beside))
-    return figures
-
-
-def _honesty(evaluation: dict[str, Any]) -> list[Figure]:
-    """What the ensemble's intervals hold, and what it flags."""
-    figures = []
-    for name in COVERED:
-        scores = evaluation["parts"][name]["displacement"]["ensemble"]
-        beside = f"Spearman of spread and error {scores['spearman']:.2f}"
-        what = f"{name}: coverage of the displacement (90 nominal)"
-        figures.append(Figure(what=what, value=100 * scores["coverage"], unit="%", beside=beside))
-        flagged = 100 * evaluation["domain"]["flagged"][name]
-        figures.append(
-            Figure(what=f"{name}: densities flagged as outside the training domain", value=flagged, unit="%")
+    solve = seconds["one full solve"]
+    return [
+        Figure(
+            what=f"CPU time of {what}",
+            value=1e3 * time,
+            unit="ms",
+            beside=f"{100 * time / solve:.3g} % of a full solve",
         )
-    return figures
+        for what, time in seconds.items()
+    ]
 
 
-def mean_and_copy(store: Path, row: Row) -> dict[str, float]:
-    """Mean errors of two simple predictors: the mean displacement of training, and the published one of the same iteration."""
-    reader = open_store(store)
-    part, origin, iteration = (reader.column(name).values.reshape(-1) for name in ("part", "origin", "iteration"))
-    fields = reader.column("displacement").values.reshape(len(reader), -1).astype(np.float64)
-    mean = fields[(part == 0) & (origin == 0)].mean(axis=0)
-    published, graphs = np.flatnonzero(origin == 0), row.graphs[row.carries]
-    simple = {"mean field": float(_relative(mean[None], fields[graphs]).mean())}
-    if (origin[graphs] > 0).all():
-        nearest = published[np.abs(iteration[published] - iteration[graphs][:, None]).argmin(axis=1)]
-        simple["same iteration of the published run"] = float(_relative(fields[nearest], fields[graphs]).mean())
-    return simple
-
-
-def _relative(mean: Array, label: Array) -> Array:
-    return 100 * np.linalg.norm(mean - label, axis=1) / np.linalg.norm(label, axis=1)
-
-
-def _carries(label: Array) -> NDArray[np.bool_]:
-    return np.sqrt(2 * np.square(label).mean(axis=1)) < BROKEN
+def cpu_seconds(calls: Sequence[Callable[[], object]]) -> float:
+    """Median CPU time of these calls, after the first."""
+    times = []
+    for call in calls:
+        start = process_time()
+        call()
+        times.append(process_time() - start)
+    return float(np.median(times[1:]))

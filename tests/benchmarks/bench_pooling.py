@@ -34,13 +34,13 @@ from hydragnn.graphs import (
 from hydragnn.models import TrainedModel, load_model
 from hydragnn.runs import train
 from hydragnn.scripts.recipes.cantilever import (
-    BROKEN,
     NODE_INPUTS,
     TEST_RUNS,
     inputs_as_graph,
     published_samples,
     read_mesh,
 )
+from hydragnn.scripts.recipes.judging import carries_load
 from hydragnn.scripts.recipes.simp import first_density, random_density
 from hydragnn.scripts.recipes.terfenol import TARGETS
 from hydragnn.scripts.recipes.terfenol import write_store as write_terfenol
@@ -135,7 +135,7 @@ def cantilever(data: Path, _: Path) -> Problem:
 
     def values() -> Iterator[tuple[dict[str, Any], int]]:
         for density, displacement, part in samples():
-            if np.sqrt(np.square(displacement).sum(axis=1).mean()) < BROKEN:
+            if carries_load(displacement[None])[0]:
                 inputs = inputs_as_graph(density, mesh).nodes
                 yield {**{name: inputs[name] for name in NODE_INPUTS}, "displacement": displacement}, part
 

@@ -55,6 +55,10 @@ USELESS = {
     "extensive node field": ({"kind": "scalar", "field": "charge", "extensive": True}, "extensive is for graph fields"),
     "pool of a vector on nodes": ({"kind": "vector", "field": "forces", "pool": "sum"}, "pool is for graph fields"),
     "scale of a graph field": ({"kind": "scalar", "field": "energy", "graph_scale": True}, "graph_scale is for"),
+    "correction of a graph field": (
+        {"kind": "scalar", "field": "energy", "correction_of": "charge"},
+        "correction_of is for node fields",
+    ),
     "scalar head of a vector": ({"kind": "scalar", "field": "dipole"}, 'use kind = "vector"'),
     "classes of numbers": ({"kind": "classes", "field": "energy"}, "numbers, not classes"),
     "too few class weights": ({"kind": "classes", "field": "phase", "class_weights": [1.0]}, "1 class_weights for 3"),

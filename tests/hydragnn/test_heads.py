@@ -178,6 +178,10 @@ REFUSED = {
         lambda: built("gin", {"kind": "scalar", "field": "site", "per_index": 2, "graph_scale": True}),
         "leave it or per_index out",
     ),
+    "correction by own networks": (
+        lambda: built("gin", {"kind": "scalar", "field": "site", "per_index": 2, "correction_of": "size"}),
+        "correction_of is for one network",
+    ),
 }
 
 

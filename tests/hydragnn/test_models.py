@@ -247,6 +247,63 @@ def test_a_graph_scale_multiplies_all_nodes_of_a_graph_alike() -> None:
     torch.testing.assert_close(model(batch)["displacement"].mean.detach(), before * torch.tensor(0.5).exp())
 
 
+@pytest.mark.parametrize("graph_scale", [False, True])
+def test_a_head_that_corrects_an_input_starts_from_it(graph_scale: bool) -> None:
+    known = Field(name="guess", on="node", shape=(2,))
+    plain, corrected = (
+        build_model(
+            settings(kind="schnet"),
+            [head(kind="scalar", field="displacement", graph_scale=graph_scale, **keys)],
+            {**FIELDS, "guess": known},
+            inputs=["size", "guess"],
+            dim=3,
+            seed=0,
+        )
+        for keys in ({}, {"correction_of": "guess"})
+    )
+    batch = concatenate([chain(4, 3), chain(3, 3)])
+    guess = torch.randn(batch.num_nodes, 2, generator=torch.Generator().manual_seed(0))
+    batch = batch.with_fields({"guess": guess}, fields=[known])
+    scale = 1.0
+    if graph_scale:
+        states = plain.encode(batch, plain.message_graph(batch, plain.edge_vectors(batch)))[0]
+        means = torch.stack([one.mean(dim=0) for one in states.split(batch.counts("node").tolist())])
+        scale = corrected.heads[0].scale(means).exp().repeat_interleave(batch.counts("node"), dim=0)
+    difference = corrected(batch)["displacement"].mean - plain(batch)["displacement"].mean
+    torch.testing.assert_close(difference, scale * guess)
+    with torch.no_grad():
+        corrected.heads[0].corrected.factor.copy_(torch.tensor([2.0, 0.0]))
+    difference = corrected(batch)["displacement"].mean - plain(batch)["displacement"].mean
+    torch.testing.assert_close(difference, scale * guess * torch.tensor([2.0, 0.0]))
+
+
+CORRECTED = {
+    "misspelled": ("guesss", "is no numeric node input; did you mean guess"),
+    "a target": ("forces", "is no numeric node input"),
+    "of edges": ("area", "is no numeric node input"),
+    "classes": ("atomic_numbers", "is no numeric node input"),
+    "of another shape": ("size", r"has shape \(\), the field \(2,\)"),
+}
+
+
+@pytest.mark.parametrize("case", CORRECTED)
+def test_what_a_head_cannot_correct_is_refused(case: str) -> None:
+    name, sentence = CORRECTED[case]
+    fields = {**FIELDS, "guess": Field(name="guess", on="node", shape=(2,))}
+    heads = [head(kind="scalar", field="displacement", correction_of=name)]
+    inputs = ["size", "guess", "area", "atomic_numbers"]
+    with pytest.raises(InputError, match=sentence):
+        build_model(
+            settings(kind="pna"),
+            heads,
+            fields,
+            inputs=inputs,
+            dim=3,
+            seed=0,
+            statistics=GraphStatistics(mean_log_degree=1.5),
+        )
+
+
 def test_degree_statistics_count_every_node() -> None:
     actual = degree_statistics([chain(3, 2), chain(1, 2)])
     expected = torch.tensor([2.0, 3.0, 2.0, 1.0]).log().mean()

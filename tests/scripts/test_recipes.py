@@ -22,7 +22,7 @@ from hydragnn.hpo import read_campaign
 from hydragnn.hpo.space import space_of
 from hydragnn.hpo.trial_configs import check_space
 from hydragnn.scripts import api
-from hydragnn.scripts.recipes import acac, cantilever, fept, terfenol
+from hydragnn.scripts.recipes import acac, cantilever, fept, judging, terfenol
 from hydragnn.scripts.recipes.__main__ import NAMES, recipe
 from hydragnn.scripts.recipes.simp import Optimiser, first_density
 from hydragnn.scripts.recipes.table import Figure
@@ -260,7 +260,7 @@ def test_cantilevers_that_carry_nothing_are_judged_but_not_trained_on(real_data:
     store = tmp_path / "cantilever.h5"
     cantilever.write_samples(samples, mesh, store)
     assert values(store, "part").reshape(-1).tolist() == [0, 2, 2]
-    carries = cantilever._carries(values(store, "displacement").astype(np.float64).reshape(3, -1))
+    carries = judging.carries_load(values(store, "displacement").astype(np.float64).reshape(3, -1, 2))
     assert carries.tolist() == [True, False, True]
 
 
