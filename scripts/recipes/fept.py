@@ -21,6 +21,7 @@ from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, r
 from hydragnn.graphs.relations import shell_radii
 from hydragnn.graphs.topology import Topology
 from hydragnn.scripts import api
+from hydragnn.scripts.recipes.clusters import Clusters, clusters_of, correlations
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import make_store, model_of, recipe_table, rmse, subsets, train_recipe
@@ -28,6 +29,8 @@ from hydragnn.scripts.recipes.training import make_store, model_of, recipe_table
 CELL = (20.872, 10.436, 14.116)  # Bohr; body-centred tetragonal, 32 sites
 CUTOFF = 10.6  # Bohr; eight neighbour shells
 ELEMENTS = (26, 78)  # Fe, Pt
+REACHES = ((2, 54), (3, 18), (4, 12))  # pairs, triples and fours among so many nearest neighbours of a site
+ORBITS = 248  # kinds of these clusters
 SUBSETS = ("validation", "compositions left out", "compositions left out near the ends")
 TARGETS = {"enthalpy": "Ry/atom", "charge_transfer": "e", "moment": "muB"}
 GOALS = {
@@ -43,7 +46,7 @@ TWIN_EPOCHS = 10  # length of the comparison of one model with three heads and t
 MEMBERS = 3
 LEFT_OUT = (8, 16, 24)  # compositions (numbers of Fe) that training never sees
 ENDS = (4, 28)  # the same near the ends of the range: the last compositions with hundreds of symmetry classes
-INPUTS = (ATOMIC_NUMBERS_FIELD, relation_field(8, "shell"))
+INPUTS = (ATOMIC_NUMBERS_FIELD, relation_field(8, "shell"), Field(name="clusters", on="node", shape=(ORBITS,)))
 LABELS = (
     Field(name="enthalpy", on="graph", unit="Ry/atom", role="target", dtype="float64"),
     Field(name="charge_transfer", on="node", unit="e", role="target"),
@@ -105,15 +108,24 @@ def read_cells(path: Path, seed: int = 0) -> tuple[Cells, NDArray[np.float64]]:
         return cells, raw["pos"]
 
 
-def lattice(positions: NDArray[np.float64]) -> GraphBatch:
-    """The graph that all cells share: 32 sites, edges to eight shells of neighbours, the shell as the kind of edge."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sites:
+    """What all cells share."""
+
+    graph: GraphBatch
+    """32 sites, edges to eight shells of neighbours, the shell as the kind of edge."""
+    clusters: Clusters
+
+
+def lattice(positions: NDArray[np.float64]) -> Sites:
+    """The sites that all cells share; InputError where there are not eight shells of neighbours."""
     site = from_ase(Atoms("Fe32", positions=positions, cell=CELL, pbc=True), CUTOFF)
     radii = shell_radii(site)
     if len(radii) != 8:
         raise InputError(
             f"the sites have {len(radii)} shells of neighbours within {CUTOFF} Bohr, not 8; give those of the published file"
         )
-    return with_shell_relations(site, radii)
+    return Sites(graph=with_shell_relations(site, radii), clusters=clusters_of(site, REACHES))
 
 
 class FePt(OwnBuild):
@@ -127,7 +139,7 @@ class FePt(OwnBuild):
     def graphs(self) -> Iterator[Make]:
         """One graph per cell without labels; InputError where a file has other arrays or other sites."""
         positions = np.array(self.sites)
-        site = lattice(positions)
+        sites = lattice(positions)
         for path in find_files(self.files):
             table = read_npz(path)
             numbers = array_like(table, "Z", ("cells", len(positions)), path, kinds="iu").astype(np.int64)
@@ -136,21 +148,27 @@ class FePt(OwnBuild):
             ):
                 raise InputError(f"{path}: pos are other sites than those of training; give cells on the same lattice")
             for number, row in enumerate(numbers):
-                yield partial(cell_as_graph, row, site, f"{path.name}, cell {number}")
+                yield partial(cell_as_graph, row, sites, f"{path.name}, cell {number}")
 
 
-def cell_as_graph(numbers: NDArray[np.int64], site: GraphBatch, name: str) -> GraphBatch:
+def cell_as_graph(numbers: NDArray[np.int64], sites: Sites, name: str) -> GraphBatch:
     """One cell as a graph without labels; InputError where a site is neither Fe nor Pt."""
     other = numbers[~np.isin(numbers, ELEMENTS)]
     if len(other):
         raise InputError(f"{name}: atomic number {other[0]} is neither Fe (26) nor Pt (78); leave the cell out")
-    return cells_as_batch(numbers[None], site)
+    return cells_as_batch(numbers[None], sites)
 
 
-def cells_as_batch(numbers: NDArray[np.int64], site: GraphBatch) -> GraphBatch:
-    """Cells ``[cells, sites]`` as graphs without geometry: on an ideal lattice the shells say it all."""
-    count, nodes, edges = len(numbers), site.num_nodes, site.num_edges
+def cells_as_batch(numbers: NDArray[np.int64], sites: Sites) -> GraphBatch:
+    """Cells ``[cells, sites]`` as graphs without geometry: on an ideal lattice shells and clusters say it all.
+
+    The spins of clusters are 1 on iron and -1 on platinum, less their mean over the cell.
+    """
+    site, count = sites.graph, len(numbers)
+    nodes, edges = site.num_nodes, site.num_edges
     base = torch.arange(count).repeat_interleave(edges) * nodes
+    spins = np.where(numbers == ELEMENTS[0], 1.0, -1.0)
+    around = correlations(sites.clusters, spins - spins.mean(axis=1, keepdims=True))
     return GraphBatch(
         positions=torch.zeros(count * nodes, 0, dtype=torch.float64),
         topology=Topology.square(site.senders.repeat(count) + base, site.receivers.repeat(count) + base, count * nodes),
@@ -160,7 +178,10 @@ def cells_as_batch(numbers: NDArray[np.int64], site: GraphBatch) -> GraphBatch:
         node_offsets=torch.arange(count + 1) * nodes,
         edge_offsets=torch.arange(count + 1) * edges,
         fields={field.name: field for field in INPUTS},
-        nodes={"atomic_numbers": torch.from_numpy(numbers.flatten())},
+        nodes={
+            "atomic_numbers": torch.from_numpy(numbers.flatten()),
+            "clusters": torch.from_numpy(around.reshape(-1, ORBITS)),
+        },
         edges={"shell": site.edges["relation"].repeat(count)},
         graphs={},
     )
@@ -181,13 +202,13 @@ def with_labels(batch: GraphBatch, cells: Cells, rows: slice) -> GraphBatch:
 def write_store(raw: Path, store: Path) -> None:
     """The raw npz file as a store that remembers how other such files become graphs."""
     cells, positions = read_cells(raw)
-    site = lattice(positions)
+    sites = lattice(positions)
     rule = rule_of(FePt(files=[raw.name], sites=[tuple(row) for row in positions.tolist()]))
     attributes = {"source": "LSMS Fe-Pt, github allaffa/GCNN b0bc200f", "build": rule}
     with StoreWriter(store, FIELDS, dim=0, attributes=attributes) as writer:
         for start in range(0, len(cells.numbers), 256):
             rows = slice(start, start + 256)
-            writer.write(with_labels(cells_as_batch(cells.numbers[rows], site), cells, rows))
+            writer.write(with_labels(cells_as_batch(cells.numbers[rows], sites), cells, rows))
 
 
 def run(data: Path, out: Path, epochs: int | None) -> None:
