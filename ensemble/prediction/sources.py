@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, StoreWriter, open_store
 from hydragnn.datasets.manifest import part_name, read_manifest, write_manifest
-from hydragnn.ensemble.prediction.records import unique_name
+from hydragnn.ensemble.prediction.entries import unique_name
 from hydragnn.ensemble.prediction.rules import Block, Rule
 from hydragnn.ensemble.structures import made_graphs
 from hydragnn.errors import InputError
