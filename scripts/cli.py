@@ -331,7 +331,7 @@ def predict(
     Under `mpirun -n N` or `srun` all ranks share the work; after an interruption `--resume` ends with the same bits.
     Exits with 3 where not one graph could be predicted.
     """
-    _tell_new(out, out.with_name(out.name + ".parts"), resume)
+    _tell_new(out, Path(f"{out}.parts"), resume)
     result = api.predict(model, source, out, resume=resume, workers=workers, quiet=as_json, branch=branch)
     if result:
         show_value(result.to_json(), as_json)
@@ -362,7 +362,7 @@ app.command()(conformance)
 
 def _tell_new(out: Path, folder: Path, resume: bool) -> None:
     """Say so once where there is nothing to resume: a mistyped --out begins everything anew."""
-    if not resume or folder.exists() or out.exists():
+    if not resume or os.path.lexists(folder) or os.path.lexists(out):  # which say no of names that cannot be
         return
     from hydragnn.distributed import this_launch
 

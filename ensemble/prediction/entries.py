@@ -1,6 +1,7 @@
 """The entries of indices: what a process has finished, where it lies in its file, and how damage is noticed."""
 
 import os
+import time
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -8,10 +9,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.distributed.launch import host_name
 from hydragnn.files import open_regular
 
 WORK, INDEX = ".work", ".index"
 """Suffixes of the file of a process and of its index."""
+
+FIRST, LATER = "-first", "-later"
+"""How the names of the first file of a process end, and of those that it begins after ``end``."""
+
+
+def own_name(*, first: bool) -> str:
+    """A name for a file of this process that no other file has, which says whether it is the first one."""
+    return f"{unique_name()}-{time.time_ns():x}{FIRST if first else LATER}"
+
+
+def is_first(name: str) -> bool:
+    """Return True where the index is that of the first file of a process."""
+    return name.endswith(f"{FIRST}{INDEX}")
+
+
+def unique_name() -> str:
+    """A name that no other process on any machine has."""
+    return f"{host_name()}-{os.getpid()}"
+
 
 ENTRY = np.dtype(
     [

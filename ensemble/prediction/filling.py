@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.prediction.entries import ENTRY
+from hydragnn.ensemble.prediction.entries import ENTRY, unique_name
 from hydragnn.ensemble.prediction.hdf5 import (
     PLACES,
     SIZES,
@@ -30,7 +30,7 @@ from hydragnn.ensemble.prediction.hdf5 import (
     text_chunk,
 )
 from hydragnn.ensemble.prediction.queues import SEGMENTS
-from hydragnn.ensemble.prediction.records import OUTLINE, WHOLE, unique_name
+from hydragnn.ensemble.prediction.records import OUTLINE, WHOLE
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sinks import Piece
 from hydragnn.ensemble.prediction.work import SECONDS, Merger, Worker

@@ -15,6 +15,10 @@ BLOCKS = 512
 """Blocks at the most, since each becomes a file that stays open."""
 
 
+LONGEST = 20
+"""Letters of a number of atoms."""
+
+
 def blocks_of(path: Path) -> list[tuple[int, int, int]]:
     """First structure, first byte and last byte of every block; one block where the format has to be read as a whole.
 
@@ -65,10 +69,15 @@ def _starts(path: Path) -> list[int] | None:
                         f"{path}: an empty line stands before structure {len(starts)}, where readers of XYZ end without a word; remove such lines"
                     )
                 break
-            if not line.strip().isdigit():
+            if not line.strip().isdigit() or len(line) > LONGEST:
                 return None
             starts.append(place)
             place += len(line)
             for _ in range(int(line) + 1):
-                place += len(file.readline())
+                atom = file.readline()
+                place += len(atom)
+                if not atom:
+                    raise InputError(
+                        f"{path}, structure {len(starts) - 1}: the file ends before its {int(line)} atoms; it was cut off, or the number is wrong"
+                    )
     return [*starts, place] if starts else None

@@ -1,6 +1,7 @@
 """What is asked of a prediction, and the model and the graphs that it works on, opened once."""
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ SECONDS_PER_BLOCK = 10.0
 """More than a block of files takes to become graphs."""
 
 
+LONGEST_NAME = 200
+"""Bytes in the name of a file of predictions; file systems take 255 with what is added to it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A prediction: which model, of what, to where."""
@@ -40,6 +45,15 @@ class Job:
     """Members that a rank keeps in memory; None goes by the memory of the machine."""
     branch: str = ""
     """Which branch of a run predicts; empty where there are no branches."""
+
+    def __post_init__(self) -> None:
+        """InputError where ``out`` names no file that could be."""
+        if not self.out.name:
+            raise InputError(f"--out {self.out}: name a file, such as predictions.h5")
+        if (size := len(os.fsencode(self.out.name))) > LONGEST_NAME:
+            raise InputError(
+                f"--out: a name of {size} bytes is too long, since files beside it have longer ones; take at most {LONGEST_NAME}"
+            )
 
     @property
     def parts(self) -> Parts:
@@ -83,23 +97,32 @@ class Inputs:
             if is_store(self._job.source):
                 self.stored().store.sizes()
 
-    def graphs(self, group: Group, check: Callable[[], None], *, fresh: bool) -> Source:
+    def graphs(self, group: Group, check: Callable[[], None], source: str, *, fresh: bool) -> Source:
         """The graphs of a store, or those that all ranks make from files unless they are there already.
 
-        InputError where no graph can be built; a ``fresh`` prediction by one process then leaves nothing behind.
+        InputError where no graph can be built, or where it is not the ``source`` that rank 0 saw, by its digest; a ``fresh`` prediction by one process then leaves nothing behind.
         """
         job, ensemble = self._job, self._ensemble
         assert ensemble is not None  # of which graphs are made as for its training
         if is_store(job.source):
+            check_same(job.source, source, self.stored().store.fingerprint)
             return self.stored()
-        building = Building(rule_for(job.source, ensemble), job.parts.folder)
-        build_together(building, group, check)
+        building = Building(rule_for(job.source, ensemble), job.parts.folder, source)
         try:
+            build_together(building, group, check)
             return building.source()
         except InputError:
             if fresh and group.size == 1:
                 job.parts.delete()
             raise
+
+
+def check_same(path: Path, before: str, now: str) -> None:
+    """Raise InputError where what lies at ``path`` is not what rank 0 saw there, by its digest."""
+    if now != before:
+        raise InputError(
+            f"{path} was replaced while the prediction began; nothing was predicted of it here: start it again"
+        )
 
 
 def branch_for(model: Path, source: Path, branch: str = "") -> str:

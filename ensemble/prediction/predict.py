@@ -24,7 +24,7 @@ from hydragnn.ensemble.prediction.filling import Filler
 from hydragnn.ensemble.prediction.formats import check_absent, sink_for
 from hydragnn.ensemble.prediction.group import Group, at_work
 from hydragnn.ensemble.prediction.hdf5 import Hdf5Sink
-from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, member_costs, room
+from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same, member_costs, room
 from hydragnn.ensemble.prediction.joining import ChildGroup, worker_group
 from hydragnn.ensemble.prediction.queues import LOOK, Bundles, learned_rates
 from hydragnn.ensemble.prediction.records import Parts
@@ -129,7 +129,8 @@ def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, An
         parts.claim({"format of parts": VERSION, "ensemble": ensemble.digest, "source": source, "batch budget": budget})
     parts.forget_ranks()
     parts.records.look(all_files=True)
-    return {"fresh": fresh, "finished": parts.records.counts(), "held": held}
+    digests = {"ensemble": ensemble.digest, "source": source}
+    return {"fresh": fresh, "finished": parts.records.counts(), "held": held, **digests}
 
 
 def _predict_opened(
@@ -153,7 +154,8 @@ def _predict_opened(
     wrote = False
     try:
         ensemble = inputs.ensemble(opening["held"])
-        graphs = inputs.graphs(group, check, fresh=opening["fresh"])
+        check_same(job.model, opening["ensemble"], ensemble.digest)
+        graphs = inputs.graphs(group, check, opening["source"], fresh=opening["fresh"])
         sizes = graphs.store.sizes()
         limits = job.batch.limits if job.batch else default_budget(sizes)
         chunks = chunks_of(sizes, graphs.numbers, limits, graphs.failures)
@@ -269,9 +271,12 @@ def _predict_as_child(rank: int, size: int, threads: int, receiver: Connection, 
     keep_memory()
     torch.set_num_threads(threads)
     ended = contextlib.suppress(KeyboardInterrupt, EOFError)  # of a parent that ends before it has opened anything
-    with (
-        ended,
-        interruptible(signal.SIGINT, signal.SIGHUP) as check,
-        at_work(ChildGroup(rank, size, receiver)) as group,
-    ):
-        predict_with(group, job, check)
+    try:
+        with (
+            ended,
+            interruptible(signal.SIGINT, signal.SIGHUP) as check,
+            at_work(ChildGroup(rank, size, receiver)) as group,
+        ):
+            predict_with(group, job, check)
+    except InputError as error:  # the others do its work, or meet the same
+        print(f"worker {rank} ended: {error}", file=sys.stderr, flush=True)

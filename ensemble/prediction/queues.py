@@ -239,8 +239,9 @@ def homes(costs: Sequence[float], ranks: int) -> list[int]:
 
 Costs = Sequence[float] | NDArray[np.float64]
 
-BLOCKS, LOOK, PIECES, SEGMENTS, LANES = range(5)
-"""The first numbers of queues: for structures to be built, for parts to be looked at, for pieces of the file, for segments of it, for stages of the lanes."""
+BLOCKS, LOOK, SPREAD, PIECES, MADE, SEGMENTS, LANES = range(7)
+"""The first numbers of queues: for structures to be built, for parts to be looked at, for files of ranks that tell of units, for pieces of the file,
+for files of ranks that tell of pieces, for segments of it, for stages of the lanes."""
 
 RELAY = 64
 """Ranks that share a relay, a counter of their own, once there are too many for one."""

@@ -6,7 +6,6 @@ entry has a digest of itself and of its arrays, so that what a power cut tore, o
 
 import os
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,10 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
-from hydragnn.distributed.launch import host_name
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
-from hydragnn.ensemble.prediction.entries import ALL, END, ENTRY, INDEX, WORK, Log, checks, digest_of
+from hydragnn.ensemble.prediction.entries import ALL, END, ENTRY, INDEX, WORK, Log, checks, digest_of, own_name
 from hydragnn.ensemble.prediction.sinks import Column, Piece, load_arrays, save_arrays
 from hydragnn.errors import InputError
 from hydragnn.files import lock_file, open_regular, read_json, write_json
@@ -177,7 +175,7 @@ class Records:
         """The folder may not exist yet."""
         self.folder = folder
         self._logs: dict[str, Log] = {}
-        self._turn = 0
+        self._turn = self._files = 0
         self._own: tuple[int, int] | None = None
         self._keys: NDArray[np.int64] | None = None
         self._open: dict[Path, int] = {}
@@ -210,7 +208,8 @@ class Records:
         self._close()
 
     def _begun(self) -> tuple[int, int]:
-        name = f"{unique_name()}-{time.time_ns():x}"
+        name = own_name(first=not self._files)
+        self._files += 1
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         try:
             return open_regular(self.folder / f"{name}{WORK}", flags), open_regular(
@@ -236,22 +235,42 @@ class Records:
     def _refusal(self, error: OSError) -> InputError:
         return InputError(f"cannot write into {self.folder}: {error.strerror or error}; free space, then --resume")
 
+    def listed(self) -> list[str]:
+        """The indices that are there, in order."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(INDEX))
+        except FileNotFoundError:
+            return []
+
     def look(self, *, all_files: bool = False) -> None:
         """See what was finished meanwhile: a look into the folder, and into files that may have grown."""
-        try:
-            names = sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(INDEX))
-        except FileNotFoundError:
-            return
+        names = self.listed()
         growing = [name for name in names if name not in self._logs or not self._logs[name].ended]
         count = len(growing) if all_files else min(LOOKED_AT, len(growing))
         self.look_at(growing[place % len(growing)] for place in range(self._turn, self._turn + count))
         self._turn += count
 
+    def learn(
+        self,
+        names: Sequence[str],
+        read: Sequence[int],
+        ended: Sequence[bool],
+        counts: Sequence[int],
+        every: NDArray[Any],
+    ) -> None:
+        """Know what another process has seen in these indices, of which it read so many bytes with so many of the entries each."""
+        stop = 0
+        for name, bytes_read, has_ended, count in zip(names, read, ended, counts):
+            start, stop, log = stop, stop + count, self.log(name)
+            if bytes_read > log.read:
+                log.entries, log.read, log.ended = every[start:stop], bytes_read, has_ended
+        self._keys = None
+
     def look_at(self, names: Iterable[str]) -> None:
         """See what was finished meanwhile in these indices; entries that are damaged count as not there."""
         folder = str(self.folder)
         grown = [
-            (log, content) for log, content in ((log, log.growth(folder)) for log in map(self._log, names)) if content
+            (log, content) for log, content in ((log, log.growth(folder)) for log in map(self.log, names)) if content
         ]
         if not grown:
             return
@@ -269,13 +288,19 @@ class Records:
 
     def indices_of(self, chunks: Int[NDArray[np.int64], " chunks"]) -> list[list[str]]:
         """For every one of these chunks, in rising order, the names of the indices that tell of it."""
+        names, numbers, every = list(self._logs), self._numbers(), self.entries()
+        places = np.minimum(np.searchsorted(chunks, every["chunk"]), max(0, len(chunks) - 1))
+        asked = chunks[places] == every["chunk"] if len(chunks) else np.zeros(0, dtype=np.bool_)
         found: list[list[str]] = [[] for _ in chunks]
-        for name, log in self._logs.items():
-            for place in np.flatnonzero(np.isin(chunks, log.entries["chunk"])).tolist():
-                found[place].append(name)
+        for pair in np.unique(places[asked] * len(names) + numbers[asked]).tolist():
+            found[pair // len(names)].append(names[pair % len(names)])
         return found
 
-    def _log(self, name: str) -> Log:
+    def _numbers(self) -> Int[NDArray[np.int64], " entries"]:
+        """For every entry that is known the number of its index among all."""
+        return np.repeat(np.arange(len(self._logs)), [len(log.entries) for log in self._logs.values()])
+
+    def log(self, name: str) -> Log:
         """What is known of an index."""
         log = self._logs.get(name)
         if log is None:
@@ -288,8 +313,8 @@ class Records:
 
     def entries(self, besides: Mapping[str, int] | None = None) -> NDArray[Any]:
         """All entries that are known, index after index; none of those ``besides``."""
-        known = [log.entries for name, log in self._logs.items() if name not in (besides or {})]
-        return np.concatenate([np.zeros(0, dtype=ENTRY), *known])
+        known = [log.entries.tobytes() for name, log in self._logs.items() if name not in (besides or {})]
+        return np.frombuffer(bytearray().join(known), dtype=ENTRY)  # numpy joins thousands of such arrays slowly
 
     def marks(
         self, chunks: int, members: int, only: Mapping[str, int] | None = None
@@ -308,10 +333,8 @@ class Records:
 
     def combined(self, chunks: int) -> Bool[NDArray[np.bool_], " chunks"]:
         """The chunks of which all members together have spoken, whole or torn."""
-        marks = np.zeros(chunks, dtype=np.bool_)
-        for log in self._logs.values():
-            chunk = log.entries["chunk"][log.entries["member"] == ALL]
-            marks[chunk[chunk < chunks]] = True
+        marks, every = np.zeros(chunks, dtype=np.bool_), self.entries()
+        marks[every["chunk"][(every["member"] == ALL) & (every["chunk"] < chunks)]] = True
         return marks
 
     def read(self, chunk: int, member: int) -> dict[str, Any] | None:
@@ -335,12 +358,11 @@ class Records:
 
     def pieces(self, chunks: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """The first entry of the piece of every chunk, and the names of the files that they tell of, by number."""
-        logs = [log for log in self._logs.values() if len(log.entries)]
         every = self.entries()
-        every["work"] = np.repeat(np.arange(len(logs)), [len(log.entries) for log in logs])
+        every["work"] = self._numbers()
         every = every[(every["member"] == ALL) & (every["chunk"] < chunks)]
         first = np.unique(every["chunk"], return_index=True)[1]
-        return every[first], np.array([log.work.encode() for log in logs], dtype=np.bytes_)
+        return every[first], np.array([log.work.encode() for log in self._logs.values()], dtype=np.bytes_)
 
     def _sort(self) -> None:
         self._sorted = list(self._logs.values())
@@ -374,8 +396,3 @@ class Records:
         self._close()
         while self._open:
             os.close(self._open.popitem()[1])
-
-
-def unique_name() -> str:
-    """A name that no other process on any machine has."""
-    return f"{host_name()}-{os.getpid()}"

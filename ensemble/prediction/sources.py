@@ -1,8 +1,8 @@
 """Where graphs to predict come from: a store, or files that become one."""
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, StoreWriter, open_store
 from hydragnn.datasets.manifest import part_name, read_manifest, write_manifest
-from hydragnn.ensemble.prediction.records import unique_name
+from hydragnn.ensemble.prediction.entries import unique_name
 from hydragnn.ensemble.prediction.rules import Block, Rule
 from hydragnn.ensemble.structures import made_graphs
 from hydragnn.errors import InputError
@@ -52,9 +52,9 @@ def store_source(path: Path) -> Source:
 class Building:
     """Graphs made from files, block by block, in any order, by any number of ranks."""
 
-    def __init__(self, rule: Rule, scratch: Path) -> None:
-        """``scratch`` keeps the graphs."""
-        self.rule, self.scratch = rule, scratch
+    def __init__(self, rule: Rule, scratch: Path, digest: str) -> None:
+        """``scratch`` keeps the graphs; the files are those of the ``digest``, as long as nobody changes them."""
+        self.rule, self.scratch, self.digest = rule, scratch, digest
         self.blocks = rule.blocks()
 
     @property
@@ -84,14 +84,24 @@ class Building:
                 raise
 
     def _write(self, block: Block, out: Path) -> dict[str, Any]:
-        """Write the graphs of a block, some at a time; gives their numbers and the failures."""
+        """Write the graphs of a block, some at a time; gives their numbers and the failures, or what is wrong with the files.
+
+        InputError where they cannot be written: that says nothing of the files, and is no note for those who resume.
+        """
         first, numbers, failures = block[0], list[int](), dict[str, str]()
-        out.parent.mkdir(parents=True)
+        with self._writing():
+            out.parent.mkdir(parents=True)
         writer: StoreWriter | None = None
+        makers = self.rule.makers(block)
         try:
-            makers = self.rule.makers(block)
-            while some := list(islice(makers, TOGETHER)):
-                graphs, failed = made_graphs(some, first)
+            while True:
+                try:
+                    some = list(islice(makers, TOGETHER))
+                    graphs, failed = made_graphs(some, first)
+                except InputError as error:
+                    return {"error": str(error)}
+                if not some:
+                    break
                 if graphs:
                     batch = concatenate([graph for _, graph in graphs])
                     fields, attributes = list(batch.fields.values()), self.rule.attributes
@@ -102,16 +112,20 @@ class Building:
                 first += len(some)
             if writer:
                 writer.close()
-        except InputError as error:
+                writer = None
+        finally:
             if writer:
                 writer.abort()
-            return {"error": str(error)}
         return {"numbers": numbers, "failures": failures}
 
     def join(self) -> None:
         """Make one store of all blocks; says in its notes where that is impossible."""
         notes = [read_sealed(self._folder(number) / "notes.json") for number in range(len(self.blocks))]
         error = next((note["error"] for note in notes if "error" in note), "")
+        if self.rule.digest != self.digest:
+            error = (
+                f"{self.rule.name} was changed while graphs were made of it; delete {self.scratch} and predict again"
+            )
         failures = {number: reason for note in notes for number, reason in note.get("failures", {}).items()}
         if not error and not any(note["numbers"] for note in notes):
             reason = next(iter(failures.values()), "there is nothing in it")
@@ -125,16 +139,27 @@ class Building:
         """A store whose parts are links to those of all blocks, which stay where they are."""
         manifests = [read_manifest(self._folder(number) / "graphs.h5") for number in blocks]
         whole = self.scratch / "graphs.h5"
-        whole.mkdir(exist_ok=True)
+        with self._writing():
+            whole.mkdir(exist_ok=True)
         parts = []
         for number, manifest in zip(blocks, manifests):
             (part,) = manifest.parts  # a block has one writer
             name = part_name(number, manifest.backend)
-            with suppress(FileExistsError):  # made by a rank that was thought dead
+            with self._writing(), suppress(FileExistsError):  # made by a rank that was thought dead
                 (whole / name).symlink_to(f"../{self._folder(number).name}/graphs.h5/{part.name}")
             parts.append(replace(part, name=name, files={name: part.files[part.name]}))
         together = digest([manifest.fingerprint for manifest in manifests])
         write_manifest(whole, replace(manifests[0], parts=parts, fingerprint=together))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """InputError for what the file system says."""
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"cannot write into {self.scratch}: {error.strerror or error}; free space, then --resume"
+            ) from error
 
     def source(self) -> Source:
         """The graphs; InputError where there are none."""

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Chunk, Chunks, Unit
 from hydragnn.ensemble.prediction.group import Group
-from hydragnn.ensemble.prediction.queues import PIECES, POSTS, Bundles, Queue
+from hydragnn.ensemble.prediction.looking import look_together
+from hydragnn.ensemble.prediction.queues import MADE, PIECES, POSTS, SPREAD, Bundles, Queue
 from hydragnn.ensemble.prediction.records import Parts
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Piece, Sink, joined, size_of
@@ -185,10 +187,12 @@ class Merger:
     def __init__(self, worker: Worker) -> None:
         """All units are there."""
         self._worker, self.chunks = worker, range(len(worker.chunks))
+        self._unknown: list[Callable[[], None]] = [partial(worker.parts.records.look, all_files=True)]
 
     def prepare(self) -> None:
         """Make pieces of chunks that units were kept of one by one, together with the other ranks, until all are there."""
         worker, group = self._worker, self._worker.group
+        self._unknown = [look_together(group, worker.parts.records, SPREAD)]
         if group.hears:  # one looks into the files of all, however many
             once(group, "spread", worker.sink.path.exists, lambda: group.publish("spread", self._spread), worker.check)
         spread: dict[str, list[str]] = group.publish("spread", self._spread)
@@ -202,6 +206,7 @@ class Merger:
         def missing() -> list[Late]:
             if worker.sink.path.exists():
                 return []  # the others did without this rank
+            worker.parts.records.look()
             absent = set(map(str, self._undone().tolist()))
             return [
                 Late(number=number, claim=f"{PIECES}-{number}", seconds=SECONDS)
@@ -210,19 +215,20 @@ class Merger:
             ]
 
         finish_together(group, "piece", missing, lambda number: self._keep(turns[number]), worker.check)
+        self._unknown.append(look_together(group, worker.parts.records, MADE, later=True))
 
     def _spread(self) -> dict[str, list[str]]:
         """The chunks whose units were kept of ranks apart, and the indices that tell of them."""
         records = self._worker.parts.records
-        records.look(all_files=True)
+        self._know_all()
         undone = self._undone()
         return dict(zip(map(str, undone.tolist()), records.indices_of(undone)))
 
     def pieces_found(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """An entry for the piece of every chunk, and the names of the files that they tell of; a piece that is not there is made."""
         worker = self._worker
-        worker.parts.records.look(all_files=True)
-        undone = np.flatnonzero(~worker.parts.records.combined(len(self.chunks))).tolist()
+        self._know_all()
+        undone = self._undone().tolist()
         for chunk in undone:
             worker.keep_piece(chunk, self.made(chunk), [])
         if undone:
@@ -232,7 +238,7 @@ class Merger:
     def write(self, sink: AppendingSink) -> dict[str, int]:
         """Append all pieces to the file; gives counts of graphs. A piece that is not there, or torn, is made."""
         worker, total = self._worker, Counter[str](dict.fromkeys(COUNTS, 0))
-        worker.parts.records.look(all_files=True)
+        self._know_all()
         with sink:
             pieces, size = list[Piece](), 0
             for chunk in self.chunks:
@@ -259,11 +265,14 @@ class Merger:
         self._worker.check()
         return self._worker.combine(chunk)
 
+    def _know_all(self) -> None:
+        """See what all ranks have finished by now, as far as this one does not know it."""
+        while self._unknown:
+            self._unknown.pop(0)()
+
     def _undone(self) -> Int[NDArray[np.int64], " chunks"]:
-        """The chunks that no piece was kept of."""
-        records = self._worker.parts.records
-        records.look()
-        return np.flatnonzero(~records.combined(len(self._worker.chunks)))
+        """The chunks that no piece is known of."""
+        return np.flatnonzero(~self._worker.parts.records.combined(len(self.chunks)))
 
     def _keep(self, turn: Mapping[str, Sequence[str]]) -> None:
         """Make the pieces of chunks that are not there, from what these indices tell of."""

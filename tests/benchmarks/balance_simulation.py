@@ -9,6 +9,7 @@ from remote_counter import Clock, RemoteCounter
 
 from hydragnn.ensemble.plan import makespan
 from hydragnn.ensemble.prediction import work
+from hydragnn.ensemble.prediction.looking import FILES
 from hydragnn.ensemble.prediction.queues import POSTS, RELAY, Note, Queue, learned_rates, queue_for
 from hydragnn.ensemble.prediction.schedule import PAUSES, SHARE, make_schedule
 
@@ -16,21 +17,34 @@ ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)
 """Milliseconds per batch of 32 graphs, energy and forces: EGNN, SchNet, PaiNN, MACE, DimeNet, PNAPlus, PNAEq, PNA."""
 
 
+LOOKS = ("listing", "looking", "knowing", "saying", "hearing", "finding")
+"""What files of ranks are for: they are listed, looked into for all, known, told to all where what is, heard of, and pieces found in them."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
     """Seconds of a processor beside those of units: ``batch`` per chunk to read it, and make what members share of it, for one rank more; after all units ``laying``, ``filling`` and ``combining`` per chunk,
-    ``opening`` for the file, ``reading`` of what was laid out, ``looking`` per file of a rank; ``keeping`` is the part of their units' seconds that whole chunks take more, to become a piece."""
+    ``opening`` for the file, ``reading`` of what was laid out; per file of a rank those of ``LOOKS``; ``keeping`` is the part of their units' seconds that whole chunks take more, to become a piece."""
 
     keeping: float
     batch: float
     opening: float
-    looking: float
     laying: float
     reading: float
     filling: float
     combining: float
     segment: float
     """Chunks of a segment of the file."""
+    listing_files: float
+    looking_files: float
+    knowing_files: float
+    saying_files: float
+    hearing_files: float
+    finding_files: float
+
+    def seen(self, ranks: int) -> float:
+        """Until one rank knows what is in a file of every rank, which look into them together."""
+        return ranks * (self.listing_files + self.knowing_files) + min(ranks, FILES) * self.looking_files
 
 
 def simulated(
@@ -117,10 +131,11 @@ def ended_together(
     """Seconds of waiting, of combining what was spread, and of laying out and filling the file, where the first rank was idle so long."""
     turns_of = np.array_split(np.arange(spread), min(spread, work.TURNS * ranks) or 1)
     combined = makespan([len(turn) * ending.combining for turn in turns_of], ranks)
-    looking = ending.looking * ranks  # for units, and once more for pieces that were made meanwhile
-    laying = looking + ending.opening + ending.laying * chunks
+    looking = ending.seen(ranks) + ranks * (ending.saying_files + ending.hearing_files)
+    finding = ending.seen(ranks) + ranks * (ending.listing_files + 2 * ending.finding_files)  # twice as many files now
+    laying = finding + ending.opening + ending.laying * chunks
     segments = -(-chunks // ending.segment)
-    one = min(ending.segment, chunks) * (ending.filling + ending.looking)  # each chunk's piece is in another file
+    one = min(ending.segment, chunks) * (ending.filling + ending.looking_files)  # each chunk's piece is in another file
     filling = ending.reading + makespan([one] * int(segments), ranks)
     words = sum(map(asked_after, (idle, looking, combined, laying, filling)))
     return looking + words + 10 * latency, combined, laying + filling

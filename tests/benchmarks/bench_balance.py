@@ -6,8 +6,8 @@ Measured, two ranks of MPI with one thread each: the makespan over the bound of 
 per member on the same two ranks, in turns in the same processes. Simulated on a virtual clock that runs the predictor's own plan
 and queues: 1,024 and 8,192 ranks, with the costs of eight architectures and with recorded ones: what each unit cost its process (by
 processor), as where every rank has a processor to itself, and how long it took here (by clock), whatever else ran meanwhile. Then all
-ranks hear that all is there, one looks into the files of all, all combine the batches whose members were spread over ranks, hear again,
-one looks once more and lays the file out while the others wait, and all fill it; a batch whose members are spread is read once for every
+ranks hear that all is there, look into the files of all, each into some, of which one says to all where what is; all combine the batches whose members were spread
+over ranks, hear again, look once more, one lays the file out while the others wait, and all fill it; a batch whose members are spread is read once for every
 rank that has some. All at what it cost one rank here in processor seconds: of the recorded graphs ("and flagged": as if all of them were foreign), and for architectures of
 batches of 32 graphs that are all flagged as foreign, with a text of 350 letters each. A row tells the scatter of its costs: the standard deviation of what units
 took over what their member's rate and their load foretell.
@@ -32,7 +32,8 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from balance_simulation import Ending, architectures, recorded, resampled, simulated
+from balance_looking import looking_costs
+from balance_simulation import LOOKS, Ending, architectures, recorded, resampled, simulated
 from small_ensemble import crystals, make_ensemble, write_store, write_structures
 
 from hydragnn.datasets import BatchSettings, open_store
@@ -40,12 +41,10 @@ from hydragnn.distributed import this_launch
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.plan import Unit, chunks_of, default_budget
 from hydragnn.ensemble.prediction import filling, hdf5, predict, reporting, work
-from hydragnn.ensemble.prediction.entries import ENTRY, checks
 from hydragnn.ensemble.prediction.group import Alone
 from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.joining import join_group
 from hydragnn.ensemble.prediction.predict import predict_with
-from hydragnn.ensemble.prediction.records import Records
 from hydragnn.ensemble.prediction.reporting import PredictionResult, measured_course
 
 MEMBERS = [(kind, width) for width in (16, 24, 32, 48) for kind in ("egnn", "schnet")]
@@ -109,7 +108,7 @@ def _alone(ensemble: Path, folder: Path, course: Course) -> dict[str, float]:
         "beginning": result.seconds_of["preparing"],
         "predicting": predicting / result.graphs,
     }
-    alone["looking"] = _looking(folder / "looking")
+    alone |= {f"{what} files": seconds for what, seconds in looking_costs(folder / "looking").items()}
     with ends_measured() as ends:
         for name, limit in (("graphs.h5", 64), ("flagged.h5", FLAGGED)):
             batch = BatchSettings(max_graphs=limit)
@@ -125,18 +124,6 @@ def _alone(ensemble: Path, folder: Path, course: Course) -> dict[str, float]:
             alone[f"combining {name}"] = combining / result.graphs
             alone[f"batch {name}"] = (apart - together) / (len(MEMBERS) - 1) / result.graphs
     return alone
-
-
-def _looking(folder: Path, files: int = 1024) -> float:
-    """Processor seconds to look into the file of one of many ranks."""
-    folder.mkdir(exist_ok=True)
-    entries = np.zeros(20, dtype=ENTRY)
-    entries["check"] = checks(entries)
-    for number in range(files):
-        (folder / f"{number}.index").write_bytes(entries.tobytes())
-    begin = time.process_time()
-    Records(folder).look(all_files=True)
-    return (time.process_time() - begin) / files
 
 
 def _predicted(job: Job) -> PredictionResult:
@@ -285,7 +272,8 @@ def _simulations(folder: Path, measurement: dict[str, Any]) -> list[dict[str, An
         """With so many graphs in a chunk, of one of the stores."""
         once = {what: alone[f"{what} {name}"] for what in ("opening", "reading")}
         costs = {what: graphs * alone[f"{what} {name}"] for what in ("laying", "filling", "combining", "batch")}
-        return Ending(keeping=keeping, looking=alone["looking"], segment=hdf5.ROWS / graphs, **once, **costs)
+        files = {f"{what}_files": alone[f"{what} files"] for what in LOOKS}
+        return Ending(keeping=keeping, segment=hdf5.ROWS / graphs, **once, **costs, **files)
 
     ending, each = ending_of("flagged.h5", FLAGGED, 0.0), len(store) / len(chunks)
     own = ending_of("graphs.h5", each, alone["keeping"])
@@ -325,9 +313,10 @@ def _print(result: dict[str, Any]) -> None:
             f"{row['cpu_ratio']:.2f}x in processor seconds"
         )
     alone = result["one rank"]
+    looks = ", ".join(f"{what} {alone[what + ' files'] * 1e6:.1f} us" for what in LOOKS)
     print(
         f"measured, 1 rank, processor time: {alone['predicting'] * 1e6:.0f} us to predict a graph; {alone['beginning']:.2f} s for everything before (without imports); "
-        f"{alone['looking'] * 1e6:.0f} us to look into the file of a rank"
+        f"in the files of ranks, each, {looks}"
     )
     for name in ("graphs.h5", "flagged.h5"):
         print(

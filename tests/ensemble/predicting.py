@@ -21,7 +21,7 @@ import torch
 
 from hydragnn.datasets import BatchSettings
 from hydragnn.distributed import leave, this_launch
-from hydragnn.ensemble.prediction import filling, hdf5, job, joining, records, schedule, work
+from hydragnn.ensemble.prediction import filling, hdf5, job, joining, looking, records, schedule, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import GraphBatch
@@ -117,6 +117,7 @@ def main() -> tuple[int, bool]:
     torch.set_num_threads(1)
     work.APPENDED = records.LOOKED_AT = 1  # every piece for itself, and a look at one file of several
     hdf5.ROWS = 8  # several segments
+    looking.FILES = 1  # two ranks of MPI share the files, too
     joining.FAREWELL, schedule.HESITATION = options.farewell, options.hesitation
     note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:

@@ -329,10 +329,18 @@ def test_a_file_that_was_cut_off_says_which_structure_is_torn(
     count = first + len(list(frames_of(torn, (first, start, stop))))
     lines = torn.read_text().splitlines(keepends=True)
     torn.write_text("".join(lines[:-1]))
-    actual = blocks_of(torn)
-    with pytest.raises(InputError, match=rf"structure {count - 1}: "):
-        for block in actual:
-            list(frames_of(torn, block))
+    with pytest.raises(InputError, match=rf"structure {count - 1}: the file ends before"):
+        blocks_of(torn)
+
+
+def test_a_number_of_atoms_that_no_file_has_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "many.xyz"
+    path.write_text("1000000000000000\n\nH 0 0 0\n")
+    with pytest.raises(InputError, match="structure 0: the file ends before its 1000000000000000 atoms"):
+        blocks_of(path)
+    path.write_text(f"{'9' * 5000}\n\nH 0 0 0\n")
+    with pytest.raises(InputError, match="neither a store nor a file that ASE can read"):
+        list(frames_of(path, blocks_of(path)[0]))
 
 
 def test_blocks_of_a_file_hold_every_structure_once_and_the_same(

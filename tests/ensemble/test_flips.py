@@ -91,7 +91,8 @@ def test_a_flipped_bit_of_what_detectors_know_is_never_silent(ensemble: Path, tm
 @pytest.fixture
 def building(ensemble: Path, structures_file: Callable[[int], Path], tmp_path: Path) -> Building:
     """Graphs made of a file of structures, in the folder of an interrupted prediction."""
-    made = Building(rule_for(structures_file(12), Ensemble.load(ensemble)), tmp_path / "out.parts")
+    rule = rule_for(structures_file(12), Ensemble.load(ensemble))
+    made = Building(rule, tmp_path / "out.parts", rule.digest)
     for number in range(len(made.blocks)):
         made.build(number)
     made.join()

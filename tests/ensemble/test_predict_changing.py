@@ -1,0 +1,129 @@
+"""What changes while it is predicted, or is no place for predictions, is told in a sentence and never mixed in."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ase.io import read, write
+
+from hydragnn.datasets import BatchSettings, StoreWriter, open_store
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.prediction import predict, sources, work
+from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.ensemble.prediction.rules import rule_for
+from hydragnn.errors import InputError
+
+SMALL = BatchSettings(max_graphs=4)
+
+
+def first_acts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[[], None]) -> None:
+    """The first call of a function does something more before."""
+    original, calls = getattr(owner, name), list[None]()
+
+    def acting(*arguments: Any, **named: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 1:
+            act()
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, acting)
+
+
+@pytest.mark.parametrize("what", ["ensemble", "source"])
+def test_a_rank_that_finds_something_else_than_the_first_one_predicts_nothing(
+    what: str, ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder was replaced between the starts of two ranks."""
+    original = predict.begin
+    monkeypatch.setattr(predict, "begin", lambda *known: original(*known) | {what: "another digest"})
+    monkeypatch.setattr(work, "outcome_of", None)
+    with pytest.raises(InputError, match="was replaced while the prediction began"):
+        predict_to_file(ensemble, stored, tmp_path / "out.npz")
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_a_file_that_changes_while_graphs_are_made_of_it_is_not_predicted(
+    ensemble: Path, structures_file: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "moving.xyz"
+    shutil.copy(structures_file(8), path)
+    frames = read(path, index=":")
+    first_acts(monkeypatch, sources.Building, "build", lambda: write(path, frames[::-1], format="extxyz"))
+    with pytest.raises(InputError, match="was changed while graphs were made of it"):
+        predict_to_file(ensemble, path, tmp_path / "out.npz")
+    assert not list(tmp_path.glob("out*"))
+    predict_to_file(ensemble, path, tmp_path / "out.npz")
+
+
+def test_a_disk_that_is_full_while_graphs_are_made_is_no_fault_of_the_files(
+    ensemble: Path, structures_file: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several ranks leave a folder behind, which says nothing of the disk: once there is space, the prediction goes on."""
+    path, parts, full = structures_file(8), tmp_path / "out.npz.parts", "the disk is full"
+
+    def failing(*known: Any) -> None:
+        raise InputError(full)
+
+    def building() -> sources.Building:
+        rule = rule_for(path, Ensemble.load(ensemble))
+        return sources.Building(rule, parts, rule.digest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWriter, "write", failing)
+        with pytest.raises(InputError, match=full):
+            building().build(0)
+        with pytest.raises(InputError, match=full):
+            predict_to_file(ensemble, path, tmp_path / "new.npz")
+    assert not building().has(0) and not list(tmp_path.glob("new*"))
+    building().build(0)
+    building().join()
+    source = building().source()
+    assert len(source.numbers) + len(source.failures) == 8
+
+
+def test_a_store_that_is_replaced_while_it_is_predicted_is_predicted_as_it_was(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=SMALL)
+    store = tmp_path / "store.h5"
+    shutil.copytree(stored, store)
+    first_acts(monkeypatch, work, "outcome_of", lambda: shutil.rmtree(store))
+    predict_to_file(ensemble, store, tmp_path / "out.npz", batch=SMALL)
+    assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_a_store_that_is_written_over_while_it_is_predicted_ends_the_prediction(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store.h5"
+    shutil.copytree(stored, store)
+    (part,) = store.glob("*.h5")
+    positions = open_store(store).read(np.arange(1)).positions.numpy().tobytes()
+
+    def overwrite() -> None:
+        place = part.read_bytes().index(positions)
+        with part.open("r+b") as file:
+            file.seek(place)
+            file.write(bytes(8))
+
+    first_acts(monkeypatch, work, "outcome_of", overwrite)
+    with pytest.raises(InputError, match="changed while it was read"):
+        predict_to_file(ensemble, store, tmp_path / "out.npz", batch=SMALL)
+    assert not (tmp_path / "out.npz").exists()
+
+
+@pytest.mark.parametrize("out", ["", ".", "/"])
+def test_a_path_that_names_no_file_is_refused(out: str, ensemble: Path, stored: Path) -> None:
+    with pytest.raises(InputError, match=r"name a file, such as predictions\.h5"):
+        predict_to_file(ensemble, stored, Path(out))
+
+
+def test_a_name_that_leaves_no_room_for_those_beside_it_is_refused(
+    ensemble: Path, stored: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"a name of 243 bytes is too long"):
+        predict_to_file(ensemble, stored, tmp_path / f"{240 * 'x'}.h5")
+    assert not list(tmp_path.iterdir())
