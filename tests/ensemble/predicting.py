@@ -82,10 +82,11 @@ def falter(note: Path, seconds: float, until: Path | None) -> None:
     """Leave a note, then hang for so many seconds, or until a file is there, or be gone."""
     note.touch()
     if until is not None:
-        return wait_for(until, 0.0)
-    if not seconds:
+        wait_for(until, 0.0)
+    elif not seconds:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(seconds)
+    else:
+        time.sleep(seconds)
 
 
 def wait_for(note: Path, seconds: float) -> None:
