@@ -26,7 +26,8 @@ from hydragnn.ensemble.prediction.group import Group, at_work
 from hydragnn.ensemble.prediction.hdf5 import Hdf5Sink
 from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same, member_costs, room
 from hydragnn.ensemble.prediction.joining import ChildGroup, worker_group
-from hydragnn.ensemble.prediction.queues import LOOK, Bundles, learned_rates
+from hydragnn.ensemble.prediction.looking import look_together
+from hydragnn.ensemble.prediction.queues import FOUND, LOOK, Bundles, learned_rates
 from hydragnn.ensemble.prediction.records import Parts
 from hydragnn.ensemble.prediction.reporting import (
     PredictionResult,
@@ -160,6 +161,8 @@ def _predict_opened(
         limits = job.batch.limits if job.batch else default_budget(sizes)
         chunks = chunks_of(sizes, graphs.numbers, limits, graphs.failures)
         sink, parts = sink_for(job.out, ensemble), job.parts
+        if opening["finished"]:
+            look_together(group, parts.records, FOUND)()
         schedule = _schedule(job, ensemble, parts, chunks, opening, group.size)
         worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
         if group.rank == 0:
@@ -261,7 +264,6 @@ def _schedule(
     costs = member_costs(ensemble, job.model)
     every = np.ones((len(chunks), len(costs)), dtype=np.bool_)
     every[list(chunks.reasons)] = False
-    parts.records.look(all_files=True)
     there = parts.records.marks(*every.shape, only=opening["finished"])
     return make_schedule(chunks.loads, every, there, costs, held=opening["held"], ranks=ranks)
 

@@ -239,8 +239,8 @@ def homes(costs: Sequence[float], ranks: int) -> list[int]:
 
 Costs = Sequence[float] | NDArray[np.float64]
 
-BLOCKS, LOOK, SPREAD, PIECES, MADE, SEGMENTS, LANES = range(7)
-"""The first numbers of queues: for structures to be built, for parts to be looked at, for files of ranks that tell of units, for pieces of the file,
+BLOCKS, FOUND, LOOK, SPREAD, PIECES, MADE, SEGMENTS, LANES = range(8)
+"""The first numbers of queues: for structures to be built, for files of an earlier sitting, for parts to be looked at, for files of ranks that tell of units, for pieces of the file,
 for files of ranks that tell of pieces, for segments of it, for stages of the lanes."""
 
 RELAY = 64

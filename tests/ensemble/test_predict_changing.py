@@ -1,17 +1,21 @@
 """What changes while it is predicted, or is no place for predictions, is told in a sentence and never mixed in."""
 
+import json
 import shutil
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ase.io import read, write
 
 from hydragnn.datasets import BatchSettings, StoreWriter, open_store
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict, sources, work
+from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.errors import InputError
@@ -43,6 +47,23 @@ def test_a_rank_that_finds_something_else_than_the_first_one_predicts_nothing(
     with pytest.raises(InputError, match="was replaced while the prediction began"):
         predict_to_file(ensemble, stored, tmp_path / "out.npz")
     assert not (tmp_path / "out.npz").exists()
+
+
+def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
+    ensemble: Path,
+    stored: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = Job(model=ensemble, source=stored, out=tmp_path / "out.npz")
+    opening = {"fresh": True, "finished": {}, "held": 3, "ensemble": "another digest", "source": "", "meeting": "ranks"}
+    receiver, sender = Pipe(duplex=False)
+    sender.send_bytes(json.dumps(opening).encode())
+    monkeypatch.setattr(predict, "keep_memory", lambda: None)
+    predict._predict_as_child(1, 2, torch.get_num_threads(), receiver, job.parts.folder, job)
+    said = f"worker 1 ended: {ensemble} was replaced while the prediction began; nothing was predicted of it here: start it again"
+    assert capsys.readouterr().err.splitlines() == [said]
 
 
 def test_a_file_that_changes_while_graphs_are_made_of_it_is_not_predicted(
