@@ -16,7 +16,7 @@ from hydragnn.scripts.recipes.training import model_of, recipe_table, train_reci
 from hydragnn.settings import read_toml
 
 MEMBERS = 2
-ATOMS = 2_000_000  # that a member sees in all its epochs
+ATOMS = {"painn": 2_000_000, "mace": 800_000}  # that a member sees in all its epochs, which takes about as long
 STORE = "frames.h5"
 FRAME = "Lattice="  # what the second line of every frame begins with
 PUBLISHED = {
@@ -29,6 +29,14 @@ PUBLISHED = {
 }  # the best MAE of each element on the JARVIS leaderboard: energy in meV/atom, forces in eV/Angstrom
 WITHIN = 1.5
 CUTOFFS = {"Li": 5.0}  # where its validation frames were better with it than with the 4.2 of mlearn.toml; Angstrom
+MACE = ("Mo", "Si", "Ge")  # who has it instead of the PaiNN of mlearn.toml, as molybdenum's validation frames chose
+MACE_FORM = (
+    "model.kind=mace",
+    "model.hidden_dim=32",
+    "model.max_ell=2",
+    "heads.0.hidden_dims=[16]",
+    "train.compile=on",
+)  # what is set otherwise than in mlearn.toml
 SHEARS = dict.fromkeys(("Mo", "Cu", "Ni"), ("xy", "xz", "yz")) | dict.fromkeys(("Si", "Ge", "Li"), ("xy", "yz", "xz"))
 """In which order the files hold the off-diagonal components of virials, as their sheared crystals show."""
 
@@ -51,12 +59,17 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
 def train_members(data: Path, folder: Path, epochs: int | None) -> list[RunRecord]:
     """The runs of the element that the folder is named after."""
     store = make_store(data / f"{folder.name}_train.extxyz.gz", folder / STORE)
-    length = epochs or epochs_for(store)
-    cutoff = f"model.cutoff={cutoff_of(folder.name)}"
+    length = epochs or epochs_for(store, folder.name)
+    form = form_of(folder.name)
     return [
-        train_recipe("mlearn", store, folder / "members" / str(seed), f"train.seed={seed}", cutoff, epochs=length)
+        train_recipe("mlearn", store, folder / "members" / str(seed), f"train.seed={seed}", *form, epochs=length)
         for seed in range(MEMBERS)
     ]
+
+
+def form_of(element: str) -> tuple[str, ...]:
+    """What members of the element have otherwise than mlearn.toml says, as assignments."""
+    return (f"model.cutoff={cutoff_of(element)}", *(MACE_FORM if element in MACE else ()))
 
 
 def cutoff_of(element: str) -> float:
@@ -65,11 +78,12 @@ def cutoff_of(element: str) -> float:
     return CUTOFFS.get(element, cutoff)
 
 
-def epochs_for(store: Path) -> int:
-    """As many epochs as show ``ATOMS`` atoms of the training part, so that all elements train about equally long."""
+def epochs_for(store: Path, element: str) -> int:
+    """As many epochs as show the ``ATOMS`` of the element's form, so that all elements train about equally long."""
     reader = open_store(store)
     training = make_split(reader, SplitSettings(**recipe_table("mlearn")["split"])).train
-    return max(2, round(ATOMS / reader.sizes().nodes[training].sum()))
+    atoms = ATOMS["mace" if element in MACE else "painn"]
+    return max(2, round(atoms / reader.sizes().nodes[training].sum()))
 
 
 def make_store(file: Path, store: Path) -> Path:

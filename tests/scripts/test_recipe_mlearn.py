@@ -9,11 +9,13 @@ from ase.io import read
 from ase.units import GPa
 
 import hydragnn
-from hydragnn.config import stored_config
+from hydragnn.config import config_from_table, stored_config
 from hydragnn.datasets import make_split, open_store
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.scripts.recipes import mlearn
+from hydragnn.scripts.recipes.training import recipe_table
+from hydragnn.settings import with_overrides
 
 
 def values(store: Path, name: str) -> np.ndarray:
@@ -79,12 +81,23 @@ def test_mlearn_names_frames_that_are_absent_or_broken(content: bytes | None, se
 def test_mlearn_trains_fewer_epochs_where_there_are_more_atoms(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlearn, "ATOMS", 7000)
+    monkeypatch.setattr(mlearn, "ATOMS", {"painn": 14000, "mace": 7000})
     epochs = {}
     for count in (10, 20):
         write_first_frames(real_data, count, tmp_path / "Li_train.extxyz.gz")
-        epochs[count] = mlearn.epochs_for(mlearn.make_store(tmp_path / "Li_train.extxyz.gz", tmp_path / f"{count}.h5"))
-    assert epochs == {10: round(7000 / (8 * 53)), 20: round(7000 / (16 * 53))}
+        store = mlearn.make_store(tmp_path / "Li_train.extxyz.gz", tmp_path / f"{count}.h5")
+        epochs[count] = [mlearn.epochs_for(store, element) for element in ("Mo", "Cu")]
+    assert epochs == {count: [round(atoms / (0.8 * count * 53)) for atoms in (7000, 14000)] for count in (10, 20)}
+
+
+@pytest.mark.parametrize("element", mlearn.PUBLISHED)
+def test_mlearn_has_a_form_for_every_element_that_can_be_trained(element: str, real_data: Path, tmp_path: Path) -> None:
+    write_first_frames(real_data, 10, tmp_path / "Li_train.extxyz.gz")
+    store = mlearn.make_store(tmp_path / "Li_train.extxyz.gz", tmp_path / "frames.h5")
+    table = with_overrides(recipe_table("mlearn"), mlearn.form_of(element))
+    config = config_from_table({**table, "data": {"store": str(store)}}, store)
+    assert config.model.kind == ("mace" if element in mlearn.MACE else "painn")
+    assert config.model.cutoff == mlearn.cutoff_of(element)
 
 
 def test_mlearn_lets_one_of_ten_neighbouring_frames_judge_and_another_choose_the_epoch(
@@ -102,6 +115,7 @@ def test_mlearn_counts_errors_per_atom_of_frames_that_nobody_saw_and_resumes(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlearn, "PUBLISHED", {"Li": mlearn.PUBLISHED["Li"]})
+    monkeypatch.setattr(mlearn, "MACE", ())  # whose compiled steps take a minute
     write_first_frames(real_data, 20, tmp_path / "Li_train.extxyz.gz")
     out = tmp_path / "out"
     mlearn.run(tmp_path, out, 2)
