@@ -29,11 +29,7 @@ PUBLISHED = {
 }  # the best MAE of each element on the JARVIS leaderboard: energy in meV/atom, forces in eV/Angstrom
 WITHIN = 1.5
 CUTOFFS = {"Li": 5.0}  # where its validation frames were better with it than with the 4.2 of mlearn.toml; Angstrom
-MACE = (
-    "Mo",
-    "Si",
-    "Ge",
-)  # who has it instead of the PaiNN of mlearn.toml, since its validation frames were better with it
+MACE = ("Mo", "Si", "Ge")  # who has it instead of the PaiNN of mlearn.toml, as molybdenum's validation frames chose
 MACE_FORM = (
     "model.kind=mace",
     "model.hidden_dim=32",
