@@ -10,12 +10,12 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydragnn.config import AnyConfig
+from hydragnn.config import AnyConfig, stored_config
 from hydragnn.errors import InputError
 from hydragnn.files import check_no_link, check_own, write_atomically, write_json, write_sealed
 from hydragnn.hpo.costs import Estimates
@@ -344,9 +344,16 @@ def write_folder(task: Task, config: dict[str, Any] | None, told: Mapping[str, A
         check_no_link(place)
     for name in ("log.txt", "heartbeat"):
         check_own(task.folder / name)
-    if config is not None:
+    if config is not None and not _is_there(task.folder / "config.json", config):
         write_json(task.folder / "config.json", config)
     write_sealed(task.folder / "attempt.json", {"attempt": task.attempt, **told})
+
+
+def _is_there(path: Path, config: dict[str, Any]) -> bool:
+    """Return True where a file says this, if in fewer keys: what an earlier program has begun stays to the letter."""
+    with suppress(InputError):
+        return path.is_file() and stored_config(path).to_json() == config
+    return False
 
 
 def trial_folder(out: Path, number: int) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
+from hydragnn.config import parse_config
 from hydragnn.errors import InputError
 from hydragnn.files import open_regular, read_json
 from hydragnn.hpo.launching.launcher import Exit, Task
@@ -139,6 +140,15 @@ class Heartbeat:
         return None
 
 
+def _is_of(record: RunRecord, config_hash: str) -> bool:
+    """Return True where a record is of that configuration, of which an earlier program may have known fewer keys."""
+    if record.config_hash == config_hash:
+        return True
+    with suppress(InputError):
+        return parse_config(record.config, stored=True).hash == config_hash
+    return False
+
+
 def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Failed:
     """What an attempt came to, judged by the record that it left; success is a complete record, never an exit code."""
     task = end.task
@@ -147,7 +157,7 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
         return _failure(end, "preempted", end.message)
     if record is None:
         return _without_result(end, None)
-    if record.config_hash != config_hash:
+    if not _is_of(record, config_hash):
         return _failure(end, "defect", f"the record in {task.folder} belongs to another configuration")
     if end.out_of_memory and record.status == "failed":
         return _without_result(end, record)  # the other ranks only saw that one was gone

@@ -1,7 +1,7 @@
 """The folder of a run as it stands on disk: what was begun there, with which configuration, and what does not belong."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,15 @@ from hydragnn.config import AnyConfig, hash_of, parse_config, stored_config
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.errors import Busy, InputError
-from hydragnn.files import check_no_link, digest, empty_folders_removed, kind_of_folder, lock_file, unlock_file
+from hydragnn.files import (
+    check_no_link,
+    digest,
+    empty_folders_removed,
+    kind_of_folder,
+    lock_file,
+    read_json,
+    unlock_file,
+)
 from hydragnn.record import Cost, RunRecord, read_record
 from hydragnn.runs.attempt import Attempt
 from hydragnn.settings import Settings
@@ -35,6 +43,29 @@ def as_begun(config: AnyConfig, out: Path) -> AnyConfig:
     path = out / "config.json"
     begun: AnyConfig = _as_saved(config, stored_config(path)) if path.is_file() else config
     return begun
+
+
+def table_as_begun(config: AnyConfig, out: Path) -> dict[str, Any]:
+    """The configuration as JSON, to the letter of ``config.json`` where the run in ``out`` was begun with it.
+
+    A later program knows more keys; what it would add would make another hash of it, and checkpoints those of another run. Only what no
+    training depends on is that of today.
+    """
+    now, path = config.to_json(), out / "config.json"
+    if not path.is_file() or differences(decisive(stored_config(path).to_json()), decisive(now)):
+        return now
+    return _with_indifferent(read_json(path), now)
+
+
+def _with_indifferent(begun: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """A table as it was begun with today's values of what no training depends on."""
+    table = dict(begun)
+    if "branches" in begun:
+        table["branches"] = [_with_indifferent(*pair) for pair in zip(begun["branches"], now["branches"], strict=True)]
+    for section, keys in INDIFFERENT.items():
+        if section in begun:
+            table[section] = {**begun[section], **{key: now[section][key] for key in keys if key in now[section]}}
+    return table
 
 
 def _as_saved(now: Any, saved: Any) -> Any:

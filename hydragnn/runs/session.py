@@ -17,7 +17,15 @@ from hydragnn.runs.callback import RunCallback
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.compile_choice import for_company
 from hydragnn.runs.failures import failure_of, first_failure, forget_failures, propagate_failure
-from hydragnn.runs.folder import alone_in, as_begun, check_folder, earlier_budget, earlier_cost, identity
+from hydragnn.runs.folder import (
+    alone_in,
+    as_begun,
+    check_folder,
+    earlier_budget,
+    earlier_cost,
+    identity,
+    table_as_begun,
+)
 from hydragnn.runs.memory import within_memory
 from hydragnn.runs.plan import Stores, plan_run
 from hydragnn.runs.progress import Progress
@@ -106,6 +114,7 @@ def ready_run(
             heart.beat()
 
         plan = plan_run(config, store, heartbeat, begun=resume)
+        plan = replace(plan, table=table_as_begun(config, out)) if resume else plan
         plan = plan if memory is None else replace(plan, memory=memory)
         plan = plan if members == 1 else for_company(plan)
         placement = DevicePlacement(device=device, dtype=DTYPES[plan.training.precision], micro_batches=parts)

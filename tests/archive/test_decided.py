@@ -6,7 +6,8 @@ decided as then (``translated``). ``courses.json`` has a digest of the facts aft
 killed and a stopped controller and seven trials lost to faults (``Player`` of ``tests/hpo/played.py``, seed 9, ``own=0.08``,
 ``machine=0.5``); ``course-v1-faults.json`` has the digests of what the rules of 57a3d48 decided.
 ``campaign-v2`` is a campaign of five trials in format 2, of ``campaign-v2.toml`` on ``graphs-v1.h5``; checkpoints that it no
-more needs were left out.
+more needs were left out. ``interrupted-campaign-v2`` is one of three trials that 079be92 left when one was trained to the end and one
+to its first rung.
 """
 
 import importlib.util
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 import hydragnn
+from hydragnn.config import parse_config
 from hydragnn.files import digest
 from hydragnn.hpo import campaign_history, campaign_records
 from hydragnn.hpo.journal import Entry, courses, read_entries, replay
@@ -25,6 +27,7 @@ from hydragnn.hpo.journal import Journal as Writer
 from hydragnn.hpo.scheduling.changes import changes_between
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.status import campaign_status
+from hydragnn.record import read_record
 
 HERE = Path(__file__).resolve().parent
 DECIDED = ("journal-v1-decided.jsonl", "journal-v2.jsonl", "campaign-v2/journal.jsonl")
@@ -99,3 +102,25 @@ def test_a_campaign_of_format_2_that_was_moved_goes_on_as_it_ended(tmp_path: Pat
     store, campaign = shutil.copytree(HERE / "graphs-v1.h5", tmp_path / "moved.h5"), HERE / "campaign-v2.toml"
     result = hydragnn.search(campaign, tmp_path / "campaign-v2", resume=True, workers=1, store=store)
     assert (result.ending, result.trials, result.finished) == ("finished", 5, 2)
+
+
+def test_a_campaign_that_an_earlier_version_left_in_the_middle_goes_on_with_the_work_that_was_done(
+    tmp_path: Path,
+) -> None:
+    """Its configurations lack keys that came later, and its checkpoints and records have the hashes of that time."""
+    folder = shutil.copytree(HERE / "interrupted-campaign-v2", tmp_path / "campaign")
+    trial = folder / "trials" / "0001"
+    begun = json.loads((trial / "config.json").read_text())
+    today = parse_config(begun, stored=True).to_json()
+    assert begun["model"].keys() < today["model"].keys() and begun["heads"][1].keys() < today["heads"][1].keys()
+    store = shutil.copytree(HERE / "graphs-v1.h5", tmp_path / "moved.h5")
+    toml = HERE / "interrupted-campaign-v2.toml"
+    result = hydragnn.search(toml, folder, resume=True, workers=1, store=store)
+    assert (result.ending, result.finished, result.failed) == ("finished", 3, 0)
+    record = read_record(trial)
+    assert record.status == "finished" and "checkpoint" not in (trial / "log.txt").read_text()
+    # what that version came to when nobody interrupted it; a training from the beginning would have other curves
+    assert record.best["valid/loss"] == pytest.approx(6.489963009626237, rel=1e-6)
+    assert [part.keys() for part in (record.config["model"], *record.config["heads"])] == [
+        part.keys() for part in (begun["model"], *begun["heads"])
+    ]  # to the letter, so that whoever kills it anywhere can resume it again
