@@ -19,21 +19,9 @@ from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.errors import InputError
+from tests.acting import first_acts
 
 SMALL = BatchSettings(max_graphs=4)
-
-
-def first_acts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[[], None]) -> None:
-    """The first call of a function does something more before."""
-    original, calls = getattr(owner, name), list[None]()
-
-    def acting(*arguments: Any, **named: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 1:
-            act()
-        return original(*arguments, **named)
-
-    monkeypatch.setattr(owner, name, acting)
 
 
 @pytest.mark.parametrize("what", ["ensemble", "source"])

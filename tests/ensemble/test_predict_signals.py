@@ -18,6 +18,7 @@ from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.runs import assembly
 from hydragnn.runs.session import train
+from tests.acting import first_acts
 from tests.ensemble.conftest import config_of
 
 SMALL = BatchSettings(max_graphs=16)
@@ -59,20 +60,6 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda what: seen.append(what.exc_type))
     return seen
-
-
-def first_acts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[[], None]) -> list[None]:
-    """The first call of a function does something more; gives the list of all calls."""
-    original, calls = getattr(owner, name), list[None]()
-
-    def acting(*arguments: Any, **named: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 1:
-            act()
-        return original(*arguments, **named)
-
-    monkeypatch.setattr(owner, name, acting)
-    return calls
 
 
 @pytest.mark.parametrize("way", WAYS)
