@@ -6,7 +6,7 @@
 Needs pytest (the extra ``test``). What an architecture says of itself (``sees``, ``gives``, ``needs``) decides what is asked of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,38 +28,11 @@ from hydragnn.conformance_cases import (
 )
 from hydragnn.conformance_limits import LimitsConformance
 from hydragnn.conformance_smoothness import SmoothnessConformance
+from hydragnn.conformance_symmetry import SymmetryConformance, assert_equal, mapped
 from hydragnn.datasets import Normalisation, Scale
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import concatenate
 from hydragnn.graphs.topology import Topology
-from hydragnn.models import (
-    Distribution,
-    GraphModel,
-    load_model,
-    save_model,
-)
-
-TIGHT = 1e-11  # float64 sums in another order; values are of order 1
-
-
-def assert_equal(actual: Distribution, expected: Distribution, act: Callable[[Tensor], Tensor] = lambda x: x) -> None:
-    """Equal up to rounding; ``act`` is what becomes of values, while variances stay as they are."""
-    for name, values in expected.tensors().items():
-        moved = values if name == "variance" else act(values)
-        torch.testing.assert_close(actual.tensors()[name], moved, rtol=TIGHT, atol=TIGHT)
-
-
-def permute(batch: GraphBatch, order: Tensor) -> GraphBatch:
-    """The same graph with node ``order[i]`` at place i, edges sorted by receiver again."""
-    place = torch.argsort(order)
-    receivers, edges = torch.sort(place[batch.receivers], stable=True)
-    return replace(
-        batch,
-        positions=batch.positions[order],
-        topology=Topology.square(place[batch.senders][edges], receivers, batch.num_nodes),
-        edge_shifts=batch.edge_shifts[edges],
-        nodes={name: value[order] for name, value in batch.nodes.items()},
-        edges={name: value[edges] for name, value in batch.edges.items()},
-    )
+from hydragnn.models import GraphModel, load_model, save_model
 
 
 def skip_without_forces(model: GraphModel) -> None:
@@ -68,7 +41,7 @@ def skip_without_forces(model: GraphModel) -> None:
         pytest.skip(f"{model.description.model.kind} gives no forces with these settings")
 
 
-class ArchitectureConformance(SmoothnessConformance, LimitsConformance):
+class ArchitectureConformance(SmoothnessConformance, LimitsConformance, SymmetryConformance):
     """What every architecture promises; ``architecture`` is its kind, or ``package.module:Name``, ``settings`` are keys of [model]."""
 
     def model(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> GraphModel:
@@ -99,15 +72,6 @@ class ArchitectureConformance(SmoothnessConformance, LimitsConformance):
         assert [name for name, g in zip(names, gradients) if not g.abs().sum() > 0] == []
         assert [name for name, _ in model.named_parameters()] == names  # the optimizer has seen them all
 
-    def test_nodes_in_another_order_give_the_same_predictions_in_that_order(self, kind: str) -> None:
-        batch, model = CORNERS["self loop"](), self.model()
-        order = torch.randperm(batch.num_nodes, generator=torch.Generator().manual_seed(1))
-        edges = torch.sort(torch.argsort(order)[batch.receivers], stable=True).indices
-        expected, actual = model(batch), model(permute(batch, order))
-        rows = {"node": order, "edge": edges, "graph": slice(None)}
-        for name, prediction in expected.items():
-            assert_equal(actual[name], prediction.rows(rows[model.description.fields[name].on]))
-
     def test_a_prediction_does_not_depend_on_what_else_is_in_its_batch(self, kind: str) -> None:
         batch, model = concatenate([*(make() for make in CORNERS.values()), no_nodes(), make_graph(8, 2)]), self.model()
         together = model(batch)
@@ -116,26 +80,6 @@ class ArchitectureConformance(SmoothnessConformance, LimitsConformance):
             for name, prediction in alone.items():
                 whole = together[name].rows(batch.owner(model.description.fields[name].on) == number)
                 assert_equal(prediction, whole)
-
-    @pytest.mark.parametrize("determinant", [1, -1], ids=["rotation", "reflection"])
-    def test_predictions_turn_as_their_parity_says(self, kind: str, determinant: int) -> None:
-        batch, model = concatenate([CORNERS["self loop"](), CORNERS["two graphs"]()]), self.model()
-        turn, _ = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
-        turn = turn * turn.det() * determinant
-        turned = replace(
-            batch, positions=batch.positions @ turn.T, edge_shifts=batch.edge_shifts @ turn.T, cell=batch.cell @ turn.T
-        )
-        expected, actual = model(batch), model(turned)
-        act = {"scalar": lambda x: x, "vector": lambda x: x @ turn.T, "tensor": lambda x: turn @ x @ turn.T}
-        for name, prediction in expected.items():
-            assert_equal(actual[name], prediction, act[model.description.fields[name].parity])
-
-    def test_moving_the_whole_graph_changes_nothing(self, kind: str) -> None:
-        batch, model = CORNERS["self loop"](), self.model()
-        moved = replace(batch, positions=batch.positions + torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
-        expected, actual = model(batch), model(moved)
-        for name, prediction in expected.items():
-            assert_equal(actual[name], prediction)
 
     def test_neighbours_matter(self, kind: str) -> None:
         batch, model = CORNERS["one graph"](), self.model()
@@ -169,10 +113,7 @@ class ArchitectureConformance(SmoothnessConformance, LimitsConformance):
         volume = torch.linalg.det(batch.cell[0]).abs()
 
         def energy(strain: Tensor, step: float) -> float:
-            map_ = torch.eye(3, dtype=torch.float64) + step * strain
-            strained = replace(
-                batch, positions=batch.positions @ map_, edge_shifts=batch.edge_shifts @ map_, cell=batch.cell @ map_
-            )
+            strained = mapped(batch, torch.eye(3, dtype=torch.float64) + step * strain)
             return float(model(strained)["energy"].mean.detach().sum() / volume)
 
         for along in directions_like(stress):

@@ -54,28 +54,31 @@ LEVELS = 2
 GAUSSIAN = {"distribution": "gaussian", "loss": "nll"}
 
 
-def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bool = False) -> GraphBatch:
-    """A random graph in a small periodic cell: edges through images, two components where there are nodes enough."""
+def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bool = False, dim: int = 3) -> GraphBatch:
+    """A random graph in a small periodic cell: edges through images, two components where there are nodes enough.
+
+    In two dimensions the cell has a third vector of length 1, as in stores, so that its volume is the area.
+    """
     random = torch.Generator().manual_seed(seed)
     count = 4 * nodes if edges is None else edges
-    cell = 4 * torch.eye(3, dtype=torch.float64) + torch.rand(3, 3, generator=random, dtype=torch.float64)
-    fractional = torch.rand(nodes, 3, generator=random, dtype=torch.float64)
+    cell = 4 * torch.eye(dim, dtype=torch.float64) + torch.rand(dim, dim, generator=random, dtype=torch.float64)
+    fractional = torch.rand(nodes, dim, generator=random, dtype=torch.float64)
     half = max(nodes // 2, 1)
     clusters = torch.randint(half, (nodes,), generator=torch.Generator().manual_seed(seed))
     receivers = torch.randint(nodes, (count,), generator=random).sort().values
     senders = torch.randint(half, (count,), generator=random) + torch.where(receivers < half, 0, nodes - half)
-    images = torch.randint(-1, 2, (count, 3), generator=random).double()
+    images = torch.randint(-1, 2, (count, dim), generator=random).double()
     images[(senders == receivers) & (images == 0).all(1), 0] = 1.0
     if self_loop:
         receivers, senders = torch.cat([receivers.new_zeros(1), receivers]), torch.cat([senders.new_zeros(1), senders])
-        images = torch.cat([images.new_zeros(1, 3), images])
+        images = torch.cat([images.new_zeros(1, dim), images])
     edge_count = len(senders)
     return GraphBatch(
         positions=fractional @ cell,
         topology=Topology.square(senders, receivers, len(fractional)),
         edge_shifts=images @ cell,
-        cell=cell.unsqueeze(0),
-        periodic=torch.ones(1, 3, dtype=torch.bool),
+        cell=torch.block_diag(cell, torch.eye(3 - dim, dtype=torch.float64)).unsqueeze(0),
+        periodic=(torch.arange(3) < dim).unsqueeze(0),
         node_offsets=torch.tensor([0, nodes]),
         edge_offsets=torch.tensor([0, edge_count]),
         fields={field.name: field for field in (*INPUTS, clusters_field(LEVELS))},
@@ -180,8 +183,10 @@ def small_settings(kind: str, **changes: Any) -> ArchitectureSettings:
     return settings
 
 
-def make_model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> GraphModel:
-    """A small model with every head that its kind can have; ``changes`` are other settings."""
+def make_model(
+    kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, *, dim: int = 3, **changes: Any
+) -> GraphModel:
+    """A small model with every head that its kind can have, for graphs in so many dimensions; ``changes`` are other settings."""
     settings = small_settings(kind, **changes)
     forces = architecture_of(kind).sees_positions() and settings.pooling is None
     derivatives = {"forces": "forces", "stress": "stress"} if forces else {}
@@ -213,7 +218,14 @@ def make_model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **c
     fields += [clusters_field(LEVELS)] if settings.pools_clusters else []
     inputs = [field.name for field in INPUTS if architecture_of(kind).reads(settings, field)]
     inputs += [CLUSTERS] if settings.pools_clusters else []
-    return build_model(settings, heads, fields, inputs=inputs, dim=3, seed=seed, statistics=statistics).to(dtype)
+    fields = [in_dimension(field, dim) for field in fields]
+    return build_model(settings, heads, fields, inputs=inputs, dim=dim, seed=seed, statistics=statistics).to(dtype)
+
+
+def in_dimension(field: Field, dim: int) -> Field:
+    """The same field of graphs in so many dimensions: the axes that turn have that length."""
+    axes = {"scalar": 0, "vector": 1, "tensor": 2}[field.parity]
+    return replace(field, shape=(*field.shape[: len(field.shape) - axes], *[dim] * axes))
 
 
 def loss_of(predictions: dict[str, Distribution]) -> Tensor:

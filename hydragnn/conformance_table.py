@@ -16,7 +16,10 @@ from hydragnn.conformance_cases import small_settings
 from hydragnn.errors import InputError
 
 Verdict = Literal["passed", "does not apply", "failed"]
-MODULES = ("hydragnn.conformance", "hydragnn.conformance_limits", "hydragnn.conformance_smoothness")
+MODULES = tuple(
+    f"hydragnn.{name}"
+    for name in ("conformance", "conformance_limits", "conformance_smoothness", "conformance_symmetry")
+)
 
 HEAD = """from hydragnn.conformance import ArchitectureConformance
 

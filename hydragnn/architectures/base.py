@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from jaxtyping import Float
 from pydantic import Field as Setting
-from pydantic import SerializeAsAny, WrapValidator, model_validator
+from pydantic import SerializeAsAny, WrapValidator, field_validator, model_validator
 from torch import Tensor, nn
 
 from hydragnn.errors import InputError
@@ -39,8 +39,9 @@ class CompileGain:
 class GlobalAttentionSettings(Settings):
     """Attention among all nodes of a graph beside every layer (Rampasek et al. 2022, arXiv:2205.12454)."""
 
-    kind: Literal["multihead", "linear"] = "multihead"
-    """multihead: softmax over all nodes of the graph, quadratic in their number; linear: kernel attention, linear in it."""
+    kind: Literal["multihead", "linear", "none"] = "multihead"
+    """multihead: softmax over all nodes of the graph, quadratic in their number; linear: kernel attention, linear in it; none: the
+    model without attention, so that a search may leave it out."""
 
     heads: int = Setting(default=4, ge=1, le=64)
     """Attention heads; they divide hidden_dim."""
@@ -49,9 +50,9 @@ class GlobalAttentionSettings(Settings):
 class PoolingSettings(Settings):
     """Layers on coarser levels of the graph between those on the graph itself, and the way back (Gao and Ji 2019, arXiv:1905.05178)."""
 
-    levels: int = Setting(default=1, ge=1, le=16)
+    levels: int = Setting(default=1, ge=0, le=16)
     """Coarser levels. Layers go down to the coarsest and back: of five layers and two levels the first and the last work on the graph
-    itself, the third on the coarsest level."""
+    itself, the third on the coarsest level. 0: the model without pooling, so that a search may leave it out."""
 
     by: Literal["clusters", "scores"] = "clusters"
     """clusters: levels are those of the node field ``clusters`` of the store, with the mean of their nodes; scores: the nodes with the highest scores,
@@ -111,6 +112,15 @@ class ArchitectureSettings(Settings):
 
     checkpoint_activations: bool = False
     """Compute every layer a second time in the backward pass instead of keeping its activations: less memory, a third more time."""
+
+    @field_validator("global_attention", "pooling")
+    @classmethod
+    def _left_out(cls, value: Any) -> Any:
+        """None for attention of kind none and for no levels: the same settings, to the letter, as where the section is absent."""
+        match value:
+            case GlobalAttentionSettings(kind="none") | PoolingSettings(levels=0):
+                return None
+        return value
 
     @model_validator(mode="after")
     def _is_of_its_kind(self) -> "ArchitectureSettings":

@@ -21,6 +21,7 @@ def wrap_layers(
             layer = Residual(layer, settings.hidden_dim, settings.dropout)
         if settings.global_attention is not None:
             attention = settings.global_attention
+            assert attention.kind != "none"  # settings of a model have no such section
             layer = GPSLayer(layer, settings.hidden_dim, attention.kind, attention.heads, settings.dropout)
         if conditioned and settings.conditioning == "film":
             layer = FiLM(layer, settings.hidden_dim)

@@ -63,6 +63,17 @@ def without_envelope(attributes: Mapping[str, Any]) -> str:
     )
 
 
+def without_the_farther(attributes: Mapping[str, Any]) -> str | None:
+    """What to tell where forces are asked on edges to the nearest neighbours alone; None where a store keeps all."""
+    most = attributes.get("max_neighbours")
+    if not isinstance(most, int) or isinstance(most, bool):
+        return None
+    return (
+        f"energies jump and forces are not smooth where another neighbour becomes one of the {most} nearest, which are all that the store "
+        f"keeps (max_neighbours = {most}); a store built without max_neighbours keeps every neighbour within its cutoff"
+    )
+
+
 def silenced_edges(
     store: GraphStore, graphs: NDArray[np.int64], cutoff: float, rows: Rows, heartbeat: Callable[[], None]
 ) -> tuple[int, int]:

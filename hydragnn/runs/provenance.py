@@ -15,7 +15,13 @@ from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_rows
 from hydragnn.files import digest
 from hydragnn.record import BranchRecord, RunRecord
-from hydragnn.runs.cutoff import can_be_silenced, sentence_on, silenced_edges, without_envelope
+from hydragnn.runs.cutoff import (
+    can_be_silenced,
+    sentence_on,
+    silenced_edges,
+    without_envelope,
+    without_the_farther,
+)
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.statistics_cache import StatisticsCache, digest_of
 from hydragnn.training.data import RunData
@@ -53,6 +59,8 @@ def notes_on(plan: RunPlan, ranks: Ranks, device: torch.device, heartbeat: Calla
         encoder, store = model.model, branch.store
         if derived and encoder.kinks:
             notes.append(f"{of}forces and stress of {encoder.kind} are not smooth: {encoder.kinks}")
+        if derived and model.edges and (sentence := without_the_farther(store.attributes)):
+            notes.append(of + sentence)
         if not model.edges or not isinstance(encoder, GeometricSettings) or encoder.cutoff is None:
             continue
         if derived and encoder.envelope == "none":

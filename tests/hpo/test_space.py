@@ -105,14 +105,40 @@ def test_base_keys_that_the_chosen_kind_does_not_know_are_left_out(table: dict[s
     assert "cutoff" not in of_kind["relational"].to_json()
 
 
-def test_attention_around_the_layers_can_be_searched(table: dict[str, Any]) -> None:
-    space = {"model.global_attention.kind": {"type": "categorical", "choices": ["multihead", "linear"]}}
-    campaign = campaign_settings({**table, "search": {**table["search"], "trials": 2, "space": space}}, SOURCE)
+AROUND: dict[str, dict[str, Any]] = {
+    "model.global_attention.kind": {"type": "categorical", "choices": ["none", "multihead", "linear"]},
+    "model.global_attention.heads": {
+        "type": "categorical",
+        "choices": [2, 4],
+        "when": {"model.global_attention.kind": ["multihead", "linear"]},
+    },
+    "model.pooling.levels": {"type": "int", "low": 0, "high": 2},
+    "model.pooling.by": {
+        "type": "categorical",
+        "choices": ["clusters", "scores"],
+        "when": {"model.pooling.levels": [1, 2]},
+    },
+}
+
+
+def test_attention_and_pooling_can_be_searched_with_none_as_one_of_the_choices(table: dict[str, Any]) -> None:
+    campaign = campaign_settings({**table, "search": {**table["search"], "space": AROUND}}, SOURCE)
     ordered = space_of(campaign.search.space)
     check_space(campaign, ordered)
-    for kind in ("multihead", "linear"):
-        attention = trial_config(campaign, ordered, {"model.global_attention.kind": kind}, 0).model.global_attention
-        assert attention is not None and attention.kind == kind
+    points = all_points(ordered)
+    assert points is not None and len(points) == 5 * 5
+    plain = trial_config(campaign, ordered, {}, 0)
+    for point in points:
+        config = trial_config(campaign, ordered, point, 0)
+        attention, pooling = config.model.global_attention, config.model.pooling
+        none = point["model.global_attention.kind"] == "none", point["model.pooling.levels"] == 0
+        assert (attention is None, pooling is None) == none
+        assert (config == plain, config.hash == plain.hash) == (all(none), all(none))
+        if attention is not None:
+            assert attention.kind == point["model.global_attention.kind"]
+            assert attention.heads == point["model.global_attention.heads"]
+        if pooling is not None:
+            assert (pooling.levels, pooling.by) == (point["model.pooling.levels"], point["model.pooling.by"])
 
 
 def test_a_base_key_that_no_searched_kind_knows_is_an_error(table: dict[str, Any]) -> None:

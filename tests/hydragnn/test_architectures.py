@@ -234,6 +234,19 @@ def test_an_unread_edge_field_is_refused_where_it_is_named() -> None:
         build_model(small_settings("gin"), [head], [*INPUTS, *SCALARS], inputs=["size", "area"], dim=3, seed=0)
 
 
+@pytest.mark.parametrize("kind", architectures())
+def test_attention_of_kind_none_and_pooling_of_no_levels_are_the_model_without(kind: str) -> None:
+    """Also where it could not pool, or where the heads of attention would not divide its width."""
+    left_out = {
+        "global_attention": {"kind": "none", "heads": 3},
+        "pooling": {"levels": 0, "by": "scores", "ratio": 0.6},
+    }
+    without, none = make_model(kind, seed=3), make_model(kind, seed=3, **left_out)
+    assert none.description == without.description
+    expected, actual = without.state_dict(), none.state_dict()
+    assert list(actual) == list(expected) and all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
 def test_a_saved_model_of_every_kind_says_its_kind_and_nothing_of_its_class(tmp_path: Path) -> None:
     save_model(tmp_path, make_model("cgcnn", dtype=torch.float32), Normalisation())
     assert read_json(tmp_path / "model.json")["model"]["kind"] == "cgcnn"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hydragnn.conformance_limits import LimitsConformance
+from hydragnn.conformance_symmetry import SymmetryConformance
 
 FAULTY = '''
 import torch
@@ -35,6 +36,8 @@ class Layer(nn.Module):
             filters = filters / graph.vectors.square().sum(1, keepdim=True)
         if self.fault == "digits":
             filters = (filters + 1e5) - 1e5
+        if self.fault == "axis" and graph.vectors.shape[1] == 2:
+            filters = filters * (1 + graph.vectors[:, :1])
         if self.fault == "size":
             filters = filters / graph.num_nodes
         if self.fault == "detached":
@@ -60,21 +63,26 @@ class Faulty(Architecture):
 '''
 
 
+class Rows(LimitsConformance, SymmetryConformance):
+    """The rows about limits and symmetries."""
+
+
 @pytest.fixture
-def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[LimitsConformance]:
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Rows]:
     """The suite of an architecture in a user's package; ``settings`` say which fault it has."""
     (tmp_path / "faulty_networks.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(tmp_path)
 
-    class Suite(LimitsConformance):
+    class Suite(Rows):
         architecture = "faulty_networks:Faulty"
 
     return Suite
 
 
-def rows(suite: type[LimitsConformance]) -> dict[str, str]:
+def rows(suite: type[Rows]) -> dict[str, str]:
     """What every row says: nothing where it passes, else the first line of its error."""
     here, said = suite(), {}
+    turns_in_a_plane = here.test_in_two_dimensions_predictions_follow_turns_mirrors_moves_and_the_order_of_nodes
     calls = {
         "float32": here.test_float32_keeps_half_of_its_digits,
         "one layer": lambda: here.test_one_layer_and_many_are_finite_and_every_parameter_has_a_say(1),
@@ -83,6 +91,9 @@ def rows(suite: type[LimitsConformance]) -> dict[str, str]:
         "one place": lambda: here.test_nodes_in_one_place_are_finite_with_forces_and_gradients(torch.float64),
         "second derivatives": here.test_second_derivatives_are_those_of_the_forces,
         "shares": here.test_gradients_of_shares_add_up_to_that_of_the_batch,
+        "turns": lambda: here.test_predictions_turn_as_their_parity_says(-1),
+        "turns in a plane": lambda: turns_in_a_plane("rotation"),
+        "forces in a plane": here.test_in_two_dimensions_forces_and_stress_are_derivatives_of_the_energy,
     }
     for row, call in calls.items():
         try:
@@ -96,14 +107,19 @@ def rows(suite: type[LimitsConformance]) -> dict[str, str]:
     ("fault", "found_by"),
     [
         ("none", []),
-        ("pole", ["one layer", "one place"]),  # one layer sees a self loop, too
-        ("digits", ["float32", "five layers", "second derivatives"]),  # finite differences see what is lost of float64
+        # one layer and turns see a self loop, too
+        ("pole", ["one layer", "one place", "turns", "turns in a plane"]),
+        (
+            "digits",
+            ["float32", "five layers", "second derivatives", "forces in a plane"],
+        ),  # finite differences see what is lost of float64
+        ("axis", ["turns in a plane"]),
         ("size", ["supercell", "shares"]),
-        ("detached", ["five layers", "second derivatives"]),
+        ("detached", ["five layers", "second derivatives", "forces in a plane"]),
         ("idle", ["one layer"]),
     ],
 )
-def test_a_fault_is_found_by_the_rows_about_it(fault: str, found_by: list[str], suite: type[LimitsConformance]) -> None:
+def test_a_fault_is_found_by_the_rows_about_it(fault: str, found_by: list[str], suite: type[Rows]) -> None:
     suite.settings = {"fault": fault}
     said = rows(suite)
     assert list(said) == found_by, said

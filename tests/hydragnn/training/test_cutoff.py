@@ -115,6 +115,30 @@ def test_what_is_left_out_is_the_cutoff_of_the_store_and_energies_are_continuous
     assert "energies jump and forces are not smooth where neighbours cross the store's cutoff of 4.2" in bare.notes[0]
 
 
+def test_where_a_store_keeps_the_nearest_neighbours_alone_energies_jump_and_the_run_says_so(tmp_path: Path) -> None:
+    graphs = cells_of(CUTOFF, max_neighbours=2)
+    attributes = {"cutoff": CUTOFF, "max_neighbours": 2}
+    record = train(config_of("in memory", HEAD), tmp_path / "run", store=MemoryStore(graphs, attributes))
+    (note,) = record.notes
+    assert "energies jump and forces are not smooth where another neighbour becomes one of the 2 nearest" in note
+    assert note in run_summary(record, tmp_path / "run")["notes"]
+    model = load_model(tmp_path / "run" / "model", dtype=torch.float64)
+    # the first atom is as far from the third as from the fourth, whose own neighbours are unlike
+    ends = [
+        Atoms("Cu5", [[0, 0, 0], [0, 2.3, 0], [2.5, 0, 0], [-2.5 + d, 0, 0], [-2.5, 2.4, 0]]) for d in (-1e-7, 1e-7)
+    ]
+    jump, smooth = (
+        np.ptp([float(model.predict(from_ase(one, CUTOFF, max_neighbours=most))["energy"].mean) for one in ends])
+        for most in (2, None)
+    )
+    assert jump > 1e-5 > 1e-8 > smooth  # both have moved by 2e-7 Angstrom
+    energies = {key: value for key, value in HEAD.items() if key != "forces"}
+    assert (
+        train(config_of("in memory", energies), tmp_path / "energies", store=MemoryStore(graphs, attributes)).notes
+        == []
+    )
+
+
 def test_a_cutoff_beyond_that_of_the_store_is_refused_unless_the_run_began_with_it(
     copper: Path, tmp_path: Path
 ) -> None:
@@ -142,9 +166,10 @@ def test_branches_share_the_smallest_cutoff_and_errors_name_the_branch(copper: P
         plan_run(BranchedConfig.parse(asked), stores)
 
 
-def cells_of(cutoff: float) -> list[Any]:
+def cells_of(cutoff: float, max_neighbours: int | None = None) -> list[Any]:
     generator = np.random.default_rng(0)
-    return [from_ase(crystal(3.6, generator), cutoff, fields=LABELS) for _ in range(12)]
+    crystals = (crystal(3.6, generator) for _ in range(12))
+    return [from_ase(one, cutoff, fields=LABELS, max_neighbours=max_neighbours) for one in crystals]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,149 @@
+"""Symmetries of predictions, in space and in the plane: the part of ``hydragnn.conformance`` about turned, mirrored, moved and reordered graphs.
+
+Cells of a mesh, grains of a section and pixels of an image lie in a plane, where a vector has two components, the cell is an area, and architectures take
+other ways (no third axis in harmonics or in antisymmetric tensors). One that works in space alone refuses such graphs in a sentence.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from hydragnn.conformance_cases import CORNERS, assert_slope, directions_like, make_graph, make_model
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch, concatenate, volumes
+from hydragnn.graphs.topology import Topology
+from hydragnn.models import Distribution, GraphModel
+
+TIGHT = 1e-11  # float64 sums in another order; values are of order 1
+AWAY = (1.0, -2.0, 0.5)
+"""How far a whole graph is moved."""
+
+
+class SymmetryConformance:
+    """What happens to predictions where the whole graph turns, is mirrored, moves, or has its nodes in another order."""
+
+    architecture: str
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def _model_in_space(self) -> GraphModel:
+        return make_model(self.architecture, **self.settings)
+
+    def _model_in_the_plane(self) -> GraphModel:
+        """The model for graphs in two dimensions; where these are refused in a sentence, the test does not apply."""
+        try:
+            return make_model(self.architecture, dim=2, **self.settings)
+        except InputError as refusal:
+            pytest.skip(f"refused: {refusal}")
+
+    def test_nodes_in_another_order_give_the_same_predictions_in_that_order(self) -> None:
+        assert_follows_the_order(self._model_in_space(), CORNERS["self loop"]())
+
+    @pytest.mark.parametrize("determinant", [1, -1], ids=["rotation", "reflection"])
+    def test_predictions_turn_as_their_parity_says(self, determinant: int) -> None:
+        batch = concatenate([CORNERS["self loop"](), CORNERS["two graphs"]()])
+        assert_turns(self._model_in_space(), batch, determinant)
+
+    def test_moving_the_whole_graph_changes_nothing(self) -> None:
+        assert_stays_where_moved(self._model_in_space(), CORNERS["self loop"]())
+
+    @pytest.mark.parametrize("how", ["rotation", "reflection", "translation", "permutation"])
+    def test_in_two_dimensions_predictions_follow_turns_mirrors_moves_and_the_order_of_nodes(self, how: str) -> None:
+        batch = concatenate([make_graph(6, 5, self_loop=True, dim=2), make_graph(2, 7, dim=2)])
+        model = self._model_in_the_plane()
+        match how:
+            case "translation":
+                assert_stays_where_moved(model, batch)
+            case "permutation":
+                assert_follows_the_order(model, batch)
+            case _:
+                assert_turns(model, batch, 1 if how == "rotation" else -1)
+
+    def test_in_two_dimensions_forces_and_stress_are_derivatives_of_the_energy(self) -> None:
+        """Stress is that per area."""
+        model, batch = self._model_in_the_plane(), make_graph(0, 6, dim=2)
+        if "forces" not in model.description.fields:
+            pytest.skip(f"{self.architecture} gives no forces with these settings")
+        predictions = model(batch)
+        forces, stress = predictions["forces"].mean.detach(), predictions["stress"].mean[0].detach()
+
+        def energy(moved: GraphBatch) -> float:
+            return float(model(moved)["energy"].mean.detach())
+
+        def shifted(along: Tensor, step: float) -> float:
+            return energy(replace(batch, positions=batch.positions + step * along))
+
+        def strained(strain: Tensor, step: float) -> float:
+            map_ = torch.eye(2, dtype=torch.float64) + step * strain
+            return energy(mapped(batch, map_)) / float(volumes(batch))
+
+        for along in directions_like(batch.positions):
+            assert_slope(partial(shifted, along), -float((forces * along).sum()), forces)
+        for along in directions_like(stress):
+            strain = (along + along.T) / 2
+            assert_slope(partial(strained, strain), float((stress * strain).sum()), stress)
+
+
+def assert_equal(actual: Distribution, expected: Distribution, act: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+    """Equal up to rounding; ``act`` is what becomes of values, while variances stay as they are."""
+    for name, values in expected.tensors().items():
+        moved = values if name == "variance" else act(values)
+        torch.testing.assert_close(actual.tensors()[name], moved, rtol=TIGHT, atol=TIGHT)
+
+
+def assert_turns(model: GraphModel, batch: GraphBatch, determinant: int) -> None:
+    """Vectors and tensors turn with a graph that is turned (determinant 1) or mirrored (-1), all else stays."""
+    drawn = torch.randn(batch.dim, batch.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    turn, _ = torch.linalg.qr(drawn)
+    if torch.det(turn) * determinant < 0:
+        turn = turn @ torch.diag(torch.tensor([-1.0, *[1.0] * (batch.dim - 1)], dtype=torch.float64))
+    expected, actual = model(batch), model(mapped(batch, turn.T))
+    act = {"scalar": lambda x: x, "vector": lambda x: x @ turn.T, "tensor": lambda x: turn @ x @ turn.T}
+    for name, prediction in expected.items():
+        assert_equal(actual[name], prediction, act[model.description.fields[name].parity])
+
+
+def assert_stays_where_moved(model: GraphModel, batch: GraphBatch) -> None:
+    """No prediction depends on where the graph lies."""
+    moved = replace(batch, positions=batch.positions + torch.tensor(AWAY[: batch.dim], dtype=torch.float64))
+    expected, actual = model(batch), model(moved)
+    for name, prediction in expected.items():
+        assert_equal(actual[name], prediction)
+
+
+def assert_follows_the_order(model: GraphModel, batch: GraphBatch) -> None:
+    """Nodes and edges in another order have the same predictions in that order, and graphs the same."""
+    owner = batch.owner("node")
+    drawn = torch.randperm(batch.num_nodes, generator=torch.Generator().manual_seed(1))
+    order = drawn[owner[drawn].sort(stable=True).indices]  # any order within every graph
+    edges = torch.sort(torch.argsort(order)[batch.receivers], stable=True).indices
+    expected, actual = model(batch), model(permuted(batch, order))
+    rows = {"node": order, "edge": edges, "graph": slice(None)}
+    for name, prediction in expected.items():
+        assert_equal(actual[name], prediction.rows(rows[model.description.fields[name].on]))
+
+
+def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
+    """The same graphs with node ``order[i]`` at place i, edges sorted by receiver again."""
+    place = torch.argsort(order)
+    receivers, edges = torch.sort(place[batch.receivers], stable=True)
+    return replace(
+        batch,
+        positions=batch.positions[order],
+        topology=Topology.square(place[batch.senders][edges], receivers, batch.num_nodes),
+        edge_shifts=batch.edge_shifts[edges],
+        nodes={name: value[order] for name, value in batch.nodes.items()},
+        edges={name: value[edges] for name, value in batch.edges.items()},
+    )
+
+
+def mapped(batch: GraphBatch, map_: Tensor) -> GraphBatch:
+    """The same graphs with every vector times a matrix; in the plane the third vector of a cell, of length 1, stays."""
+    whole = torch.block_diag(map_, torch.eye(3 - batch.dim, dtype=map_.dtype))
+    return replace(
+        batch, positions=batch.positions @ map_, edge_shifts=batch.edge_shifts @ map_, cell=batch.cell @ whole
+    )
