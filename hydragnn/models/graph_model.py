@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.levels import CLUSTERS
+from hydragnn.graphs.levels import levels_of
 from hydragnn.kernels import first_derivatives
 from hydragnn.layers import ConditionInputs, EdgeInputs, MessageGraph, NodeInputs, PooledCondition, States
 from hydragnn.models.derivatives import energy_gradient, forces_from, stress_from
@@ -72,8 +72,7 @@ class GraphModel(nn.Module):
 
     def edge_vectors(self, batch: GraphBatch) -> Float[Tensor, "edges dim"] | None:
         """Vectors of all edges; None for graphs without geometry, and where no layer looks at it."""
-        model = self.description.model
-        seen = self.description.architecture.sees_positions() or model.pooling is not None
+        seen = self.description.architecture.sees_positions()
         return edge_vectors(batch) if self.description.dim and seen else None
 
     @property
@@ -93,7 +92,7 @@ class GraphModel(nn.Module):
     def message_graph(self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None) -> MessageGraph:
         """What the layers see of a batch whose edges have these vectors."""
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
-        levels = batch.nodes[CLUSTERS] if self.description.model.pools_clusters else None
+        pooling = self.description.model.pooling if self.description.model.pools_clusters else None
         return MessageGraph(
             topology=batch.topology,
             owner=batch.owner("node"),
@@ -105,8 +104,7 @@ class GraphModel(nn.Module):
             species=batch.nodes[ATOMIC_NUMBERS] if species else None,
             condition=None if self.condition_inputs is None else self.condition_inputs(batch),
             basis=self.encoder.basis,
-            clusters=levels,
-            positions=batch.positions if levels is not None and vectors is not None else None,
+            levels=() if pooling is None else levels_of(batch, pooling.levels, self.description.kind_fields),
         )
 
     def encode(self, batch: GraphBatch, graph: MessageGraph) -> States:

@@ -1,7 +1,6 @@
 """Layers on coarser levels: parity with loops over clusters, runs that pool, and what cannot."""
 
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,14 @@ from hydragnn.graphs import (
     Field,
     GraphBatch,
     clusters_field,
+    coarse,
     concatenate,
     from_voronoi,
     with_contracted_levels,
     with_voxel_levels,
 )
 from hydragnn.graphs.batch import edge_vectors
+from hydragnn.graphs.levels import levels_of
 from hydragnn.layers import MessageGraph
 from hydragnn.models import NotCompiled, build_model, compiled_model, parse_head
 from hydragnn.runs import train
@@ -40,15 +41,15 @@ FIELDS = (
 )
 
 
-def message_graph(batch: GraphBatch) -> MessageGraph:
+def message_graph(batch: GraphBatch, kinds: tuple[str, ...] = ()) -> MessageGraph:
     return MessageGraph(
         topology=batch.topology,
         owner=batch.owner("node"),
         nodes_per_graph=batch.counts("node"),
         vectors=edge_vectors(batch),
         edge_features=batch.edges["area"].unsqueeze(1) if "area" in batch.edges else None,
-        clusters=batch[CLUSTERS],
-        positions=batch.positions,
+        edge_kinds={name: batch.edges[name] for name in kinds},
+        levels=levels_of(batch, batch[CLUSTERS].shape[1], kinds),
     )
 
 
@@ -109,9 +110,10 @@ def test_edge_features_are_means_of_what_was_merged() -> None:
 @pytest.mark.parametrize("corner", CORNERS)
 def test_between_two_clusters_is_an_edge_of_every_kind_that_joins_nodes_of_theirs(corner: str) -> None:
     batch = CORNERS[corner]()
-    kinds = {"relation": batch.edges["relation"], "level": (batch.edges["area"] > 0.5).long() * 7}
-    graph = replace(message_graph(batch), edge_kinds=kinds)
-    coarse, of_node = graph.coarser.graph, {}
+    far = Field(name="level", on="edge", classes=8, dtype="int64")
+    batch = batch.with_fields({"level": (batch.edges["area"] > 0.5).long() * 7}, fields=[far])
+    kinds = {name: batch.edges[name] for name in ("relation", "level")}
+    coarse, of_node = message_graph(batch, tuple(kinds)).coarser.graph, {}
     for number, nodes in enumerate(clusters_by_loops(batch, 0)):
         of_node |= dict.fromkeys(nodes, number)
     areas = defaultdict(list)
@@ -336,3 +338,25 @@ def test_steps_that_pool_are_not_compiled_and_the_record_says_why(far: MemorySto
     )
     with pytest.raises(NotCompiled, match="coarser levels"):
         compiled_model(model)
+
+
+def test_a_run_makes_the_levels_of_a_graph_once(
+    far: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    make = coarse.next_level
+
+    def counted(finer: coarse.Finer) -> tuple[coarse.Level, coarse.Finer]:
+        made.append(finer.graphs)
+        return make(finer)
+
+    config = config_for("schnet", **POOLING)
+    monkeypatch.setattr(coarse, "next_level", counted)
+    kept = train(config, tmp_path / "run", store=far, until=3)
+    levels, graphs = POOLING["pooling"]["levels"], len(far)
+    assert sum(made) == levels * graphs
+    monkeypatch.setattr(MemoryStore, "with_levels", lambda store, *_: store)
+    anew = train(config, tmp_path / "anew", store=far, until=3)
+    assert sum(made) > 2 * levels * graphs  # in every step, as for stores that are read batch by batch
+    assert anew.curves["train/loss"] == kept.curves["train/loss"]
+    assert anew.curves["valid/loss"] == kept.curves["valid/loss"]
