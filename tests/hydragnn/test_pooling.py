@@ -30,7 +30,7 @@ from hydragnn.graphs import (
 )
 from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.levels import levels_of
-from hydragnn.layers import MessageGraph
+from hydragnn.layers import GraphUNet, MessageGraph, States
 from hydragnn.models import NotCompiled, build_model, compiled_model, parse_head
 from hydragnn.runs import train
 from hydragnn.scripts import api
@@ -285,8 +285,8 @@ def test_what_cannot_pool_is_refused_with_the_remedy() -> None:
     assert "set model.pooling" in refused("painn", heads, known, inputs)
     moving = refused("egnn", heads, known, inputs, moving_coordinates=True, **one)
     assert "model egnn moves its nodes (moving_coordinates), and cannot pool" in moving
-    for kind in ("dimenet", "mace"):
-        assert "or use one of cgcnn, egnn, equivariant_transformer, gatv2" in refused(kind, heads, known, inputs, **one)
+    assert "use one of cgcnn, egnn, equivariant_transformer, gatv2" in refused("dimenet", heads, known, inputs, **one)
+    assert "a cluster has none" in refused("mace", heads, known, inputs, distance_transform="soft", **one)
     with pytest.raises(InputError, match="set num_layers to 2 or more"):
         small_settings("gin", num_layers=1, **one)
 
@@ -305,7 +305,41 @@ def test_a_field_of_the_same_name_is_an_input_like_any_other() -> None:
 
 def test_every_architecture_says_whether_it_pools() -> None:
     able = {kind for kind, a in architectures().items() if not a.unpoolable(a.Settings(kind=kind))}
-    assert able == set(architectures()) - {"dimenet", "mace"}
+    assert able == set(architectures()) - {"dimenet"}
+
+
+def test_after_every_layer_a_node_hears_what_its_cluster_knows() -> None:
+    """Five layers on the levels 0, 1, 2, 1, 0, against loops over clusters; the last one hears all that comes back."""
+    batch = concatenate([with_contracted_levels(cells(seed), 2) for seed in range(2)])
+
+    class Layer(torch.nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def forward(self, states: States, graph: MessageGraph) -> States:
+            assert states[0].shape[0] == graph.num_nodes
+            return {degree: (value + self.number).sin() for degree, value in states.items()}
+
+    net = GraphUNet([Layer(number) for number in range(5)], 2, 3, {0}).double()
+    first = torch.randn(batch.num_nodes, 3, dtype=torch.float64)
+    graph = message_graph(batch)
+    heard = [states[0] for states in net.of_every_layer({0: first}, graph)]
+    finest, coarser = (clusters_by_loops(batch, level) for level in (0, 1))
+    one = (first + 0).sin()
+    two = (torch.stack([one[nodes].mean(0) for nodes in finest]) + 1).sin()  # of clusters
+    inside = [[number for number, small in enumerate(finest) if set(small) <= set(nodes)] for nodes in coarser]
+    three = (torch.stack([two[numbers].mean(0) for numbers in inside]) + 2).sin()
+    of_node = {node: number for number, nodes in enumerate(finest) for node in nodes}
+    of_cluster = {number: number_of for number_of, numbers in enumerate(inside) for number in numbers}
+    rows = torch.tensor([of_node[node] for node in range(batch.num_nodes)])
+    above = torch.tensor([of_cluster[number] for number in range(len(finest))])
+    w = [way.maps["0"] for way in net.ways_back]
+    four = (two + w[1](three)[above] + 3).sin()
+    five = (one + w[0](four)[rows] + 4).sin()
+    for own, expected in zip(heard, [one, two[rows], three[above][rows], four[rows], five], strict=True):
+        torch.testing.assert_close(own, expected)
+    torch.testing.assert_close(net({0: first}, graph)[0], five)
 
 
 def test_a_store_without_levels_is_refused_before_anything_starts(tmp_path: Path) -> None:
