@@ -10,10 +10,12 @@ from numpy import ndarray
 from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import GatherPlan, gather_plan, planned_batch
+from hydragnn.datasets.levels import FlatLevels, flat_levels
 from hydragnn.datasets.store import Column, Sizes
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.levels import CLUSTERS, remember_levels
 
 
 class MemoryStore:
@@ -34,6 +36,7 @@ class MemoryStore:
         self._attributes = dict(attributes or {})
         self._fingerprint = ""
         self._plans: dict[frozenset[str] | None, GatherPlan] = {}
+        self._levels: FlatLevels | None = None
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -76,7 +79,23 @@ class MemoryStore:
         if key not in self._plans:
             check_fields(self.fields(), fields)
             self._plans[key] = gather_plan(self._flat, fields)
-        return planned_batch(self._plans[key], checked_indices(indices, len(self)))
+        graphs = checked_indices(indices, len(self))
+        batch = planned_batch(self._plans[key], graphs)
+        if self._levels is not None and self._levels.fields <= batch.fields.keys():
+            remember_levels(batch, self._levels.of_graphs(graphs))
+        return batch
+
+    def with_levels(self, count: int, kinds: Sequence[str] = ()) -> "MemoryStore":
+        """The same graphs, whose batches come with their first ``count`` coarser levels: these are made here, once, from ``clusters``."""
+        result = MemoryStore(self._flat, self._attributes)
+        names = [CLUSTERS, *kinds]
+
+        def read(graphs: Int64[ndarray, " block"]) -> GraphBatch:
+            batch = self.read(graphs, names)
+            return batch.to(dtype=batch.positions.dtype)  # shifts of zero, which no array holds, are float64
+
+        result._levels = flat_levels(read, len(self), count, kinds)
+        return result
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """The field ``name`` of the graphs ``start`` to ``stop``."""

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydragnn.errors import InputError
+from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.field import LOCATIONS, Field, Location
 from hydragnn.graphs.reversal import reverse_of
 from hydragnn.graphs.topology import Topology
@@ -185,7 +186,12 @@ class GraphBatch:
         result = replace(
             self, fields=known, nodes=tensors["node"], edges=tensors["edge"], graphs=tensors["graph"], masks=present
         )
-        result._derived.update(self._derived)  # fields change no offset
+        touched = {*values, *drop}
+        result._derived.update(  # fields change no offset
+            (key, value)
+            for key, value in self._derived.items()
+            if not (isinstance(value, Levels) and touched & value.fields)
+        )
         return result
 
     def select(self, graphs: slice | Sequence[int] | Tensor) -> "GraphBatch":
@@ -234,8 +240,13 @@ class GraphBatch:
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GraphBatch":
         """The batch with ``change`` done to every tensor, to those that follow from its edges and offsets too; it keeps the values."""
 
+        def map_one(value: Any) -> Any:
+            if isinstance(value, Levels):
+                return value.mapped(change)
+            return change(value) if isinstance(value, Tensor) else value
+
         def map_all(values: Mapping[Any, Any]) -> dict[Any, Any]:
-            return {name: change(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+            return {name: map_one(value) for name, value in values.items()}
 
         changed = replace(
             self,

@@ -1,6 +1,6 @@
 """Coarser levels of a graph: which nodes are one on each of them, as a node field, made once and kept with the graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -10,10 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors, unbatch
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.coarse import Finer, Level, Levels, levels_by_clusters
+from hydragnn.graphs.field import Field, Location
 
 CLUSTERS = "clusters"
 """The node field with the number of every node's cluster inside its graph, from the finest level to the coarsest."""
+
+LEVELS: tuple[str, Location] = ("levels", "node")
+"""Where a batch keeps what ``levels_of`` made."""
 
 MOST_CLUSTERS = 2**31 - 1
 ON_THE_EDGE = 1e-9
@@ -61,6 +65,38 @@ def with_clusters(batch: GraphBatch, clusters: ArrayLike) -> GraphBatch:
     made = batch.with_fields({CLUSTERS: torch.from_numpy(numbers.astype(np.int64))}, fields=[field])
     check_clusters(made)
     return made
+
+
+def levels_of(batch: GraphBatch, count: int, kinds: Sequence[str] = ()) -> tuple[Level, ...]:
+    """The first ``count`` coarser levels of a batch that has clusters, where edges of other ``kinds`` (fields) stay apart.
+
+    They are made when first asked for, and kept with the batch.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> line = graph_from_arrays([[x, 0.0] for x in (0.0, 1.0, 4.0, 5.0)], [0, 1, 2], [1, 2, 3])
+    >>> (level,) = levels_of(with_voxel_levels(line, 1, side=2.0), 1)
+    >>> level.parent.tolist(), level.topology.senders.tolist(), level.topology.receivers.tolist()
+    ([0, 0, 1, 1], [0], [1])
+    """
+    known, fields = batch._derived.get(LEVELS), frozenset({CLUSTERS, *kinds})
+    if known is None or known.fields != fields or len(known.levels) < count:
+        finest = Finer(
+            topology=batch.topology,
+            owner=batch.owner("node"),
+            graphs=batch.num_graphs,
+            clusters=batch.nodes[CLUSTERS],
+            edge_kinds={name: batch.edges[name] for name in kinds},
+            vectors=edge_vectors(batch).detach() if batch.dim else None,
+            positions=batch.positions.detach() if batch.dim else None,
+        )
+        known = Levels(levels=levels_by_clusters(finest, count), fields=fields)
+        remember_levels(batch, known)
+    return known.levels[:count]
+
+
+def remember_levels(batch: GraphBatch, levels: Levels) -> None:
+    """Let a batch know its levels, which were made elsewhere."""
+    batch._derived[LEVELS] = levels
 
 
 def check_clusters(batch: GraphBatch) -> None:

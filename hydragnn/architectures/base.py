@@ -325,8 +325,6 @@ class Architecture(nn.Module):
         """Why layers cannot work on coarser levels of a graph, after "model ... "; empty where they can."""
         if "triplets" in cls.requires:
             return "has messages that stay on the edges of one graph"
-        if cls.readout == "every layer":
-            return "is read out at the nodes of every layer"
         if settings.pooling is not None and not settings.pools_clusters:
             return ""  # nodes and edges that stay are what they were
         return "" if "species" not in cls.requires else "needs the species of its nodes, and a cluster has none"

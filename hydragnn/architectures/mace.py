@@ -241,7 +241,7 @@ def with_axis(states: States, degree: int) -> Float[Tensor, "nodes axes channels
 
 
 class Kinds(nn.Module):
-    """The row of every node in tables by species: one for each species of the training part, and one for all others.
+    """The row of every node in tables by species: one for each species of the training part, and one for all others, as for clusters.
 
     Where the data have no species, all nodes are of one kind.
     """
@@ -258,7 +258,7 @@ class Kinds(nn.Module):
     def forward(self, graph: MessageGraph) -> Int[Tensor, " nodes"]:
         """The rows."""
         if graph.species is None:
-            return torch.zeros_like(graph.owner)
+            return torch.full_like(graph.owner, self.count - 1)
         return self.rows.index_select(0, graph.species.clamp_max(len(self.rows) - 1))
 
 
@@ -292,6 +292,13 @@ class MACE(Architecture):
             )
             layers.append(MACELayer(settings, message, Kinds(statistics.species), inputs, outputs, correlation))
         self.layers = nn.ModuleList(layers)
+
+    @classmethod
+    def unpoolable(cls, settings: MACESettings) -> str:
+        """Transformed lengths need the species of both ends of an edge, which clusters do not have."""
+        if settings.pools_clusters and settings.distance_transform is not None:
+            return "measures lengths by the species of its nodes (distance_transform), and a cluster has none"
+        return super().unpoolable(settings)
 
     @classmethod
     def check(cls, settings: MACESettings, spec: GraphSpec) -> None:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydragnn.errors import InputError
+from hydragnn.graphs.coarse import Level
 from hydragnn.kernels import Pairs, Topology, gather_add, pairs_of
 from hydragnn.layers.coarser import Coarser, coarser_of
 from hydragnn.layers.radial import RadialFeatures
@@ -52,10 +53,8 @@ class MessageGraph:
     """What the graph inputs say about every graph; None where they are given to the nodes."""
     basis: RadialFeatures | None = None
     """The architecture's radial basis; None where it sees no lengths."""
-    clusters: Int[Tensor, "nodes levels"] | None = None
-    """The cluster of every node inside its graph on each coarser level; None for models that do not pool."""
-    positions: Float[Tensor, "nodes dim"] | None = None
-    """Where nodes are, from which coarser levels are made; None for models that do not pool."""
+    levels: tuple[Level, ...] = ()
+    """The coarser levels of the graph, from the finest on; none for models that do not pool by clusters."""
     cache: dict[Any, Any] = member(default_factory=dict, init=False, repr=False)
 
     @property

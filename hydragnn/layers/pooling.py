@@ -1,6 +1,6 @@
 """Layers on coarser levels of a graph between those on the graph itself, and the way back."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import nn
 
@@ -57,8 +57,23 @@ class GraphUNet(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """States of the nodes of the graph itself."""
+        for after, _ in self.visits(states, graph):
+            states = after
+        return states
+
+    def of_every_layer(self, states: States, graph: MessageGraph) -> list[States]:
+        """What the nodes of the graph itself hear of each layer: after one on a coarser level the states of their clusters, after the last all that comes back."""
+        heard = []
+        for after, way in self.visits(states, graph):
+            for coarser in reversed(way):
+                after = {degree: coarser.unpooled(value) for degree, value in after.items()}
+            heard.append(after)
+        return heard
+
+    def visits(self, states: States, graph: MessageGraph) -> Iterator[tuple[States, list[Coarser]]]:
+        """The states after each layer, and the levels below the graph itself down to where it is; the last one ends on the graph itself."""
         way: list[tuple[States, Coarser]] = []  # of the finer levels, what waits there
-        for layer, level in zip(self.layers, self.schedule):
+        for number, (layer, level) in enumerate(zip(self.layers, self.schedule), start=1):
             while len(way) < level:
                 finer = way[-1][1].graph if way else graph
                 coarser = self.scores[len(way)](states[0], finer) if self.scores else finer.coarser
@@ -67,9 +82,9 @@ class GraphUNet(nn.Module):
             while len(way) > level:
                 states = self.back(states, way)
             states = layer(states, way[-1][1].graph if way else graph)
-        while way:
-            states = self.back(states, way)
-        return states
+            while way and number == len(self.layers):
+                states = self.back(states, way)
+            yield states, [coarser for _, coarser in way]
 
     def back(self, states: States, way: list[tuple[States, Coarser]]) -> States:
         """The states of one level finer, which waits no longer."""

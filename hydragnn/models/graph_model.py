@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.levels import CLUSTERS
+from hydragnn.graphs.levels import levels_of
 from hydragnn.kernels import first_derivatives
-from hydragnn.layers import ConditionInputs, EdgeInputs, MessageGraph, NodeInputs, PooledCondition, States
+from hydragnn.layers import ConditionInputs, EdgeInputs, GraphUNet, MessageGraph, NodeInputs, PooledCondition, States
 from hydragnn.models.derivatives import energy_gradient, forces_from, stress_from
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
@@ -34,9 +34,9 @@ class GraphModel(nn.Module):
         self.edge_inputs = EdgeInputs(inputs)
         self.encoder = description.architecture(model, description.spec(self.edge_inputs.width))
         self.condition_inputs = ConditionInputs(of_graphs, model.hidden_dim) if of_graphs else None
-        wrap_layers(self.encoder, model, description.degrees, conditioned=bool(of_graphs))
         every = description.architecture.readout == "every layer"
         self.channels = model.hidden_dim * (len(self.encoder.layers) if every else 1)
+        wrap_layers(self.encoder, model, description.degrees, conditioned=bool(of_graphs))
         summary = of_graphs and model.conditioning == "pooled"
         self.pooled_condition = PooledCondition(self.channels, model.hidden_dim) if summary else None
         self.heads = build_heads(description, self)
@@ -72,8 +72,7 @@ class GraphModel(nn.Module):
 
     def edge_vectors(self, batch: GraphBatch) -> Float[Tensor, "edges dim"] | None:
         """Vectors of all edges; None for graphs without geometry, and where no layer looks at it."""
-        model = self.description.model
-        seen = self.description.architecture.sees_positions() or model.pooling is not None
+        seen = self.description.architecture.sees_positions()
         return edge_vectors(batch) if self.description.dim and seen else None
 
     @property
@@ -93,7 +92,7 @@ class GraphModel(nn.Module):
     def message_graph(self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None) -> MessageGraph:
         """What the layers see of a batch whose edges have these vectors."""
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
-        levels = batch.nodes[CLUSTERS] if self.description.model.pools_clusters else None
+        pooling = self.description.model.pooling if self.description.model.pools_clusters else None
         return MessageGraph(
             topology=batch.topology,
             owner=batch.owner("node"),
@@ -105,8 +104,7 @@ class GraphModel(nn.Module):
             species=batch.nodes[ATOMIC_NUMBERS] if species else None,
             condition=None if self.condition_inputs is None else self.condition_inputs(batch),
             basis=self.encoder.basis,
-            clusters=levels,
-            positions=batch.positions if levels is not None and vectors is not None else None,
+            levels=() if pooling is None else levels_of(batch, pooling.levels, self.description.kind_fields),
         )
 
     def encode(self, batch: GraphBatch, graph: MessageGraph) -> States:
@@ -114,11 +112,17 @@ class GraphModel(nn.Module):
         if self.description.model.checkpoint_activations:
             graph.prepare()
         states = self.encoder.embed(self.node_inputs(batch), graph)
-        of_layers = []
+        every = self.description.architecture.readout == "every layer"
+        of_layers: list[States] = []
         for layer in self.encoder.layers:
-            states = layer(states, graph)
-            of_layers.append(states)
-        if self.description.architecture.readout == "every layer":
+            after = (
+                layer.of_every_layer(states, graph)
+                if every and isinstance(layer, GraphUNet)
+                else [layer(states, graph)]
+            )
+            states = after[-1]
+            of_layers += after
+        if every:
             states = side_by_side(of_layers)
         states = self.encoder.finish(states, graph)
         return states if self.pooled_condition is None else self.pooled_condition(states, graph)

@@ -40,7 +40,8 @@ from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.models import Target
+from hydragnn.graphs.levels import CLUSTERS, is_levels
+from hydragnn.models import ModelDescription, Target
 from hydragnn.runs.plan import BranchPlan, RunPlan
 from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of
 from hydragnn.training.class_metrics import balanced_weights
@@ -217,6 +218,7 @@ def branch_data(
         valid: Iterable[GraphBatch] = ValidationParts(Feed(shares, normalisation, placement))
     else:
         memory = normalise_store(store, split.train, names, normalisation, placement.dtype)
+        memory = with_levels(memory, plan.model)
         train = Feed(batches(memory, np.arange(len(memory))), None, placement)
         heartbeat()
         # all shares of this rank in one read
@@ -334,6 +336,17 @@ def normalise_store(
     arrays = {name: cast(torch.from_numpy(array)).numpy() for name, array in flat.arrays.items()}
     arrays |= {array_name(field): cast(batch[field.name]).numpy() for field in named_fields}
     return MemoryStore(replace(flat, arrays=arrays))
+
+
+def with_levels(memory: MemoryStore, model: ModelDescription) -> MemoryStore:
+    """The graphs with the coarser levels that a model pools by, made once; as they are where it does not, or will be refused."""
+    pooling, known = model.model.pooling, {field.name: field for field in memory.fields()}
+    if pooling is None or not known.keys() >= {*model.structure_fields} or not model.model.pools_clusters:
+        return memory
+    field = known[CLUSTERS]
+    if not is_levels(field) or field.shape[0] < pooling.levels:
+        return memory
+    return memory.with_levels(pooling.levels, model.kind_fields)
 
 
 def valid_statistics(

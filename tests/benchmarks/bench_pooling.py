@@ -1,8 +1,10 @@
 """What coarser levels bring at equal CPU time, on a regular grid, a mesh and polycrystals.
 
-    python -m tests.benchmarks.bench_pooling DATA [--seconds N] [--seeds N] [darcy cantilever terfenol]
+    python -m tests.benchmarks.bench_pooling DATA [--seconds N] [--seeds N] [darcy darcy-32 cantilever terfenol]
+    python -m tests.benchmarks.bench_pooling steps
 
-``DATA`` holds the folders ``darcy``, ``cantilever`` and ``terfenol`` of raw data. Every row is one architecture with so many layers, with
+``DATA`` holds the folders ``darcy``, ``cantilever`` and ``terfenol`` of raw data; ``darcy-32`` are squares of our own. ``steps`` says how long
+steps take whose batches make their levels, over those whose store has made them once. Every row is one architecture with so many layers, with
 and without levels; each trains for so many seconds of CPU time (its epochs are as many as two of them say fit), on one thread. Errors are
 those of the held-out part, which chooses nothing: mean over the seeds, and the least and the largest; beside them the trivial
 predictor, the mean of the training part. Of grids and meshes it is the relative L2 error, of polycrystals sum |error| / sum |label|.
@@ -10,8 +12,9 @@ predictor, the mean of the training part. Of grids and meshes it is the relative
 
 import argparse
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from hydragnn.config import RunConfig
+from hydragnn.conformance_cases import small_settings
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.graphs import (
     CLUSTERS,
@@ -31,7 +36,7 @@ from hydragnn.graphs import (
     with_contracted_levels,
     with_voxel_levels,
 )
-from hydragnn.models import TrainedModel, load_model
+from hydragnn.models import TrainedModel, build_model, load_model, parse_head
 from hydragnn.runs import train
 from hydragnn.scripts.recipes.cantilever import (
     NODE_INPUTS,
@@ -41,6 +46,7 @@ from hydragnn.scripts.recipes.cantilever import (
     read_mesh,
 )
 from hydragnn.scripts.recipes.judging import carries_load
+from hydragnn.scripts.recipes.porous import fresh_square
 from hydragnn.scripts.recipes.simp import first_density, random_density
 from hydragnn.scripts.recipes.terfenol import TARGETS
 from hydragnn.scripts.recipes.terfenol import write_store as write_terfenol
@@ -48,6 +54,8 @@ from hydragnn.scripts.recipes.terfenol import write_store as write_terfenol
 Array = NDArray[np.float64]
 PART = Field(name="part", on="graph", classes=3, dtype="int64", role="auxiliary")
 LEVELS = 4
+ROUNDS = 65  # steps of each way, of which the first five do not count
+SQUARES, SEED = 1000, 32  # of 32 x 32 points
 RANDOM, ITERATIONS = 150, 40  # densities drawn for training; length of the runs that judge cantilevers
 
 
@@ -68,6 +76,11 @@ def neighbours(points: Array, reach: float) -> tuple[NDArray[np.int64], NDArray[
 
     pairs = cKDTree(points).query_pairs(reach, output_type="ndarray")
     return np.concatenate([pairs[:, 0], pairs[:, 1]]), np.concatenate([pairs[:, 1], pairs[:, 0]])
+
+
+def grid_points(side: int) -> Array:
+    """Points at whole numbers, so many a side."""
+    return np.stack(np.divmod(np.arange(side * side), side), axis=1).astype(float)
 
 
 def on_one_mesh(
@@ -91,22 +104,38 @@ def on_one_mesh(
 def darcy(data: Path, _: Path) -> Problem:
     """Pressure in a porous square of 16 x 16 points: 700 train, 100 choose the epoch, 200 judge."""
     with np.load(data / "darcy" / "darcy_train_16.npz") as file:
-        x, y = file["x"].reshape(1000, -1), file["y"].reshape(1000, -1)
-    points = np.stack(np.divmod(np.arange(256), 16), axis=1).astype(float)
+        return porous(file["x"], file["y"], {"levels": 3})
+
+
+def finer_darcy(_: Path, __: Path) -> Problem:
+    """The same with fresh squares of 32 x 32 points, and one level more."""
+    squares = [fresh_square(32, np.random.default_rng([SEED, number])) for number in range(SQUARES)]
+    phases, pressures = zip(*squares)
+    return porous(np.stack(phases), np.stack(pressures), {"levels": 4})
+
+
+def porous(x: NDArray[np.bool_], y: Array, pooling: dict[str, Any]) -> Problem:
+    """Pressures ``y`` in squares of phases ``x``: seven in ten train, one chooses the epoch, two judge."""
+    count, side = x.shape[:2]
+    x, y = x.reshape(count, -1), y.reshape(count, -1)
+    points = grid_points(side)
     fields = [
         Field(name="permeability", on="node"),
         Field(name="place", on="node", shape=(2,)),
         Field(name="pressure", on="node", role="target"),
     ]
     values = (
-        ({"permeability": 2.0 * x[k] - 1, "place": points / 15 - 0.5, "pressure": y[k]}, int(k >= 700) + int(k >= 800))
-        for k in range(1000)
+        (
+            {"permeability": 2.0 * x[k] - 1, "place": points / (side - 1) - 0.5, "pressure": y[k]},
+            int(10 * k >= 7 * count) + int(10 * k >= 8 * count),
+        )
+        for k in range(count)
     )
     known = {"hidden_dim": 32, "cutoff": 3.0}
     settings = tuple(
         {"kind": kind, **known, **more}
         for kind in ("schnet", "egnn", "pnaplus")
-        for more in ({"num_layers": 4}, {"num_layers": 7}, {"num_layers": 7, "pooling": {"levels": 3}})
+        for more in ({"num_layers": 4}, {"num_layers": 7}, {"num_layers": 7, "pooling": pooling})
     )
     heads = [relative("pressure")]
     return Problem(
@@ -172,6 +201,7 @@ def relative(field: str) -> dict[str, Any]:
 
 PROBLEMS: dict[str, Callable[[Path, Path], Problem]] = {
     "darcy": darcy,
+    "darcy-32": finer_darcy,
     "cantilever": cantilever,
     "terfenol": terfenol,
 }
@@ -256,6 +286,34 @@ def compare(name: str, options: argparse.Namespace, out: Path) -> None:
         print(f"  {row}: {epochs} epochs, {np.mean(seconds):.0f} CPU s: {spread}", flush=True)
 
 
+def step_times() -> None:
+    """Print how long training steps on 16 grids of 16 x 16 points take, reading included, in turns, with 32 channels, seven layers, three levels."""
+    points = grid_points(16)
+    fields = [Field(name="load", on="node"), Field(name="answer", on="node", role="target")]
+    generator = np.random.default_rng(0)
+    draws = (({name: generator.normal(size=256) for name in ("load", "answer")}, 0) for _ in range(64))
+    store = on_one_mesh(points, 1.5, fields, draws)
+    arrays = {name: a.astype(np.float32) if a.dtype == np.float64 else a for name, a in store.flat.arrays.items()}
+    each = MemoryStore(replace(store.flat, arrays=arrays))
+    once = each.with_levels(3)
+    for kind, more in (("gin", {}), ("schnet", {"cutoff": 3.0}), ("egnn", {"cutoff": 3.0})):
+        settings = small_settings(kind, hidden_dim=32, num_layers=7, pooling={"levels": 3}, **more)
+        head = parse_head({"kind": "scalar", "field": "answer", "hidden_dims": [32]})
+        known = [*fields, clusters_field(LEVELS)]
+        model = build_model(settings, [head], known, inputs=["load", CLUSTERS], dim=2, seed=0)
+
+        def seconds(store: MemoryStore, model: nn.Module = model) -> float:
+            start = time.process_time()
+            batch = store.read(generator.permutation(64)[:16]).to(dtype=torch.float32)
+            model.zero_grad()
+            (model(batch)["answer"].mean - batch["answer"]).square().mean().backward()
+            return time.process_time() - start
+
+        pairs = np.array([[seconds(each), seconds(once)] for _ in range(ROUNDS)])[5:] * 1e3
+        before, after = np.median(pairs, axis=0)
+        print(f"{kind}: {before:.1f} ms, {after:.1f} ms with levels made once, ratio {before / after:.2f}", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -265,9 +323,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if str(options.data) == "steps":
+        return step_times()
     with tempfile.TemporaryDirectory() as folder:
         for name in options.problems:
             compare(name, options, Path(folder))
+    return None
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ for kind in ("schnet", "pna"):
     for name in ("MultiheadAttention", "LinearAttention"):
         globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, AROUND[name])
 
-for kind in ("egnn", "schnet", "pna", "tensornet", "gatv2", "relational"):
+for kind in ("egnn", "schnet", "pna", "tensornet", "gatv2", "relational", "mace"):
     globals()[f"TestPoolingAround{kind}"] = suite(f"TestPoolingAround{kind}", kind, AROUND["Pooling"])
-for kind in ("painn", "gatv2", "relational"):
+for kind in ("painn", "gatv2", "relational", "mace"):
     top = {"pooling": {"levels": 2, "by": "scores", "ratio": 0.6}, "num_layers": 3}
     globals()[f"TestTopKAround{kind}"] = suite(f"TestTopKAround{kind}", kind, top)
 globals()["TestPoolingOfTwoLayers"] = suite("TestPoolingOfTwoLayers", "painn", {"pooling": {"levels": 2}})

@@ -1,7 +1,6 @@
 """Layers on coarser levels: parity with loops over clusters, runs that pool, and what cannot."""
 
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,15 @@ from hydragnn.graphs import (
     Field,
     GraphBatch,
     clusters_field,
+    coarse,
     concatenate,
     from_voronoi,
     with_contracted_levels,
     with_voxel_levels,
 )
 from hydragnn.graphs.batch import edge_vectors
-from hydragnn.layers import MessageGraph
+from hydragnn.graphs.levels import levels_of
+from hydragnn.layers import GraphUNet, MessageGraph, States
 from hydragnn.models import NotCompiled, build_model, compiled_model, parse_head
 from hydragnn.runs import train
 from hydragnn.scripts import api
@@ -40,15 +41,15 @@ FIELDS = (
 )
 
 
-def message_graph(batch: GraphBatch) -> MessageGraph:
+def message_graph(batch: GraphBatch, kinds: tuple[str, ...] = ()) -> MessageGraph:
     return MessageGraph(
         topology=batch.topology,
         owner=batch.owner("node"),
         nodes_per_graph=batch.counts("node"),
         vectors=edge_vectors(batch),
         edge_features=batch.edges["area"].unsqueeze(1) if "area" in batch.edges else None,
-        clusters=batch[CLUSTERS],
-        positions=batch.positions,
+        edge_kinds={name: batch.edges[name] for name in kinds},
+        levels=levels_of(batch, batch[CLUSTERS].shape[1], kinds),
     )
 
 
@@ -109,9 +110,10 @@ def test_edge_features_are_means_of_what_was_merged() -> None:
 @pytest.mark.parametrize("corner", CORNERS)
 def test_between_two_clusters_is_an_edge_of_every_kind_that_joins_nodes_of_theirs(corner: str) -> None:
     batch = CORNERS[corner]()
-    kinds = {"relation": batch.edges["relation"], "level": (batch.edges["area"] > 0.5).long() * 7}
-    graph = replace(message_graph(batch), edge_kinds=kinds)
-    coarse, of_node = graph.coarser.graph, {}
+    far = Field(name="level", on="edge", classes=8, dtype="int64")
+    batch = batch.with_fields({"level": (batch.edges["area"] > 0.5).long() * 7}, fields=[far])
+    kinds = {name: batch.edges[name] for name in ("relation", "level")}
+    coarse, of_node = message_graph(batch, tuple(kinds)).coarser.graph, {}
     for number, nodes in enumerate(clusters_by_loops(batch, 0)):
         of_node |= dict.fromkeys(nodes, number)
     areas = defaultdict(list)
@@ -283,8 +285,8 @@ def test_what_cannot_pool_is_refused_with_the_remedy() -> None:
     assert "set model.pooling" in refused("painn", heads, known, inputs)
     moving = refused("egnn", heads, known, inputs, moving_coordinates=True, **one)
     assert "model egnn moves its nodes (moving_coordinates), and cannot pool" in moving
-    for kind in ("dimenet", "mace"):
-        assert "or use one of cgcnn, egnn, equivariant_transformer, gatv2" in refused(kind, heads, known, inputs, **one)
+    assert "use one of cgcnn, egnn, equivariant_transformer, gatv2" in refused("dimenet", heads, known, inputs, **one)
+    assert "a cluster has none" in refused("mace", heads, known, inputs, distance_transform="soft", **one)
     with pytest.raises(InputError, match="set num_layers to 2 or more"):
         small_settings("gin", num_layers=1, **one)
 
@@ -303,7 +305,41 @@ def test_a_field_of_the_same_name_is_an_input_like_any_other() -> None:
 
 def test_every_architecture_says_whether_it_pools() -> None:
     able = {kind for kind, a in architectures().items() if not a.unpoolable(a.Settings(kind=kind))}
-    assert able == set(architectures()) - {"dimenet", "mace"}
+    assert able == set(architectures()) - {"dimenet"}
+
+
+def test_after_every_layer_a_node_hears_what_its_cluster_knows() -> None:
+    """Five layers on the levels 0, 1, 2, 1, 0, against loops over clusters; the last one hears all that comes back."""
+    batch = concatenate([with_contracted_levels(cells(seed), 2) for seed in range(2)])
+
+    class Layer(torch.nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def forward(self, states: States, graph: MessageGraph) -> States:
+            assert states[0].shape[0] == graph.num_nodes
+            return {degree: (value + self.number).sin() for degree, value in states.items()}
+
+    net = GraphUNet([Layer(number) for number in range(5)], 2, 3, {0}).double()
+    first = torch.randn(batch.num_nodes, 3, dtype=torch.float64)
+    graph = message_graph(batch)
+    heard = [states[0] for states in net.of_every_layer({0: first}, graph)]
+    finest, coarser = (clusters_by_loops(batch, level) for level in (0, 1))
+    one = (first + 0).sin()
+    two = (torch.stack([one[nodes].mean(0) for nodes in finest]) + 1).sin()  # of clusters
+    inside = [[number for number, small in enumerate(finest) if set(small) <= set(nodes)] for nodes in coarser]
+    three = (torch.stack([two[numbers].mean(0) for numbers in inside]) + 2).sin()
+    of_node = {node: number for number, nodes in enumerate(finest) for node in nodes}
+    of_cluster = {number: number_of for number_of, numbers in enumerate(inside) for number in numbers}
+    rows = torch.tensor([of_node[node] for node in range(batch.num_nodes)])
+    above = torch.tensor([of_cluster[number] for number in range(len(finest))])
+    w = [way.maps["0"] for way in net.ways_back]
+    four = (two + w[1](three)[above] + 3).sin()
+    five = (one + w[0](four)[rows] + 4).sin()
+    for own, expected in zip(heard, [one, two[rows], three[above][rows], four[rows], five], strict=True):
+        torch.testing.assert_close(own, expected)
+    torch.testing.assert_close(net({0: first}, graph)[0], five)
 
 
 def test_a_store_without_levels_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -336,3 +372,25 @@ def test_steps_that_pool_are_not_compiled_and_the_record_says_why(far: MemorySto
     )
     with pytest.raises(NotCompiled, match="coarser levels"):
         compiled_model(model)
+
+
+def test_a_run_makes_the_levels_of_a_graph_once(
+    far: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    make = coarse.next_level
+
+    def counted(finer: coarse.Finer) -> tuple[coarse.Level, coarse.Finer]:
+        made.append(finer.graphs)
+        return make(finer)
+
+    config = config_for("schnet", **POOLING)
+    monkeypatch.setattr(coarse, "next_level", counted)
+    kept = train(config, tmp_path / "run", store=far, until=3)
+    levels, graphs = POOLING["pooling"]["levels"], len(far)
+    assert sum(made) == levels * graphs
+    monkeypatch.setattr(MemoryStore, "with_levels", lambda store, *_: store)
+    anew = train(config, tmp_path / "anew", store=far, until=3)
+    assert sum(made) > 2 * levels * graphs  # in every step, as for stores that are read batch by batch
+    assert anew.curves["train/loss"] == kept.curves["train/loss"]
+    assert anew.curves["valid/loss"] == kept.curves["valid/loss"]

@@ -1,0 +1,256 @@
+"""The coarser levels of a batch: which nodes and edges each level has, and where they lie; made once, since no weight has a say in it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hydragnn.graphs.topology import Topology
+
+Change = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Merging:
+    """Which edges of a finer graph each edge of a coarser one stands for; those inside a cluster are gone."""
+
+    finer: Int[Tensor, " kept"]
+    """Numbers of the finer edges, in the order of the coarser ones."""
+    coarser: Int[Tensor, " kept"]
+    num_edges: int
+
+    def kind(self, kinds: Int[Tensor, " edges"]) -> Int[Tensor, " coarse_edges"]:
+        """The kind of what each coarser edge stands for, which is one."""
+        return kinds.new_zeros(self.num_edges).scatter(0, self.coarser, kinds.index_select(0, self.finer))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Level:
+    """One level of a batch: clusters of the nodes of the next finer level, and one edge for all that join the same two clusters."""
+
+    topology: Topology
+    owner: Int[Tensor, " clusters"]
+    """The graph of every cluster; ascending."""
+    nodes_per_graph: Int[Tensor, " graphs"]
+    joining: Topology
+    """From every finer node to its cluster: a row per cluster, a column per finer node."""
+    leaving: Topology
+    """From every cluster to its nodes: one edge per finer node."""
+    share: Float[Tensor, " nodes"]
+    """One over the number of nodes of each cluster, in the order of ``joining``; float64."""
+    merging: Merging
+    edge_kinds: Mapping[str, Int[Tensor, " edges"]]
+    vectors: Float[Tensor, "edges dim"] | None
+    """From middle to middle along every edge; None without positions."""
+
+    @property
+    def parent(self) -> Int[Tensor, " nodes"]:
+        """The cluster of every finer node."""
+        return self.leaving.senders
+
+    def mapped(self, change: Change) -> "Level":
+        """The level with ``change`` done to every tensor; it keeps the values."""
+        merging = replace(self.merging, finer=change(self.merging.finer), coarser=change(self.merging.coarser))
+        return replace(
+            self,
+            topology=self.topology.mapped(change),
+            owner=change(self.owner),
+            nodes_per_graph=change(self.nodes_per_graph),
+            joining=self.joining.mapped(change),
+            leaving=self.leaving.mapped(change),
+            share=change(self.share),
+            merging=merging,
+            edge_kinds={name: change(kinds) for name, kinds in self.edge_kinds.items()},
+            vectors=None if self.vectors is None else change(self.vectors),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Levels:
+    """What a batch knows of its coarser levels."""
+
+    levels: tuple[Level, ...]
+    """From the finest to the coarsest."""
+    fields: frozenset[str]
+    """The fields that they were made from."""
+
+    def mapped(self, change: Change) -> "Levels":
+        """The levels with ``change`` done to every tensor."""
+        return replace(self, levels=tuple(level.mapped(change) for level in self.levels))
+
+
+def level_of_clusters(
+    parent: Int[Tensor, " nodes"],
+    order: Int[Tensor, " nodes"],
+    members: Int[Tensor, " clusters"],
+    topology: Topology,
+    nodes_per_graph: Int[Tensor, " graphs"],
+    merging: Merging,
+    edge_kinds: Mapping[str, Int[Tensor, " edges"]],
+    vectors: Float[Tensor, "edges dim"] | None,
+) -> Level:
+    """The level of clusters with so many ``members``; ``order`` are their nodes one cluster after the other, each cluster's ascending."""
+    nodes, count = parent.shape[0], members.shape[0]
+    each = torch.arange(nodes + 1, device=parent.device)
+    rows = parent.index_select(0, order)
+    offsets = torch.nn.functional.pad(members.cumsum(0), (1, 0))
+    joining = Topology(senders=order, receivers=rows, num_columns=nodes, num_rows=count)
+    joining.index_arrays.update(
+        row_offsets=offsets,
+        degrees=members,
+        by_sender=torch.empty_like(order).index_copy_(0, order, each[:-1]),
+        sorted_senders=each[:-1],
+        column_offsets=each,
+        receivers_by_sender=parent,
+    )
+    leaving = Topology(senders=parent, receivers=each[:-1], num_columns=count, num_rows=nodes)
+    leaving.index_arrays.update(
+        row_offsets=each, by_sender=order, sorted_senders=rows, column_offsets=offsets, receivers_by_sender=order
+    )
+    graphs = torch.arange(nodes_per_graph.shape[0], device=parent.device)
+    return Level(
+        topology=topology,
+        owner=torch.repeat_interleave(graphs, nodes_per_graph, output_size=count),
+        nodes_per_graph=nodes_per_graph,
+        joining=joining,
+        leaving=leaving,
+        share=members.clamp_min(1).double().reciprocal().index_select(0, rows),
+        merging=merging,
+        edge_kinds=edge_kinds,
+        vectors=vectors,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Finer:
+    """A graph that levels are made of."""
+
+    topology: Topology
+    owner: Int[Tensor, " nodes"]
+    graphs: int
+    clusters: Int[Tensor, "nodes levels"]
+    edge_kinds: Mapping[str, Int[Tensor, " edges"]]
+    vectors: Float[Tensor, "edges dim"] | None
+    positions: Float[Tensor, "nodes dim"] | None
+
+
+def levels_by_clusters(finer: Finer, count: int) -> tuple[Level, ...]:
+    """The first ``count`` levels, each made of the last.
+
+    Clusters are joined where any edge joins nodes of theirs, by one edge in each direction that there is, or, where there are kinds of
+    edges, by one of every kind that there is. Its vector leads from middle to middle, scaled so that the longest edge of each graph
+    stays as long as it was, within the cutoff of a radial basis.
+    """
+    levels: list[Level] = []
+    with torch.no_grad():
+        for _ in range(count):
+            level, finer = next_level(finer)
+            levels.append(level)
+    return tuple(levels)
+
+
+def next_level(finer: Finer) -> tuple[Level, Finer]:
+    """The level of the first clusters of a graph, and the graph that it is for those that follow."""
+    parent, owner = numbered(finer.clusters[:, 0], finer.owner)
+    order = torch.sort(parent, stable=True).indices
+    members = torch.bincount(parent, minlength=owner.shape[0])
+    topology, merging = merged_edges(finer.topology, parent, owner.shape[0], finer.edge_kinds.values())
+    vectors, middles = between_middles(finer, parent, order, members, topology, merging)
+    level = level_of_clusters(
+        parent=parent,
+        order=order,
+        members=members,
+        topology=topology,
+        nodes_per_graph=torch.bincount(owner, minlength=finer.graphs),
+        merging=merging,
+        edge_kinds={name: merging.kind(kinds) for name, kinds in finer.edge_kinds.items()},
+        vectors=vectors,
+    )
+    first = order.index_select(0, members.cumsum(0) - members)
+    return level, Finer(
+        topology=topology,
+        owner=level.owner,
+        graphs=finer.graphs,
+        clusters=finer.clusters.index_select(0, first)[:, 1:],
+        edge_kinds=level.edge_kinds,
+        vectors=vectors,
+        positions=middles,
+    )
+
+
+def numbered(clusters: Int[Tensor, " nodes"], owner: Int[Tensor, " nodes"]) -> tuple[Tensor, Int[Tensor, " clusters"]]:
+    """The number of every node's cluster in the whole batch, ascending with the graphs, and the graph of every cluster.
+
+    >>> numbered(torch.tensor([4, 0, 4, 0]), torch.tensor([0, 0, 0, 1]))
+    (tensor([1, 0, 1, 2]), tensor([0, 0, 1]))
+    """
+    stride = clusters.max() + 1 if len(clusters) else 1
+    keys, parent = torch.unique(owner * stride + clusters, return_inverse=True)
+    return parent, keys // stride
+
+
+def merged_edges(
+    topology: Topology, parent: Int[Tensor, " nodes"], count: int, kinds: Iterable[Int[Tensor, " edges"]] = ()
+) -> tuple[Topology, Merging]:
+    """One edge for all of the same ``kinds`` between the same two clusters in the same direction, sorted by receiver.
+
+    >>> line = Topology.square(torch.tensor([0, 1, 1, 2]), torch.tensor([2, 2, 3, 3]), 4)
+    >>> merged, _ = merged_edges(line, torch.tensor([0, 0, 1, 1]), 2, [torch.tensor([0, 5, 5, 5])])
+    >>> merged.senders.tolist(), merged.receivers.tolist()
+    ([0, 0], [1, 1])
+    """
+    senders = parent.index_select(0, topology.senders)
+    receivers = parent.index_select(0, topology.receivers)
+    between = (senders != receivers).nonzero().squeeze(1)
+    key = receivers.index_select(0, between) * count + senders.index_select(0, between)
+    of_pair = 1  # numbers of kinds that a pair of clusters may have
+    for values in kinds:
+        number = int(values.max()) + 1 if len(values) else 1
+        key, of_pair = key * number + values.index_select(0, between), of_pair * number
+    key, order = torch.sort(key, stable=True)
+    keys, coarser = torch.unique_consecutive(key, return_inverse=True)
+    pairs, many = keys // of_pair, max(count, 1)
+    merged = Topology.square(pairs % many, pairs // many, count)
+    return merged, Merging(finer=between.index_select(0, order), coarser=coarser, num_edges=keys.shape[0])
+
+
+def between_middles(
+    finer: Finer,
+    parent: Int[Tensor, " nodes"],
+    order: Int[Tensor, " nodes"],
+    members: Int[Tensor, " clusters"],
+    topology: Topology,
+    merging: Merging,
+) -> tuple[Float[Tensor, "coarse_edges dim"] | None, Float[Tensor, "clusters dim"] | None]:
+    """From middle to middle along every edge of the coarser graph, at most as long as the longest edge of its graph was; and the middles."""
+    vectors, positions = finer.vectors, finer.positions
+    if vectors is None or positions is None:
+        return None, None
+    middles = mean_of_runs(positions.index_select(0, order), members)
+    aside = positions - middles.index_select(0, parent)  # [nodes, dim], of every node from the middle of its cluster
+    senders, receivers = finer.topology.senders, finer.topology.receivers
+    # shifts through a boundary are part of the vectors, and stay
+    between = vectors - aside.index_select(0, senders) + aside.index_select(0, receivers)
+    merged = torch.bincount(merging.coarser, minlength=merging.num_edges)
+    coarse = mean_of_runs(between.index_select(0, merging.finer), merged)
+    owner = finer.owner.index_select(0, order.index_select(0, members.cumsum(0) - members))  # [clusters]
+    of_edge = owner.index_select(0, topology.receivers)
+    before = longest_of(vectors, finer.owner.index_select(0, receivers), finer.graphs)
+    after = longest_of(coarse, of_edge, finer.graphs)
+    scale = (before / after.clamp_min(torch.finfo(after.dtype).tiny)).clamp_max(1.0).unsqueeze(1)  # [graphs, 1]
+    return coarse * scale.index_select(0, of_edge), middles * scale.index_select(0, owner)
+
+
+def mean_of_runs(values: Float[Tensor, "items dim"], lengths: Int[Tensor, " runs"]) -> Float[Tensor, "runs dim"]:
+    """The mean of each run of rows, none of which is empty."""
+    return torch.segment_reduce(values, "mean", lengths=lengths, unsafe=True)
+
+
+def longest_of(
+    vectors: Float[Tensor, "edges dim"], owner: Int[Tensor, " edges"], graphs: int
+) -> Float[Tensor, " graphs"]:
+    """The length of the longest vector of every graph, of which those of a graph follow each other; 0 without any."""
+    counts = torch.bincount(owner, minlength=graphs)
+    return torch.segment_reduce(vectors.norm(dim=1), "max", lengths=counts, unsafe=True, initial=0.0)
