@@ -17,12 +17,13 @@ LOOPS = Extension(
     depends=[
         "hydragnn/kernels/along.h",
         "hydragnn/kernels/elementwise.h",
+        "hydragnn/kernels/powers.h",
         "hydragnn/kernels/softmax.h",
         "hydragnn/kernels/table.h",
         "hydragnn/kernels/trilinear.h",
         "hydragnn/kernels/vectors.h",
     ],
-    extra_compile_args=["-O3", "-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off"],
+    extra_compile_args=["-O3", "-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"],
     optional=True,
 )
 

@@ -9,8 +9,17 @@ from pydantic import Field as Setting
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
-from hydragnn.kernels import Topology, gather_add, segment_statistics, silu
-from hydragnn.layers import DegreeScalers, MessageGraph, Scaler, States, scaled_statistics
+from hydragnn.kernels import Topology, gather_add, silu
+from hydragnn.layers import (
+    DegreeScalers,
+    MessageGraph,
+    Scaler,
+    States,
+    StatisticsForm,
+    paper_statistics,
+    scaled_statistics,
+    smooth_statistics,
+)
 
 
 def _different(scalers: list[Scaler]) -> list[Scaler]:
@@ -30,6 +39,10 @@ class PNASettings(GeometricSettings):
     """By what the statistics of a node with d edges are multiplied: 1, s = log(d + 1) / mean log(d + 1), 1 / s, and of "linear" and "inverse_linear"
     t = d / mean d and 1 / t. The paper's three; the public HydraGNN has "linear" as well, and in PNAEq "inverse_linear", too."""
 
+    statistics: StatisticsForm = "paper"
+    """How neighbours count in mean, least, largest and deviation, and in the degree of the scalers: paper, each as one, which jumps where one crosses
+    the cutoff; smooth, each as much as its envelope says, in forms without jumps and cusps (``smooth_statistics``)."""
+
     def degree_scalers(self, spec: GraphSpec) -> DegreeScalers:
         """The scalers with the means of the training part."""
         assert spec.statistics is not None
@@ -42,9 +55,12 @@ class PNASettings(GeometricSettings):
     @property
     def kinks(self) -> str:
         """Those of minima, maxima and means."""
+        if self.statistics == "smooth":
+            return ""
         return (
-            "energies jump where a neighbour crosses the cutoff, because statistics count it at once, and forces jump where "
-            "another neighbour becomes the least or the largest, so that perfect crystals have no force constants"
+            'with statistics = "paper" energies jump where a neighbour crosses the cutoff, because it counts at once, and forces '
+            "jump where another neighbour becomes the least or the largest, so that perfect crystals have no force constants; "
+            'statistics = "smooth" has no such steps'
         )
 
 
@@ -56,12 +72,23 @@ class PNALayer(nn.Module):
     The receiver's part of a message is the same for all edges of a node, so it is added after the aggregation; and the
     scalers, one number per node, act after the linear map of the four statistics. Both are exact. Deviates from the paper:
     messages end at the envelope; the standard deviation is sqrt(variance + 1e-5) (eq. 4 has sqrt(relu(variance) + e) and does not
-    say which e); a layer norm before and SiLU after the layer (the paper has batch norm and ReLU).
+    say which e); a layer norm before and SiLU after the layer (the paper has batch norm and ReLU). With ``statistics = "smooth"`` A are those
+    of ``smooth_statistics``, to which messages come without the envelope, and d_i in S is their n_i = sqrt(1 + D_i^2), D_i = sum of the envelopes,
+    so that 1 / s_i stays finite without neighbours; means over the training part are those of d.
     """
 
-    def __init__(self, norm: nn.Module, channels: int, edge_width: int, scalers: DegreeScalers, dropout: float) -> None:
+    def __init__(
+        self,
+        norm: nn.Module,
+        channels: int,
+        edge_width: int,
+        scalers: DegreeScalers,
+        dropout: float,
+        statistics: StatisticsForm = "paper",
+    ) -> None:
         super().__init__()
         self.scalers = scalers
+        self.statistics: StatisticsForm = statistics
         self.norm = norm
         self.from_receiver = nn.Linear(channels, channels)
         self.from_sender = nn.Linear(channels, channels, bias=False)
@@ -87,13 +114,14 @@ class PNALayer(nn.Module):
         """Equations 5 to 8 on linear messages."""
         edges = None if self.from_edge is None or features is None else self.from_edge(features)  # [items, channels]
         messages = gather_add(None, self.from_sender(states), edges, topology)  # [edges, channels]
-        if envelope is not None:
-            messages = messages * envelope
-        mean, low, high, std = segment_statistics(messages, topology.receivers, topology.num_rows)  # [nodes, channels]
-        has_edges = topology.degrees.unsqueeze(-1) > 0  # [nodes, 1]
-        own = self.from_receiver(states) * has_edges  # [nodes, channels]; no message, no share of the receiver
+        if self.statistics == "smooth":
+            (mean, low, high, std), presence, degrees = smooth_statistics(messages, envelope, topology)
+        else:
+            ended = messages if envelope is None else messages * envelope
+            (mean, low, high, std), presence, degrees = paper_statistics(ended, topology)
+        own = self.from_receiver(states) * presence  # [nodes, channels]; no message, no share of the receiver
         statistics = (own + mean, own + low, own + high, std)
-        scaled = scaled_statistics(statistics, self.from_statistics, topology, self.scalers)
+        scaled = scaled_statistics(statistics, self.from_statistics, degrees, self.scalers)
         return self.mix(self.from_self(states) + scaled)
 
 
@@ -112,7 +140,7 @@ class PNA(Architecture):
         self.basis = radial_basis(settings, spec) if spec.dim else None
         width = self.basis.width if self.basis else spec.edge_width
         self.layers = nn.ModuleList(
-            PNALayer(nn.LayerNorm(channels), channels, width, scalers, settings.dropout)
+            PNALayer(nn.LayerNorm(channels), channels, width, scalers, settings.dropout, settings.statistics)
             for _ in range(settings.num_layers)
         )
 

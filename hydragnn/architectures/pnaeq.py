@@ -8,8 +8,16 @@ from torch import Tensor, nn
 from hydragnn.architectures.base import Architecture, CompileGain, GraphSpec, radial_basis
 from hydragnn.architectures.painn import Directions, PaiNNUpdate, directions_of
 from hydragnn.architectures.pna import PNASettings
-from hydragnn.kernels import gather_add, gather_multiply_sum, outer_sum, segment_statistics, silu
-from hydragnn.layers import DegreeScalers, MessageGraph, States, scaled_statistics
+from hydragnn.kernels import gather_add, gather_multiply_sum, outer_sum, silu
+from hydragnn.layers import (
+    DegreeScalers,
+    MessageGraph,
+    States,
+    StatisticsForm,
+    paper_statistics,
+    scaled_statistics,
+    smooth_statistics,
+)
 
 
 class PNAEqSettings(PNASettings):
@@ -32,14 +40,23 @@ class PNAEqMessage(nn.Module):
 
     Deviates from the public HydraGNN: phi has one hidden layer with SiLU, as PaiNN's, instead of two with tanh and SiLU; it sees a
     layer norm of the scalars; scalers are the paper's (d_i / mean d and its inverse: ``scalers = [..., "linear", "inverse_linear"]``). The standard deviation is
-    sqrt(variance + 1e-5).
+    sqrt(variance + 1e-5). With ``statistics = "smooth"`` A and S are those of ``PNALayer`` in that form, and the envelope weighs a_ij in A instead
+    of ending its W.
     """
 
     def __init__(
-        self, channels: int, edge_width: int, scalers: DegreeScalers, *, first: bool, directions: Directions = "unit"
+        self,
+        channels: int,
+        edge_width: int,
+        scalers: DegreeScalers,
+        *,
+        first: bool,
+        directions: Directions = "unit",
+        statistics: StatisticsForm = "paper",
     ) -> None:
         super().__init__()
         self.directions: Directions = directions
+        self.statistics: StatisticsForm = statistics
         parts = 2 if first else 3  # no vectors come into the first layer, so that there is no c
         self.scalers = scalers
         self.norm = nn.LayerNorm(channels)
@@ -60,8 +77,11 @@ class PNAEqMessage(nn.Module):
         """Increments of scalars and vectors; ``vectors`` is None in the first layer, where all are zero."""
         topology, scalars = graph.topology, self.norm(scalars)
         messages = self.messages(scalars, graph)  # a, b and c; [edges, channels] each
-        statistics = segment_statistics(messages[0], topology.receivers, topology.num_rows)  # A; [nodes, channels] each
-        scaled = scaled_statistics(statistics, self.from_statistics, topology, self.scalers)
+        if self.statistics == "smooth":
+            aggregated = smooth_statistics(messages[0], graph.envelope, topology)  # A; [nodes, channels] each
+        else:
+            aggregated = paper_statistics(messages[0], topology)
+        scaled = scaled_statistics(aggregated.statistics, self.from_statistics, aggregated.degrees, self.scalers)
         d_vectors = outer_sum(messages[1], directions_of(graph, self.directions), topology)  # [nodes, dim, channels]
         if vectors is not None:
             d_vectors = d_vectors + gather_multiply_sum(vectors, messages[2], topology)
@@ -77,7 +97,11 @@ class PNAEqMessage(nn.Module):
         ending = graph.once("ending features", lambda: features if envelope is None else features * envelope)
         received, sent = self.from_receiver(scalars), self.from_sender(scalars)  # [nodes, channels]
         hidden = silu(gather_add(received, sent, self.from_edge(features), graph.sharing))  # [edges, channels]
-        return [gate(hidden) * graph.to_edges(filter_(ending)) for gate, filter_ in zip(self.gates, self.filters)]
+        seen = [features if self.statistics == "smooth" else ending, *[ending] * (len(self.filters) - 1)]
+        return [
+            gate(hidden) * graph.to_edges(filter_(inputs))
+            for gate, filter_, inputs in zip(self.gates, self.filters, seen)
+        ]
 
 
 class PNAEqLayer(nn.Module):
@@ -123,7 +147,14 @@ class PNAEq(Architecture):
         width = self.basis.width
         self.layers = nn.ModuleList(
             PNAEqLayer(
-                PNAEqMessage(channels, width, scalers, first=number == 0, directions=settings.directions),
+                PNAEqMessage(
+                    channels,
+                    width,
+                    scalers,
+                    first=number == 0,
+                    directions=settings.directions,
+                    statistics=settings.statistics,
+                ),
                 PaiNNUpdate(channels, last=number == count - 1 and 1 not in spec.degrees),
                 settings.dropout,
             )

@@ -5,8 +5,17 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GraphSpec, radial_basis
 from hydragnn.architectures.pna import PNASettings
-from hydragnn.kernels import Topology, gather_add, segment_statistics, silu
-from hydragnn.layers import DegreeScalers, MessageGraph, States, mlp, scaled_statistics
+from hydragnn.kernels import Topology, gather_add, silu
+from hydragnn.layers import (
+    DegreeScalers,
+    MessageGraph,
+    States,
+    StatisticsForm,
+    mlp,
+    paper_statistics,
+    scaled_statistics,
+    smooth_statistics,
+)
 
 
 class PNAPlusSettings(PNASettings):
@@ -23,12 +32,21 @@ class PNAPlusLayer(nn.Module):
 
     Deviates from the public HydraGNN: F and G see edge features too, F has the envelope, which ends messages at the cutoff, scalers
     are the paper's (d_i / mean d is ``scalers = [..., "linear"]``), the frequencies of radial functions are not learned, a layer norm before and SiLU after the
-    layer instead of batch norm and ReLU, and a residual. The standard deviation is sqrt(variance + 1e-5).
+    layer instead of batch norm and ReLU, and a residual. The standard deviation is sqrt(variance + 1e-5). With ``statistics = "smooth"`` A
+    and S are those of ``PNALayer`` in that form, and the envelope weighs messages in A instead of ending F.
     """
 
-    def __init__(self, channels: int, edge_width: int, scalers: DegreeScalers, dropout: float) -> None:
+    def __init__(
+        self,
+        channels: int,
+        edge_width: int,
+        scalers: DegreeScalers,
+        dropout: float,
+        statistics: StatisticsForm = "paper",
+    ) -> None:
         super().__init__()
         self.scalers = scalers
+        self.statistics: StatisticsForm = statistics
         self.norm = nn.LayerNorm(channels)
         self.from_receiver = nn.Linear(channels, channels)
         self.from_sender = nn.Linear(channels, channels, bias=False)
@@ -43,8 +61,9 @@ class PNAPlusLayer(nn.Module):
         """New states of degree 0."""
         features, envelope = graph.paired_inputs  # [items, width], [items, 1]; both directions of an edge say the same
         filters = self.filters(features)  # [items, channels]
-        filters = graph.to_edges(filters if envelope is None else filters * envelope)  # [edges, channels]
-        received = self.received(self.norm(states[0]), self.from_edge(features), filters, graph.sharing)
+        ends = envelope is not None and self.statistics == "paper"
+        filters = graph.to_edges(filters * envelope if ends else filters)  # [edges, channels]
+        received = self.received(self.norm(states[0]), self.from_edge(features), filters, graph.envelope, graph.sharing)
         return {0: states[0] + self.dropout(silu(received))}
 
     def received(
@@ -52,16 +71,19 @@ class PNAPlusLayer(nn.Module):
         states: Float[Tensor, "nodes channels"],
         edges: Float[Tensor, "items channels"],
         filters: Float[Tensor, "edges channels"],
+        envelope: Float[Tensor, "edges 1"] | None,
         topology: Topology,
     ) -> Float[Tensor, "nodes channels"]:
         """U of the node itself and of the scaled statistics of its messages."""
         joined = gather_add(
             self.from_receiver(states), self.from_sender(states), edges, topology
         )  # M; [edges, channels]
-        statistics = segment_statistics(
-            joined * filters, topology.receivers, topology.num_rows
-        )  # A; 4 x [nodes, channels]
-        scaled = scaled_statistics(statistics, self.from_statistics, topology, self.scalers)
+        messages = joined * filters
+        if self.statistics == "smooth":
+            aggregated = smooth_statistics(messages, envelope, topology)  # A; 4 x [nodes, channels]
+        else:
+            aggregated = paper_statistics(messages, topology)
+        scaled = scaled_statistics(aggregated.statistics, self.from_statistics, aggregated.degrees, self.scalers)
         return self.mix(self.from_self(states) + scaled)
 
 
@@ -79,5 +101,6 @@ class PNAPlus(Architecture):
         channels, scalers = settings.hidden_dim, settings.degree_scalers(spec)
         self.basis = radial_basis(settings, spec)
         self.layers = nn.ModuleList(
-            PNAPlusLayer(channels, self.basis.width, scalers, settings.dropout) for _ in range(settings.num_layers)
+            PNAPlusLayer(channels, self.basis.width, scalers, settings.dropout, settings.statistics)
+            for _ in range(settings.num_layers)
         )

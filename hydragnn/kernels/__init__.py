@@ -11,6 +11,7 @@ from hydragnn.kernels.op import Case, Op
 from hydragnn.kernels.ops import OPS
 from hydragnn.kernels.outer import along_channels, along_directions, outer_sum
 from hydragnn.kernels.pairs import Pairs, pairs_of
+from hydragnn.kernels.powers import POWER, power_sums
 from hydragnn.kernels.segments import (
     segment_max,
     segment_mean,
@@ -27,6 +28,7 @@ from hydragnn.kernels.trilinear import edge_product, gather_multiply_sum, scatte
 __all__ = [
     "LIBRARY",
     "OPS",
+    "POWER",
     "Case",
     "Op",
     "Pairs",
@@ -47,6 +49,7 @@ __all__ = [
     "operators",
     "outer_sum",
     "pairs_of",
+    "power_sums",
     "relation_topology",
     "scatter_multiply_sum",
     "segment_max",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 12
+VERSION = 13
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
     "weighted_sum": (6, 6),
@@ -46,6 +46,9 @@ FUNCTIONS = {
     "activated_sum": (4, 4),
     "activated_gradient": (6, 3),
     "activated_second": (9, 4),
+    "power_sums": (4, 4),
+    "power_gradient": (6, 4),
+    "power_second": (9, 4),
     "table_value": (4, 4),
     "table_slope": (5, 4),
 }

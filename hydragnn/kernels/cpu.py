@@ -329,6 +329,29 @@ def activated_second(a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topo
     return outs
 
 
+def power_sums(x: Tensor, w: Tensor, topology: Topology) -> Tensor:
+    """F of the three powers: edge by edge."""
+    out = x.new_empty(3, topology.num_rows, x.shape[1])
+    call("power_sums", (x, w, topology.receivers), (topology.num_edges, topology.num_rows, x.shape[1]), out)
+    return out
+
+
+def power_gradient(x: Tensor, w: Tensor, g: Tensor, topology: Topology) -> tuple[Tensor, Tensor]:
+    """What both tensors of that receive, in one pass."""
+    for_x, for_w = _dense_like(x), _dense_like(w)
+    sizes = (topology.num_edges, topology.num_rows, x.shape[1])
+    call("power_gradient", (x, w, g, topology.receivers), sizes, for_x, for_w)
+    return for_x, for_w
+
+
+def power_second(x: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topology: Topology) -> tuple[Tensor, ...]:
+    """What the three tensors of that gradient receive, in one pass."""
+    outs = _dense_like(x), _dense_like(w), _dense_like(g)
+    sizes = (topology.num_edges, topology.num_rows, x.shape[1])
+    call("power_second", (x, w, g, u, v, topology.receivers), sizes, *outs)
+    return outs
+
+
 def table_value(x: Tensor, table: Any) -> Tensor | None:
     """F(x) of a ``Table``, item by item."""
     knots = table.knots

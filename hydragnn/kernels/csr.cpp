@@ -8,6 +8,7 @@
 
 #include "along.h"
 #include "elementwise.h"
+#include "powers.h"
 #include "softmax.h"
 #include "table.h"
 #include "trilinear.h"
@@ -379,6 +380,25 @@ EXPORT Int activated_second(const void* a, const void* w, const void* g, const v
   return 0;
 }
 
+EXPORT Int power_sums(const void* x, const void* w, const Int* receivers, void* out, Int edges, Int rows, Int channels,
+                      Int bytes) {
+  WITH_TYPE(power_sums_of(IN(x), IN(w), receivers, OUT(out), edges, rows, channels))
+  return 0;
+}
+
+EXPORT Int power_gradient(const void* x, const void* w, const void* g, const Int* receivers, void* for_x, void* for_w,
+                          Int edges, Int rows, Int channels, Int bytes) {
+  WITH_TYPE(power_gradient_of(IN(x), IN(w), IN(g), receivers, OUT(for_x), OUT(for_w), edges, rows, channels))
+  return 0;
+}
+
+EXPORT Int power_second(const void* x, const void* w, const void* g, const void* u, const void* v, const Int* receivers,
+                        void* for_x, void* for_w, void* for_g, Int edges, Int rows, Int channels, Int bytes) {
+  WITH_TYPE(power_second_of(IN(x), IN(w), IN(g), IN(u), IN(v), receivers, OUT(for_x), OUT(for_w), OUT(for_g), edges,
+                            rows, channels))
+  return 0;
+}
+
 EXPORT Int table_value(const void* x, const void* knots, const void* per_step, void* out, Int items, Int intervals,
                        Int channels, Int bytes) {
   WITH_TYPE(table_value_of(IN(x), IN(knots), IN(per_step), OUT(out), items, intervals, channels))
@@ -392,4 +412,4 @@ EXPORT Int table_slope(const void* x, const void* g, const void* knots, const vo
 }
 
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 12; }
+extern "C" Int version() { return 13; }

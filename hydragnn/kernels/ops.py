@@ -16,6 +16,7 @@ from hydragnn.kernels import (
     gathered_outer,
     outer,
     per_receiver,
+    powers,
     reference,
     segments,
     softmax,
@@ -157,6 +158,10 @@ def _activated(edges: Topology, channels: int, normal: Normal) -> Case:
     return Case(tensors=(3 * normal(edges.num_edges, channels), normal(edges.num_edges, 1)), rest=(edges,))
 
 
+def _deviations(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_edges, 1)), rest=(edges,))
+
+
 def _gathered_outer(edges: Topology, channels: int, normal: Normal) -> Case:
     x, weight = normal(edges.num_columns, channels), normal(edges.num_weights, channels)
     return Case(tensors=(x, weight, normal(edges.num_edges, 3)), rest=(edges,))
@@ -239,6 +244,7 @@ OPS: Mapping[str, Op] = {
         _segment_op(segments.segment_std),
         _segment_op(segments.segment_statistics, heads=True),
         _op(activated.activated_sum, activated.FORMS, {"messages": _activated}),
+        _op(powers.power_sums, powers.FORMS, {"deviations": _deviations}),
         _segment_op(segments.segment_softmax, softmax.SOFTMAX_FORMS, heads=True),
         _op(activation.silu, activation.SILU_FORMS, {"numbers": _numbers_of_edges}),
     )

@@ -92,6 +92,15 @@ def activated_sum(messages: Tensor, weights: Tensor, topology: Topology) -> Tens
     return torch.stack(total)
 
 
+def power_sums(deviations: Tensor, weights: Tensor, topology: Topology) -> Tensor:
+    """y_ki = sum of w_e f_k(x_e) over the edges e = (j -> i), f = x^2, exp(4 asinh x), exp(-4 asinh x)."""
+    total = [deviations.new_zeros(3, *deviations.shape[1:]) for _ in range(topology.num_rows)]
+    for edge, _, receiver in edges_of(topology):
+        x, grown = deviations[edge], 4 * torch.asinh(deviations[edge])
+        total[receiver] = total[receiver] + weights[edge] * torch.stack([x * x, grown.exp(), (-grown).exp()])
+    return torch.stack(total, dim=1)
+
+
 def gather_outer_sum(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor:
     """y_iac = sum of w_ec x_jc u_ea over the edges e = (j -> i)."""
     total = [x.new_zeros(directions.shape[1], x.shape[1]) for _ in range(topology.num_rows)]

@@ -63,6 +63,20 @@ INLINE T dot(const T* __restrict x, const T* __restrict y, Int count) {
   return strands[0];
 }
 
+// sum of x[c], in the strands of a dot product
+template <typename T>
+INLINE T total(const T* __restrict x, Int count) {
+  constexpr Int LANES = 16;
+  T strands[LANES] = {};
+  Int c = 0;
+  for (; c + LANES <= count; c += LANES)
+    for (Int lane = 0; lane < LANES; ++lane) strands[lane] += x[c + lane];
+  for (Int lane = 0; c < count; ++c, ++lane) strands[lane] += x[c];
+  for (Int half = LANES / 2; half; half /= 2)
+    for (Int lane = 0; lane < half; ++lane) strands[lane] += strands[lane + half];
+  return strands[0];
+}
+
 constexpr Int BLOCK = 64;  // channels whose products are kept beside the sums
 
 // product[c] = x[c] * y[c]

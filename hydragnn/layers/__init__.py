@@ -13,6 +13,7 @@ from hydragnn.layers.lattice import Modes, lattice_modes
 from hydragnn.layers.message_graph import MessageGraph, States, inputs_at_zero, lengths_and_directions, radial_inputs
 from hydragnn.layers.mlp import mlp
 from hydragnn.layers.movement import MOVED, MeanMovement, Movement, at_rest, where_moved
+from hydragnn.layers.neighbour_statistics import StatisticsForm, paper_statistics, smooth_statistics
 from hydragnn.layers.pooling import GraphUNet
 from hydragnn.layers.radial import BesselBasis, ExponentialBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
 from hydragnn.layers.radial_tables import RadialFilters, tables_of
@@ -61,6 +62,7 @@ __all__ = [
     "SphericalBesselBasis",
     "SphericalHarmonics",
     "States",
+    "StatisticsForm",
     "SymmetricContraction",
     "TensorParts",
     "TripletSums",
@@ -72,6 +74,7 @@ __all__ = [
     "inputs_at_zero",
     "lengths_and_directions",
     "mlp",
+    "paper_statistics",
     "part_of",
     "pool_nodes",
     "product",
@@ -82,5 +85,6 @@ __all__ = [
     "tables_of",
     "times",
     "scaled_statistics",
+    "smooth_statistics",
     "where_moved",
 ]

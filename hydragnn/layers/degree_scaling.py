@@ -7,10 +7,8 @@ from operator import add
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor, nn
-
-from hydragnn.kernels import Topology
 
 Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
 
@@ -55,7 +53,7 @@ class DegreeScalers:
 def scaled_statistics(
     statistics: Sequence[Float[Tensor, "nodes channels"]],
     weights: nn.Linear,
-    topology: Topology,
+    degrees: Num[Tensor, "nodes 1"],
     scalers: DegreeScalers,
 ) -> Float[Tensor, "nodes channels"]:
     """W (S (x) A) with the statistics A and the scalers S (eq. 7).
@@ -64,5 +62,4 @@ def scaled_statistics(
     statistics, which is exact.
     """
     parts = weights(torch.cat(list(statistics), dim=-1)).chunk(len(scalers.names), dim=-1)
-    degrees = topology.degrees.to(weights.weight.dtype).unsqueeze(-1)  # [nodes, 1]
-    return reduce(add, scalers.scaled(parts, degrees))
+    return reduce(add, scalers.scaled(parts, degrees.to(weights.weight.dtype)))

@@ -56,6 +56,8 @@ for kind in ("egnn", "schnet"):
     moving = {"moving_coordinates": True}
     globals()[f"TestMoving{kind}"] = suite(f"TestMoving{kind}", kind, moving)
     globals()[f"TestMovingByMeans{kind}"] = suite(f"TestMovingByMeans{kind}", kind, {**moving, "movement": "mean"})
+for kind in ("pna", "pnaplus", "pnaeq"):
+    globals()[f"TestSmooth{kind}"] = suite(f"TestSmooth{kind}", kind, {"statistics": "smooth"})
 for kind in ("painn", "pnaeq"):
     globals()[f"TestOverLength{kind}"] = suite(f"TestOverLength{kind}", kind, {"directions": "over_length"})
 globals()["TestEquation6"] = suite("TestEquation6", "egnn", {"residual": False})
@@ -86,6 +88,11 @@ def test_those_that_say_they_are_not_smooth_are_not(kind: str, settings: dict[st
     assert model.description.model.kinks
     problems = problems_of_force_constants(model) + problems_on_paths(model)
     assert any(problem.startswith(sentence) for problem in problems), problems
+
+
+@pytest.mark.parametrize("kind", ["pna", "pnaplus", "pnaeq"])
+def test_smooth_statistics_promise_energies_without_a_kink(kind: str) -> None:
+    assert not energy_model(kind, statistics="smooth").description.model.kinks
 
 
 def energy_of(atoms: Atoms, attention: str | None) -> float:

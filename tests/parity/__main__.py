@@ -2,7 +2,8 @@
 
     python -m tests.parity --out docs/parity.md
 
-Weights and outputs of schnetpack, torchmd-net and mace-torch lie beside the tests, as ``make_*.py`` have kept them; PyTorch Geometric and e3nn are run.
+Weights and outputs of schnetpack, torchmd-net and mace-torch lie beside the tests, as ``make_*.py`` have kept them; those of the public HydraGNN lie with the real
+data beside the project, without which its lines are missing; PyTorch Geometric and e3nn are run.
 """
 
 import argparse
@@ -17,7 +18,8 @@ PAGE = """# The same numbers as other implementations
 
 Made by `{command}` with torch {torch}, PyTorch Geometric {geometric} and e3nn {e3nn}: {count} tests. Our networks and layers have the weights of theirs, in float64. *Difference* is the
 largest, over the largest value, of all that is compared; 1e-10 at most, unless a line says why more. What PyTorch Geometric and e3nn give is computed anew; what schnetpack 2.1.1, torchmd-net 3.1.0
-and mace-torch 0.3.16 gave lies with its weights in `tests/parity`, kept by the scripts `make_*.py` there. Where nobody's program has the form that is ours, its
+and mace-torch 0.3.16 gave lies with its weights in `tests/parity`, kept by the scripts `make_*.py` there; what the public HydraGNN (release line v5.0, commit d251f816) predicted, in float64, with weights
+that it trained, lies with the real data beside the project (`hydragnn/ckpt`). Where nobody's program has the form that is ours, its
 equations are written as loops over nodes and edges, which share no code with the layer.
 
 """

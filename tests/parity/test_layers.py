@@ -11,10 +11,21 @@ from hydragnn.architectures.egnn import EGNNLayer, EGNNSettings
 from hydragnn.architectures.painn import Directions, PaiNNLayer, PaiNNMessage, PaiNNUpdate
 from hydragnn.architectures.pna import PNALayer
 from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
+from hydragnn.architectures.pnaplus import PNAPlusLayer
 from hydragnn.architectures.relational import RelationalLayer, RelationalSettings
 from hydragnn.architectures.schnet import SchNetInteraction, SchNetLayer
 from hydragnn.kernels import Topology
-from hydragnn.layers import MOVED, DegreeScalers, MeanMovement, MessageGraph, RadialFeatures, Scaler, envelope_at, mlp
+from hydragnn.layers import (
+    MOVED,
+    DegreeScalers,
+    MeanMovement,
+    MessageGraph,
+    RadialFeatures,
+    Scaler,
+    StatisticsForm,
+    envelope_at,
+    mlp,
+)
 
 NODES, CHANNELS, RADIAL, CUTOFF = 7, 6, 5, 4.0
 PAPER: tuple[Scaler, ...] = ("identity", "amplification", "attenuation")
@@ -68,12 +79,13 @@ def test_schnet_equals_the_interaction_of_pytorch_geometric(edges: Topology) -> 
     torch.testing.assert_close(ours(states, filters(features) * envelope, edges), expected, **SUMS)
 
 
-@pytest.mark.parity("pna", "PyTorch Geometric", "convolution (its variance has another floor: 1e-6)")
+@pytest.mark.parity("pna", "PyTorch Geometric", "convolution, with the floor of our deviation")
 @pytest.mark.parametrize("names", [PAPER, HYDRAGNN, (*HYDRAGNN, "inverse_linear"), ("linear",)], ids=" ".join)
 def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology, names: tuple[Scaler, ...]) -> None:
     geometric = pytest.importorskip("torch_geometric.nn")
+    convolutions = pytest.importorskip("convolutions")
     edges = Topology(senders=edges.senders[1:], receivers=edges.receivers[1:], num_columns=NODES, num_rows=NODES)
-    aggregators, histogram = ["mean", "min", "max", "std"], torch.tensor([0, 2, 5, 3, 1])
+    aggregators, histogram = ["mean", "min", "max", convolutions.OurStd()], torch.tensor([0, 2, 5, 3, 1])
     theirs = geometric.PNAConv(CHANNELS, CHANNELS, aggregators, [*names], deg=histogram, edge_dim=3)
     degrees, weights = torch.arange(5), histogram / histogram.sum()
     means = {
@@ -93,10 +105,9 @@ def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology, names:
         ours.from_self.bias.copy_(post.bias)
         ours.from_statistics.weight.copy_(torch.cat(scaled))
         ours.mix.load_state_dict(theirs.lin.state_dict())
-    states, features = 30 * torch.randn(NODES, CHANNELS), torch.randn(edges.num_edges, 3)
+    states, features = torch.randn(NODES, CHANNELS), torch.randn(edges.num_edges, 3)
     expected = theirs(states, torch.stack([edges.senders, edges.receivers]), features)
-    # they clamp the variance at 1e-5 where we add 1e-5, which is 1e-8 of variances of order 1e2
-    torch.testing.assert_close(ours.received(states, features, None, edges), expected, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(ours.received(states, features, None, edges), expected, **SUMS)
 
 
 @pytest.mark.parity("relational", "PyTorch Geometric", "convolution")
@@ -137,7 +148,7 @@ def test_painn_messages_equal_equations_7_and_8(edges: Topology) -> None:
     torch.testing.assert_close(d_vectors, expected_v, **SUMS)
 
 
-@pytest.mark.parity("painn", "its equations as loops", "updates (its norm has 1e-8 below the root: 1e-6)")
+@pytest.mark.parity("painn", "its equations as loops", "updates")
 @pytest.mark.parametrize("norm", ["paper", "smooth"])
 def test_painn_updates_equal_equations_9_and_10(norm: Literal["paper", "smooth"]) -> None:
     update = PaiNNUpdate(CHANNELS, last=False, norm=norm)
@@ -146,14 +157,13 @@ def test_painn_updates_equal_equations_9_and_10(norm: Literal["paper", "smooth"]
     left, right = linear(update.mix)[:CHANNELS], linear(update.mix)[CHANNELS:]
     for node in range(NODES):
         u, v = vectors[node] @ left.T, vectors[node] @ right.T
-        norms = torch.stack([torch.linalg.norm(v[:, c]) for c in range(CHANNELS)])
-        norms = (norms.square() + 1).sqrt() - 1 if norm == "smooth" else norms
+        squares = torch.stack([v[:, c] @ v[:, c] for c in range(CHANNELS)])
+        norms = (squares + 1).sqrt() - 1 if norm == "smooth" else (squares + 1e-8).sqrt()  # as in the authors' code
         shift, product, scale = update.gates(torch.cat([scalars[node], norms])).split(CHANNELS)
         inner = torch.stack([u[:, c] @ v[:, c] for c in range(CHANNELS)])
-        # the paper's norm is sqrt(v^2 + 1e-8) inside
-        torch.testing.assert_close(d_scalars[node], shift + product * inner, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(d_scalars[node], shift + product * inner, **SUMS)
         assert d_vectors is not None
-        torch.testing.assert_close(d_vectors[node], scale * u, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(d_vectors[node], scale * u, **SUMS)
 
 
 @pytest.mark.parity("egnn", "its equations as loops", "layer, at rest and moving")
@@ -208,6 +218,54 @@ def summary(messages: list[Tensor]) -> list[Tensor]:
     return [mean, stacked.amin(0), stacked.amax(0), ((stacked - mean).square().mean(0) + 1e-5).sqrt()]
 
 
+def smooth_summary(messages: list[Tensor], weights: list[Tensor]) -> tuple[list[Tensor], float, float]:
+    """Weighted mean, least, largest and deviation of what a node receives, its share of the neighbours, and how many they are."""
+    total = float(sum(weights))
+    size = math.sqrt(1 + total**2)
+    mean = sum((weight * message for weight, message in zip(weights, messages)), torch.zeros(CHANNELS)) / size
+    parts: list[list[Tensor]] = [[], [], []]
+    for weight, message in zip(weights, messages):
+        x = message - mean
+        for part, value in zip(parts, (x * x, torch.exp(4 * torch.asinh(x)), torch.exp(-4 * torch.asinh(x)))):
+            part.append(weight * value)
+    squares, up, down = (sum(part, torch.zeros(CHANNELS)) / size for part in parts)
+    ways = [torch.sinh(torch.log((size - total) / size + part) / 4) for part in (down, up)]
+    return [mean, mean - ways[0], mean + ways[1], (squares + 1).sqrt() - 1], total / size, size
+
+
+@pytest.mark.parity("pna", "its equations as loops", "layers with smooth statistics, of pnaplus too")
+@pytest.mark.parametrize("filtered", [False, True], ids=["pna", "pnaplus"])
+def test_smooth_statistics_equal_their_equations_written_as_a_loop(edges: Topology, filtered: bool) -> None:
+    edges = Topology(senders=edges.senders[:-4], receivers=edges.receivers[:-4], num_columns=NODES, num_rows=NODES)
+    scalers = DegreeScalers(names=(*HYDRAGNN, "inverse_linear"), mean_log_degree=1.2, mean_degree=2.5)
+    states, features = torch.randn(NODES, CHANNELS), torch.randn(edges.num_edges, 3)
+    envelope, filters = torch.rand(edges.num_edges, 1), torch.randn(edges.num_edges, CHANNELS)
+    layer: PNALayer | PNAPlusLayer
+    if filtered:
+        layer = PNAPlusLayer(CHANNELS, 3, scalers, 0.0, "smooth")
+        said = layer.from_edge(features)
+        actual = layer.received(states, said, filters, envelope, edges)
+    else:
+        layer = PNALayer(nn.Identity(), CHANNELS, 3, scalers, 0.0, "smooth")
+        said = features @ linear(layer.from_edge).T
+        actual = layer.received(states, features, envelope, edges)
+    matrices = linear(layer.from_statistics).chunk(5)
+    for node in range(NODES):
+        mine = [(e, sender) for e, sender, to in pairs_of(edges) if to == node]
+        own = layer.from_receiver(states[node])
+        messages = [linear(layer.from_sender) @ states[sender] + said[e] for e, sender in mine]
+        if filtered:
+            messages = [(own + message) * filters[e] for (e, _), message in zip(mine, messages)]
+        statistics, presence, size = smooth_summary(messages, [envelope[e, 0] for e, _ in mine])
+        if not filtered:
+            statistics = [own * presence + statistic for statistic in statistics[:3]] + statistics[3:]
+        logarithmic, count = math.log(size + 1) / 1.2, size / 2.5
+        sizes = (1.0, logarithmic, 1 / logarithmic, count, 1 / count)
+        matrix = sum((number * part for number, part in zip(sizes, matrices)), torch.zeros_like(matrices[0]))
+        expected = layer.mix(layer.from_self(states[node]) + matrix @ torch.cat(statistics))
+        torch.testing.assert_close(actual[node], expected, **SUMS)
+
+
 @pytest.mark.parity("schnet", "its equations as loops", "moving as in the public HydraGNN")
 def test_schnet_moves_by_means_as_the_public_hydragnn_does(edges: Topology) -> None:
     """x_i + mean_j f(W_ij) r_ij / (|r_ij| + 1): its ``CFConv.coord_model``, whose filters W end at the cutoff."""
@@ -247,17 +305,20 @@ def test_vectors_over_length_are_those_of_the_public_hydragnn(edges: Topology) -
     torch.testing.assert_close(layer({0: scalars}, graph)[1], expected, **SUMS)
 
 
-@pytest.mark.parity("pnaeq", "its equations as loops", "layer")
+@pytest.mark.parity("pnaeq", "its equations as loops", "layer, with the paper's and with smooth statistics")
+@pytest.mark.parametrize("statistics", ["paper", "smooth"])
 @pytest.mark.parametrize("directions", ["unit", "over_length"])
 @pytest.mark.parametrize("first", [True, False], ids=["first layer", "later layer"])
-def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bool, directions: Directions) -> None:
+def test_pnaeq_equals_its_equations_written_as_a_loop(
+    edges: Topology, first: bool, directions: Directions, statistics: StatisticsForm
+) -> None:
     """Statistics of scalars, sums of vectors, then PaiNN's update; node by node, with nothing but torch."""
     edges = Topology(
         senders=edges.senders[:-4], receivers=edges.receivers[:-4], num_columns=NODES, num_rows=NODES
     )  # degrees 0, 2 and 3
     basis = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=2)
     scalers = DegreeScalers(names=(*HYDRAGNN, "inverse_linear"), mean_log_degree=1.2, mean_degree=2.5)
-    message = PNAEqMessage(CHANNELS, basis.width, scalers, first=first, directions=directions)
+    message = PNAEqMessage(CHANNELS, basis.width, scalers, first=first, directions=directions, statistics=statistics)
     update = PaiNNUpdate(CHANNELS, last=False)
     numbers = {"vectors": torch.randn(edges.num_edges, 3), "edge_features": torch.randn(edges.num_edges, 2)}
     graph = graph_with(edges, **numbers, basis=basis)
@@ -270,13 +331,15 @@ def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bo
     assert features is not None and envelope is not None
     normed = nn.functional.layer_norm(states[0], (CHANNELS,))
     joined = torch.cat([linear(message.from_receiver), linear(message.from_sender), linear(message.from_edge)], dim=1)
-    received: list[list[Tensor]] = [[] for _ in range(NODES)]
+    received, ends = ([[] for _ in range(NODES)] for _ in range(2))
     scalars, vectors = torch.zeros(NODES, CHANNELS), states.get(1, torch.zeros(NODES, 3, CHANNELS)).clone()
     for e, sender, receiver in pairs_of(edges):
         hidden = joined @ torch.cat([normed[receiver], normed[sender], features[e]]) + message.from_receiver.bias
         gates = [gate(nn.functional.silu(hidden)) for gate in message.gates]
-        gates = [gate * (linear(w) @ features[e]) * envelope[e] for gate, w in zip(gates, message.filters)]
+        gates = [gate * (linear(w) @ features[e]) for gate, w in zip(gates, message.filters)]
+        gates = [gates[0] if statistics == "smooth" else gates[0] * envelope[e], *(g * envelope[e] for g in gates[1:])]
         received[receiver].append(gates[0])
+        ends[receiver].append(envelope[e, 0])
         power = 1 if directions == "unit" else 2  # the public HydraGNN's unit vectors are divided by their length again
         vectors[receiver] += torch.outer(graph.vectors[e] / graph.vectors[e].norm() ** power, gates[1])
         if not first:
@@ -284,12 +347,15 @@ def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bo
     plain, amplified, attenuated, grown, shrunk = linear(message.from_statistics).chunk(5)
     left, right = linear(update.mix).chunk(2)
     for node, mine in enumerate(received):
-        empty = [torch.zeros(CHANNELS)] * 3 + [torch.full((CHANNELS,), 1e-5).sqrt()]
-        statistics = torch.cat(summary(mine) if mine else empty)
-        size, count = math.log(len(mine) + 1) / 1.2, len(mine) / 2.5
+        if statistics == "smooth":
+            four, _, number = smooth_summary(mine, ends[node])
+        else:
+            empty = [torch.zeros(CHANNELS)] * 3 + [torch.full((CHANNELS,), 1e-5).sqrt()]
+            four, number = summary(mine) if mine else empty, len(mine)
+        size, count = math.log(number + 1) / 1.2, number / 2.5
         matrix = plain + size * amplified + count * grown
-        matrix = matrix + attenuated / (size if mine else 1.0) + shrunk / (count if mine else 1.0)
-        scaled = matrix @ statistics
+        matrix = matrix + attenuated / (size or 1.0) + shrunk / (count or 1.0)
+        scaled = matrix @ torch.cat(four)
         scalars[node] = states[0][node] + message.from_self(normed[node]) + scaled
         u, v = vectors[node] @ left.T, vectors[node] @ right.T
         lengths = (v.square().sum(0) + 1).sqrt() - 1

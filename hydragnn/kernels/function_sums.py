@@ -1,0 +1,108 @@
+"""Weighted sums of functions of messages, with loops for their value, their gradient and the gradient of that.
+
+    F(a, w)_i = sum over received edges of w_e f(a_e)
+    dF: a' = w_e g_i f'(a_e), w' = sum over channels of g_i f(a_e)
+    dF's own derivative, for u that arrives at a' and v at w': one pass over a and u
+        a'' = w g u f''(a) + v g f'(a), w'' = sum over channels of g u f'(a), g'' = sum over edges of w u f'(a) + v f(a)
+
+Derivatives of higher order are those of the composition, which also serves devices without loops of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from hydragnn.graphs.topology import Topology
+from hydragnn.kernels.compiled import serves
+from hydragnn.kernels.family import ANYWHERE, as_operators, check_items, form_on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FunctionSum:
+    """F of one or more f. ``op(messages, weights, topology)`` is differentiable as often as one likes; atomics: none."""
+
+    composed: Callable[[Tensor, Tensor, Topology], Tensor]
+    """F of other ops."""
+    value: Callable[..., Tensor]
+    """F by a compiled loop, called with a, w and the topology; without derivatives, like the others."""
+    gradient: Callable[..., tuple[Tensor, ...]]
+    """dF, called with a, w, g and the topology."""
+    second: Callable[..., tuple[Tensor, ...]]
+    """What a, w and g receive from dF, called with a, w, g, u, v and the topology."""
+
+    def __call__(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
+        """F by the form of the device."""
+        forms = {ANYWHERE: self.composed, "cpu": self.compiled_or_composed}
+        form = self.composed if as_operators() else form_on(forms, messages.device.type)
+        return form(messages, weights, topology)
+
+    def compiled_or_composed(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
+        """F by the compiled loop, where it serves."""
+        if not serves(messages, weights) or messages.dim() != 2:
+            return self.composed(messages, weights, topology)
+        check_items(("edges", "edges"), (messages, weights), topology)
+        value: Tensor = _Sum.apply(self, topology, messages, weights)
+        return value
+
+
+class _Sum(Function):
+    """F."""
+
+    @staticmethod
+    def forward(ctx: Any, op: FunctionSum, topology: Topology, a: Tensor, w: Tensor) -> Tensor:
+        ctx.op, ctx.topology = op, topology
+        ctx.save_for_backward(a, w)
+        return op.value(a, w, topology)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_Gradient.apply(ctx.op, ctx.topology, *ctx.saved_tensors, incoming)
+
+
+class _Gradient(Function):
+    """a' and w'."""
+
+    @staticmethod
+    def forward(ctx: Any, op: FunctionSum, topology: Topology, a: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        ctx.op, ctx.topology = op, topology
+        ctx.save_for_backward(a, w, g)
+        return op.gradient(a, w, g, topology)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_Second.apply(ctx.op, ctx.topology, *ctx.saved_tensors, *incoming)
+
+
+class _Second(Function):
+    """a'', w'' and g''."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, op: FunctionSum, topology: Topology, a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.op, ctx.topology = op, topology
+        ctx.save_for_backward(a, w, g, u, v)
+        return op.second(a, w, g, u, v, topology)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
+        recorded = torch.is_grad_enabled()
+        with torch.enable_grad():
+            known = [
+                tensor.view_as(tensor) if tensor.requires_grad else tensor.detach() for tensor in ctx.saved_tensors
+            ]
+            known = [tensor if tensor.requires_grad else tensor.requires_grad_() for tensor in known]
+            values = _second(ctx.op, known, ctx.topology)
+            given = torch.autograd.grad(values, known, incoming, create_graph=recorded, materialize_grads=True)
+            return None, None, *given
+
+
+def _second(op: FunctionSum, known: Sequence[Tensor], topology: Topology) -> Sequence[Tensor]:
+    """The derivative of the gradient, by what is composed."""
+    a, w, g, u, v = known
+    first = torch.autograd.grad(op.composed(a, w, topology), (a, w), g, create_graph=True)
+    return torch.autograd.grad(first, (a, w, g), (u, v), create_graph=True)

@@ -1,0 +1,181 @@
+"""Checkpoints of the public HydraGNN, and its networks put together again around layers of ours that have its weights.
+
+What stands around its layers is written anew here, from what its configurations say: batch norm and activation after every layer, pooling,
+shared networks and heads, of several branches.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hydragnn.kernels import Topology
+from hydragnn.layers import MessageGraph
+
+Graphs = Mapping[str, Tensor]
+Convolution = Callable[[int, Tensor], Tensor]
+"""The states after a layer, by its number, of those before it."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "silu": nn.functional.silu,
+    "selu": torch.selu,
+    "elu": nn.functional.elu,
+    "lrelu_01": nn.LeakyReLU(0.1),
+    "lrelu_025": nn.LeakyReLU(0.25),
+    "lrelu_05": nn.LeakyReLU(0.5),
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a folder of ``shared/data/hydragnn/ckpt`` holds, in float64."""
+
+    folder: Path
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Its ``Architecture``."""
+        settings: dict[str, Any] = json.loads((self.folder / "config.json").read_text())["NeuralNetwork"][
+            "Architecture"
+        ]
+        return settings
+
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        """All tensors, without what wrappers put before their names."""
+        arrays = _numbers(self.folder / "state_dict.npz")
+        return {re.sub(r"^module\.(model\.)?", "", name): tensor for name, tensor in arrays.items()}
+
+    def batches(self) -> Iterator[tuple[Graphs, Graphs]]:
+        """Every batch of graphs, and what HydraGNN predicted for it in float64."""
+        arrays = _numbers(self.folder / "graphs_predictions.npz")
+        for number in itertools.count():
+            graphs = _under(arrays, f"g{number}.")
+            if not graphs:
+                return
+            yield graphs, _under(arrays, f"pred{number}.fp64.")
+
+    def of_layer(self, number: int, module: int = 0) -> dict[str, Tensor]:
+        """The weights of one module of a layer."""
+        return _under(self.weights, f"graph_convs.{number}.module_{module}.")
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """That between layers and in heads."""
+        return ACTIVATIONS[self.settings["activation_function"]]
+
+    def final_states(self, graphs: Graphs, convolution: Convolution) -> Tensor:
+        """States after all layers, each with its batch norm, where it has one, conditioning and activation."""
+        states = graphs["x"]
+        for number in range(self.settings["num_conv_layers"]):
+            states = convolution(number, states)
+            states = self._conditioned(states, graphs)
+            norm = _under(self.weights, f"feature_layers.{number}.module.")
+            if norm:
+                scale = norm["weight"] / (norm["running_var"] + 1e-5).sqrt()
+                states = (states - norm["running_mean"]) * scale + norm["bias"]
+            states = self.activation(states)
+        return states
+
+    def _conditioned(self, states: Tensor, graphs: Graphs) -> Tensor:
+        """FiLM by the attributes of graphs, where there are any."""
+        if self.settings.get("graph_attr_conditioning_mode") != "film":
+            return states
+        attributes = graphs["graph_attr"].view(len(graphs["ptr"]) - 1, -1)
+        condition = network(_under(self.weights, "graph_conditioner."), attributes, self.activation)
+        scale, shift = condition.index_select(0, graphs["batch"]).chunk(2, dim=1)
+        return states * (1 + torch.tanh(scale)) + shift
+
+    def outputs(self, graphs: Graphs, states: Tensor) -> dict[str, Tensor]:
+        """What every head says of final states, by the names of ``batches``; heads with layers of their own are left out."""
+        names = graphs.get("dataset_name", torch.zeros(len(graphs["ptr"]) - 1, dtype=torch.int64)).flatten().long()
+        outputs = {}
+        for number, kind in enumerate(self.settings["output_type"]):
+            per_branch = []
+            for branch in range(int(names.max()) + 1):
+                weights = _under(self.weights, f"heads_NN.{number}.branch-{branch}.")
+                if kind == "graph":
+                    shared = _under(self.weights, f"graph_shared.branch-{branch}.")
+                    inputs = self.activation(network(shared, self._pooled(graphs, states), self.activation))
+                elif any(name.startswith("mlp.0.") for name in weights):
+                    weights, inputs = _under(weights, "mlp.0."), states
+                else:
+                    break
+                per_branch.append(network(weights, inputs, self.activation))
+            if per_branch:
+                of_row = names if kind == "graph" else names.index_select(0, graphs["batch"])
+                stacked = torch.stack(per_branch)  # [branches, rows, numbers]
+                outputs[f"head{number}"] = stacked[of_row, torch.arange(stacked.shape[1])]
+        return outputs
+
+    def _pooled(self, graphs: Graphs, states: Tensor) -> Tensor:
+        parts = states.split(graphs["ptr"].diff().tolist())
+        pool = self.settings.get("graph_pooling") or "mean"
+        pools = {"mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}
+        return torch.stack([pools.get(pool, lambda x: x.sum(0))(part) for part in parts])
+
+
+def network(weights: Mapping[str, Tensor], inputs: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Linear maps by the numbers in their names, with the activation between them."""
+    numbers = sorted({int(name.split(".")[0]) for name in weights})
+    for place, number in enumerate(numbers):
+        inputs = nn.functional.linear(inputs, weights[f"{number}.weight"], weights.get(f"{number}.bias"))
+        inputs = activation(inputs) if place < len(numbers) - 1 else inputs
+    return inputs
+
+
+def message_graph(graphs: Graphs, receivers: int, *, edges: Tensor | None = None, **more: Any) -> MessageGraph:
+    """The graphs as our layers see them; ``receivers`` is the row of its edge index in which they stand.
+
+    Vectors point from receiver to sender; ``edges`` are others than those of the graphs, without periodic images.
+    """
+    index = (graphs["edge_index"] if edges is None else edges).long()
+    order = index[receivers].argsort(stable=True)
+    shifts = graphs.get("edge_shifts") if edges is None else None
+    receiver, sender = index[receivers][order], index[1 - receivers][order]
+    vectors = graphs["pos"].index_select(0, sender) - graphs["pos"].index_select(0, receiver)
+    if shifts is not None:  # from the first to the second row
+        vectors = vectors + shifts[order] * (1 if receivers == 0 else -1)
+    return MessageGraph(
+        topology=Topology.square(sender, receiver, len(graphs["x"])),
+        owner=graphs["batch"].long(),
+        nodes_per_graph=graphs["ptr"].diff(),
+        vectors=vectors,
+        **more,
+    )
+
+
+def put(module: nn.Module | None, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Weights into a linear map of ours; what the map is wider than they are is zero."""
+    assert isinstance(module, nn.Linear)
+    with torch.no_grad():
+        module.weight.zero_()[: weight.shape[0], : weight.shape[1]] = weight
+        if module.bias is not None:
+            module.bias.zero_()
+        if bias is not None:
+            module.bias[: len(bias)] = bias
+
+
+def filled(columns: Tensor, width: int) -> Tensor:
+    """The columns, and zeros up to so many."""
+    return torch.cat([columns, columns.new_zeros(len(columns), width - columns.shape[1])], dim=1)
+
+
+def _numbers(path: Path) -> dict[str, Tensor]:
+    """Arrays of a file; real numbers in float64."""
+    with np.load(path) as arrays:
+        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays}
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
