@@ -55,7 +55,10 @@ GAUSSIAN = {"distribution": "gaussian", "loss": "nll"}
 
 
 def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bool = False) -> GraphBatch:
-    """A random graph in a small periodic cell: edges through images, two components where there are nodes enough."""
+    """A random graph in a small cell: edges through images, two components where there are nodes enough.
+
+    It is not called periodic, since its clusters are more than the pairs of neighbours that those of periodic graphs have to be.
+    """
     random = torch.Generator().manual_seed(seed)
     count = 4 * nodes if edges is None else edges
     cell = 4 * torch.eye(3, dtype=torch.float64) + torch.rand(3, 3, generator=random, dtype=torch.float64)
@@ -75,7 +78,7 @@ def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bo
         topology=Topology.square(senders, receivers, len(fractional)),
         edge_shifts=images @ cell,
         cell=cell.unsqueeze(0),
-        periodic=torch.ones(1, 3, dtype=torch.bool),
+        periodic=torch.zeros(1, 3, dtype=torch.bool),
         node_offsets=torch.tensor([0, nodes]),
         edge_offsets=torch.tensor([0, edge_count]),
         fields={field.name: field for field in (*INPUTS, clusters_field(LEVELS))},
