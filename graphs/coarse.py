@@ -4,10 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
+
+TIE = 1e-5
+"""Edges whose lengths differ by less than this share are as short: no rounding decides where a pair is one."""
 
 Change = Callable[[Tensor], Tensor]
 
@@ -134,14 +137,16 @@ class Finer:
     edge_kinds: Mapping[str, Int[Tensor, " edges"]]
     vectors: Float[Tensor, "edges dim"] | None
     positions: Float[Tensor, "nodes dim"] | None
+    images: Int[Tensor, "edges axes"] | None = None
+    """Cell vectors that each edge leads through; None where no graph is periodic. In a graph that is, clusters are pairs of neighbours, or single nodes."""
 
 
 def levels_by_clusters(finer: Finer, count: int) -> tuple[Level, ...]:
     """The first ``count`` levels, each made of the last.
 
     Clusters are joined where any edge joins nodes of theirs, by one edge in each direction that there is, or, where there are kinds of
-    edges, by one of every kind that there is. Its vector leads from middle to middle, scaled so that the longest edge of each graph
-    stays as long as it was, within the cutoff of a radial basis.
+    edges, by one of every kind that there is; in periodic graphs by one for every image. Its vector leads from middle to middle, scaled so
+    that the longest edge of each graph stays as long as it was, within the cutoff of a radial basis.
     """
     levels: list[Level] = []
     with torch.no_grad():
@@ -156,7 +161,12 @@ def next_level(finer: Finer) -> tuple[Level, Finer]:
     parent, owner = numbered(finer.clusters[:, 0], finer.owner)
     order = torch.sort(parent, stable=True).indices
     members = torch.bincount(parent, minlength=owner.shape[0])
-    topology, merging = merged_edges(finer.topology, parent, owner.shape[0], finer.edge_kinds.values())
+    kinds, loops, images = [*finer.edge_kinds.values()], None, None
+    if finer.images is not None:
+        finer, images = unwrapped(finer, parent, order, members)
+        loops = (images != 0).any(1)
+        kinds += [*(images - images.amin(0) if len(images) else images).unbind(1)]
+    topology, merging = merged_edges(finer.topology, parent, owner.shape[0], kinds, loops)
     vectors, middles = between_middles(finer, parent, order, members, topology, merging)
     level = level_of_clusters(
         parent=parent,
@@ -177,7 +187,41 @@ def next_level(finer: Finer) -> tuple[Level, Finer]:
         edge_kinds=level.edge_kinds,
         vectors=vectors,
         positions=middles,
+        images=None if images is None else torch.stack([merging.kind(axis) for axis in images.unbind(1)], dim=1),
     )
+
+
+def unwrapped(
+    finer: Finer, parent: Int[Tensor, " nodes"], order: Int[Tensor, " nodes"], members: Int[Tensor, " clusters"]
+) -> tuple[Finer, Int[Tensor, "edges axes"]]:
+    """The graph with every pair that is a cluster in one piece, and the images of clusters that edges lead through.
+
+    The second node of a pair is moved to where the shortest edge leads from the first, of several as short the one that comes first. Where there is none
+    it stays.
+    """
+    images, vectors, positions = finer.images, finer.vectors, finer.positions
+    assert images is not None and vectors is not None and positions is not None
+    senders, receivers = finer.topology.senders, finer.topology.receivers
+    first = order.index_select(0, members.cumsum(0) - members).index_select(0, parent)  # [nodes], of its cluster
+    to_second, from_second = (
+        (one != first.index_select(0, one)) & (other == first.index_select(0, one))
+        for one, other in ((senders, receivers), (receivers, senders))
+    )
+    inside = (to_second | from_second).nonzero().squeeze(1)
+    sign = torch.where(to_second, 1, -1).index_select(0, inside)  # vectors lead from receivers to senders
+    second = torch.where(to_second, senders, receivers).index_select(0, inside)
+    lengths = vectors.index_select(0, inside).norm(dim=1)
+    least = lengths.new_full(parent.shape, torch.inf).scatter_reduce(0, second, lengths, "amin")
+    near = (lengths <= least.index_select(0, second) * (1 + TIE)).nonzero().squeeze(1)
+    place = second.new_full(parent.shape, len(inside)).scatter_reduce(0, second.index_select(0, near), near, "amin")
+    moved = (place < len(inside)).nonzero().squeeze(1)
+    chosen = place.index_select(0, moved)
+    edge, sign = inside.index_select(0, chosen), sign.index_select(0, chosen).unsqueeze(1)
+    there = positions.index_select(0, first.index_select(0, moved)) + sign * vectors.index_select(0, edge)
+    through = images.new_zeros(parent.shape[0], images.shape[1])
+    through = through.index_copy(0, moved, sign * images.index_select(0, edge))
+    whole = replace(finer, positions=positions.index_copy(0, moved, there))
+    return whole, images - through.index_select(0, senders) + through.index_select(0, receivers)
 
 
 def numbered(clusters: Int[Tensor, " nodes"], owner: Int[Tensor, " nodes"]) -> tuple[Tensor, Int[Tensor, " clusters"]]:
@@ -192,9 +236,15 @@ def numbered(clusters: Int[Tensor, " nodes"], owner: Int[Tensor, " nodes"]) -> t
 
 
 def merged_edges(
-    topology: Topology, parent: Int[Tensor, " nodes"], count: int, kinds: Iterable[Int[Tensor, " edges"]] = ()
+    topology: Topology,
+    parent: Int[Tensor, " nodes"],
+    count: int,
+    kinds: Iterable[Int[Tensor, " edges"]] = (),
+    loops: Bool[Tensor, " edges"] | None = None,
 ) -> tuple[Topology, Merging]:
     """One edge for all of the same ``kinds`` between the same two clusters in the same direction, sorted by receiver.
+
+    Of edges inside a cluster ``loops`` stay, which lead to another image of it.
 
     >>> line = Topology.square(torch.tensor([0, 1, 1, 2]), torch.tensor([2, 2, 3, 3]), 4)
     >>> merged, _ = merged_edges(line, torch.tensor([0, 0, 1, 1]), 2, [torch.tensor([0, 5, 5, 5])])
@@ -203,7 +253,8 @@ def merged_edges(
     """
     senders = parent.index_select(0, topology.senders)
     receivers = parent.index_select(0, topology.receivers)
-    between = (senders != receivers).nonzero().squeeze(1)
+    apart = senders != receivers if loops is None else (senders != receivers) | loops
+    between = apart.nonzero().squeeze(1)
     key = receivers.index_select(0, between) * count + senders.index_select(0, between)
     of_pair = 1  # numbers of kinds that a pair of clusters may have
     for values in kinds:

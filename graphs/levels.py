@@ -1,16 +1,18 @@
 """Coarser levels of a graph: which nodes are one on each of them, as a node field, made once and kept with the graph."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from numpy.typing import ArrayLike, NDArray
 
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors, unbatch
-from hydragnn.graphs.coarse import Finer, Level, Levels, levels_by_clusters
+from hydragnn.graphs.coarse import Finer, Level, Levels, levels_by_clusters, next_level
 from hydragnn.graphs.field import Field, Location
 
 CLUSTERS = "clusters"
@@ -45,8 +47,8 @@ def is_levels(field: Field) -> bool:
 def with_clusters(batch: GraphBatch, clusters: ArrayLike) -> GraphBatch:
     """The batch with these clusters ``[nodes, levels]``, numbers from 0 inside each graph; nodes that are one on a level are one on all that follow.
 
-    InputError where they are of another shape, negative or not nested, and where a graph is periodic: its clusters reach
-    through the boundary, where they have no middle.
+    InputError where they are of another shape, negative or not nested, and where a cluster of a periodic graph is more than a pair of
+    neighbours of the level below: it may reach through the boundary, where it has no middle.
     """
     numbers = np.asarray(clusters)
     if (
@@ -80,18 +82,29 @@ def levels_of(batch: GraphBatch, count: int, kinds: Sequence[str] = ()) -> tuple
     """
     known, fields = batch._derived.get(LEVELS), frozenset({CLUSTERS, *kinds})
     if known is None or known.fields != fields or len(known.levels) < count:
-        finest = Finer(
-            topology=batch.topology,
-            owner=batch.owner("node"),
-            graphs=batch.num_graphs,
-            clusters=batch.nodes[CLUSTERS],
-            edge_kinds={name: batch.edges[name] for name in kinds},
-            vectors=edge_vectors(batch).detach() if batch.dim else None,
-            positions=batch.positions.detach() if batch.dim else None,
-        )
+        finest = replace(finest_of(batch, kinds), clusters=batch.nodes[CLUSTERS])
         known = Levels(levels=levels_by_clusters(finest, count), fields=fields)
         remember_levels(batch, known)
     return known.levels[:count]
+
+
+def finest_of(batch: GraphBatch, kinds: Sequence[str] = ()) -> Finer:
+    """The batch itself as what its first level is made of, without clusters."""
+    images = None
+    if batch.dim and bool(batch.periodic.any()):
+        shifts = torch.nn.functional.pad(batch.edge_shifts.double(), (0, 3 - batch.dim))
+        inverse = torch.linalg.pinv(batch.cell.double()).index_select(0, batch.owner("edge"))
+        images = torch.einsum("ea,eab->eb", shifts, inverse).round().long()
+    return Finer(
+        topology=batch.topology,
+        owner=batch.owner("node"),
+        graphs=batch.num_graphs,
+        clusters=batch.topology.senders.new_empty(batch.num_nodes, 0),
+        edge_kinds={name: batch.edges[name] for name in kinds},
+        vectors=edge_vectors(batch).detach() if batch.dim else None,
+        positions=batch.positions.detach() if batch.dim else None,
+        images=images,
+    )
 
 
 def remember_levels(batch: GraphBatch, levels: Levels) -> None:
@@ -100,16 +113,36 @@ def remember_levels(batch: GraphBatch, levels: Levels) -> None:
 
 
 def check_clusters(batch: GraphBatch) -> None:
-    """InputError where the clusters of a batch are not nested, or where one of its graphs is periodic."""
+    """InputError where the clusters of a batch are not nested, or in a periodic graph no pairs of neighbours."""
     numbers, owner = batch.nodes[CLUSTERS].cpu().numpy(), batch.owner("node").cpu().numpy()
-    if batch.dim and bool(batch.periodic.any()):
-        raise InputError("levels are made of graphs that are not periodic; clear periodic where images do not matter")
-    for level in range(1, numbers.shape[1] if numbers.ndim == 2 else 0):
-        below = np.unique(np.stack([owner, numbers[:, level - 1]]), axis=1, return_inverse=True)[1].ravel()
+    if numbers.ndim != 2 or not len(numbers):
+        return
+    columns = [np.arange(batch.num_nodes), *numbers.T]
+    whole = [np.unique(np.stack([owner, column]), axis=1, return_inverse=True)[1].ravel() for column in columns]
+    for level, (below, above) in enumerate(pairwise(whole)):
         first = np.unique(below, return_index=True)[1]
-        if (numbers[:, level] != numbers[first, level][below]).any():
+        if (above != above[first][below]).any():
             raise InputError(
                 f"a cluster of level {level} lies in two clusters of level {level + 1}; let each level join whole clusters of the last"
+            )
+    if batch.dim and batch.num_edges and bool(batch.periodic.any()):
+        _check_pairs(batch, whole, batch.periodic.any(1).cpu().numpy()[owner])
+
+
+def _check_pairs(batch: GraphBatch, whole: Sequence[NDArray[np.int64]], periodic: Bool[ndarray, " nodes"]) -> None:
+    """InputError where a cluster of a periodic graph is no pair of neighbours of the level below, nor one of its nodes."""
+    ends = batch.senders.cpu().numpy(), batch.receivers.cpu().numpy()
+    for below, above in pairwise(whole):
+        pairs = np.unique(np.stack([below, above]), axis=1)[1]  # the cluster of every node below
+        inside = above[ends[0]] == above[ends[1]]
+        apart = below[ends[0]] != below[ends[1]]
+        joined = np.unique(above[ends[0]][inside & apart])
+        sizes = np.bincount(pairs)
+        wrong = (sizes > 2) | ((sizes == 2) & ~np.isin(np.arange(len(sizes)), joined))
+        if (wrong[above] & periodic).any():
+            raise InputError(
+                "clusters of a periodic graph reach through the boundary, where only pairs of neighbours have a middle; make its levels by "
+                "contraction, or clear periodic where images do not matter"
             )
 
 
@@ -147,7 +180,8 @@ def with_contracted_levels(batch: GraphBatch, levels: int) -> GraphBatch:
     """The batch with ``levels`` levels, each of which joins pairs of neighbours of the last, the closest ones first.
 
     Without positions those with few neighbours are joined first (weights 1 / degree + 1 / degree: Dhillon et al. 2007,
-    doi:10.1109/TPAMI.2007.1115). Among equals the order of the nodes decides. Directions are ignored.
+    doi:10.1109/TPAMI.2007.1115). Among equals the order of the nodes decides. Directions are ignored. In periodic graphs neighbours are as
+    close as their closest images, and their middle lies between these.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> line = graph_from_arrays([[x, 0.0] for x in (0.0, 1.0, 1.5, 3.0)], [0, 1, 2], [1, 2, 3])
@@ -156,6 +190,8 @@ def with_contracted_levels(batch: GraphBatch, levels: int) -> GraphBatch:
     """
 
     def clusters(graph: GraphBatch) -> NDArray[np.int64]:
+        if graph.dim and bool(graph.periodic.any()):
+            return _contracted_images(finest_of(graph.to(dtype=torch.float64)), levels)
         points = graph.positions.numpy().astype(np.float64)
         pairs = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
         here, columns = np.arange(graph.num_nodes), []
@@ -235,6 +271,29 @@ def _contracted(pairs: Int[ndarray, "edges 2"], points: Float[ndarray, "nodes di
     else:
         degrees = np.maximum(np.bincount(apart.ravel(), minlength=nodes), 1)
         price = -(1 / degrees[apart[:, 0]] + 1 / degrees[apart[:, 1]])
+    return _matched(apart, price, nodes)
+
+
+def _contracted_images(finer: Finer, levels: int) -> NDArray[np.int64]:
+    """The clusters of a periodic graph ``[nodes, levels]``: pairs are as close as their closest images."""
+    nodes = finer.topology.num_rows
+    here, columns = np.arange(nodes), []
+    for _ in range(levels):
+        assert finer.vectors is not None
+        ends = np.sort(np.stack([finer.topology.senders.numpy(), finer.topology.receivers.numpy()], axis=1), axis=1)
+        lengths = finer.vectors.norm(dim=1).numpy()
+        order = np.lexsort((lengths, ends[:, 1], ends[:, 0]))
+        order = order[ends[order, 0] != ends[order, 1]]
+        apart, first = np.unique(ends[order], axis=0, return_index=True)
+        parent = _matched(apart, lengths[order][first], nodes)
+        here, nodes = parent[here], int(parent.max(initial=-1)) + 1
+        columns.append(here)
+        finer = next_level(replace(finer, clusters=torch.from_numpy(parent).unsqueeze(1)))[1]
+    return np.stack(columns, axis=1)
+
+
+def _matched(apart: Int[ndarray, "pairs 2"], price: Float[ndarray, " pairs"], nodes: int) -> NDArray[np.int64]:
+    """The new number of every node, where pairs become one whose nodes are both free still, the cheapest pairs first."""
     scale = np.abs(price).max(initial=0) or 1.0
     order = np.lexsort((apart[:, 1], apart[:, 0], (price / scale).round(9)))
     partner = list(range(nodes))

@@ -55,8 +55,9 @@ GAUSSIAN = {"distribution": "gaussian", "loss": "nll"}
 
 
 def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bool = False, dim: int = 3) -> GraphBatch:
-    """A random graph in a small periodic cell: edges through images, two components where there are nodes enough.
+    """A random graph in a small cell: edges through images, two components where there are nodes enough.
 
+    It is not called periodic, since its clusters are more than the pairs of neighbours that those of periodic graphs have to be.
     In two dimensions the cell has a third vector of length 1, as in stores, so that its volume is the area.
     """
     random = torch.Generator().manual_seed(seed)
@@ -78,7 +79,7 @@ def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bo
         topology=Topology.square(senders, receivers, len(fractional)),
         edge_shifts=images @ cell,
         cell=torch.block_diag(cell, torch.eye(3 - dim, dtype=torch.float64)).unsqueeze(0),
-        periodic=(torch.arange(3) < dim).unsqueeze(0),
+        periodic=torch.zeros(1, 3, dtype=torch.bool),
         node_offsets=torch.tensor([0, nodes]),
         edge_offsets=torch.tensor([0, edge_count]),
         fields={field.name: field for field in (*INPUTS, clusters_field(LEVELS))},

@@ -7,6 +7,8 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
+from ase.build import bulk
 
 from hydragnn.datasets import CoarseningSettings, StoreWriter
 from hydragnn.errors import InputError
@@ -15,6 +17,7 @@ from hydragnn.graphs import (
     Field,
     GraphBatch,
     concatenate,
+    from_ase,
     from_voronoi,
     graph_from_arrays,
     unbatch,
@@ -24,6 +27,8 @@ from hydragnn.graphs import (
     with_mesh_levels,
     with_voxel_levels,
 )
+from hydragnn.graphs.batch import edge_vectors
+from hydragnn.graphs.levels import levels_of
 
 
 def cells(count: int, periodic: bool = False) -> GraphBatch:
@@ -72,7 +77,11 @@ def test_voxels_do_not_depend_on_where_a_graph_is_nor_on_what_is_beside_it() -> 
     assert torch.equal(moved[CLUSTERS], expected[0])
 
 
-@pytest.mark.parametrize("graph", [cells(60), without_positions(cells(60)), grid(9)], ids=["cells", "contacts", "grid"])
+@pytest.mark.parametrize(
+    "graph",
+    [cells(60), without_positions(cells(60)), grid(9), cells(60, periodic=True)],
+    ids=["cells", "contacts", "grid", "periodic"],
+)
 def test_contraction_is_a_maximal_matching_of_neighbours(graph: GraphBatch) -> None:
     numbers = with_contracted_levels(graph, 1)[CLUSTERS][:, 0].numpy()
     edges = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
@@ -158,8 +167,10 @@ def test_clusters_that_are_none_are_refused(clusters: np.ndarray, words: str) ->
 
 
 def test_levels_that_cannot_be_made_are_refused() -> None:
-    with pytest.raises(InputError, match="not periodic"):
+    with pytest.raises(InputError, match="make its levels by contraction"):
         with_voxel_levels(cells(30, periodic=True), 1)
+    with pytest.raises(InputError, match="only pairs of neighbours have a middle"):
+        with_mesh_levels(cells(30, periodic=True), 1)
     with pytest.raises(InputError, match="voxels need positions"):
         with_voxel_levels(without_positions(cells(30)), 1)
     with pytest.raises(InputError, match="give a positive length"):
@@ -184,5 +195,57 @@ def test_a_field_of_the_same_name_that_holds_no_levels_may_be_anything() -> None
     graph = cells(8, periodic=True)
     phases = Field(name=CLUSTERS, on="node", classes=3, dtype="int64")
     validate(graph.with_fields({CLUSTERS: torch.arange(8) % 3}, fields=[phases]))
-    with pytest.raises(InputError, match="not periodic"):
+    with pytest.raises(InputError, match="only pairs of neighbours have a middle"):
         with_clusters(graph, np.zeros((8, 1), dtype=np.int64))
+    far = crystal(0)
+    distances = far.get_all_distances(mic=True)
+    pair = np.where(np.isin(np.arange(32), [0, distances[0].argmax()]), 0, np.arange(32))
+    with pytest.raises(InputError, match="only pairs of neighbours have a middle"):
+        with_clusters(from_ase(far, cutoff=3.2), pair[:, None])
+
+
+def crystal(seed: int) -> Atoms:
+    """32 atoms of copper, each somewhere else than where it should be."""
+    atoms = bulk("Cu", cubic=True).repeat(2)
+    atoms.rattle(0.15, seed=seed)
+    return atoms
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_pairs_of_a_crystal_are_contracted_to_the_middle_of_their_closest_images(seed: int) -> None:
+    """Against loops over all edges, with the closest images as ASE finds them; every image of a cluster is an edge of its own."""
+    atoms = crystal(seed)
+    graph = with_contracted_levels(from_ase(atoms, cutoff=3.2), 1)
+    (level,) = levels_of(graph, 1)
+    parent = level.parent.tolist()
+    aside = np.zeros((32, 3))  # of every atom from the middle of its pair
+    for atom in range(32):
+        for other in range(32):
+            if other != atom and parent[other] == parent[atom]:
+                aside[atom] = -atoms.get_distance(atom, other, mic=True, vector=True) / 2
+    vectors = edge_vectors(graph).numpy()
+    expected = set()
+    for sender, receiver, vector in zip(graph.senders.tolist(), graph.receivers.tolist(), vectors):
+        between = vector - aside[sender] + aside[receiver]
+        if parent[sender] != parent[receiver] or np.linalg.norm(between) > 1e-9:
+            expected.add((parent[receiver], parent[sender], *(between + 1e-12).round(6).tolist()))
+    longest = max(np.linalg.norm(edge[2:]) for edge in expected)
+    scale = min(1.0, np.linalg.norm(vectors, axis=1).max() / longest)
+    ends = zip(level.topology.receivers.tolist(), level.topology.senders.tolist())
+    assert level.vectors is not None
+    found = [(*pair, *vector) for pair, vector in zip(ends, (level.vectors / scale).tolist())]
+    assert len(found) == len(expected)
+    np.testing.assert_allclose(
+        sorted(np.round(found, 5).tolist()), sorted(np.round([*expected], 5).tolist()), atol=2e-5
+    )
+
+
+def test_a_supercell_is_contracted_as_its_cell() -> None:
+    one, two = (
+        with_contracted_levels(from_ase(atoms, cutoff=3.2), 2) for atoms in (crystal(2), crystal(2).repeat((1, 2, 1)))
+    )
+    for finer, coarser in zip(levels_of(one, 2), levels_of(two, 2), strict=True):
+        assert coarser.topology.num_rows == 2 * finer.topology.num_rows
+        assert finer.vectors is not None and coarser.vectors is not None
+        lengths, twice = (each.vectors.norm(dim=1).sort().values for each in (finer, coarser))
+        torch.testing.assert_close(twice, lengths.repeat_interleave(2))

@@ -1,17 +1,19 @@
 """Layers on coarser levels: parity with loops over clusters, runs that pool, and what cannot."""
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from ase.build import bulk, molecule
 from ase.io import write
 from torch import Tensor
 
-from hydragnn.architectures import architectures
+from hydragnn.architectures import GraphStatistics, architectures
 from hydragnn.config import RunConfig
 from hydragnn.conformance_cases import CORNERS, small_settings
 from hydragnn.datasets import MemoryStore, open_store
@@ -24,6 +26,7 @@ from hydragnn.graphs import (
     clusters_field,
     coarse,
     concatenate,
+    from_ase,
     from_voronoi,
     with_contracted_levels,
     with_voxel_levels,
@@ -248,17 +251,65 @@ def test_files_get_levels_as_their_builds_say_in_training_and_in_prediction(tmp_
     torch.testing.assert_close(of_atoms.mean, of_graphs.mean)
 
 
-def test_a_file_with_a_crystal_is_refused_with_its_graph(tmp_path: Path) -> None:
+def test_a_file_with_a_crystal_is_refused_with_its_graph_where_levels_are_voxels(tmp_path: Path) -> None:
     structures = [molecule("C2H6"), bulk("Cu", cubic=True)]
     for atoms in structures:
         atoms.info["energy"] = 1.0
     write(tmp_path / "molecules.xyz", structures)
-    (tmp_path / "BUILD.toml").write_text(BUILD)
+    (tmp_path / "BUILD.toml").write_text(BUILD.replace("contraction", "voxels"))
     with pytest.raises(
-        InputError, match=r"graph 1 of .*molecules\.xyz: levels are made of graphs that are not periodic"
+        InputError, match=r"graph 1 of .*molecules\.xyz: clusters of a periodic graph reach through the boundary"
     ):
         api.build_store(tmp_path / "BUILD.toml", tmp_path / "store.h5")
     assert not (tmp_path / "store.h5").exists()
+    (tmp_path / "BUILD.toml").write_text(BUILD)
+    api.build_store(tmp_path / "BUILD.toml", tmp_path / "store.h5")
+    assert open_store(tmp_path / "store.h5").read([1])[CLUSTERS][:, 0].tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["painn", "schnet", "mace"])
+def test_what_is_predicted_of_a_crystal_is_predicted_of_it_turned_moved_and_repeated(kind: str) -> None:
+    """The vector field of the turned crystal is turned; atoms that left the cell came back at its other side."""
+    atoms = bulk("Cu", cubic=True).repeat(2)
+    atoms.rattle(0.15, seed=3)
+    heads: list[dict[str, Any]] = [{"kind": "energy", "field": "energy"}]
+    vectors = kind != "schnet"
+    heads += [{"kind": "vector", "field": "forces"}] if vectors else []
+    number = Field(name="species", on="node", classes=5, dtype="int64")
+    model = build_model(
+        small_settings(kind, num_layers=3, pooling={"levels": 2}, cutoff=3.2),
+        [parse_head(head) for head in heads],
+        [ENERGY, FORCES, number, clusters_field(2)],
+        inputs=["species", CLUSTERS],
+        dim=3,
+        statistics=GraphStatistics(mean_log_degree=2.4, mean_degree=11.0),
+        seed=0,
+    ).double()
+
+    def predicted(structure: Atoms) -> tuple[Tensor, Tensor]:
+        graph = with_contracted_levels(from_ase(structure, cutoff=3.2), 2)
+        kinds = torch.from_numpy(np.arange(len(structure)) % 32 % 5)
+        with torch.no_grad():
+            output = model(graph.with_fields({"species": kinds}, fields=[number]))
+        return output["energy"].mean / len(structure), output["forces" if vectors else "energy"].mean
+
+    energy, field = predicted(atoms)
+    close = partial(torch.testing.assert_close, expected=energy, rtol=1e-9, atol=0)
+    turned = atoms.copy()
+    turned.rotate(40, (1, 2, 3), rotate_cell=True)
+    turn = torch.from_numpy(np.linalg.lstsq(atoms.cell.array, turned.cell.array, rcond=None)[0])
+    close(predicted(turned)[0])
+    if vectors:
+        torch.testing.assert_close(predicted(turned)[1], field @ turn, rtol=0, atol=1e-11)
+        assert float(field.norm(dim=1).max()) > 1e-5
+    moved = atoms.copy()
+    moved.translate([2.0, 3.1, -1.3])
+    moved.wrap()
+    assert not np.allclose(moved.positions - atoms.positions, [2.0, 3.1, -1.3])
+    close(predicted(moved)[0])
+    close(predicted(atoms.repeat((1, 1, 2)))[0])
+    other = predicted(bulk("Cu", cubic=True).repeat(2))[0]
+    assert abs(float(other / energy - 1)) > 1e-6
 
 
 def refused(kind: str, heads: list[dict[str, Any]], fields: list[Field], inputs: list[str], **model: Any) -> str:
