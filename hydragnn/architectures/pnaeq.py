@@ -26,8 +26,8 @@ class PNAEqSettings(PNASettings):
     kind: str = "pnaeq"
 
     directions: Directions = "unit"
-    """What a message adds to vectors: unit vectors along edges, or as in the public HydraGNN these over_length, r_ij / |r_ij|^2 in the store's unit
-    of length, by which near neighbours outweigh far ones."""
+    """What a message adds to vectors: unit vectors along edges, as in the public HydraGNN, or as in its PAINN these over_length, r_ij / |r_ij|^2 in the
+    store's unit of length, by which near neighbours outweigh far ones."""
 
 
 class PNAEqMessage(nn.Module):
@@ -38,8 +38,8 @@ class PNAEqMessage(nn.Module):
     phi of the sender alone and sums for U(S (x) A) these are eqs. 7 and 8 of PaiNN (arXiv:2102.03150). Vectors are summed:
     least and largest have no meaning for them.
 
-    Deviates from the public HydraGNN: phi has one hidden layer with SiLU, as PaiNN's, instead of two with tanh and SiLU; it sees a
-    layer norm of the scalars; scalers are the paper's (d_i / mean d and its inverse: ``scalers = [..., "linear", "inverse_linear"]``). The standard deviation is
+    Deviates from the public HydraGNN: phi has one hidden layer with SiLU, as PaiNN's, instead of two with tanh and SiLU, and sees radial functions as
+    they are, not a tanh of what is left of them at the cutoff; it sees a layer norm of the scalars; scalers are the paper's (d_i / mean d and its inverse: ``scalers = [..., "linear", "inverse_linear"]``). The standard deviation is
     sqrt(variance + 1e-5). With ``statistics = "smooth"`` A and S are those of ``PNALayer`` in that form, and the envelope weighs a_ij in A instead
     of ending its W.
     """

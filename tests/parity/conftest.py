@@ -1,10 +1,12 @@
 """What comparisons with other implementations share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from public_hydragnn import Checkpoint
 from torch import Tensor
 
 from hydragnn.conformance_cases import make_graph
@@ -48,3 +50,9 @@ def batch() -> GraphBatch:
     graphs = concatenate([make_graph(1, 5), make_graph(2, 7)])
     assert graphs.topology.degrees.all(), "choose other seeds: PyTorch Geometric clamps the degree of lone nodes"
     return graphs.with_fields({ATOMIC_NUMBERS: graphs.nodes["species"] + 1}, fields=[ATOMIC_NUMBERS_FIELD])
+
+
+@pytest.fixture
+def checkpoint(request: pytest.FixtureRequest, real_data: Path) -> Checkpoint:
+    """That of the name which a test is given."""
+    return Checkpoint(real_data / "hydragnn" / "ckpt" / request.param)

@@ -17,12 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hydragnn.architectures.painn import Directions, PaiNNUpdate, directions_of
 from hydragnn.kernels import Topology
 from hydragnn.layers import MessageGraph
 
 Graphs = Mapping[str, Tensor]
 Convolution = Callable[[int, Tensor], Tensor]
 """The states after a layer, by its number, of those before it."""
+Network = Callable[[Graphs], Convolution]
+
+EXACT = 1e-10
+"""Of the largest value of a batch."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -87,10 +92,14 @@ class Checkpoint:
         return states
 
     def _conditioned(self, states: Tensor, graphs: Graphs) -> Tensor:
-        """FiLM by the attributes of graphs, where there are any."""
-        if self.settings.get("graph_attr_conditioning_mode") != "film":
+        """By the attributes of graphs, where there are any: FiLM, or a linear map of states and attributes side by side, the same after every layer."""
+        mode = self.settings.get("graph_attr_conditioning_mode")
+        if mode is None:
             return states
         attributes = graphs["graph_attr"].view(len(graphs["ptr"]) - 1, -1)
+        if mode == "concat_node":
+            joined = torch.cat([states, attributes.index_select(0, graphs["batch"])], dim=1)
+            return nn.functional.linear(joined, *_under(self.weights, "graph_concat_projector.").values())
         condition = network(_under(self.weights, "graph_conditioner."), attributes, self.activation)
         scale, shift = condition.index_select(0, graphs["batch"]).chunk(2, dim=1)
         return states * (1 + torch.tanh(scale)) + shift
@@ -179,3 +188,50 @@ def _numbers(path: Path) -> dict[str, Tensor]:
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def their_directions(graph: MessageGraph, form: Directions) -> Tensor:
+    """Ours, of unit vectors r / (|r| + 1e-9)."""
+    lengths = graph.lengths.unsqueeze(-1)
+    return directions_of(graph, form) * lengths / (lengths + 1e-9)
+
+
+def update_of(weights: dict[str, Tensor]) -> PaiNNUpdate:
+    """Ours with the weights of an update of vectors, of which it takes lengths as they are; its gates are in another order."""
+    left, right = (weights[f"update_{name}.weight"] for name in ("U" if "update_U.weight" in weights else "X", "V"))
+    channels = len(left)
+    update = PaiNNUpdate(channels, last=len(weights["update_mlp.2.bias"]) == 2 * channels)
+    update.norm = torch.sqrt
+    put(update.mix, torch.cat([left, right]))
+    norms, scalars = weights["update_mlp.0.weight"].chunk(2, dim=1)
+    put(update.gates[0], torch.cat([scalars, norms], dim=1), weights["update_mlp.0.bias"])
+    # theirs: of vectors, unless it is the last, of the product, of scalars
+    gates = [torch.cat([*reversed(weights[f"update_mlp.2.{name}"].split(channels))]) for name in ("weight", "bias")]
+    put(update.gates[2], *gates)
+    return update
+
+
+def assert_equal(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=EXACT * float(expected.abs().max()))
+
+
+def compared(checkpoint: Checkpoint, convolutions: Network) -> None:
+    """Every head's predictions and, where energies have them, forces."""
+    for graphs, expected in checkpoint.batches():
+        potential = "energy" in expected
+        graphs = {**expected, **graphs, "pos": graphs["pos"].clone().requires_grad_(potential)}
+        states = checkpoint.final_states(graphs, convolutions(graphs))
+        outputs = checkpoint.outputs(graphs, states)
+        assert outputs
+        for name, values in outputs.items():
+            if f"{name}.var" in expected:  # the root of a variance stands beside every number
+                values, roots = values.chunk(2, dim=1)
+                assert_equal(roots.square(), expected[f"{name}.var"])
+            assert_equal(values, expected[name])
+        if potential:
+            total = outputs["head0"]
+            if len(total) == len(graphs["x"]):
+                total = total.new_zeros(len(expected["energy"]), 1).index_add(0, graphs["batch"], total)
+            assert_equal(total.flatten(), expected["energy"])
+            (gradient,) = torch.autograd.grad(total.sum(), graphs["pos"])
+            assert_equal(-gradient, expected["forces"])

@@ -288,7 +288,7 @@ def test_schnet_moves_by_means_as_the_public_hydragnn_does(edges: Topology) -> N
 
 @pytest.mark.parity("painn", "its equations as loops", "vectors as in the public HydraGNN")
 def test_vectors_over_length_are_those_of_the_public_hydragnn(edges: Topology) -> None:
-    """Its PAINNStack and PNAEqStack add (d_ij / |d_ij|) / |d_ij|, gated, to the vectors; here by hand in the first layer."""
+    """Its PAINNStack adds (d_ij / |d_ij|) / |d_ij|, gated, to the vectors; here by hand in the first layer."""
     basis = RadialFeatures(CUTOFF, RADIAL, "sinc", "cosine", inputs=0)
     filters = [nn.Linear(basis.width, CHANNELS, bias=False) for _ in range(2)]
     update = PaiNNUpdate(CHANNELS, last=True)
@@ -340,7 +340,7 @@ def test_pnaeq_equals_its_equations_written_as_a_loop(
         gates = [gates[0] if statistics == "smooth" else gates[0] * envelope[e], *(g * envelope[e] for g in gates[1:])]
         received[receiver].append(gates[0])
         ends[receiver].append(envelope[e, 0])
-        power = 1 if directions == "unit" else 2  # the public HydraGNN's unit vectors are divided by their length again
+        power = 1 if directions == "unit" else 2
         vectors[receiver] += torch.outer(graph.vectors[e] / graph.vectors[e].norm() ** power, gates[1])
         if not first:
             vectors[receiver] += states[1][sender] * gates[2]

@@ -6,73 +6,39 @@ Where it has other activations than ours inside a layer, the test puts them ther
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from public_hydragnn import Checkpoint, Convolution, Graphs, filled, message_graph, network, put
+from public_hydragnn import (
+    Checkpoint,
+    Convolution,
+    Graphs,
+    Network,
+    compared,
+    filled,
+    message_graph,
+    network,
+    put,
+    their_directions,
+    update_of,
+)
 from torch import Tensor, nn
 
-from hydragnn.architectures import egnn, mfc, painn, pna, pnaplus, sage
+from hydragnn.architectures import egnn, mfc, painn, sage
 from hydragnn.architectures.cgcnn import CGCNNLayer
 from hydragnn.architectures.egnn import EGNNLayer, EGNNSettings
 from hydragnn.architectures.gin import GINLayer
-from hydragnn.architectures.painn import Directions, PaiNNLayer, PaiNNMessage, PaiNNUpdate, directions_of
-from hydragnn.architectures.pna import PNALayer
-from hydragnn.architectures.pnaplus import PNAPlusLayer
+from hydragnn.architectures.painn import PaiNNLayer, PaiNNMessage
 from hydragnn.architectures.schnet import SchNetInteraction, SchNetLayer
-from hydragnn.kernels import Topology
 from hydragnn.layers import (
     MOVED,
-    DegreeScalers,
     GaussianBasis,
     LinearByClass,
-    MessageGraph,
     RadialFeatures,
-    Scaler,
-    envelope_at,
     mlp,
     movement,
-    paper_statistics,
 )
-from hydragnn.layers.neighbour_statistics import Aggregated
-
-HYDRAGNN: tuple[Scaler, ...] = ("identity", "amplification", "attenuation", "linear")
-EXACT = 1e-10
-"""Of the largest value of a batch."""
-
-
-@pytest.fixture
-def checkpoint(request: pytest.FixtureRequest, real_data: Path) -> Checkpoint:
-    """That of the name which a test is given."""
-    return Checkpoint(real_data / "hydragnn" / "ckpt" / request.param)
-
-
-Network = Callable[[Graphs], Convolution]
-
-
-def assert_equal(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=EXACT * float(expected.abs().max()))
-
-
-def compared(checkpoint: Checkpoint, convolutions: Network) -> None:
-    """Every head's predictions and, where energies have them, forces."""
-    for graphs, expected in checkpoint.batches():
-        potential = "energy" in expected
-        graphs = {**expected, **graphs, "pos": graphs["pos"].clone().requires_grad_(potential)}
-        states = checkpoint.final_states(graphs, convolutions(graphs))
-        outputs = checkpoint.outputs(graphs, states)
-        assert outputs
-        for name, values in outputs.items():
-            assert_equal(values, expected[name])
-        if potential:
-            total = outputs["head0"]
-            if len(total) == len(graphs["x"]):
-                total = total.new_zeros(len(expected["energy"]), 1).index_add(0, graphs["batch"], total)
-            assert_equal(total.flatten(), expected["energy"])
-            (gradient,) = torch.autograd.grad(total.sum(), graphs["pos"])
-            assert_equal(-gradient, expected["forces"])
 
 
 class Lengths(nn.Module):
@@ -154,7 +120,9 @@ def test_egnn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, mon
 
 
 @pytest.mark.parity("schnet", "public HydraGNN", "networks: predictions, energies, forces")
-@pytest.mark.parametrize("checkpoint", ["SchNet_multihead", "SchNet_convhead", "SchNet_mlip"], indirect=True)
+@pytest.mark.parametrize(
+    "checkpoint", ["SchNet_multihead", "SchNet_convhead", "SchNet_mlip", "SchNet_cond_concat_node"], indirect=True
+)
 def test_schnet_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> None:
     """Gaussians and a cosine; its layers are the sum over neighbours alone, on edges that it found itself, without periodic images."""
     cutoff, radial = checkpoint.settings["radius"], checkpoint.settings["num_gaussians"]
@@ -190,16 +158,8 @@ def test_schnet_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -
 @pytest.mark.parity("painn", "public HydraGNN", "networks: energies, forces")
 @pytest.mark.parametrize("checkpoint", ["PAINN_mlip", "PAINN_mlip_fp64", "PAINN_mlip_multibranch2"], indirect=True)
 def test_painn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sines and a cosine, ``directions = "over_length"``, lengths of vectors as they are; after each layer it maps all states.
-
-    Unit vectors are r / (|r| + 1e-9) there.
-    """
-
-    def directions(graph: MessageGraph, form: Directions) -> Tensor:
-        lengths = graph.lengths.unsqueeze(-1)
-        return directions_of(graph, form) * lengths / (lengths + 1e-9)
-
-    monkeypatch.setattr(painn, "directions_of", directions)
+    """Sines and a cosine, ``directions = "over_length"``, lengths of vectors as they are; after each layer it maps all states."""
+    monkeypatch.setattr(painn, "directions_of", their_directions)
     cutoff, radial = checkpoint.settings["radius"], checkpoint.settings["num_radial"]
 
     def convolutions(graphs: Graphs) -> Convolution:
@@ -224,9 +184,7 @@ def painn_layer(checkpoint: Checkpoint, number: int, basis: RadialFeatures) -> P
     message, change = checkpoint.of_layer(number, 0), checkpoint.of_layer(number, 1)
     channels = len(message["scalar_message_mlp.0.bias"])
     filters = [nn.Linear(basis.width, channels, bias=False) for _ in range(2 if number == 0 else 3)]
-    last = len(change["update_mlp.2.bias"]) == 2 * channels
-    update = PaiNNUpdate(channels, last=last)
-    update.norm = torch.sqrt
+    update = update_of(change)
     layer = PaiNNLayer(filters, PaiNNMessage(channels, len(filters)), update, 0.0, directions="over_length")
 
     def parts(weight: Tensor) -> list[Tensor]:  # theirs: of vectors, of directions, of scalars
@@ -237,17 +195,11 @@ def painn_layer(checkpoint: Checkpoint, number: int, basis: RadialFeatures) -> P
     put(layer.message.states[0], message["scalar_message_mlp.0.weight"], message["scalar_message_mlp.0.bias"])
     second = [torch.cat(parts(message[f"scalar_message_mlp.2.{name}"])) for name in ("weight", "bias")]
     put(layer.message.states[2], *second)
-    put(update.mix, torch.cat([change["update_U.weight"], change["update_V.weight"]]))
-    norms, scalars = change["update_mlp.0.weight"].chunk(2, dim=1)
-    put(update.gates[0], torch.cat([scalars, norms], dim=1), change["update_mlp.0.bias"])
-    # theirs: of vectors, unless it is the last, of the product, of scalars
-    gates = [torch.cat([*reversed(change[f"update_mlp.2.{name}"].split(channels))]) for name in ("weight", "bias")]
-    put(update.gates[2], *gates)
     return layer
 
 
 @pytest.mark.parity("gin", "public HydraGNN", "networks: predictions")
-@pytest.mark.parametrize("checkpoint", ["GIN_multihead"], indirect=True)
+@pytest.mark.parametrize("checkpoint", ["GIN_multihead", "GIN_gaussian_nll"], indirect=True)
 def test_gin_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> None:
     """An epsilon near 100, and ReLU in its network."""
 
@@ -330,86 +282,3 @@ def blind(layer_of: Callable[[int, int], nn.Module]) -> Network:
         return convolution
 
     return convolutions
-
-
-def theirs_of_statistics(messages: Tensor, topology: Topology) -> Aggregated:
-    """Ours, with their deviation: the root of the variance, of 1e-5 at least, and zero there."""
-    aggregated = paper_statistics(messages, topology)
-    *others, deviation = aggregated.statistics
-    variance = deviation.square() - 1e-5
-    deviation = torch.where(variance > 1e-5, variance, 0.0).sqrt()
-    return aggregated._replace(statistics=(*others, deviation))
-
-
-def put_pna(layer: PNALayer | PNAPlusLayer, weights: dict[str, Tensor]) -> Tensor:
-    """The weights of a convolution of principal neighbourhood aggregation; the matrix that sees what an edge says is given back."""
-    pre, post, channels = weights["pre_nns.0.0.weight"], weights["post_nns.0.0.weight"], len(weights["lin.bias"])
-    width = len(pre)
-    put(layer.from_receiver, pre[:, :width], weights["pre_nns.0.0.bias"])
-    put(layer.from_sender, pre[:, width : 2 * width])
-    own, *scaled = post.split(width, dim=1)
-    put(layer.from_self, own, weights["post_nns.0.0.bias"])
-    wide = [filled(each, channels) for each in scaled]  # four statistics of every scaler
-    put(layer.from_statistics, torch.cat([torch.cat(wide[first : first + 4], dim=1) for first in range(0, 16, 4)]))
-    put(layer.mix, weights["lin.weight"], weights["lin.bias"])
-    return pre[:, 2 * width :]
-
-
-def scalers_of(weights: dict[str, Tensor]) -> DegreeScalers:
-    means = (float(weights[f"aggr_module.avg_deg_{name}"]) for name in ("log", "lin"))
-    return DegreeScalers(names=HYDRAGNN, mean_log_degree=next(means), mean_degree=next(means))
-
-
-@pytest.mark.parity("pna", "public HydraGNN", "networks, with its deviation: predictions")
-@pytest.mark.parametrize("checkpoint", ["PNA_multihead", "PNA_convhead"], indirect=True)
-def test_pna_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``scalers`` with "linear", and means of degrees that it measured."""
-    monkeypatch.setattr(pna, "paper_statistics", theirs_of_statistics)
-
-    def convolutions(graphs: Graphs) -> Convolution:
-        graph = message_graph(graphs, receivers=1)
-
-        def convolution(number: int, states: Tensor) -> Tensor:
-            weights = checkpoint.of_layer(number)
-            channels = len(weights["lin.bias"])
-            layer = PNALayer(nn.Identity(), channels, 0, scalers_of(weights), 0.0)
-            put_pna(layer, weights)
-            return layer.received(filled(states, channels), None, None, graph.topology)
-
-        return convolution
-
-    compared(checkpoint, convolutions)
-
-
-@pytest.mark.parity("pnaplus", "public HydraGNN", "networks, with its deviation and learned frequencies: predictions")
-@pytest.mark.parametrize("checkpoint", ["PNAPlus_nolen_atoms3", "PNAPlus_lengths3"], indirect=True)
-def test_pnaplus_predicts_what_the_public_hydragnn_does(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its exponent is ours less one; its G sees edge features beside a network of the radial functions."""
-    monkeypatch.setattr(pnaplus, "paper_statistics", theirs_of_statistics)
-    cutoff, exponent = checkpoint.settings["radius"], checkpoint.settings["envelope_exponent"] + 1
-
-    def convolutions(graphs: Graphs) -> Convolution:
-        graph, features = message_graph(graphs, receivers=1), graphs.get("edge_attr")
-        x = (graph.lengths / cutoff).unsqueeze(-1)
-        ended = envelope_at(graph.lengths, cutoff, "polynomial", exponent)
-        assert ended is not None
-        radial = torch.sin(checkpoint.weights["rbf.freq"] * x) * ended.unsqueeze(-1) / x  # [edges, radial]
-        order = graphs["edge_index"][1].long().argsort(stable=True)
-
-        def convolution(number: int, states: Tensor) -> Tensor:
-            weights = checkpoint.of_layer(number)
-            channels = len(weights["lin.bias"])
-            layer = PNAPlusLayer(channels, radial.shape[1], scalers_of(weights), 0.0)
-            from_edge = put_pna(layer, weights)
-            seen = torch.relu(radial @ weights["rbf_emb.0.weight"].T + weights["rbf_emb.0.bias"])
-            if features is not None and "edge_encoder.weight" in weights:
-                joined = torch.cat([features[order], seen], dim=1)
-                seen = joined @ weights["edge_encoder.weight"].T + weights["edge_encoder.bias"]
-            given = states, seen @ from_edge.T, radial @ weights["rbf_lin.weight"].T
-            return layer.received(*(filled(each, channels) for each in given), None, graph.topology)
-
-        return convolution
-
-    compared(checkpoint, convolutions)

@@ -59,30 +59,26 @@ VARIED = (
 )
 
 
+KINDS = (
+    *("schnet", "painn", "pna", "sage", "mfc", "pnaplus", "pnaeq"),
+    *("mace", "dimenet", "tensornet", "equivariant_transformer"),
+)
+
+
 @pytest.mark.parametrize(
-    "model",
+    "model, more",
     [
-        "schnet",
-        "painn",
-        "egnn",
-        "pna",
-        "sage",
-        "mfc",
-        "pnaplus",
-        "pnaeq",
-        "mace",
-        "dimenet",
-        "tensornet",
-        "equivariant_transformer",
+        *((kind, {}) for kind in KINDS),
+        ("egnn", {"model__moving_coordinates": True}),
+        ("pnaeq", {"model__statistics": "smooth"}),
     ],
 )
 @pytest.mark.usefixtures("stacked")
 def test_runs_trained_together_are_those_trained_alone(
-    model: str, make_config: Configs, store: MemoryStore, tmp_path: Path
+    model: str, more: dict[str, object], make_config: Configs, store: MemoryStore, tmp_path: Path
 ) -> None:
     heads = ENERGY_ALONE if model not in ("schnet", "painn", "egnn", "dimenet") else None
-    moving = {"model__moving_coordinates": True} if model == "egnn" else {}
-    configs = [make_config(model, heads, train__seed=seed, **moving, **changes) for seed, changes in enumerate(VARIED)]
+    configs = [make_config(model, heads, train__seed=seed, **more, **changes) for seed, changes in enumerate(VARIED)]
     records = train_together(configs, [tmp_path / f"{number}" for number in range(3)], store=store)
     for number, (config, record) in enumerate(zip(configs, records)):
         assert_stacked(record, others=2)

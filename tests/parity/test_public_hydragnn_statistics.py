@@ -1,0 +1,185 @@
+"""Principal neighbourhood aggregation with the weights of networks that the public HydraGNN trained (``public_hydragnn.py``)."""
+
+import math
+
+import pytest
+import torch
+from public_hydragnn import (
+    Checkpoint,
+    Convolution,
+    Graphs,
+    compared,
+    filled,
+    message_graph,
+    network,
+    put,
+    their_directions,
+    update_of,
+)
+from torch import Tensor, nn
+
+from hydragnn.architectures import pna, pnaeq, pnaplus
+from hydragnn.architectures.pna import PNALayer
+from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
+from hydragnn.architectures.pnaplus import PNAPlusLayer
+from hydragnn.kernels import Topology
+from hydragnn.layers import DegreeScalers, MessageGraph, RadialFeatures, Scaler, envelope_at, paper_statistics
+from hydragnn.layers.neighbour_statistics import Aggregated
+
+HYDRAGNN: tuple[Scaler, ...] = ("identity", "amplification", "attenuation", "linear")
+
+
+def theirs_of_statistics(messages: Tensor, topology: Topology) -> Aggregated:
+    """Ours, with their deviation: the root of the variance, of 1e-5 at least, and zero there."""
+    aggregated = paper_statistics(messages, topology)
+    *others, deviation = aggregated.statistics
+    variance = deviation.square() - 1e-5
+    deviation = torch.where(variance > 1e-5, variance, 0.0).sqrt()
+    return aggregated._replace(statistics=(*others, deviation))
+
+
+def put_pna(layer: PNALayer | PNAPlusLayer, weights: dict[str, Tensor]) -> Tensor:
+    """The weights of a convolution of principal neighbourhood aggregation; the matrix that sees what an edge says is given back."""
+    pre, post, channels = weights["pre_nns.0.0.weight"], weights["post_nns.0.0.weight"], len(weights["lin.bias"])
+    width = len(pre)
+    put(layer.from_receiver, pre[:, :width], weights["pre_nns.0.0.bias"])
+    put(layer.from_sender, pre[:, width : 2 * width])
+    own, *scaled = post.split(width, dim=1)
+    put(layer.from_self, own, weights["post_nns.0.0.bias"])
+    wide = [filled(each, channels) for each in scaled]  # four statistics of every scaler
+    put(layer.from_statistics, torch.cat([torch.cat(wide[first : first + 4], dim=1) for first in range(0, 16, 4)]))
+    put(layer.mix, weights["lin.weight"], weights["lin.bias"])
+    return pre[:, 2 * width :]
+
+
+def scalers_of(weights: dict[str, Tensor], names: tuple[Scaler, ...] = HYDRAGNN) -> DegreeScalers:
+    log, lin = (float(weights[f"aggr_module.avg_deg_{name}"]) for name in ("log", "lin"))
+    return DegreeScalers(names=names, mean_log_degree=log, mean_degree=lin)
+
+
+@pytest.mark.parity("pna", "public HydraGNN", "networks, with its deviation: predictions")
+@pytest.mark.parametrize("checkpoint", ["PNA_multihead", "PNA_convhead"], indirect=True)
+def test_pna_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``scalers`` with "linear", and means of degrees that it measured."""
+    monkeypatch.setattr(pna, "paper_statistics", theirs_of_statistics)
+
+    def convolutions(graphs: Graphs) -> Convolution:
+        graph = message_graph(graphs, receivers=1)
+
+        def convolution(number: int, states: Tensor) -> Tensor:
+            weights = checkpoint.of_layer(number)
+            channels = len(weights["lin.bias"])
+            layer = PNALayer(nn.Identity(), channels, 0, scalers_of(weights), 0.0)
+            put_pna(layer, weights)
+            return layer.received(filled(states, channels), None, None, graph.topology)
+
+        return convolution
+
+    compared(checkpoint, convolutions)
+
+
+@pytest.mark.parity("pnaplus", "public HydraGNN", "networks, with its deviation and learned frequencies: predictions")
+@pytest.mark.parametrize("checkpoint", ["PNAPlus_nolen_atoms3", "PNAPlus_lengths3"], indirect=True)
+def test_pnaplus_predicts_what_the_public_hydragnn_does(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exponent is ours less one; its G sees edge features beside a network of the radial functions."""
+    monkeypatch.setattr(pnaplus, "paper_statistics", theirs_of_statistics)
+    cutoff, exponent = checkpoint.settings["radius"], checkpoint.settings["envelope_exponent"] + 1
+
+    def convolutions(graphs: Graphs) -> Convolution:
+        graph, features = message_graph(graphs, receivers=1), graphs.get("edge_attr")
+        x = (graph.lengths / cutoff).unsqueeze(-1)
+        ended = envelope_at(graph.lengths, cutoff, "polynomial", exponent)
+        assert ended is not None
+        radial = torch.sin(checkpoint.weights["rbf.freq"] * x) * ended.unsqueeze(-1) / x  # [edges, radial]
+        order = graphs["edge_index"][1].long().argsort(stable=True)
+
+        def convolution(number: int, states: Tensor) -> Tensor:
+            weights = checkpoint.of_layer(number)
+            channels = len(weights["lin.bias"])
+            layer = PNAPlusLayer(channels, radial.shape[1], scalers_of(weights), 0.0)
+            from_edge = put_pna(layer, weights)
+            seen = torch.relu(radial @ weights["rbf_emb.0.weight"].T + weights["rbf_emb.0.bias"])
+            if features is not None and "edge_encoder.weight" in weights:
+                joined = torch.cat([features[order], seen], dim=1)
+                seen = joined @ weights["edge_encoder.weight"].T + weights["edge_encoder.bias"]
+            given = states, seen @ from_edge.T, radial @ weights["rbf_lin.weight"].T
+            return layer.received(*(filled(each, channels) for each in given), None, graph.topology)
+
+        return convolution
+
+    compared(checkpoint, convolutions)
+
+
+@pytest.mark.parity("pnaeq", "public HydraGNN", "networks, with its deviation and network of messages: predictions")
+@pytest.mark.parametrize("checkpoint", ["PNAEq_lengths3", "PNAEq_convhead"], indirect=True)
+def test_pnaeq_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tanh in the first layer of its network, SiLU in a second one; radial functions that end before they are seen."""
+    monkeypatch.setattr(pnaeq, "paper_statistics", theirs_of_statistics)
+    monkeypatch.setattr(pnaeq, "directions_of", their_directions)
+    monkeypatch.setattr(pnaeq, "silu", torch.tanh)
+    cutoff, count = checkpoint.settings["radius"], checkpoint.settings["num_radial"]
+    basis = RadialFeatures(cutoff, count, "bessel", "cosine", inputs=1)
+
+    def convolutions(graphs: Graphs) -> Convolution:
+        order = graphs["edge_index"][0].long().argsort(stable=True)
+        features = graphs["edge_attr"][order]
+        graph, vectors = message_graph(graphs, receivers=0, basis=basis, edge_features=features), {}
+
+        def convolution(number: int, states: Tensor) -> Tensor:
+            layer = pnaeq_layer(checkpoint, number, graph)
+            new = layer({0: states, **vectors}, graph)
+            after, turned = checkpoint.of_layer(number, 2), checkpoint.of_layer(number, 3)
+            if turned:
+                vectors[1] = new[1] @ turned["weight"].T
+            return network(after, new[0], torch.tanh)
+
+        return convolution
+
+    compared(checkpoint, convolutions)
+
+
+class EdgeNetwork(nn.Module):
+    """What their first linear map makes of an edge: of its ended radial functions by a network, and of its feature."""
+
+    def __init__(self, weights: dict[str, Tensor], matrix: Tensor, graph: MessageGraph) -> None:
+        super().__init__()
+        self.weights, self.matrix, self.envelope, self.basis = weights, matrix, graph.envelope, graph.basis
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Of features as ours: radial functions, a constant, the feature."""
+        assert self.envelope is not None and self.basis is not None
+        radial, _, given = features.split([features.shape[1] - 2, 1, 1], dim=1)
+        radial = radial * self.envelope / math.sqrt(2 / self.basis.cutoff)
+        seen = [torch.tanh(radial @ self.weights["rbf_emb.0.weight"].T + self.weights["rbf_emb.0.bias"])]
+        if "edge_encoder.weight" in self.weights:
+            seen.append(given @ self.weights["edge_encoder.weight"].T + self.weights["edge_encoder.bias"])
+        return torch.cat(seen, dim=1) @ self.matrix.T
+
+
+def pnaeq_layer(checkpoint: Checkpoint, number: int, graph: MessageGraph) -> PNAEqLayer:
+    """Ours, of the width of what comes into theirs, whose first two linear maps are one."""
+    weights, basis = checkpoint.of_layer(number, 0), graph.basis
+    assert basis is not None
+    channels, first = len(weights["pre_nns.0.0.bias"]), number == 0
+    scalers = scalers_of(weights, (*HYDRAGNN, "inverse_linear"))
+    message = PNAEqMessage(channels, basis.width, scalers, first=first)
+    message.norm = nn.Identity()  # type: ignore[assignment]
+    matrix, bias = weights["scalar_message_mlp.0.weight"], weights["scalar_message_mlp.0.bias"]
+    joined = matrix @ weights["pre_nns.0.0.weight"]
+    put(message.from_receiver, joined[:, :channels], bias + matrix @ weights["pre_nns.0.0.bias"])
+    put(message.from_sender, joined[:, channels : 2 * channels])
+    message.from_edge = EdgeNetwork(weights, joined[:, 2 * channels :], graph)  # type: ignore[assignment]
+    names = ("scalar_message_mlp.4.weight", "scalar_message_mlp.4.bias", "rbf_lin.weight")
+    parts = zip(*(reversed(weights[name].split(channels)) for name in names))  # theirs: of vectors, directions, scalars
+    for place, (last, last_bias, radial) in zip(range(len(message.gates)), parts):
+        second, third = nn.Linear(channels, channels), nn.Linear(channels, channels)
+        put(second, weights["scalar_message_mlp.2.weight"], weights["scalar_message_mlp.2.bias"])
+        put(third, last, last_bias)
+        message.gates[place] = nn.Sequential(second, nn.SiLU(), third)
+        put(message.filters[place], radial / math.sqrt(2 / basis.cutoff))
+    own, *scaled = weights["post_nns.0.0.weight"].split([channels, *[4 * channels] * 5], dim=1)
+    put(message.from_self, own, weights["post_nns.0.0.bias"])
+    put(message.from_statistics, torch.cat(scaled))
+    return PNAEqLayer(message, update_of(checkpoint.of_layer(number, 1)), 0.0)
