@@ -56,6 +56,8 @@ class MessageGraph:
     """The cluster of every node inside its graph on each coarser level; None for models that do not pool."""
     positions: Float[Tensor, "nodes dim"] | None = None
     """Where nodes are, from which coarser levels are made; None for models that do not pool."""
+    wider: "MessageGraph | None" = None
+    """The same nodes with the pairs that global attention looks at as edges; None where none has its own."""
     cache: dict[Any, Any] = member(default_factory=dict, init=False, repr=False)
 
     @property
@@ -78,6 +80,14 @@ class MessageGraph:
         if self.vectors is not None:
             _ = self._geometry
         _ = self.edge_inputs, self.paired_inputs, self.envelope, self.sharing
+        if self.wider is not None:
+            self.wider.prepare()
+
+    def again(self) -> "MessageGraph":
+        """The graph with what was made so far, for a layer that is computed twice: what it makes for itself is made both times."""
+        again = replace(self, wider=None if self.wider is None else self.wider.again())
+        again.cache.update(self.cache)
+        return again
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` gives, made at the first call with this key and shared by all layers."""
