@@ -11,7 +11,7 @@ from numpy import ndarray
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.graphs.search import pairs_within
+from hydragnn.graphs.search import completed_cell, edge_order, pairs_within
 from hydragnn.graphs.validate import graph_from_arrays
 
 ATOMIC_NUMBERS_FIELD = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
@@ -58,7 +58,7 @@ def from_ase(
     if not len(atoms):
         raise InputError(f"{name} has no atoms; leave empty structures out")
     periodic = np.asarray(atoms.pbc, dtype=bool)
-    cell = _complete_cell(np.asarray(atoms.cell.array, dtype=np.float64), periodic, name)
+    cell = completed_cell(np.asarray(atoms.cell.array, dtype=np.float64), periodic, name)
     positions = np.asarray(atoms.positions, dtype=np.float64)
     if not np.isfinite(positions).all():
         raise InputError(f"{name}, positions: NaN or infinite; remove the structure")
@@ -101,27 +101,13 @@ def neighbour_list(
         worst = int(distance.argmin())
         pair = sorted((int(receivers[worst]), int(senders[worst])))
         raise InputError(f"{name}: nodes {pair[0]} and {pair[1]} are {distance[worst]:.2g} apart; remove the duplicate")
-    order = _order(receivers, senders, shifts, len(positions))
+    order = edge_order(receivers, senders, shifts, len(positions))
     if max_neighbours is not None:
         if max_neighbours < 1:
             raise InputError(f"{name}: max_neighbours = {max_neighbours}; give at least 1")
         ranks = np.rint(distance[order] / min(_TIE, _TIE * cutoff)).astype(np.int64)
         order = order[_nearest(receivers[order], senders[order], shifts[order], ranks, max_neighbours)]
     return senders[order], receivers[order], shifts[order]
-
-
-def _order(
-    receivers: Int[ndarray, " edges"], senders: Int[ndarray, " edges"], shifts: Int[ndarray, "edges 3"], nodes: int
-) -> Int[ndarray, " edges"]:
-    """What sorts edges by receiver, sender and shift: by one number of each, which is faster than by five."""
-    least, most = (int(shifts.min()), int(shifts.max())) if len(shifts) else (0, 0)
-    width = most - least + 1
-    if nodes**2 * width**3 >= 2**63:
-        return np.lexsort((*shifts.T, senders, receivers))
-    key = receivers * nodes + senders
-    for axis in (2, 1, 0):
-        key = key * width + (shifts[:, axis] - least)
-    return np.argsort(key, kind="stable")
 
 
 def _nearest(
@@ -136,23 +122,6 @@ def _nearest(
     start = np.searchsorted(receivers, receivers[ranked])
     rank = np.arange(len(ranked)) - start
     return np.sort(ranked[rank < keep])
-
-
-def _complete_cell(cell: Float[ndarray, "3 3"], periodic: Any, name: str) -> Float[ndarray, "3 3"]:
-    """The cell with unit vectors where it has none; InputError where a periodic axis has none or all are dependent."""
-    from ase.geometry import complete_cell
-
-    if not periodic.any():
-        return np.eye(3)
-    lacking = periodic & ~cell.any(axis=1)
-    if lacking.any():
-        axis = "abc"[int(lacking.argmax())]
-        raise InputError(f"{name}: periodic along {axis} but the cell has no vector there; set the cell or pbc=False")
-    completed = np.asarray(complete_cell(cell), dtype=np.float64)
-    lengths = np.linalg.norm(completed, axis=1)
-    if not np.isfinite(completed).all() or abs(np.linalg.det(completed / lengths[:, None])) < 1e-8:
-        raise InputError(f"{name}: the cell is singular; give independent cell vectors")
-    return completed
 
 
 def _labels(

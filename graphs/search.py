@@ -44,6 +44,37 @@ def pairs_within(
     return first, second, shifts, lengths / scale
 
 
+def edge_order(
+    receivers: Int[ndarray, " edges"], senders: Int[ndarray, " edges"], shifts: Int[ndarray, "edges 3"], nodes: int
+) -> Int[ndarray, " edges"]:
+    """What sorts edges by receiver, sender and shift: by one number of each, which is faster than by five."""
+    least, most = (int(shifts.min()), int(shifts.max())) if len(shifts) else (0, 0)
+    width = most - least + 1
+    if nodes**2 * width**3 >= 2**63:
+        return np.lexsort((*shifts.T, senders, receivers))
+    key = receivers * nodes + senders
+    for axis in (2, 1, 0):
+        key = key * width + (shifts[:, axis] - least)
+    return np.argsort(key, kind="stable")
+
+
+def completed_cell(cell: Float[ndarray, "3 3"], periodic: Any, name: str) -> Float[ndarray, "3 3"]:
+    """The cell with unit vectors where it has none; InputError where a periodic axis has none or all are dependent."""
+    from ase.geometry import complete_cell
+
+    if not periodic.any():
+        return np.eye(3)
+    lacking = periodic & ~cell.any(axis=1)
+    if lacking.any():
+        axis = "abc"[int(lacking.argmax())]
+        raise InputError(f"{name}: periodic along {axis} but the cell has no vector there; set the cell or pbc=False")
+    completed = np.asarray(complete_cell(cell), dtype=np.float64)
+    lengths = np.linalg.norm(completed, axis=1)
+    if not np.isfinite(completed).all() or abs(np.linalg.det(completed / lengths[:, None])) < 1e-8:
+        raise InputError(f"{name}: the cell is singular; give independent cell vectors")
+    return completed
+
+
 def _by_vesin(places: ndarray, vectors: ndarray, periodic: ndarray, reach: float) -> Pairs:
     from vesin import NeighborList
 

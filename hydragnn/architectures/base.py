@@ -39,12 +39,29 @@ class CompileGain:
 class GlobalAttentionSettings(Settings):
     """Attention among all nodes of a graph beside every layer (Rampasek et al. 2022, arXiv:2205.12454)."""
 
-    kind: Literal["multihead", "linear", "none"] = "multihead"
-    """multihead: softmax over all nodes of the graph, quadratic in their number; linear: kernel attention, linear in it; none: the
-    model without attention, so that a search may leave it out."""
+    before: ClassVar = {"cutoff": None, "num_radial": None}
+
+    kind: Literal["multihead", "linear", "equivariant", "none"] = "multihead"
+    """multihead: softmax over all nodes of the graph, quadratic in their number; linear: kernel attention, linear in it; equivariant: by states of all
+    degrees and distances, and states of all degrees are read, along directions too, in periodic images as well; none: the model without attention, so that
+    a search may leave it out."""
 
     heads: int = Setting(default=4, ge=1, le=64)
     """Attention heads; they divide hidden_dim."""
+
+    cutoff: float | None = Setting(default=None, gt=0)
+    """How far equivariant attention reaches, in the store's unit of length, whatever edges the store has: it ends smoothly there. Absent: all pairs of nodes of a
+    graph, which may not be periodic then."""
+
+    num_radial: int | None = Setting(default=None, ge=1, le=512)
+    """Radial basis functions of a pair in equivariant attention; absent: 16."""
+
+    @model_validator(mode="after")
+    def _sees_lengths(self) -> "GlobalAttentionSettings":
+        given = next((key for key in ("cutoff", "num_radial") if getattr(self, key) is not None), None)
+        if given is not None and self.kind not in ("equivariant", "none"):
+            raise ValueError(f'{given} is that of equivariant attention; leave it out, or set kind = "equivariant"')
+        return self
 
 
 class PoolingSettings(Settings):
@@ -143,6 +160,14 @@ class ArchitectureSettings(Settings):
     def kinks(self) -> str:
         """A sentence that says where energies are not smooth with these settings; empty where they are."""
         return ""
+
+    @classmethod
+    def without_later_keys(cls, table: Mapping[str, Any]) -> dict[str, Any]:
+        """Nor those of attention."""
+        result = super().without_later_keys(table)
+        if isinstance(result.get("global_attention"), Mapping):
+            result["global_attention"] = GlobalAttentionSettings.without_later_keys(result["global_attention"])
+        return result
 
     def on_stores(self, cutoffs: Sequence[float | None]) -> "ArchitectureSettings":
         """The settings with what was left out and the stores decide: ``cutoffs`` made their edges, None where none did."""
@@ -293,6 +318,9 @@ class Architecture(nn.Module):
 
     layers: nn.ModuleList
     """What ``__init__`` makes; conditioning, attention and the like are put around each."""
+    carried: Sequence[frozenset[int]]
+    """Degrees of the states before each layer and after the last, those that a layer or a head reads: degree 0 alone unless ``__init__`` says more.
+    Equivariant attention reads and writes them."""
     basis: RadialFeatures | None
     """What ``graph.edge_inputs`` makes of lengths and edge features, as a rule ``radial_basis(settings, spec)``; None: edge
     features come as they are."""
@@ -301,6 +329,7 @@ class Architecture(nn.Module):
         """Make all parameters, in ``layers`` above all; ``settings`` is an instance of ``Settings``."""
         super().__init__()
         self.basis = None
+        self.carried = [frozenset({0})] * (settings.num_layers + 1)
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
         """The states before the first layer, from what the inputs say of every node."""

@@ -127,6 +127,7 @@ class EGNN(Architecture):
     def __init__(self, settings: EGNNSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
         self.basis = radial_basis(settings, spec)
+        self.carried = [frozenset({0}), *[spec.degrees] * settings.num_layers]
         width, last = self.basis.width, settings.num_layers - 1
         self.layers = nn.ModuleList(
             EGNNLayer(settings, width, vectors=1 in spec.degrees, moves=settings.moving_coordinates and number < last)

@@ -172,6 +172,7 @@ class EquivariantTransformer(Architecture):
         super().__init__(settings, spec)
         channels, last = settings.hidden_dim, settings.num_layers - 1
         self.basis = radial_basis(settings, spec)
+        self.carried = [frozenset({0}), *[self.gives] * (settings.num_layers - 1), spec.degrees]
         width = self.basis.width
         self.embedding = NeighbourEmbedding(channels, width)
         attentions = [

@@ -292,6 +292,7 @@ class MACE(Architecture):
             )
             layers.append(MACELayer(settings, message, Kinds(statistics.species), inputs, outputs, correlation))
         self.layers = nn.ModuleList(layers)
+        self.carried = [frozenset({0}), *[frozenset(between)] * (settings.num_layers - 1), spec.degrees]
 
     @classmethod
     def unpoolable(cls, settings: MACESettings) -> str:

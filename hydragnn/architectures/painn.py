@@ -205,6 +205,7 @@ class PaiNN(Architecture):
         super().__init__(settings, spec)
         channels, count = settings.hidden_dim, settings.num_layers
         self.basis = radial_basis(settings, spec)
+        self.carried = [frozenset({0}), *[self.gives] * (settings.num_layers - 1), spec.degrees]
         parts = [2 if number == 0 else 3 for number in range(count)]  # no vectors come into the first layer
         filters = [[nn.Linear(self.basis.width, channels, bias=False) for _ in range(part)] for part in parts]
         messages = [PaiNNMessage(channels, part) for part in parts]

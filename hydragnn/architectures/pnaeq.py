@@ -144,6 +144,7 @@ class PNAEq(Architecture):
         super().__init__(settings, spec)
         channels, count, scalers = settings.hidden_dim, settings.num_layers, settings.degree_scalers(spec)
         self.basis = radial_basis(settings, spec)
+        self.carried = [frozenset({0}), *[self.gives] * (settings.num_layers - 1), spec.degrees]
         width = self.basis.width
         self.layers = nn.ModuleList(
             PNAEqLayer(

@@ -193,6 +193,7 @@ class TensorNet(Architecture):
         super().__init__(settings, spec)
         channels = settings.hidden_dim
         self.basis = radial_basis(settings, spec)
+        self.carried = [frozenset(DEGREES)] * (settings.num_layers + 1)
         width = self.basis.width
         self.embedding = TensorEmbedding(channels, width)
         self.layers = nn.ModuleList(TensorLayer(channels, width, settings.dropout) for _ in range(settings.num_layers))

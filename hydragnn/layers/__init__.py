@@ -7,6 +7,7 @@ from hydragnn.layers.coarser import Coarser, part_of
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
 from hydragnn.layers.degree_scaling import DegreeScalers, Scaler, scaled_statistics
 from hydragnn.layers.distance_transforms import DISTANCE_TRANSFORMS, ELEMENTS_WITH_RADIUS, DistanceTransform
+from hydragnn.layers.equivariant_attention import FAR, NUM_RADIAL, EquivariantAttention, EquivariantAttentionLayer
 from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.lattice import Modes, lattice_modes
@@ -36,7 +37,10 @@ __all__ = [
     "DistanceTransform",
     "ELEMENTS_WITH_RADIUS",
     "EdgeInputs",
+    "EquivariantAttention",
+    "EquivariantAttentionLayer",
     "ExponentialBasis",
+    "FAR",
     "FiLM",
     "GPSLayer",
     "GatedProducts",
@@ -51,6 +55,7 @@ __all__ = [
     "MessageGraph",
     "Modes",
     "Movement",
+    "NUM_RADIAL",
     "NodeInputs",
     "Pool",
     "PooledCondition",

@@ -55,6 +55,8 @@ class MessageGraph:
     """The architecture's radial basis; None where it sees no lengths."""
     levels: tuple[Level, ...] = ()
     """The coarser levels of the graph, from the finest on; none for models that do not pool by clusters."""
+    wider: "MessageGraph | None" = None
+    """The same nodes with the pairs that global attention looks at as edges; None where none has its own."""
     cache: dict[Any, Any] = member(default_factory=dict, init=False, repr=False)
 
     @property
@@ -77,6 +79,14 @@ class MessageGraph:
         if self.vectors is not None:
             _ = self._geometry
         _ = self.edge_inputs, self.paired_inputs, self.envelope, self.sharing
+        if self.wider is not None:
+            self.wider.prepare()
+
+    def again(self) -> "MessageGraph":
+        """The graph with what was made so far, for a layer that is computed twice: what it makes for itself is made both times."""
+        again = replace(self, wider=None if self.wider is None else self.wider.again())
+        again.cache.update(self.cache)
+        return again
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` gives, made at the first call with this key and shared by all layers."""

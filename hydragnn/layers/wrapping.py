@@ -1,7 +1,5 @@
 """What can stand around any layer: residual with norm and dropout, and activation checkpointing."""
 
-from dataclasses import replace
-
 from torch import Tensor, nn
 
 from hydragnn.layers.message_graph import MessageGraph, States
@@ -38,12 +36,10 @@ class Checkpointed(nn.Module):
         """The layer's states; the same bits with and without a backward pass to come."""
         from torch.utils.checkpoint import checkpoint
 
-        degrees, known = list(states), dict(graph.cache)
+        degrees, before = list(states), graph.again()
 
         def compute(*values: Tensor) -> States:
-            again = replace(graph)  # what the layer makes for itself is made both times
-            again.cache.update(known)
-            new: States = self.layer(dict(zip(degrees, values)), again)
+            new: States = self.layer(dict(zip(degrees, values)), before.again())
             return new
 
         if not any(value.requires_grad for value in states.values()) and not any(

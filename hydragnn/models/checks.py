@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from hydragnn.architectures import Architecture, architectures
+from hydragnn.architectures import Architecture, GlobalAttentionSettings, architectures
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.levels import CLUSTERS, is_levels
@@ -50,12 +50,8 @@ def _check_encoder(description: ModelDescription, measured: bool) -> None:
         )
     for name in description.kind_fields:
         _check_edge_kinds(description, name)
-    attention = model.global_attention
-    if attention is not None and model.hidden_dim % attention.heads:
-        raise InputError(
-            f"model.hidden_dim = {model.hidden_dim} does not divide into {attention.heads} heads of model.global_attention; "
-            "choose a multiple"
-        )
+    if model.global_attention is not None:
+        _check_attention(model.global_attention, description)
     if model.conditioning != "concat" and not any(field.on == "graph" for field in description.input_fields):
         raise InputError(
             f"model.conditioning = {model.conditioning!r} needs an input that lies on graphs; declare one in the store, or leave "
@@ -84,6 +80,30 @@ def _check_pooling(description: ModelDescription) -> None:
                 f"head {head.field}: no forces or stress from a model that pools, since levels change at once as nodes move; leave "
                 "model.pooling out, or the forces"
             )
+
+
+def _check_attention(attention: GlobalAttentionSettings, description: ModelDescription) -> None:
+    model = description.model
+    if model.hidden_dim % attention.heads:
+        raise InputError(
+            f"model.hidden_dim = {model.hidden_dim} does not divide into {attention.heads} heads of model.global_attention; "
+            "choose a multiple"
+        )
+    if attention.kind != "equivariant":
+        return
+    others = 'use kind = "multihead" or "linear" in model.global_attention'
+    if not description.dim:
+        raise InputError(f"equivariant attention needs positions, and these graphs have none; {others}")
+    if not description.architecture.sees_positions():
+        able = _kinds(lambda architecture: architecture.sees_positions())
+        raise InputError(
+            f"equivariant attention sees lengths and directions, and model {model.kind}, beside which it stands, sees none; {others}, or "
+            f"model.kind one of {able}"
+        )
+    if model.pooling is not None:
+        raise InputError(
+            f"equivariant attention looks at the nodes of the graph itself, not at those of coarser levels; leave model.pooling out, or {others}"
+        )
 
 
 def _check_levels(field: Field | None, levels: int) -> None:

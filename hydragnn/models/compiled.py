@@ -138,11 +138,14 @@ def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> Compi
 
 
 def of_known_sizes(description: ModelDescription) -> None:
-    """NotCompiled for models that pool."""
+    """NotCompiled for models that pool, and for those whose attention has pairs of its own."""
+    attention = description.model.global_attention
     if description.model.pooling is not None:
         raise NotCompiled(
             "coarser levels have as many nodes and edges as the data say, which no compiled step can know"
         )
+    if attention is not None and attention.kind == "equivariant":
+        raise NotCompiled("equivariant attention has as many pairs as positions say, which no compiled step can know")
 
 
 def traced_model(

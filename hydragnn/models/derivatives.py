@@ -2,8 +2,11 @@
 
 Models see positions only through edge vectors v_e = x_sender + shift - x_receiver, so dE/dv holds everything:
 F_i = sum of dE/dv over the edges that i receives, minus that over the edges it sends, and the virial is the sum of
-v (x) dE/dv over the edges of a graph, since a strain turns every v into v + strain v.
+v (x) dE/dv over the edges of a graph, since a strain turns every v into v + strain v. Where layers see several sets of edges,
+each contributes its own.
 """
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -13,16 +16,15 @@ from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.kernels import segment_sum
 
 
-def energy_gradient(
-    energy: Float[Tensor, "graphs *shape"], vectors: Float[Tensor, "edges dim"], *, differentiable: bool
-) -> Float[Tensor, "edges dim"]:
-    """dE/dv of every edge; zeros where the energy does not depend on an edge."""
+def energy_gradients(
+    energy: Float[Tensor, "graphs *shape"], vectors: Sequence[Float[Tensor, "_ dim"]], *, differentiable: bool
+) -> Sequence[Float[Tensor, "_ dim"]]:
+    """dE/dv of every edge of every set; zeros where the energy does not depend on an edge."""
     if not energy.requires_grad:
-        return torch.zeros_like(vectors)
-    (gradient,) = torch.autograd.grad(
-        energy.sum(), vectors, create_graph=differentiable, retain_graph=True, materialize_grads=True
+        return [torch.zeros_like(one) for one in vectors]
+    return torch.autograd.grad(
+        energy.sum(), list(vectors), create_graph=differentiable, retain_graph=True, materialize_grads=True
     )
-    return gradient
 
 
 def forces_from(gradient: Float[Tensor, "edges dim"], batch: GraphBatch) -> Float[Tensor, "nodes dim"]:

@@ -1,5 +1,8 @@
 """An encoder and its heads: from a normalised batch to a prediction of every target."""
 
+from collections.abc import Iterable, Sequence
+from functools import reduce
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -7,15 +10,16 @@ from torch import Tensor, nn
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.levels import levels_of
+from hydragnn.graphs.wider import wider
 from hydragnn.kernels import first_derivatives
 from hydragnn.layers import ConditionInputs, EdgeInputs, GraphUNet, MessageGraph, NodeInputs, PooledCondition, States
-from hydragnn.models.derivatives import energy_gradient, forces_from, stress_from
+from hydragnn.models.derivatives import energy_gradients, forces_from, stress_from
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
 from hydragnn.models.head_context import HeadContext
 from hydragnn.models.head_settings import HeadSettings
 from hydragnn.models.heads import HEADS
-from hydragnn.models.wrapping import wrap_layers
+from hydragnn.models.wrapping import basis_of_pairs, wrap_layers
 
 
 class GraphModel(nn.Module):
@@ -34,6 +38,9 @@ class GraphModel(nn.Module):
         self.edge_inputs = EdgeInputs(inputs)
         self.encoder = description.architecture(model, description.spec(self.edge_inputs.width))
         self.condition_inputs = ConditionInputs(of_graphs, model.hidden_dim) if of_graphs else None
+        attention = model.global_attention
+        looks_wider = attention is not None and attention.kind == "equivariant"
+        self.basis_of_pairs = basis_of_pairs(attention, self.encoder.basis) if attention and looks_wider else None
         every = description.architecture.readout == "every layer"
         self.channels = model.hidden_dim * (len(self.encoder.layers) if every else 1)
         wrap_layers(self.encoder, model, description.degrees, conditioned=bool(of_graphs))
@@ -58,17 +65,25 @@ class GraphModel(nn.Module):
                 heads = zip(self.description.heads, self.heads)
                 return {settings.field: head(states, graph, batch) for settings, head in heads}, states
         with torch.enable_grad():
-            vectors = edge_vectors(batch).detach().requires_grad_()
-            graph = self.message_graph(batch, vectors)
+            seen = self.edge_sets(batch)
+            vectors = [edge_vectors(edges).detach().requires_grad_() for edges in seen]
+            graph = self.message_graph(batch, *vectors)
             states = self.encode(batch, graph)
             predictions: dict[str, Distribution] = {}
             for settings, head in zip(self.description.heads, self.heads):
                 prediction = predictions[settings.field] = head(states, graph, batch)
                 if settings.derivatives:
-                    predictions |= _derivatives(settings, prediction.mean, vectors, batch, differentiable=recording)
+                    predictions |= _derivatives(settings, prediction.mean, vectors, seen, differentiable=recording)
         if recording:
             return predictions, states
         return {name: value.detach() for name, value in predictions.items()}, {d: s.detach() for d, s in states.items()}
+
+    def edge_sets(self, batch: GraphBatch) -> list[GraphBatch]:
+        """The batch, and where global attention looks at pairs of its own, the same graphs with these as edges."""
+        attention = self.description.model.global_attention
+        if self.basis_of_pairs is None or attention is None:
+            return [batch]
+        return [batch, wider(batch, attention.cutoff)]
 
     def edge_vectors(self, batch: GraphBatch) -> Float[Tensor, "edges dim"] | None:
         """Vectors of all edges; None for graphs without geometry, and where no layer looks at it."""
@@ -89,8 +104,13 @@ class GraphModel(nn.Module):
             "`requires` if it cannot do without"
         )
 
-    def message_graph(self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None) -> MessageGraph:
-        """What the layers see of a batch whose edges have these vectors."""
+    def message_graph(
+        self,
+        batch: GraphBatch,
+        vectors: Float[Tensor, "edges dim"] | None,
+        of_pairs: Float[Tensor, "pairs dim"] | None = None,
+    ) -> MessageGraph:
+        """What the layers see of a batch whose edges have these vectors, and ``of_pairs`` the pairs of attention; absent: those of the positions."""
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
         pooling = self.description.model.pooling if self.description.model.pools_clusters else None
         return MessageGraph(
@@ -105,6 +125,20 @@ class GraphModel(nn.Module):
             condition=None if self.condition_inputs is None else self.condition_inputs(batch),
             basis=self.encoder.basis,
             levels=() if pooling is None else levels_of(batch, pooling.levels, self.description.kind_fields),
+            wider=self.graph_of_pairs(batch, of_pairs),
+        )
+
+    def graph_of_pairs(self, batch: GraphBatch, vectors: Float[Tensor, "pairs dim"] | None) -> MessageGraph | None:
+        """What global attention sees of its own pairs, with these vectors or those of the positions; None where it has none."""
+        if self.basis_of_pairs is None:
+            return None
+        pairs = self.edge_sets(batch)[1]
+        return MessageGraph(
+            topology=pairs.topology,
+            owner=batch.owner("node"),
+            nodes_per_graph=batch.counts("node"),
+            vectors=edge_vectors(pairs) if vectors is None else vectors,
+            basis=self.basis_of_pairs,
         )
 
     def encode(self, batch: GraphBatch, graph: MessageGraph) -> States:
@@ -147,8 +181,17 @@ def side_by_side(of_layers: list[States]) -> States:
 
 
 def _derivatives(
-    head: HeadSettings, energy: Tensor, vectors: Tensor, batch: GraphBatch, *, differentiable: bool
+    head: HeadSettings, energy: Tensor, vectors: Sequence[Tensor], seen: Sequence[GraphBatch], *, differentiable: bool
 ) -> dict[str, Distribution]:
-    gradient = energy_gradient(energy, vectors, differentiable=differentiable)
-    values = {"forces": lambda: forces_from(gradient, batch), "stress": lambda: stress_from(gradient, vectors, batch)}
+    """Forces and stress, which all sets of edges that layers have ``seen`` contribute to."""
+    gradients = energy_gradients(energy, vectors, differentiable=differentiable)
+    values = {
+        "forces": lambda: sum_of(map(forces_from, gradients, seen)),
+        "stress": lambda: sum_of(map(stress_from, gradients, vectors, seen)),
+    }
     return {name: Point(mean=values[what]()) for what, name in head.derivatives.items()}
+
+
+def sum_of(parts: Iterable[Tensor]) -> Tensor:
+    """The tensors, added up; of one, itself."""
+    return reduce(torch.add, parts)

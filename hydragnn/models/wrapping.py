@@ -1,9 +1,22 @@
 """What stands around the layers of any architecture, applied in one visible order."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
-from hydragnn.architectures import Architecture, ArchitectureSettings
-from hydragnn.layers import Checkpointed, FiLM, GPSLayer, GraphUNet, Residual
+from hydragnn.architectures import Architecture, ArchitectureSettings, GlobalAttentionSettings
+from hydragnn.layers import (
+    FAR,
+    NUM_RADIAL,
+    Checkpointed,
+    EquivariantAttention,
+    EquivariantAttentionLayer,
+    FiLM,
+    GPSLayer,
+    GraphUNet,
+    RadialFeatures,
+    Residual,
+)
 
 
 def wrap_layers(
@@ -15,14 +28,12 @@ def wrap_layers(
     inputs to condition on.
     """
     wrapped = []
-    for inner in architecture.layers:
+    for number, inner in enumerate(architecture.layers):
         layer: nn.Module = inner
         if architecture.residual:
             layer = Residual(layer, settings.hidden_dim, settings.dropout)
         if settings.global_attention is not None:
-            attention = settings.global_attention
-            assert attention.kind != "none"  # settings of a model have no such section
-            layer = GPSLayer(layer, settings.hidden_dim, attention.kind, attention.heads, settings.dropout)
+            layer = _attending(layer, settings, architecture.carried[number : number + 2])
         if conditioned and settings.conditioning == "film":
             layer = FiLM(layer, settings.hidden_dim)
         if settings.checkpoint_activations:
@@ -33,3 +44,25 @@ def wrap_layers(
         ratio = None if pooling.by == "clusters" else (pooling.ratio or 0.5)
         wrapped = [GraphUNet(wrapped, pooling.levels, settings.hidden_dim, degrees, ratio)]
     architecture.layers = nn.ModuleList(wrapped)
+
+
+def _attending(layer: nn.Module, settings: ArchitectureSettings, carried: Sequence[frozenset[int]]) -> nn.Module:
+    """The layer with attention beside it; ``carried`` are the degrees of the states before and after."""
+    attention, channels = settings.global_attention, settings.hidden_dim
+    assert attention is not None and attention.kind != "none"  # settings of a model have no such section
+    if attention.kind != "equivariant":
+        return GPSLayer(layer, channels, attention.kind, attention.heads, settings.dropout)
+    width = (attention.num_radial or NUM_RADIAL) + 1
+    pairs = EquivariantAttention(channels, attention.heads, width, taken=carried[0], given=carried[1])
+    return EquivariantAttentionLayer(layer, pairs, settings.dropout)
+
+
+def basis_of_pairs(attention: GlobalAttentionSettings, basis: RadialFeatures | None) -> RadialFeatures:
+    """Radial functions and envelope of the pairs that equivariant attention looks at, beside the ``basis`` of the architecture's edges.
+
+    Without a cutoff of attention there is no envelope, and lengths are told apart up to ``FAR`` cutoffs of the basis (15 where there is none).
+    """
+    cutoff, num_radial = attention.cutoff, attention.num_radial or NUM_RADIAL
+    if cutoff is not None:
+        return RadialFeatures(cutoff, num_radial, "exponential", "polynomial", inputs=0)
+    return RadialFeatures(FAR * (5.0 if basis is None else basis.cutoff), num_radial, "exponential", "none", inputs=0)

@@ -42,6 +42,18 @@ for kind in ("schnet", "pna"):
     for name in ("MultiheadAttention", "LinearAttention"):
         globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, AROUND[name])
 
+EQUIVARIANT: dict[str, Any] = {"global_attention": {"kind": "equivariant", "heads": 2, "cutoff": 4.3, "num_radial": 5}}
+"""Attention that reaches farther than the edges of crystals and molecules in ``hydragnn.conformance_smoothness``, through images in all periodic cells."""
+for kind in ("painn", "schnet", "egnn", "mace", "tensornet", "pnaeq", "dimenet", "equivariant_transformer"):
+    name = f"TestEquivariantAttentionAround{kind}"
+    globals()[name] = suite(name, kind, EQUIVARIANT)
+for name, kind, settings in (
+    ("TestEquivariantAttentionOfDegreeTwo", "mace", {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2}),
+    ("TestEquivariantAttentionCheckpointed", "painn", {**AROUND["Checkpointed"], "conditioning": "film"}),
+    ("TestEquivariantAttentionMoving", "egnn", {"moving_coordinates": True}),
+):
+    globals()[name] = suite(name, kind, {**settings, **EQUIVARIANT})
+
 for kind in ("egnn", "schnet", "pna", "tensornet", "gatv2", "relational", "mace"):
     globals()[f"TestPoolingAround{kind}"] = suite(f"TestPoolingAround{kind}", kind, AROUND["Pooling"])
 for kind in ("painn", "gatv2", "relational", "mace"):

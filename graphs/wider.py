@@ -1,0 +1,87 @@
+"""The graphs of a batch with other edges: all pairs of nodes, or all within a cutoff, through periodic images."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.search import completed_cell, edge_order, pairs_within
+from hydragnn.graphs.topology import Topology
+
+
+def wider(batch: GraphBatch, cutoff: float | None) -> GraphBatch:
+    """The graphs with all pairs within ``cutoff`` (the unit of positions) as edges, or with all pairs at all, and without their fields.
+
+    Images of a node through periodic boundaries are neighbours of their own, also of the node itself. Edge vectors are differentiable in positions and cells; who is whose
+    neighbour follows from their values, is searched on the host and kept with the batch.
+
+    InputError where graphs are periodic and there is no cutoff, since their pairs have no end, and where ``pairs_within`` says so.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> chain = graph_from_arrays([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]], [], [])
+    >>> wider(chain, 2.5).num_edges, wider(chain, None).num_edges
+    (4, 6)
+    """
+    # receiver, sender and the image of the sender in cell vectors; [5, pairs]
+    table: Tensor = batch._derive(f"pairs within {cutoff}", "edge", lambda: _pairs(batch, cutoff))
+    receivers, senders, images = table[0], table[1], table[2:]
+    owner = batch.owner("node").index_select(0, receivers)
+    cells = batch.cell.to(batch.positions.dtype).index_select(0, owner)[:, :, : batch.dim]  # [pairs, 3, dim]
+    return replace(
+        batch,
+        topology=Topology.square(senders, receivers, batch.num_nodes),
+        edge_shifts=(images.T.to(cells.dtype).unsqueeze(2) * cells).sum(1),
+        edge_offsets=pad(torch.bincount(owner, minlength=batch.num_graphs).cumsum(0), (1, 0)),
+        fields={},
+        nodes={},
+        edges={},
+        graphs={},
+        masks={},
+    )
+
+
+def _pairs(batch: GraphBatch, cutoff: float | None) -> Int[Tensor, "5 pairs"]:
+    if cutoff is not None:
+        return _pairs_within(batch, cutoff)
+    if batch.periodic.any():
+        number = int(batch.periodic.any(1).nonzero()[0])
+        raise InputError(
+            f"graph {number} of the batch is periodic, and all pairs of its nodes and their images have no end; give a cutoff "
+            "(model.global_attention.cutoff)"
+        )
+    return _all_pairs(batch)
+
+
+def _all_pairs(batch: GraphBatch) -> Int[Tensor, "5 pairs"]:
+    """Every node receives from all others of its graph."""
+    owner, counts = batch.owner("node"), batch.counts("node")
+    sent = counts.index_select(0, owner)  # [nodes]: as many as its graph has, itself among them
+    receivers = torch.arange(batch.num_nodes, device=batch.device).repeat_interleave(sent)
+    place = torch.arange(len(receivers), device=batch.device) - (sent.cumsum(0) - sent).index_select(0, receivers)
+    senders = batch.node_offsets[:-1].index_select(0, owner).index_select(0, receivers) + place
+    apart = senders != receivers
+    ends = torch.stack([receivers[apart], senders[apart]])
+    return torch.cat([ends, ends.new_zeros(3, ends.shape[1])])
+
+
+def _pairs_within(batch: GraphBatch, cutoff: float) -> Int[Tensor, "5 pairs"]:
+    """Graph by graph, by the search that makes the edges of stores."""
+    positions = np.zeros((batch.num_nodes, 3))
+    positions[:, : batch.dim] = batch.positions.detach().cpu().numpy()
+    cells, periodic = batch.cell.detach().cpu().double().numpy(), batch.periodic.cpu().numpy()
+    bounds, tables = batch.node_offsets.tolist(), [np.zeros((5, 0), dtype=np.int64)]
+    for number, (first, end) in enumerate(pairwise(bounds)):
+        if first == end:
+            continue
+        name = f"graph {number} of the batch"
+        cell = completed_cell(cells[number], periodic[number], name)
+        receivers, senders, images, _ = pairs_within(positions[first:end], cell, periodic[number], cutoff, name)
+        order = edge_order(receivers, senders, images, end - first)
+        tables.append(np.stack([receivers + first, senders + first, *images.T])[:, order])
+    return torch.from_numpy(np.concatenate(tables, axis=1)).to(batch.device)

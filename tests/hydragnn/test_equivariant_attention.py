@@ -1,0 +1,220 @@
+"""Equivariant attention around architectures: what it reaches, where it ends, and what it is refused for."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from ase import Atoms
+from ase.build import fcc111, molecule
+from torch import Tensor
+
+from hydragnn.architectures import ArchitectureSettings, GlobalAttentionSettings
+from hydragnn.conformance import permute
+from hydragnn.conformance_cases import assert_slope, directions_like, make_graph, make_model, small_settings, values_of
+from hydragnn.conformance_smoothness import atoms_graph, energies_and_forces, energy_model, jump
+from hydragnn.errors import InputError
+from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.field import Field
+from hydragnn.layers import equivariant_attention
+from hydragnn.models import GraphModel, build_model, parse_head
+from hydragnn.models.compiled import NotCompiled, compiled_model
+from hydragnn.training.stack import NotStackable, check_layers
+
+REACH = 6.0
+"""Angstrom; the edges of the structures end at ``NEAR``."""
+NEAR = 2.5
+KINDS = ("painn", "schnet", "tensornet")
+
+
+def attention(cutoff: float | None = None) -> dict[str, Any]:
+    """[model] with attention."""
+    return {"global_attention": {"kind": "equivariant", "heads": 2, **({} if cutoff is None else {"cutoff": cutoff})}}
+
+
+def molecules() -> GraphBatch:
+    """Graphs without boundaries, a lone node among them."""
+    batch = concatenate([make_graph(1, 5), make_graph(4, 1, edges=0), make_graph(2, 7)])
+    return replace(batch, periodic=torch.zeros_like(batch.periodic))
+
+
+def chain(distance: float, pbc: bool = False) -> GraphBatch:
+    """Two pairs of atoms so far apart that no edge joins them."""
+    places = [[0, 0, 0], [1.1, 0, 0], [1.1 + distance, 0.2, 0], [2.2 + distance, 0, 0.3]]
+    return atoms_graph(Atoms("HClNaH", places, cell=[40, 40, 40], pbc=pbc), NEAR)
+
+
+def energies(model: GraphModel, batch: GraphBatch) -> Tensor:
+    return model(batch)["energy"].mean.detach()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_pairs_turn_with_the_graph_and_stay_inside_it(kind: str) -> None:
+    """Rotation and reflection at once, order of nodes, and graphs alone, to rounding."""
+    model, batch = make_model(kind, **attention()), molecules()
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))[0]
+    turn = -turn * turn.det()
+    expected = model(batch)
+    turned = model(
+        replace(
+            batch, positions=batch.positions @ turn.T, edge_shifts=batch.edge_shifts @ turn.T, cell=batch.cell @ turn.T
+        )
+    )
+    torch.testing.assert_close(values_of(turned["energy"]), values_of(expected["energy"]), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        values_of(turned["forces"]), values_of(expected["forces"]) @ turn.T, rtol=1e-11, atol=1e-11
+    )
+    for number in range(batch.num_graphs):
+        alone = model(batch.select([number]))
+        own = batch.owner("node") == number
+        torch.testing.assert_close(
+            values_of(alone["forces"]), values_of(expected["forces"])[own], rtol=1e-11, atol=1e-11
+        )
+    last = batch.select([2])
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
+    moved = values_of(model(permute(last, order))["forces"])
+    torch.testing.assert_close(moved, values_of(model(last)["forces"])[order], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forces_of_all_pairs_are_minus_the_gradient(kind: str) -> None:
+    model, batch = make_model(kind, **attention()), molecules()
+    forces = model(batch)["forces"].mean.detach()
+    for along in directions_like(batch.positions):
+
+        def energy(step: float, along: Tensor = along) -> float:
+            return float(energies(model, replace(batch, positions=batch.positions + step * along)).sum())
+
+        assert_slope(energy, -float((forces * along).sum()), forces)
+
+
+@pytest.mark.parametrize("pbc", [False, True])
+@pytest.mark.parametrize("cutoff", [REACH, None])
+def test_atoms_beyond_all_edges_are_seen_up_to_the_cutoff_of_attention(cutoff: float | None, pbc: bool) -> None:
+    if pbc and cutoff is None:
+        cutoff = 60.0  # images, too
+    attending, blind = energy_model("painn", cutoff=NEAR, **attention(cutoff)), energy_model("painn", cutoff=NEAR)
+    parts = [chain(distance, pbc) for distance in (4.0, 4.5, 9.0, 9.5)]
+    assert all(part.num_edges == 4 for part in parts)
+    assert len({round(float(energies(blind, part)), 12) for part in parts}) == 1
+    with_attention = [float(energies(attending, part)) for part in parts]
+    assert abs(with_attention[0] - with_attention[1]) > 1e-6
+    assert (abs(with_attention[2] - with_attention[3]) > 1e-9) == (cutoff != REACH)
+
+
+def test_energies_add_up_beyond_the_cutoff_of_attention() -> None:
+    model, whole = energy_model("painn", cutoff=NEAR, **attention(REACH)), molecule("H2O")
+    other = molecule("CH4")
+    other.positions += 20.0
+    apart = [energies(model, atoms_graph(atoms, NEAR)) for atoms in (whole, other)]
+    torch.testing.assert_close(
+        energies(model, atoms_graph(whole + other, NEAR)), apart[0] + apart[1], rtol=1e-9, atol=1e-9
+    )
+
+
+def crossing(shares: tuple[float, ...]) -> GraphBatch:
+    """Atoms whose distances to the others become those at which attention ends, one after the other."""
+    return concatenate([chain(REACH - 3.0 + 4.0 * share) for share in shares])
+
+
+@pytest.mark.parametrize("kind", ["painn", "egnn", "schnet", "mace", "tensornet"])
+def test_forces_are_continuous_where_a_pair_crosses_the_cutoff_of_attention(kind: str) -> None:
+    model = energy_model(kind, cutoff=NEAR, **attention(REACH))
+
+    def forces(shares: tuple[float, ...]) -> Tensor:
+        return energies_and_forces(model, crossing(shares))[1].view(len(shares), -1)
+
+    assert forces((0.1, 0.9)).diff(dim=0).abs().max() > 1e-5
+    assert jump(forces) is None
+
+
+def test_without_an_envelope_they_would_jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above sees."""
+    monkeypatch.setattr(equivariant_attention, "radial_inputs", lambda graph: (graph.paired_inputs[0], None))
+    model = energy_model("painn", cutoff=NEAR, **attention(REACH))
+    assert jump(lambda shares: energies_and_forces(model, crossing(shares))[0].detach().unsqueeze(1)) is not None
+
+
+def test_a_slab_is_periodic_along_its_own_directions_alone() -> None:
+    """Repeated along the slab it is so many times the slab; more vacuum changes nothing."""
+    model = energy_model("painn", cutoff=NEAR, **attention(REACH))
+    slab = fcc111("Al", (1, 1, 3), a=4.05, vacuum=1.5, periodic=True)
+    slab.pbc = [True, True, False]
+    thick = fcc111("Al", (1, 1, 3), a=4.05, vacuum=9.0, periodic=True)
+    thick.pbc = [True, True, False]
+    expected = energies(model, atoms_graph(slab, NEAR))
+    torch.testing.assert_close(energies(model, atoms_graph(thick, NEAR)), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        energies(model, atoms_graph(slab.repeat((3, 2, 1)), NEAR)), 6 * expected, rtol=1e-9, atol=1e-9
+    )
+    slab.pbc = True
+    assert not torch.allclose(energies(model, atoms_graph(slab, NEAR)), expected, rtol=1e-6)
+
+
+def test_huge_states_and_weights_stay_finite() -> None:
+    """Scores are capped: no weights make a sum of exponentials overflow or vanish in single precision."""
+    model = energy_model("painn", cutoff=NEAR, **attention(REACH)).float()
+    for name, weight in model.named_parameters():
+        if "queries" in name or "keys" in name or "itself" in name:
+            weight.data.mul_(1e6).sub_(50)
+    batch = chain(4.0).to(dtype=torch.float32)
+    energy, forces, _ = energies_and_forces(model, batch)
+    assert energy.isfinite().all() and forces.isfinite().all()
+
+
+def test_a_periodic_graph_needs_a_cutoff() -> None:
+    with pytest.raises(
+        InputError, match=r"graph 0 of the batch is periodic.*give a cutoff \(model.global_attention.cutoff\)"
+    ):
+        make_model("painn", **attention())(make_graph(0, 6))
+
+
+@pytest.mark.parametrize(
+    "kind, more, sentence",
+    [
+        ("gin", {}, "model gin, beside which it stands, sees none"),
+        (
+            "painn",
+            {"pooling": {"levels": 1, "by": "scores"}},
+            "not at those of coarser levels; leave model.pooling out",
+        ),
+        ("painn", {"hidden_dim": 9}, "does not divide into 2 heads"),
+    ],
+)
+def test_what_attention_cannot_stand_beside_is_refused(kind: str, more: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        make_model(kind, **attention(), **more)
+
+
+def test_graphs_without_positions_are_refused() -> None:
+    settings, blind = small_settings("egnn", **attention()), small_settings("gatv2", **attention())
+    head, energy = parse_head({"kind": "energy", "field": "energy"}), Field(name="energy", on="graph", role="target")
+    for one, sentence in ((settings, "model egnn needs positions"), (blind, "equivariant attention needs positions")):
+        with pytest.raises(InputError, match=sentence):
+            build_model(one, [head], [ATOMIC_NUMBERS_FIELD, energy], inputs=["atomic_numbers"], dim=0, seed=0)
+
+
+@pytest.mark.parametrize("given", [{"cutoff": 5.0}, {"num_radial": 8}])
+def test_keys_of_equivariant_attention_belong_to_no_other(given: dict[str, Any]) -> None:
+    key = next(iter(given))
+    with pytest.raises(InputError, match=f'{key} is that of equivariant attention; leave it out, or set kind = "equi'):
+        GlobalAttentionSettings.parse({"kind": "linear", **given})
+
+
+def test_its_steps_are_neither_compiled_nor_stacked() -> None:
+    model = energy_model("painn", **attention(REACH))
+    with pytest.raises(NotCompiled, match="as many pairs as positions say"):
+        compiled_model(model)
+    with pytest.raises(NotStackable):
+        check_layers(model)
+
+
+def test_configurations_of_other_attention_have_the_hashes_that_they_had() -> None:
+    """Complete tables from before there were a cutoff and radial functions, and from today."""
+    old = {"kind": "painn", "global_attention": {"kind": "linear", "heads": 2}}
+    today = small_settings(**old).to_json()
+    assert {"cutoff", "num_radial"} <= today["global_attention"].keys()
+    assert ArchitectureSettings.without_later_keys(today)["global_attention"] == old["global_attention"]
+    new = small_settings("painn", **attention(REACH)).to_json()
+    assert ArchitectureSettings.without_later_keys(new)["global_attention"]["cutoff"] == REACH
