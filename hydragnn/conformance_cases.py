@@ -1,6 +1,6 @@
 """What ``hydragnn.conformance`` looks at: fields of every kind, small graphs with their corners, and models with every head."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,20 @@ TENSORS = (
 LEVELS = 2
 """Coarser levels of the graphs, for models that pool."""
 GAUSSIAN = {"distribution": "gaussian", "loss": "nll"}
+AROUND: dict[str, dict[str, Any]] = {
+    "multihead": {"global_attention": {"kind": "multihead", "heads": 2}},
+    "linear": {"global_attention": {"kind": "linear", "heads": 2}},
+    "equivariant": {"global_attention": {"kind": "equivariant", "heads": 2, "cutoff": 4.3, "num_radial": 5}},
+    "film": {"conditioning": "film"},
+    "pooled": {"conditioning": "pooled"},
+    "clusters": {"pooling": {"levels": LEVELS}, "num_layers": 3},
+    "scores": {"pooling": {"levels": LEVELS, "by": "scores", "ratio": 0.6}, "num_layers": 3},
+    "checkpointing": {"checkpoint_activations": True},
+}
+"""What can stand around the layers of any architecture, as keys of [model]: attention, conditioning, pooling.
+
+Equivariant attention reaches farther than the edges of crystals and molecules in ``hydragnn.conformance_smoothness``, through images in all periodic cells.
+"""
 
 
 def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bool = False, dim: int = 3) -> GraphBatch:
@@ -184,12 +198,16 @@ def small_settings(kind: str, **changes: Any) -> ArchitectureSettings:
     return settings
 
 
+def gives_forces(kind: str, settings: Mapping[str, Any]) -> bool:
+    """Return True where energies of an architecture with such settings have forces: it sees positions, and does not pool."""
+    return architecture_of(kind).sees_positions() and small_settings(kind, **settings).pooling is None
+
+
 def make_model(
     kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, *, dim: int = 3, **changes: Any
 ) -> GraphModel:
     """A small model with every head that its kind can have, for graphs in so many dimensions; ``changes`` are other settings."""
-    settings = small_settings(kind, **changes)
-    forces = architecture_of(kind).sees_positions() and settings.pooling is None
+    settings, forces = small_settings(kind, **changes), gives_forces(kind, changes)
     derivatives = {"forces": "forces", "stress": "stress"} if forces else {}
     heads = [
         parse_head({"kind": "energy", "field": "energy", "hidden_dims": [6], **derivatives}),

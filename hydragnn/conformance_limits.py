@@ -14,11 +14,11 @@ import torch
 from ase.build import bulk
 from torch import Tensor
 
-from hydragnn.architectures import architecture_of
 from hydragnn.conformance_cases import (
     CORNERS,
     assert_slope,
     directions_like,
+    gives_forces,
     in_one_place,
     loss_of,
     make_model,
@@ -89,7 +89,7 @@ class LimitsConformance:
 
         Variances of nodes are pooled as those of independent ones, and stay out of it.
         """
-        if "pooling" in self.settings and small_settings(self.architecture, **self.settings).pools_clusters:
+        if small_settings(self.architecture, **self.settings).pools_clusters:
             pytest.skip("its clusters are no pairs of neighbours, which those of periodic graphs have to be")
         cell, model = CORNERS["one graph"](), self._model()
         copies, large = repeated(cell, (2, 1, 3))
@@ -110,7 +110,7 @@ class LimitsConformance:
 
     def test_second_derivatives_are_those_of_the_forces(self) -> None:
         """Where no symmetry hides anything; force constants of perfect crystals have a test of their own."""
-        if not architecture_of(self.architecture).sees_positions() or "pooling" in self.settings:
+        if not gives_forces(self.architecture, self.settings):
             pytest.skip(f"{self.architecture} gives no forces with these settings")
         model = energy_model(self.architecture, **self.settings)
         atoms = bulk("NaCl", "rocksalt", a=5.64, cubic=True)

@@ -18,8 +18,7 @@ from ase.build import bulk, molecule
 from jaxtyping import Float
 from torch import Tensor
 
-from hydragnn.architectures import architecture_of
-from hydragnn.conformance_cases import small_settings
+from hydragnn.conformance_cases import gives_forces, small_settings
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
@@ -243,7 +242,7 @@ class SmoothnessConformance:
     def test_energies_are_smooth_or_the_architecture_says_where_they_are_not(
         self, problems_of: Callable[[GraphModel], list[str]]
     ) -> None:
-        if not architecture_of(self.architecture).sees_positions() or "pooling" in self.settings:
+        if not gives_forces(self.architecture, self.settings):
             pytest.skip(f"{self.architecture} gives no forces with these settings")
         model = energy_model(self.architecture, **self.settings)
         problems = problems_of(model)

@@ -1,5 +1,9 @@
-"""All promises of ``hydragnn.conformance`` for any architectures in one run, and their table: a line per promise, a column per architecture."""
+"""All promises of ``hydragnn.conformance`` for any architectures in one run, and their table: a line per promise, a column per architecture.
 
+A second table has a line for each of what may stand around the layers of all of them: attention, conditioning, pooling.
+"""
+
+import json
 import os
 import sys
 import tempfile
@@ -12,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hydragnn.architectures import architecture_of, architectures
-from hydragnn.conformance_cases import small_settings
-from hydragnn.errors import InputError
+from hydragnn.conformance_cases import AROUND, make_model, small_settings
+from hydragnn.errors import InputError, nearest
 
 Verdict = Literal["passed", "does not apply", "failed"]
 MODULES = tuple(
@@ -41,6 +45,8 @@ class Outcome:
     verdict: Verdict
     why: str = ""
     """Where it failed: the corner, and the figure or the first line of the error. Where it does not apply: why not."""
+    around: str = ""
+    """What of ``AROUND`` stands around the layers; empty: nothing."""
 
     def to_json(self) -> dict[str, str]:
         """The same as plain JSON."""
@@ -55,11 +61,20 @@ TITLE = "# What every architecture promises, and keeps"
 """The first line of the page."""
 
 
+REFUSED = "stands around it"
+"""The promise that does not apply where an architecture refuses what is to be put around its layers."""
+
+
 def conformance_of(
-    kinds: Sequence[str] = (), settings: Mapping[str, Any] | None = None, progress: Progress = lambda done, total: None
+    kinds: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    progress: Progress = lambda done, total: None,
+    *,
+    around: Sequence[str] = (),
 ) -> tuple[Outcome, ...]:
     """Run every promise for these architectures (none: all of the room), also ``package.module:Name``; ``settings`` are keys of [model] for each.
 
+    Then once more with each of ``around`` (keys of ``AROUND``) around the layers; an architecture that refuses one in a sentence has one outcome for it.
     InputError where an architecture is not known or refuses the settings, and where pytest is not installed.
     """
     if find_spec("pytest") is None:
@@ -68,14 +83,38 @@ def conformance_of(
     for kind in kinds:
         architecture_of(kind)
         small_settings(kind, **settings)
-    reports = _Reports(kinds, progress)
+    for name in around:
+        if name not in AROUND:
+            raise InputError(f"nothing is called {name} that stands around layers; {nearest(name, list(AROUND))}")
+    pairs = [(kind, name) for name in ("", *dict.fromkeys(around)) for kind in kinds]
+    refused = tuple(
+        Outcome(kind=kind, promise=REFUSED, verdict="does not apply", why=why, around=name)
+        for kind, name in pairs
+        if (why := _refusal(kind, name, settings))
+    )
+    able = [pair for pair in pairs if pair not in {(outcome.kind, outcome.around) for outcome in refused}]
+    reports = _Reports(able, progress)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "test_architectures.py"
-        suites = [SUITE.format(number=number, kind=kind, settings=settings) for number, kind in enumerate(kinds)]
+        # a name of its own, since Python keeps modules by their names: another call would run the suites of the first
+        path = Path(folder) / f"test_{Path(folder).name}.py"
+        suites = [
+            SUITE.format(number=number, kind=kind, settings={**AROUND.get(name, {}), **settings})
+            for number, (kind, name) in enumerate(able)
+        ]
         path.write_text(HEAD + "\n".join(suites))
         (path.parent / "pytest.ini").write_text("[pytest]\n")
         _run(path, reports)
-    return reports.outcomes()
+    return (*reports.outcomes(), *refused)
+
+
+def _refusal(kind: str, around: str, settings: Mapping[str, Any]) -> str:
+    """Why an architecture cannot have something around its layers; empty where it can, or where there is nothing."""
+    try:
+        if around:
+            make_model(kind, **{**AROUND[around], **settings})
+    except InputError as refusal:
+        return f"refused: {refusal}"
+    return ""
 
 
 def _run(path: Path, reports: "_Reports") -> None:
@@ -103,10 +142,10 @@ def _quiet() -> Iterator[None]:
 class _Reports:
     """A plugin of pytest that keeps what every test says, by architecture and promise."""
 
-    def __init__(self, kinds: Sequence[str], progress: Progress) -> None:
-        self.kinds, self.progress = kinds, progress
+    def __init__(self, pairs: Sequence[tuple[str, str]], progress: Progress) -> None:
+        self.pairs, self.progress = pairs, progress
         self.done = self.total = 0
-        self.said: dict[tuple[str, str], list[tuple[Verdict, str]]] = {}
+        self.said: dict[tuple[str, str, str], list[tuple[Verdict, str]]] = {}
 
     def pytest_collection_finish(self, session: Any) -> None:
         """Pytest knows how many tests there are."""
@@ -120,13 +159,13 @@ class _Reports:
         if report.when == "call" or not report.passed:
             _, suite, test = report.nodeid.split("::", 2)
             name, _, case = test.partition("[")
-            kind = self.kinds[int(suite.removeprefix("TestArchitecture"))]
+            pair = self.pairs[int(suite.removeprefix("TestArchitecture"))]
             sentence = name.removeprefix("test_").replace("_", " ")
-            self.said.setdefault((kind, sentence), []).append(_verdict(report, case.removesuffix("]")))
+            self.said.setdefault((*pair, sentence), []).append(_verdict(report, case.removesuffix("]")))
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """One for each architecture and promise: failed where any of its cases failed, and what does not apply to any of them."""
-        return tuple(_joined(kind, sentence, cases) for (kind, sentence), cases in self.said.items())
+        """One for each architecture, what is around it, and promise: failed where any of its cases failed, and what does not apply to any of them."""
+        return tuple(_joined(kind, name, sentence, cases) for (kind, name, sentence), cases in self.said.items())
 
 
 def _verdict(report: Any, case: str) -> tuple[Verdict, str]:
@@ -140,16 +179,17 @@ def _verdict(report: Any, case: str) -> tuple[Verdict, str]:
     return "failed", f"{case}: {line}" if case else line
 
 
-def _joined(kind: str, sentence: str, cases: Sequence[tuple[Verdict, str]]) -> Outcome:
+def _joined(kind: str, around: str, sentence: str, cases: Sequence[tuple[Verdict, str]]) -> Outcome:
     for verdict in ("failed", "passed"):
         reasons = [why for found, why in cases if found == verdict]
         if reasons:
-            return Outcome(kind=kind, promise=sentence, verdict=verdict, why=reasons[0])
-    return Outcome(kind=kind, promise=sentence, verdict="does not apply", why=cases[0][1])
+            return Outcome(kind=kind, promise=sentence, verdict=verdict, why=reasons[0], around=around)
+    return Outcome(kind=kind, promise=sentence, verdict="does not apply", why=cases[0][1], around=around)
 
 
 def conformance_table(outcomes: Sequence[Outcome]) -> str:
-    """The table in Markdown, with a numbered sentence for every failure and the reasons why promises do not apply."""
+    """The table in Markdown of architectures alone, with a numbered sentence for every failure and the reasons why promises do not apply."""
+    outcomes = [outcome for outcome in outcomes if not outcome.around]
     kinds, promises = (list(dict.fromkeys(getattr(o, name) for o in outcomes)) for name in ("kind", "promise"))
     by = {(outcome.kind, outcome.promise): outcome for outcome in outcomes}
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
@@ -158,26 +198,72 @@ def conformance_table(outcomes: Sequence[Outcome]) -> str:
     def cell(outcome: Outcome) -> str:
         return marks.get(outcome.verdict) or f"**failed ({failures.index(outcome) + 1})**"
 
-    lines = [f"| promise | {' | '.join(f'`{kind}`' for kind in kinds)} |", f"|---|{'---|' * len(kinds)}"]
+    lines = [*_head("promise", kinds)]
     lines += [f"| {promise} | {' | '.join(cell(by[kind, promise]) for kind in kinds)} |" for promise in promises]
     if failures:
         lines += ["", *(f"{n}. `{o.kind}`, {o.promise}: {o.why}" for n, o in enumerate(failures, start=1))]
-    reasons = {o.why: None for o in outcomes if o.verdict == "does not apply"}
-    if reasons:
-        lines += ["", "A dash is a promise that does not apply:", "", *(f"- {why}" for why in sorted(reasons))]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_reasons(outcomes, "A dash is a promise that does not apply:")]) + "\n"
 
 
-def conformance_page(outcomes: Sequence[Outcome], command: str) -> str:
-    """The table as a page of the documents that says by which command, and with which versions, it was made."""
+def around_table(outcomes: Sequence[Outcome]) -> str:
+    """The table in Markdown of what stands around layers: how many promises each architecture keeps with it, and a numbered sentence for every failure."""
+    kinds = list(dict.fromkeys(outcome.kind for outcome in outcomes))  # in the order of the first table
+    outcomes = [outcome for outcome in outcomes if outcome.around]
+    names = list(dict.fromkeys(outcome.around for outcome in outcomes))
+    failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
+
+    def cell(kind: str, name: str) -> str:
+        here = [outcome for outcome in outcomes if (outcome.kind, outcome.around) == (kind, name)]
+        numbers = [str(failures.index(outcome) + 1) for outcome in here if outcome.verdict == "failed"]
+        kept = sum(outcome.verdict == "passed" for outcome in here)
+        return f"**failed ({', '.join(numbers)})**" if numbers else str(kept or "-")
+
+    lines = [*_head("around the layers", kinds)]
+    lines += [f"| `{name}` | {' | '.join(cell(kind, name) for kind in kinds)} |" for name in names]
+    if failures:
+        lines += [
+            "",
+            *(f"{n}. `{o.around}` around `{o.kind}`, {o.promise}: {o.why}" for n, o in enumerate(failures, 1)),
+        ]
+    lines += ["", *(f"- `{name}`: `{json.dumps(AROUND[name])}`" for name in names)]
+    refused = [outcome for outcome in outcomes if outcome.promise == REFUSED]
+    return "\n".join([*lines, *_reasons(refused, "A dash is an architecture that cannot have it:")]) + "\n"
+
+
+def _head(first: str, kinds: Sequence[str]) -> tuple[str, str]:
+    return f"| {first} | {' | '.join(f'`{kind}`' for kind in kinds)} |", f"|---|{'---|' * len(kinds)}"
+
+
+def _reasons(outcomes: Sequence[Outcome], title: str) -> list[str]:
+    """Why something does not apply, each reason once, below a title."""
+    reasons = {outcome.why: None for outcome in outcomes if outcome.verdict == "does not apply"}
+    lines = [f"- {why}" for why in sorted(reasons)]
+    return ["", title, "", *lines] if lines else []
+
+
+def _sum_of(outcomes: Sequence[Outcome]) -> str:
+    """How many promises hold, fail and do not apply."""
     counts = {
         verdict: sum(o.verdict == verdict for o in outcomes) for verdict in ("passed", "failed", "does not apply")
     }
-    return (
+    return f"{counts['passed']} hold, {counts['failed']} fail and {counts['does not apply']} do not apply"
+
+
+def conformance_page(outcomes: Sequence[Outcome], command: str) -> str:
+    """The tables as a page of the documents that says by which command, and with which versions, it was made."""
+    alone, around = ([o for o in outcomes if bool(o.around) == there] for there in (False, True))
+    page = (
         f"{TITLE}\n\n"
         f"Made by `{command}` with torch {metadata.version('torch')}; `hydragnn conformance my_package.networks:MyNetwork` makes it for\n"
         "an architecture of yours. A line is a test of `hydragnn.conformance`, named for its sentence, with all of its corners, in float64 unless it says\n"
         "otherwise.\n"
-        f"Of {len(outcomes)} pairs of a promise and an architecture {counts['passed']} hold, {counts['failed']} fail and "
-        f"{counts['does not apply']} do not apply.\n\n" + conformance_table(outcomes)
+        f"Of {len(alone)} pairs of a promise and an architecture {_sum_of(alone)}.\n\n" + conformance_table(alone)
     )
+    if around:
+        page += (
+            "\n## With something around the layers\n\n"
+            "The same promises of the same architectures with attention, conditioning or pooling around their layers: how many are kept. The\n"
+            "others do not apply: those about forces where there are none, about two dimensions where only three will do, and with clusters that of repeated cells.\n"
+            f"Of {len(around)} pairs {_sum_of(around)}.\n\n" + around_table(around)
+        )
+    return page

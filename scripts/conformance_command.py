@@ -30,26 +30,38 @@ def conformance(
             "--set", metavar="KEY=VALUE", help="A setting of [model] for all of them, e.g. `conditioning=film`."
         ),
     ] = None,
+    around: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--around",
+            metavar="NAME",
+            help="Once more with this around the layers: multihead, linear (attention), film, pooled (conditioning), clusters, scores (pooling), checkpointing; or all.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
 ) -> None:
     """Test everything that architectures promise, on small graphs: a line per promise, a column per architecture.
 
-    Needs pytest; all architectures take some minutes, one takes seconds. Exits with 3 where a promise is not kept.
+    Needs pytest; all architectures take a minute of one core, as long again with each of --around, and one takes seconds. Exits with 3 where a promise is
+    not kept.
     """
+    from hydragnn.conformance_cases import AROUND
     from hydragnn.conformance_table import TITLE, conformance_of, conformance_page
 
     if out is not None:
         check_page_target(out, TITLE.encode(), "table of conformance")
     settings = with_overrides({}, assignments or [], example="conditioning=film")
+    names = list(AROUND) if "all" in (around or []) else around or []
     console = PlainConsole(stderr=True)
     columns = (TextColumn("promises"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
         task = bar.add_task("promises", total=None)
         outcomes = conformance_of(
-            kinds or (), settings, lambda done, total: bar.update(task, completed=done, total=total)
+            kinds or (), settings, lambda done, total: bar.update(task, completed=done, total=total), around=names
         )
     if out is not None:
         words = ["hydragnn conformance", *(kinds or []), *(f"--set {one}" for one in assignments or [])]
+        words += [f"--around {name}" for name in around or []]
         write_atomically(out, conformance_page(outcomes, " ".join([*words, f"--out {out}"])))
     if as_json:
         print(json.dumps([outcome.to_json() for outcome in outcomes]))
@@ -61,12 +73,14 @@ def conformance(
 
 def _show(outcomes: "tuple[Outcome, ...]") -> None:
     """How many promises each architecture keeps, and every failure in a line."""
-    table = Table("architecture", "kept", "failed", "do not apply", box=None, pad_edge=False)
-    for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
-        verdicts = [outcome.verdict for outcome in outcomes if outcome.kind == kind]
-        table.add_row(kind, *(str(verdicts.count(verdict)) for verdict in ("passed", "failed", "does not apply")))
+    table = Table("architecture", "around", "kept", "failed", "do not apply", box=None, pad_edge=False)
+    for kind, around in dict.fromkeys((outcome.kind, outcome.around) for outcome in outcomes):
+        verdicts = [outcome.verdict for outcome in outcomes if (outcome.kind, outcome.around) == (kind, around)]
+        counts = (str(verdicts.count(verdict)) for verdict in ("passed", "failed", "does not apply"))
+        table.add_row(kind, around, *counts)
     console = PlainConsole()
     console.print(table)
     for outcome in outcomes:
         if outcome.verdict == "failed":
-            console.print(f"{outcome.kind} fails: {outcome.promise}: {outcome.why}")
+            where = f"{outcome.kind} with {outcome.around}" if outcome.around else outcome.kind
+            console.print(f"{where} fails: {outcome.promise}: {outcome.why}")

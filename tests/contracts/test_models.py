@@ -13,17 +13,12 @@ from ase.build import bulk, molecule
 
 from hydragnn.architectures import architectures
 from hydragnn.conformance import ArchitectureConformance
+from hydragnn.conformance_cases import AROUND
 from hydragnn.conformance_smoothness import CUTOFF, LOAD, energy_model, problems_of_force_constants, problems_on_paths
 from hydragnn.graphs.atomic import from_ase
 
-AROUND: dict[str, dict[str, Any]] = {
-    "FiLM": {"conditioning": "film"},
-    "Pooled": {"conditioning": "pooled"},
-    "MultiheadAttention": {"global_attention": {"kind": "multihead", "heads": 2}},
-    "LinearAttention": {"global_attention": {"kind": "linear", "heads": 2}, "conditioning": "film"},
-    "Checkpointed": {"checkpoint_activations": True},
-    "Pooling": {"pooling": {"levels": 2}, "num_layers": 3},
-}
+TOGETHER = {**AROUND, "linear": {**AROUND["linear"], **AROUND["film"]}}
+"""What stands around layers; linear attention and conditioning at once."""
 
 
 def suite(name: str, kind: str, settings: dict[str, Any]) -> type:
@@ -35,33 +30,29 @@ for kind, architecture in architectures().items():
     globals()[f"Test{architecture.__name__}"] = suite(f"Test{architecture.__name__}", kind, {})
 
 for kind in ("painn", "gin"):
-    for name, settings in AROUND.items():
+    for name in [name for name in TOGETHER if (kind, name) != ("gin", "equivariant")]:
+        settings = TOGETHER[name]
         globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, settings)
 
 for kind in ("schnet", "pna"):
-    for name in ("MultiheadAttention", "LinearAttention"):
-        globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, AROUND[name])
+    for name in ("multihead", "linear"):
+        globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, TOGETHER[name])
 
-EQUIVARIANT: dict[str, Any] = {"global_attention": {"kind": "equivariant", "heads": 2, "cutoff": 4.3, "num_radial": 5}}
-"""Attention that reaches farther than the edges of crystals and molecules in ``hydragnn.conformance_smoothness``, through images in all periodic cells."""
-for kind in ("painn", "schnet", "egnn", "mace", "tensornet", "pnaeq", "dimenet", "equivariant_transformer"):
-    name = f"TestEquivariantAttentionAround{kind}"
-    globals()[name] = suite(name, kind, EQUIVARIANT)
+for kind in ("schnet", "mace", "tensornet"):
+    globals()[f"TestequivariantAround{kind}"] = suite(f"TestequivariantAround{kind}", kind, AROUND["equivariant"])
 for name, kind, settings in (
     ("TestEquivariantAttentionOfDegreeTwo", "mace", {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2}),
-    ("TestEquivariantAttentionCheckpointed", "painn", {**AROUND["Checkpointed"], "conditioning": "film"}),
-    ("TestEquivariantAttentionMoving", "egnn", {"moving_coordinates": True}),
+    ("TestEquivariantAttentionMoving", "egnn", {"moving_coordinates": True, **AROUND["checkpointing"]}),
 ):
-    globals()[name] = suite(name, kind, {**settings, **EQUIVARIANT})
+    globals()[name] = suite(name, kind, {**settings, **AROUND["equivariant"]})
 
 for kind in ("egnn", "schnet", "pna", "tensornet", "gatv2", "relational", "mace"):
-    globals()[f"TestPoolingAround{kind}"] = suite(f"TestPoolingAround{kind}", kind, AROUND["Pooling"])
-for kind in ("painn", "gatv2", "relational", "mace"):
-    top = {"pooling": {"levels": 2, "by": "scores", "ratio": 0.6}, "num_layers": 3}
-    globals()[f"TestTopKAround{kind}"] = suite(f"TestTopKAround{kind}", kind, top)
+    globals()[f"TestclustersAround{kind}"] = suite(f"TestclustersAround{kind}", kind, AROUND["clusters"])
+for kind in ("gatv2", "relational", "mace"):
+    globals()[f"TestscoresAround{kind}"] = suite(f"TestscoresAround{kind}", kind, AROUND["scores"])
 globals()["TestPoolingOfTwoLayers"] = suite("TestPoolingOfTwoLayers", "painn", {"pooling": {"levels": 2}})
 globals()["TestPoolingCheckpointed"] = suite(
-    "TestPoolingCheckpointed", "painn", {**AROUND["Pooling"], **AROUND["Checkpointed"]}
+    "TestPoolingCheckpointed", "painn", {**AROUND["clusters"], **AROUND["checkpointing"]}
 )
 
 for kind in ("egnn", "schnet"):
@@ -74,7 +65,7 @@ for kind in ("painn", "pnaeq"):
     globals()[f"TestOverLength{kind}"] = suite(f"TestOverLength{kind}", kind, {"directions": "over_length"})
 globals()["TestEquation6"] = suite("TestEquation6", "egnn", {"residual": False})
 globals()["TestSteepEnvelope"] = suite("TestSteepEnvelope", "schnet", {"envelope_exponent": 3})
-globals()["TestMovingCheckpointed"] = suite("TestMovingCheckpointed", "egnn", {**moving, **AROUND["Checkpointed"]})
+globals()["TestMovingCheckpointed"] = suite("TestMovingCheckpointed", "egnn", {**moving, **AROUND["checkpointing"]})
 
 DEGREES: dict[str, dict[str, Any]] = {
     "MACEWithDegreeTwo": {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2},

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hydragnn.architectures import architectures
-from hydragnn.conformance_table import Outcome, conformance_of, conformance_table
+from hydragnn.conformance_cases import AROUND
+from hydragnn.conformance_table import Outcome, around_table, conformance_of, conformance_page, conformance_table
 from hydragnn.errors import InputError
 from tests.forked import Forked
 from tests.hydragnn.test_conformance import FAULTY
@@ -24,12 +26,33 @@ def promises(root: Path) -> set[str]:
 
 
 def test_the_page_has_every_promise_and_every_architecture_and_none_fails(root: Path) -> None:
-    lines = (root / "docs" / "conformance.md").read_text().splitlines()
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    advice = "make it anew: hydragnn conformance --out docs/conformance.md"
-    assert table[0][1:] == [f"`{kind}`" for kind in architectures()], advice
-    assert {row[0] for row in table[1:]} == promises(root), advice
-    assert {cell for row in table[1:] for cell in row[1:]} <= {"yes", "-"}, advice
+    """Alone, and with attention, conditioning and pooling around the layers."""
+    page = (root / "docs" / "conformance.md").read_text()
+    advice = f"make it anew: {page.split('`')[1]}"
+    alone, around = (
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("| ")]
+        for part in page.split("## With something around the layers")
+    )
+    assert alone[0][1:] == around[0][1:] == [f"`{kind}`" for kind in architectures()], advice
+    assert {row[0] for row in alone[1:]} == promises(root), advice
+    assert {cell for row in alone[1:] for cell in row[1:]} <= {"yes", "-"}, advice
+    assert {"multihead", "film", "clusters"} <= {row[0].strip("`") for row in around[1:]} <= set(AROUND), advice
+    cells = [cell for row in around[1:] for cell in row[1:]]
+    assert all(cell == "-" or 0 < int(cell) <= len(promises(root)) for cell in cells), advice
+
+
+def test_the_same_promises_are_tested_with_something_around_the_layers_unless_it_is_refused(root: Path) -> None:
+    outcomes = conformance_of(["gin"], around=["clusters"])
+    alone, pooled = ([o for o in outcomes if o.around == name] for name in ("", "clusters"))
+    assert {o.promise for o in alone} == {o.promise for o in pooled} == promises(root)
+    of_cells = [o for o in outcomes if o.promise == "a repeated cell is the cell so many times"]
+    assert [o.verdict for o in of_cells] == ["passed", "does not apply"] and "have no middle" in of_cells[1].why
+    assert not [o for o in outcomes if o.verdict == "failed"]
+    (refusal,) = [o for o in conformance_of(["gin"], {"num_layers": 1}, around=["scores"]) if o.around]
+    assert refusal.verdict == "does not apply" and "set num_layers to 2 or more" in refusal.why
+    page = conformance_page([*outcomes, refusal], "the command")
+    kept = sum(o.verdict == "passed" for o in pooled)
+    assert f"| `clusters` | {kept} |\n| `scores` | - |\n" in page and f"- {refusal.why}\n" in page
 
 
 def test_the_command_says_what_a_users_architecture_does_not_keep_with_its_figure(root: Path, tmp_path: Path) -> None:
@@ -52,6 +75,8 @@ def test_the_command_says_what_a_users_architecture_does_not_keep_with_its_figur
 def test_what_cannot_be_tested_is_refused_before_anything_runs() -> None:
     with pytest.raises(InputError, match="did you mean painn"):
         conformance_of(["pain"])
+    with pytest.raises(InputError, match="did you mean film"):
+        conformance_of(["gin"], around=["fim"])
     with pytest.raises(InputError, match="unknown key"):
         conformance_of(["gin"], {"cutoff": 3.0})
 
@@ -75,4 +100,14 @@ def test_a_table_numbers_failures_and_says_why_a_promise_does_not_apply() -> Non
         "A dash is a promise that does not apply:",
         "",
         "- a gives no forces",
+    ]
+    around = [replace(outcome, around="film") for outcome in outcomes]
+    assert around_table([*outcomes, *around, replace(outcomes[2], around="pooled")]).splitlines()[:7] == [
+        "| around the layers | `a` | `b` |",
+        "|---|---|---|",
+        "| `film` | **failed (1)** | **failed (2)** |",
+        "| `pooled` | - | 1 |",
+        "",
+        "1. `film` around `a`, it turns: rotation: 0.3",
+        "2. `film` around `b`, it pulls: 0.1",
     ]
