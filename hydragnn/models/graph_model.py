@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.coarse import Level
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.levels import levels_of
 from hydragnn.graphs.wider import wider
@@ -112,7 +113,6 @@ class GraphModel(nn.Module):
     ) -> MessageGraph:
         """What the layers see of a batch whose edges have these vectors, and ``of_pairs`` the pairs of attention; absent: those of the positions."""
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
-        pooling = self.description.model.pooling if self.description.model.pools_clusters else None
         return MessageGraph(
             topology=batch.topology,
             owner=batch.owner("node"),
@@ -124,7 +124,7 @@ class GraphModel(nn.Module):
             species=batch.nodes[ATOMIC_NUMBERS] if species else None,
             condition=None if self.condition_inputs is None else self.condition_inputs(batch),
             basis=self.encoder.basis,
-            levels=() if pooling is None else levels_of(batch, pooling.levels, self.description.kind_fields),
+            levels=self.levels(batch),
             wider=self.graph_of_pairs(batch, of_pairs),
         )
 
@@ -140,6 +140,13 @@ class GraphModel(nn.Module):
             vectors=edge_vectors(pairs) if vectors is None else vectors,
             basis=self.basis_of_pairs,
         )
+
+    def levels(self, batch: GraphBatch) -> tuple[Level, ...]:
+        """The coarser levels on which layers work, made where the batch does not know them yet; none for models that do not pool by clusters."""
+        pooling = self.description.model.pooling
+        if pooling is None or not self.description.model.pools_clusters:
+            return ()
+        return levels_of(batch, pooling.levels, self.description.kind_fields)
 
     def encode(self, batch: GraphBatch, graph: MessageGraph) -> States:
         """Final states of all nodes, as the heads read them."""

@@ -119,6 +119,7 @@ class TrainedModel:
 
     def _normalised(self, batch: GraphBatch) -> GraphBatch:
         """The batch with normalised inputs, where and in the precision in which the model computes."""
+        self.model.levels(batch)  # which the batch keeps, for other members that see it
         of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
         inputs = normalise(batch, replace(self.normalisation, scales=of_inputs, references={}))
         return inputs.to(self.device, self.dtype)

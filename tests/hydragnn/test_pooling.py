@@ -34,7 +34,7 @@ from hydragnn.graphs import (
 from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.levels import levels_of
 from hydragnn.layers import GraphUNet, MessageGraph, States
-from hydragnn.models import NotCompiled, build_model, compiled_model, parse_head
+from hydragnn.models import NotCompiled, build_model, compiled_model, load_model, parse_head
 from hydragnn.runs import train
 from hydragnn.scripts import api
 
@@ -440,6 +440,10 @@ def test_a_run_makes_the_levels_of_a_graph_once(
     kept = train(config, tmp_path / "run", store=far, until=3)
     levels, graphs = POOLING["pooling"]["levels"], len(far)
     assert sum(made) == levels * graphs
+    made.clear()
+    batch, member = far.read(range(6)), load_model(tmp_path / "run" / "model")
+    first, second = member.predict(batch)["answer"].mean, member.predict(batch)["answer"].mean
+    assert sum(made) == levels * 6 and torch.equal(first, second)  # members of an ensemble see one batch
     monkeypatch.setattr(MemoryStore, "with_levels", lambda store, *_: store)
     anew = train(config, tmp_path / "anew", store=far, until=3)
     assert sum(made) > 2 * levels * graphs  # in every step, as for stores that are read batch by batch
