@@ -14,6 +14,9 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.search import completed_cell, edge_order, pairs_within
 from hydragnn.graphs.topology import Topology
 
+WITHIN = "pairs within "
+"""Before the cutoff, what pairs are kept under."""
+
 
 def wider(batch: GraphBatch, cutoff: float | None) -> GraphBatch:
     """The graphs with all pairs within ``cutoff`` (the unit of positions) as edges, or with all pairs at all, and without their fields.
@@ -29,7 +32,8 @@ def wider(batch: GraphBatch, cutoff: float | None) -> GraphBatch:
     (4, 6)
     """
     # receiver, sender and the image of the sender in cell vectors; [5, pairs]
-    table: Tensor = batch._derive(f"pairs within {cutoff}", "edge", lambda: _pairs(batch, cutoff))
+    key = "all pairs" if cutoff is None else f"{WITHIN}{cutoff}"
+    table: Tensor = batch._derive(key, "edge", lambda: _pairs(batch, cutoff))
     receivers, senders, images = table[0], table[1], table[2:]
     owner = batch.owner("node").index_select(0, receivers)
     cells = batch.cell.to(batch.positions.dtype).index_select(0, owner)[:, :, : batch.dim]  # [pairs, 3, dim]
@@ -85,3 +89,20 @@ def _pairs_within(batch: GraphBatch, cutoff: float) -> Int[Tensor, "5 pairs"]:
         order = edge_order(receivers, senders, images, end - first)
         tables.append(np.stack([receivers + first, senders + first, *images.T])[:, order])
     return torch.from_numpy(np.concatenate(tables, axis=1)).to(batch.device)
+
+
+def with_pairs_as_in(batch: GraphBatch, like: GraphBatch) -> GraphBatch:
+    """The batch with pairs that mean nothing, copies of its edges: as many for an edge as that graph of ``like`` has which has most, for all cutoffs searched there.
+
+    Positions without a meaning would have other numbers of pairs than those of data, which grow with edges.
+    """
+    result = replace(batch)
+    edges = like.counts("edge").cpu()
+    for (what, where), table in like._derived.items():
+        if what.startswith(WITHIN) and batch.num_edges:
+            pairs = torch.bincount(like.owner("node").index_select(0, table[0]).cpu(), minlength=like.num_graphs)
+            share = float((pairs[edges > 0] / edges[edges > 0]).max())
+            copies = torch.arange(round(share * batch.num_edges), device=batch.device) % batch.num_edges
+            ends = torch.stack([batch.receivers, batch.senders])[:, copies.sort().values]
+            result._derived[what, where] = torch.cat([ends, ends.new_ones(3, ends.shape[1])])
+    return result

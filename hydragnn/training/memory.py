@@ -21,6 +21,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import LOCATIONS
 from hydragnn.graphs.reversal import reverse_of
 from hydragnn.graphs.topology import Topology
+from hydragnn.graphs.wider import with_pairs_as_in
 
 DEVICE_SHARE = 0.9
 """Of an accelerator's memory, what tensors may take: the rest is for libraries and for gaps between tensors."""
@@ -53,9 +54,10 @@ def footprint_of(compute: Callable[[GraphBatch], object], like: GraphBatch) -> F
 
     ``like`` is from the data, with two graphs or more; where it takes more itself than probes foretell, so will all batches.
     """
-    probes = [_probe(compute, probe_batch(like, sample)) for sample in samples_for(like)]
+    like = replace(like)  # what follows from edges is not there yet
+    own = _probe(compute, like)
+    probes = [_probe(compute, with_pairs_as_in(probe_batch(like, sample), like)) for sample in samples_for(like)]
     footprint = fitted(probes)
-    own = _probe(compute, replace(like))
     foretold = float(np.max(np.array(footprint.forms) @ own.amounts))
     factor = float(own.alive.max()) / max(foretold, 1.0)
     return footprint if factor <= 1 else _times(footprint, factor)
@@ -75,9 +77,8 @@ def with_fixed(footprint: Footprint, size: int) -> Footprint:
 
 
 def _probe(compute: Callable[[GraphBatch], object], batch: GraphBatch) -> Probe:
-    nodes = batch.counts("node").to("cpu", torch.float64)
+    nodes = batch.node_offsets.diff().to("cpu", torch.float64)
     amounts = [1.0, batch.num_graphs, batch.num_nodes, batch.num_edges, float(nodes.square().sum())]
-    batch = replace(batch)  # what follows from edges is not there yet
     given, changes = batch.size, allocations(lambda: compute(batch), batch.device)
     return Probe(amounts=np.array(amounts), alive=given + np.concatenate([[0], changes]).cumsum(), given=given)
 

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ase.build import bulk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.config import RunConfig
 from hydragnn.conformance_cases import loss_of, make_graph, make_model
+from hydragnn.conformance_smoothness import atoms_graph, energy_model
 from hydragnn.datasets import Budget, MemoryStore, Sizes, pack
 from hydragnn.datasets.footprint import Footprint, MemoryLimit, bytes_of, footprint_from_json
 from hydragnn.distributed import Ranks
@@ -66,6 +68,27 @@ def test_the_peak_of_a_step_is_known_for_batches_of_every_size(kind: str, more: 
     footprint = footprint_of(step, like)
     mixed = concatenate([probe_batch(like, (1, nodes, 2 * nodes)) for nodes in (3, 50, 3, 1)])
     for batch in (probe_batch(like, (40, 2, 2)), probe_batch(like, (1, 120, 3000)), mixed):
+        measured = batch.size + peak(partial(step, replace(batch)))
+        sizes = Sizes(nodes=batch.counts("node").numpy(), edges=batch.counts("edge").numpy())
+        assert 0.98 * measured <= footprint.bytes(sizes, np.arange(len(sizes))) <= 1.1 * measured
+
+
+def test_the_peak_of_attention_through_images_grows_with_edges() -> None:
+    """Cells of three sizes foretell larger ones: a squared number of nodes would be 15 times too much of the last."""
+    attention = {"kind": "equivariant", "heads": 2, "cutoff": 6.0}
+    model = energy_model("painn", cutoff=4.0, global_attention=attention).float()
+    weights = list(model.parameters())
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+
+    def step(batch: GraphBatch) -> None:
+        model(batch)["energy"].mean.square().sum().backward(inputs=weights)
+
+    def crystal(*repeats: int) -> GraphBatch:
+        return atoms_graph(bulk("NaCl", "rocksalt", a=5.64, cubic=True).repeat(repeats), 4.0).to(dtype=torch.float32)
+
+    footprint = footprint_of(step, concatenate([crystal(1, 1, 1), crystal(2, 1, 1), crystal(2, 2, 1)]))
+    for batch in (concatenate([crystal(1, 1, 1)] * 8), crystal(4, 3, 3)):
         measured = batch.size + peak(partial(step, replace(batch)))
         sizes = Sizes(nodes=batch.counts("node").numpy(), edges=batch.counts("edge").numpy())
         assert 0.98 * measured <= footprint.bytes(sizes, np.arange(len(sizes))) <= 1.1 * measured

@@ -46,12 +46,21 @@ def moved_in_an_epoch(run: Assembly) -> tuple[set[str], set[str]]:
     return set(before), moved
 
 
-@pytest.mark.parametrize("model", ["painn", "mace", "dimenet", "pna"])
+EQUIVARIANT = {"kind": "equivariant", "heads": 2, "cutoff": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("model", "attention"),
+    [
+        *((kind, {"kind": "multihead", "heads": 2}) for kind in ("painn", "mace", "dimenet", "pna")),
+        *((kind, EQUIVARIANT) for kind in ("painn", "mace")),
+    ],
+)
 def test_an_epoch_moves_every_weight_of_the_trunk_and_of_all_branches(
-    model: str, make_config: Configs, store: MemoryStore
+    model: str, attention: dict[str, Any], make_config: Configs, store: MemoryStore
 ) -> None:
     """5. Embeddings, radial functions and attention included; a lone weight that nothing depends on would stay."""
-    one = make_config(model, train__weight_decay=0.0, model__global_attention={"kind": "multihead", "heads": 2})
+    one = make_config(model, train__weight_decay=0.0, model__global_attention=attention)
     charge = {"kind": "scalar", "field": "charge", "hidden_dims": [8]}
     config = branched(one, {"metals": [ENERGY, charge], "oxides": [ENERGY]})
     run = assemble(plan_run(config, {"metals": store, "oxides": store}), CPU, Ranks(), lambda: None)
