@@ -59,7 +59,7 @@ class GraphModel(nn.Module):
                 return {settings.field: head(states, graph, batch) for settings, head in heads}, states
         with torch.enable_grad():
             vectors = edge_vectors(batch).detach().requires_grad_()
-            graph = self.message_graph(batch, vectors)
+            graph = self.message_graph(batch, vectors, derived_once=not recording)
             states = self.encode(batch, graph)
             predictions: dict[str, Distribution] = {}
             for settings, head in zip(self.description.heads, self.heads):
@@ -90,7 +90,9 @@ class GraphModel(nn.Module):
             "`requires` if it cannot do without"
         )
 
-    def message_graph(self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None) -> MessageGraph:
+    def message_graph(
+        self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None, *, derived_once: bool = False
+    ) -> MessageGraph:
         """What the layers see of a batch whose edges have these vectors."""
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
         levels = batch.nodes[CLUSTERS] if self.description.model.pools_clusters else None
@@ -107,6 +109,7 @@ class GraphModel(nn.Module):
             basis=self.encoder.basis,
             clusters=levels,
             positions=batch.positions if levels is not None and vectors is not None else None,
+            derived_once=derived_once,
         )
 
     def encode(self, batch: GraphBatch, graph: MessageGraph) -> States:
