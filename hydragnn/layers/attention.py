@@ -7,15 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.kernels import SiLU, segment_sum
+from hydragnn.kernels import SiLU, is_traced, segment_sum
 from hydragnn.layers.message_graph import MessageGraph, States
+from hydragnn.layers.size_buckets import SizeBuckets, size_buckets
 
 
 class GraphAttention(nn.Module):
     """softmax(Q K^T / sqrt(d)) V over the nodes of each graph (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
 
-    Graphs with equally many nodes are computed together, so nothing is padded or masked. Time is quadratic in the nodes of a graph, not of the batch;
-    so is memory where forces are asked (``graph.is_differentiated``), and elsewhere torch's fused forms keep no array of nodes by nodes.
+    Graphs of similar sizes are computed together (``size_buckets``), never all of a batch. Time is quadratic in the nodes of a graph, not of the batch;
+    so is memory where weights learn from forces (``graph.is_differentiated_twice``), and elsewhere torch's fused forms keep no array of nodes by nodes.
     Weights lie as in ``torch.nn.MultiheadAttention``.
     """
 
@@ -28,44 +29,44 @@ class GraphAttention(nn.Module):
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
         """What every node reads from its graph."""
         projected = self.project(states)  # [nodes, 3 channels]
-        attended = states.new_zeros(states.shape, dtype=projected.dtype)
-        for nodes in graph.once("nodes by size", lambda: nodes_by_size(graph)):
-            queries, keys, values = (  # [graphs of that size, heads, size, channels / heads] each
-                part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected[nodes].chunk(3, dim=-1)
-            )
-            # fused forms have one derivative, and weights learn from forces by a second one
-            form = attention_in_full if graph.is_differentiated else nn.functional.scaled_dot_product_attention
-            read = form(queries, keys, values).transpose(1, 2).flatten(2)  # [graphs of that size, size, channels]
-            attended = attended.index_add(0, nodes.flatten(), read.flatten(0, 1).to(attended.dtype))
-        return self.out(attended)
+        dtype, buckets = projected.dtype, buckets_of(graph)
+        absent = graph.once(("absent", dtype), lambda: [bucket.absent(dtype) for bucket in buckets.buckets])
+        # fused forms have one derivative, and weights learn from forces by a second one
+        form = attention_in_full if graph.is_differentiated_twice else nn.functional.scaled_dot_product_attention
+        read = []  # [graphs, size, channels] of every bucket
+        for rows, mask in zip(buckets.spread(projected), absent):
+            queries, keys, values = (by_head(part, self.heads) for part in rows.chunk(3, dim=-1))
+            read.append(form(queries, keys, values, mask).transpose(1, 2).flatten(2))
+        return self.out(buckets.collect(read))
+
+
+def buckets_of(graph: MessageGraph) -> SizeBuckets:
+    """The buckets of a graph's nodes, the same for all layers."""
+    return graph.once("buckets", lambda: size_buckets(graph.nodes_per_graph, graph.owner))
+
+
+def by_head(
+    rows: Float[Tensor, "graphs size channels"], heads: int
+) -> Float[Tensor, "graphs {heads} size channels_per_head"]:
+    """Channels of every head apart."""
+    return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def attention_in_full(
     queries: Float[Tensor, "graphs heads size width"],
     keys: Float[Tensor, "graphs heads size width"],
     values: Float[Tensor, "graphs heads size width"],
+    mask: Float[Tensor, "graphs 1 1 size"] | None,
 ) -> Float[Tensor, "graphs heads size width"]:
-    """softmax(Q K^T / sqrt(d)) V as it is written, with derivatives of every order."""
-    # [graphs, heads, size, size]: who reads, who is read
-    shares = (queries @ keys.mT / math.sqrt(queries.shape[-1])).softmax(dim=-1)
-    return shares @ values
-
-
-def nodes_by_size(graph: MessageGraph) -> list[Tensor]:
-    """Node numbers ``[graphs, size]`` of the graphs of each size; graphs without nodes are left out."""
-    counts = graph.nodes_per_graph
-    starts = counts.cumsum(0) - counts
-    return [
-        starts[counts == size].unsqueeze(1) + torch.arange(size, device=counts.device)
-        for size in counts.unique().tolist()
-        if size
-    ]
+    """softmax(Q K^T / sqrt(d) + mask) V as it is written, with derivatives of every order."""
+    scores = (queries / math.sqrt(queries.shape[-1])) @ keys.mT  # [graphs, heads, size, size]: who reads, who is read
+    return (scores if mask is None else scores + mask).softmax(dim=-1) @ values
 
 
 class LinearGraphAttention(nn.Module):
     """f(Q) (f(K)^T V) / (f(Q) sum f(K)) with f = elu + 1 over the nodes of each graph (Katharopoulos et al. 2020, arXiv:2006.16236, eq. 5).
 
-    Time and memory are linear in the number of nodes.
+    Time and memory are linear in the number of nodes. Graphs of similar sizes are computed together (``size_buckets``).
     """
 
     def __init__(self, channels: int, heads: int) -> None:
@@ -78,13 +79,36 @@ class LinearGraphAttention(nn.Module):
         """What every node reads from its graph."""
         queries, keys, values = (part.unflatten(-1, (self.heads, -1)) for part in self.project(states).chunk(3, dim=-1))
         queries, keys = nn.functional.elu(queries) + 1, nn.functional.elu(keys) + 1  # [nodes, heads, width]
-        outer = keys.unsqueeze(-1) * values.unsqueeze(-2)  # [nodes, heads, width, width]
-        # sums over the graph of every node: [nodes, heads, width, width] and [nodes, heads, width]
-        context = segment_sum(outer, graph.owner, graph.num_graphs).index_select(0, graph.owner)
-        weight = segment_sum(keys, graph.owner, graph.num_graphs).index_select(0, graph.owner)
-        # [nodes, heads, width]; f > 0, so that the divisor is
-        read = (queries.unsqueeze(-2) @ context).squeeze(-2) / (queries * weight).sum(-1, keepdim=True)
-        return self.out(read.flatten(1))
+        values = torch.cat([values, torch.ones_like(values[..., :1])], dim=-1)  # [nodes, heads, width + 1]
+        sums = sums_by_node if is_traced() else sums_by_bucket
+        # the last is the sum of shares; f > 0, so that it is
+        read, total = sums(queries, keys, values, graph).split([queries.shape[-1], 1], dim=-1)
+        return self.out((read / total).flatten(1))
+
+
+def sums_by_bucket(
+    queries: Float[Tensor, "nodes heads width"],
+    keys: Float[Tensor, "nodes heads width"],
+    values: Float[Tensor, "nodes heads features"],
+    graph: MessageGraph,
+) -> Float[Tensor, "nodes heads features"]:
+    """Q (K^T V) of each graph by products of buckets, in which rows of zeros add nothing."""
+    heads, buckets = queries.shape[1], buckets_of(graph)
+    spread = [[by_head(rows, heads) for rows in buckets.spread(part.flatten(1))] for part in (queries, keys, values)]
+    read = [q @ (k.mT @ v) for q, k, v in zip(*spread)]  # [graphs, heads, size, features] of every bucket
+    return buckets.collect([part.transpose(1, 2).flatten(2) for part in read]).unflatten(-1, (heads, -1))
+
+
+def sums_by_node(
+    queries: Float[Tensor, "nodes heads width"],
+    keys: Float[Tensor, "nodes heads width"],
+    values: Float[Tensor, "nodes heads features"],
+    graph: MessageGraph,
+) -> Float[Tensor, "nodes heads features"]:
+    """Q (K^T V) of each graph for tracers, which know no sizes of graphs."""
+    outer = keys.unsqueeze(-1) * values.unsqueeze(-2)  # [nodes, heads, width, features]
+    context = segment_sum(outer, graph.owner, graph.num_graphs).index_select(0, graph.owner)
+    return (queries.unsqueeze(-2) @ context).squeeze(-2)
 
 
 ATTENTION: dict[str, type[GraphAttention] | type[LinearGraphAttention]] = {

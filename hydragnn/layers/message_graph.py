@@ -57,6 +57,8 @@ class MessageGraph:
     """The coarser levels of the graph, from the finest on; none for models that do not pool by clusters."""
     wider: "MessageGraph | None" = None
     """The same nodes with the pairs that global attention looks at as edges; None where none has its own."""
+    derived_once: bool = False
+    """True where derivatives with respect to positions are values that nobody derives again: forces and stress that are predicted."""
     cache: dict[Any, Any] = member(default_factory=dict, init=False, repr=False)
 
     @property
@@ -70,9 +72,9 @@ class MessageGraph:
         return self.nodes_per_graph.shape[0]
 
     @property
-    def is_differentiated(self) -> bool:
-        """Return True where derivatives with respect to positions are asked: forces and stress, from which weights learn by a second derivative."""
-        return self.vectors is not None and self.vectors.requires_grad
+    def is_differentiated_twice(self) -> bool:
+        """Return True where derivatives with respect to positions are asked, and weights learn from them by a second derivative: training of forces and stress."""
+        return self.vectors is not None and self.vectors.requires_grad and not self.derived_once
 
     def prepare(self) -> None:
         """Make the geometry now, so that layers which are computed twice find it made both times."""

@@ -68,7 +68,7 @@ class GraphModel(nn.Module):
         with torch.enable_grad():
             seen = self.edge_sets(batch)
             vectors = [edge_vectors(edges).detach().requires_grad_() for edges in seen]
-            graph = self.message_graph(batch, *vectors)
+            graph = self.message_graph(batch, *vectors, derived_once=not recording)
             states = self.encode(batch, graph)
             predictions: dict[str, Distribution] = {}
             for settings, head in zip(self.description.heads, self.heads):
@@ -110,6 +110,8 @@ class GraphModel(nn.Module):
         batch: GraphBatch,
         vectors: Float[Tensor, "edges dim"] | None,
         of_pairs: Float[Tensor, "pairs dim"] | None = None,
+        *,
+        derived_once: bool = False,
     ) -> MessageGraph:
         """What the layers see of a batch whose edges have these vectors, and ``of_pairs`` the pairs of attention; absent: those of the positions."""
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
@@ -126,6 +128,7 @@ class GraphModel(nn.Module):
             basis=self.encoder.basis,
             levels=self.levels(batch),
             wider=self.graph_of_pairs(batch, of_pairs),
+            derived_once=derived_once,
         )
 
     def graph_of_pairs(self, batch: GraphBatch, vectors: Float[Tensor, "pairs dim"] | None) -> MessageGraph | None:

@@ -17,17 +17,24 @@ from torch.nn.functional import pad
 
 from hydragnn.datasets.footprint import Footprint, Form
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import LOCATIONS
 from hydragnn.graphs.reversal import reverse_of
 from hydragnn.graphs.topology import Topology
 from hydragnn.graphs.wider import with_pairs_as_in
+from hydragnn.layers.size_buckets import padded_sizes
 
 DEVICE_SHARE = 0.9
 """Of an accelerator's memory, what tensors may take: the rest is for libraries and for gaps between tensors."""
 
 SEVERAL = 1.1
 """Where probes did not allocate in the same order, so much more than the smallest plane above them."""
+
+UNEQUAL = 1.001
+"""Where graphs of different sizes take so many times what equal ones foretell, as attention among all nodes does, probes have different sizes, too."""
+
+SPREAD = 1.02
+"""And batches of such models take up to so many times what the worst of their probes do: how graphs lie together differs from batch to batch."""
 
 SPARE = 2**16
 """Bytes for small tensors that probes do not have: batches of one graph, node or edge are computed in another way here and there."""
@@ -55,12 +62,25 @@ def footprint_of(compute: Callable[[GraphBatch], object], like: GraphBatch) -> F
     ``like`` is from the data, with two graphs or more; where it takes more itself than probes foretell, so will all batches.
     """
     like = replace(like)  # what follows from edges is not there yet
-    own = _probe(compute, like)
-    probes = [_probe(compute, with_pairs_as_in(probe_batch(like, sample), like)) for sample in samples_for(like)]
-    footprint = fitted(probes)
-    foretold = float(np.max(np.array(footprint.forms) @ own.amounts))
-    factor = float(own.alive.max()) / max(foretold, 1.0)
+    probes, spread = [_probe(compute, like)], 1.0
+
+    def probe(batch: GraphBatch) -> Probe:
+        return _probe(compute, with_pairs_as_in(batch, like))
+
+    footprint = fitted([probe(probe_batch(like, sample)) for sample in samples_for(like)])
+    first, *samples = samples_for(like)
+    if len(like.counts("node").unique()) > 1:
+        ragged = probe(ragged_batch(like, first))
+        if _beyond(footprint, ragged) > UNEQUAL:
+            footprint = fitted([ragged, *(probe(ragged_batch(like, sample)) for sample in samples)])
+            probes, spread = [*probes, *map(probe, padded_batches(like))], SPREAD
+    factor = spread * max(_beyond(footprint, one) for one in probes)
     return footprint if factor <= 1 else _times(footprint, factor)
+
+
+def _beyond(footprint: Footprint, probe: Probe) -> float:
+    """What a batch took, over what was foretold."""
+    return float(probe.alive.max()) / max(float(np.max(np.array(footprint.forms) @ probe.amounts)), 1.0)
 
 
 def _times(footprint: Footprint, factor: float) -> Footprint:
@@ -201,6 +221,24 @@ def probe_batch(like: GraphBatch, sample: Sample) -> GraphBatch:
         masks={name: draw(mask, graphs) for name, mask in like.masks.items()},
     )
     return result
+
+
+def ragged_batch(like: GraphBatch, sample: Sample) -> GraphBatch:
+    """Twice as many graphs, half of them with twice as many nodes; amounts of both halves are in one ratio, so that what they take stays linear."""
+    graphs, size, edges = sample
+    return concatenate([probe_batch(like, (graphs, nodes, edges)) for nodes in (size, 2 * size)])
+
+
+def padded_batches(like: GraphBatch) -> list[GraphBatch]:
+    """Batches in which attention among all nodes has as many rows of zeros as there can be, of small graphs and of those that probes have."""
+    smallest = max(1, int(like.counts("node").min()))
+    degree = 2 * (like.num_edges // max(2 * like.num_nodes, 1))
+    batches = []
+    for size in sorted({smallest, *(size for _, size, _ in samples_for(like))}):
+        *many, large = padded_sizes(size, max(3, 100 // size))
+        parts = ((len(many), size, size * degree), (1, large, large * degree))
+        batches.append(concatenate([probe_batch(like, part) for part in parts]))
+    return batches
 
 
 def is_paired(batch: GraphBatch) -> bool:

@@ -27,9 +27,11 @@ BEYOND = 10.0
 class StackedModel(GraphModel):
     """A model whose layers are ``STACKED``."""
 
-    def message_graph(self, batch: GraphBatch, vectors: Tensor | None, of_pairs: Tensor | None = None) -> MessageGraph:
+    def message_graph(
+        self, batch: GraphBatch, vectors: Tensor | None, of_pairs: Tensor | None = None, *, derived_once: bool = False
+    ) -> MessageGraph:
         """What the layers see, without pairs of edges: members have different numbers of them."""
-        graph = super().message_graph(batch, vectors, of_pairs)
+        graph = super().message_graph(batch, vectors, of_pairs, derived_once=derived_once)
         graph.cache["pairs"] = None
         return graph
 

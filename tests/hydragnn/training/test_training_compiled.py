@@ -102,8 +102,9 @@ def test_a_compiled_run_that_is_interrupted_ends_with_the_same_bits(trained: Cal
         (["--micro-batches", "3"], {"train__ema_decay": 0.9, "model__dropout": 0.2}, 1e-9),
         ([], {"batch__max_graphs": 1}, 0.0),
         ([], {"train__precision": "bf16"}, 2**-8),  # the step of bf16: sums are rounded in other places
+        ([], {"model__global_attention": {"kind": "linear", "heads": 2}}, 1e-9),
     ],
-    ids=["micro-batches, average and dropout", "batches of one graph", "bf16"],
+    ids=["micro-batches, average and dropout", "batches of one graph", "bf16", "linear attention"],
 )
 def test_a_traced_run_takes_the_steps_of_one_that_is_not(
     words: list[str], changes: dict[str, Any], tolerance: float, trained: Call

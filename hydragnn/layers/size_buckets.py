@@ -1,0 +1,116 @@
+"""Graphs of similar sizes in one array, so that operations among all nodes of a graph need few calls and no mask over the batch."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+MORE = 0.125
+"""A bucket has at most so many more pairs of nodes than its graphs, as a share,"""
+
+MORE_PER_NODE = 4
+"""and beside them so many for every node, which matters in small graphs alone;"""
+
+MOST = 4096
+"""but never more than this many: about what a call takes in time, and few bytes where arrays of pairs are kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Bucket:
+    """Some graphs of a batch, each with ``size`` rows."""
+
+    graphs: int
+    size: int
+    is_node: Bool[Tensor, "graphs size"] | None
+    """False for rows of zeros behind the nodes of a graph; None where all graphs are of this size."""
+
+    def absent(self, dtype: torch.dtype) -> Float[Tensor, "graphs 1 1 size"] | None:
+        """What to add to scores, so that no node reads from a row of zeros: minus infinity there; None where there is none."""
+        if self.is_node is None:
+            return None
+        mask = torch.zeros(self.is_node.shape, dtype=dtype, device=self.is_node.device)
+        return mask.masked_fill(~self.is_node, -math.inf)[:, None, None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SizeBuckets:
+    """All nodes of a batch, in rows of buckets."""
+
+    buckets: Sequence[Bucket]
+    row: Int[Tensor, " nodes"] | None
+    """The row of every node, through all buckets; None where nodes lie in this order, without rows of zeros."""
+
+    def spread(self, values: Float[Tensor, "nodes channels"]) -> list[Tensor]:
+        """What every node has, ``[graphs, size, channels]`` of every bucket; zeros behind the nodes of a graph."""
+        lengths = [bucket.graphs * bucket.size for bucket in self.buckets]
+        if self.row is not None:
+            values = values.new_zeros(sum(lengths), values.shape[1]).index_copy(0, self.row, values)
+        parts = values.split(lengths)
+        return [part.view(each.graphs, each.size, part.shape[1]) for part, each in zip(parts, self.buckets)]
+
+    def collect(self, parts: Sequence[Tensor]) -> Float[Tensor, "nodes channels"]:
+        """The row of every node, in the order of the batch, of what ``spread`` gives."""
+        rows = [part.flatten(0, 1) for part in parts]
+        values = rows[0] if len(rows) == 1 else torch.cat(rows)
+        return values if self.row is None else values.index_select(0, self.row)
+
+
+def size_buckets(counts: Int[Tensor, " graphs"], owner: Int[Tensor, " nodes"]) -> SizeBuckets:
+    """The buckets of a batch whose graphs have so many nodes; graphs without nodes are in none. The host waits for the device.
+
+    >>> of_three = size_buckets(torch.tensor([2, 9, 3]), torch.arange(3).repeat_interleave(torch.tensor([2, 9, 3])))
+    >>> [(bucket.graphs, bucket.size) for bucket in of_three.buckets]
+    [(2, 3), (1, 9)]
+    """
+    sizes, repeats = (values.tolist() for values in counts.unique(return_counts=True))
+    ends = bucket_sizes(sizes, repeats)  # ascending; of graphs without nodes 0
+    known = torch.tensor(ends, dtype=counts.dtype, device=counts.device)
+    bucket = torch.bucketize(counts, known)  # [graphs], of every graph
+    order = bucket.argsort(stable=True)
+    lengths = known[bucket[order]]  # rows of every graph, in the order of buckets
+    first = torch.empty_like(counts).scatter(0, order, lengths.cumsum(0) - lengths)
+    in_batch = counts.cumsum(0) - counts
+    row = (first - in_batch).index_select(0, owner) + torch.arange(owner.shape[0], device=owner.device)
+    buckets, begin = [], 0
+    for low, end in zip([-1, *ends], ends):
+        graphs = sum(many for size, many in zip(sizes, repeats) if low < size <= end)
+        mine = counts[order[begin : begin + graphs]]
+        begin += graphs
+        equal = sum(low < size <= end for size in sizes) == 1
+        is_node = None if equal else torch.arange(end, device=counts.device) < mine.unsqueeze(1)
+        if end:
+            buckets.append(Bucket(graphs=graphs, size=end, is_node=is_node))
+    if not buckets:  # a batch without nodes
+        buckets.append(Bucket(graphs=0, size=1, is_node=None))
+    return SizeBuckets(buckets=buckets, row=None if len(sizes) == 1 else row)
+
+
+def bucket_sizes(sizes: Sequence[int], repeats: Sequence[int]) -> list[int]:
+    """Sizes of buckets, ascending, for graphs of these sizes, ascending, of each so many; 0 for graphs without nodes.
+
+    From the largest down, as many in a bucket as ``MORE``, ``MORE_PER_NODE`` and ``MOST`` allow.
+    """
+    ends: list[int] = []
+    rows = pairs = nodes = 0  # pairs of rows of the last bucket, and pairs and nodes of its graphs
+    for size, many in zip(reversed(sizes), reversed(repeats)):
+        if ends:
+            rows, pairs, nodes = rows + many * ends[-1] ** 2, pairs + many * size**2, nodes + many * size
+        if not ends or not size or rows - pairs > min(MORE * pairs + MORE_PER_NODE * nodes, MOST):
+            ends.append(size)
+            rows, pairs, nodes = many * size**2, many * size**2, many * size
+    return ends[::-1]
+
+
+def padded_sizes(size: int, graphs: int) -> list[int]:
+    """Sizes of so many graphs that take most rows of zeros: all but the last are of this size, and lie in the bucket of the last.
+
+    >>> padded_sizes(10, 4)
+    [10, 10, 10, 13]
+    """
+    largest = size
+    while graphs > 1 and len(bucket_sizes([size, largest + 1], [graphs - 1, 1])) == 1:
+        largest += 1
+    return [size] * (graphs - 1) + [largest]
