@@ -10,7 +10,7 @@ from torch import Tensor
 from hydragnn.architectures import ArchitectureSettings, architecture_of
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
-from hydragnn.graphs.levels import CLUSTERS, clusters_field
+from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_contracted_levels
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import (
     Distribution,
@@ -69,9 +69,8 @@ Equivariant attention reaches farther than the edges of crystals and molecules i
 
 
 def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bool = False, dim: int = 3) -> GraphBatch:
-    """A random graph in a small cell: edges through images, two components where there are nodes enough.
+    """A random graph in a small periodic cell: edges through images, two components where there are nodes enough, and levels of clusters by contraction.
 
-    It is not called periodic, since its clusters are more than the pairs of neighbours that those of periodic graphs have to be.
     In two dimensions the cell has a third vector of length 1, as in stores, so that its volume is the area.
     """
     random = torch.Generator().manual_seed(seed)
@@ -79,7 +78,6 @@ def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bo
     cell = 4 * torch.eye(dim, dtype=torch.float64) + torch.rand(dim, dim, generator=random, dtype=torch.float64)
     fractional = torch.rand(nodes, dim, generator=random, dtype=torch.float64)
     half = max(nodes // 2, 1)
-    clusters = torch.randint(half, (nodes,), generator=torch.Generator().manual_seed(seed))
     receivers = torch.randint(nodes, (count,), generator=random).sort().values
     senders = torch.randint(half, (count,), generator=random) + torch.where(receivers < half, 0, nodes - half)
     images = torch.randint(-1, 2, (count, dim), generator=random).double()
@@ -88,19 +86,18 @@ def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bo
         receivers, senders = torch.cat([receivers.new_zeros(1), receivers]), torch.cat([senders.new_zeros(1), senders])
         images = torch.cat([images.new_zeros(1, dim), images])
     edge_count = len(senders)
-    return GraphBatch(
+    graph = GraphBatch(
         positions=fractional @ cell,
         topology=Topology.square(senders, receivers, len(fractional)),
         edge_shifts=images @ cell,
         cell=torch.block_diag(cell, torch.eye(3 - dim, dtype=torch.float64)).unsqueeze(0),
-        periodic=torch.zeros(1, 3, dtype=torch.bool),
+        periodic=(torch.arange(3) < dim).unsqueeze(0),
         node_offsets=torch.tensor([0, nodes]),
         edge_offsets=torch.tensor([0, edge_count]),
-        fields={field.name: field for field in (*INPUTS, clusters_field(LEVELS))},
+        fields={field.name: field for field in INPUTS},
         nodes={
             "species": torch.randint(5, (nodes,), generator=random),
             "size": torch.randn(nodes, 2, generator=random, dtype=torch.float64),
-            CLUSTERS: torch.stack([clusters, clusters // 2], dim=1),
         },
         edges={
             "area": torch.rand(edge_count, generator=random, dtype=torch.float64),
@@ -111,6 +108,7 @@ def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bo
             "phase": torch.randint(2, (1,), generator=random),
         },
     )
+    return with_contracted_levels(graph, LEVELS)
 
 
 def no_nodes() -> GraphBatch:

@@ -90,7 +90,7 @@ class LimitsConformance:
         Variances of nodes are pooled as those of independent ones, and stay out of it.
         """
         if small_settings(self.architecture, **self.settings).pools_clusters:
-            pytest.skip("its clusters are no pairs of neighbours, which those of periodic graphs have to be")
+            pytest.skip("a repeated cell has levels of its own, which are not those of the cell repeated")
         cell, model = CORNERS["one graph"](), self._model()
         copies, large = repeated(cell, (2, 1, 3))
         expected, actual = model(cell), model(large)

@@ -104,8 +104,17 @@ class EquivariantAttention(nn.Module):
         return torch.cat([part if part.dim() == 3 else part.transpose(1, 2).flatten(2) for part in parts], dim=-1)
 
     def axes(self, pairs: MessageGraph) -> list[Float[Tensor, "pairs components"]]:
-        """Spherical harmonics of the directions, by degree; shared by all layers with as many degrees."""
-        return pairs.once(("harmonics", self.harmonics.max_ell), lambda: self.harmonics(pairs.directions))
+        """Spherical harmonics of the directions, by degree; shared by all layers with as many degrees. In the plane, where no state is of a higher degree, 1 and sqrt(2) u."""
+        return pairs.once(("harmonics", self.harmonics.max_ell), lambda: self.harmonics_of(pairs.directions))
+
+    def harmonics_of(self, directions: Float[Tensor, "pairs dim"]) -> list[Float[Tensor, "pairs components"]]:
+        """Of every degree, as many components as a state of it has."""
+        dim = directions.shape[1]
+        return (
+            self.harmonics(directions)
+            if dim == 3
+            else [torch.ones_like(directions[:, :1]), math.sqrt(dim) * directions]
+        )
 
     def width(self, states: States) -> int:
         """Channels of a head."""

@@ -1,4 +1,4 @@
-"""The cutoff of the model beside that of the store: its default, what it may be, and the edges that an envelope silences.
+"""The cutoffs of the model beside that of the store: their defaults, what they may be, and the edges that an envelope silences.
 
 A store that was built with a cutoff says so in its attributes. Stores of grains, meshes and edges of their own have none, and
 unless somebody asks for an envelope no edge of theirs is silenced.
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.architectures import ArchitectureSettings
 from hydragnn.datasets import GraphStore
 from hydragnn.datasets.survey import Rows
 from hydragnn.errors import InputError
@@ -36,6 +37,18 @@ def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.c
         raise InputError(
             f"{key} = {cutoff:.12g}, but the edges of the store end at its cutoff of {known:.12g}, where messages would break off; "
             f"leave it out or use at most {known:.12g}, or build the store anew with a larger cutoff"
+        )
+
+
+def check_pairs(model: ArchitectureSettings, store: GraphStore) -> None:
+    """InputError for attention among all pairs of nodes where graphs are periodic, by the first of them, and pairs have no end."""
+    attention = model.global_attention
+    if attention is None or attention.kind != "equivariant" or attention.cutoff is not None or not len(store):
+        return
+    if store.read([0], []).periodic.any():
+        raise InputError(
+            "model.global_attention sees all pairs of nodes, and graphs of the store are periodic, where pairs with images have no end; give "
+            "it a cutoff (model.global_attention.cutoff)"
         )
 
 

@@ -17,7 +17,7 @@ from hydragnn.errors import InputError, about, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.models import ModelDescription, check_shared, make_description
-from hydragnn.runs.cutoff import check_cutoff, cutoff_of
+from hydragnn.runs.cutoff import check_cutoff, check_pairs, cutoff_of
 
 Stores = GraphStore | Mapping[str, GraphStore]
 """The store of a run, or those of its branches by their names."""
@@ -116,6 +116,7 @@ def described_branches(
                 edges=branch.data.edges,
                 branch=branch.name,
             )
+            check_pairs(encoder, store)
             described.append(DescribedBranch(settings=branch, store=visible, model=model, unseen_inputs=left_out))
     return described
 

@@ -10,9 +10,9 @@ from ase.build import fcc111, molecule
 from torch import Tensor
 
 from hydragnn.architectures import ArchitectureSettings, GlobalAttentionSettings
-from hydragnn.conformance import permute
 from hydragnn.conformance_cases import assert_slope, directions_like, make_graph, make_model, small_settings, values_of
 from hydragnn.conformance_smoothness import atoms_graph, energies_and_forces, energy_model, jump
+from hydragnn.conformance_symmetry import permuted
 from hydragnn.errors import InputError
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch, concatenate
@@ -73,7 +73,7 @@ def test_all_pairs_turn_with_the_graph_and_stay_inside_it(kind: str) -> None:
         )
     last = batch.select([2])
     order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
-    moved = values_of(model(permute(last, order))["forces"])
+    moved = values_of(model(permuted(last, order))["forces"])
     torch.testing.assert_close(moved, values_of(model(last)["forces"])[order], rtol=1e-11, atol=1e-11)
 
 

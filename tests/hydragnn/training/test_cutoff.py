@@ -115,6 +115,22 @@ def test_what_is_left_out_is_the_cutoff_of_the_store_and_energies_are_continuous
     assert "energies jump and forces are not smooth where neighbours cross the store's cutoff of 4.2" in bare.notes[0]
 
 
+def test_attention_among_all_pairs_of_a_crystal_is_refused_before_anything_starts(copper: Path, tmp_path: Path) -> None:
+    def config(**attention: Any) -> RunConfig:
+        return config_of(copper, HEAD, global_attention={"kind": "equivariant", "heads": 2, **attention})
+
+    with pytest.raises(
+        InputError, match=r"sees all pairs of nodes, and graphs of the store are periodic.*give it a cut"
+    ):
+        train(config(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    plan_run(config(cutoff=6.0))
+    space = {"model.global_attention.cutoff": {"type": "categorical", "choices": [6.0, 8.0]}}
+    campaign = {**config(cutoff=6.0).to_json(), "search": {"trials": 2, "space": space}}
+    open_settings = campaign_settings(campaign, Path("CAMPAIGN.toml"))
+    check_campaign(open_settings, space_of(open_settings.search.space))
+
+
 def test_where_a_store_keeps_the_nearest_neighbours_alone_energies_jump_and_the_run_says_so(tmp_path: Path) -> None:
     graphs = cells_of(CUTOFF, max_neighbours=2)
     attributes = {"cutoff": CUTOFF, "max_neighbours": 2}
