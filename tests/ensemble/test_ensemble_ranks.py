@@ -95,10 +95,8 @@ def test_ranks_of_mpi_make_the_file_that_one_process_makes(
         output = finish(started(ensemble, source, tmp_path / f"{name}.npz", *options, launcher=MPIRUN))
         result = counts(output)
         assert (tmp_path / f"{name}.npz").read_bytes() == whole[name]
-        assert result["ranks"] == 2 and len(result["busy_seconds"]) in (
-            1,
-            2,
-        )  # one that comes when all is done has none
+        assert result["ranks"] == 2
+        assert 1 <= len(result["busy_seconds"]) <= 2  # a rank that comes when all is done has none
     plan = json.loads((tmp_path / "store.npz.plan.json").read_text())
     assert plan["planned"]["ratio"] >= 1 and plan["measured"]["units_done"] == plan["planned"]["units"] == 60
     assert sorted(path.name for path in tmp_path.iterdir()) == [
