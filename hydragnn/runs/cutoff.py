@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.architectures import ArchitectureSettings
+from hydragnn.architectures import GlobalAttentionSettings
 from hydragnn.datasets import GraphStore
 from hydragnn.datasets.survey import Rows
 from hydragnn.errors import InputError
@@ -40,9 +40,8 @@ def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.c
         )
 
 
-def check_pairs(model: ArchitectureSettings, store: GraphStore) -> None:
+def check_pairs(attention: GlobalAttentionSettings | None, store: GraphStore) -> None:
     """InputError for attention among all pairs of nodes where graphs are periodic, by the first of them, and pairs have no end."""
-    attention = model.global_attention
     if attention is None or attention.kind != "equivariant" or attention.cutoff is not None or not len(store):
         return
     if store.read([0], []).periodic.any():

@@ -116,7 +116,7 @@ def described_branches(
                 edges=branch.data.edges,
                 branch=branch.name,
             )
-            check_pairs(encoder, store)
+            check_pairs(encoder.global_attention, store)
             described.append(DescribedBranch(settings=branch, store=visible, model=model, unseen_inputs=left_out))
     return described
 
