@@ -240,13 +240,9 @@ class GraphBatch:
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GraphBatch":
         """The batch with ``change`` done to every tensor, to those that follow from its edges and offsets too; it keeps the values."""
 
-        def map_one(value: Any) -> Any:
-            if isinstance(value, Levels):
-                return value.mapped(change)
-            return change(value) if isinstance(value, Tensor) else value
-
         def map_all(values: Mapping[Any, Any]) -> dict[Any, Any]:
-            return {name: map_one(value) for name, value in values.items()}
+            made = {name: value.mapped(change) for name, value in values.items() if isinstance(value, Levels)}
+            return {n: change(value) if isinstance(value, Tensor) else value for n, value in values.items()} | made
 
         changed = replace(
             self,

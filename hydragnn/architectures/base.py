@@ -56,10 +56,15 @@ class GlobalAttentionSettings(Settings):
     num_radial: int | None = Setting(default=None, ge=1, le=512)
     """Radial basis functions of a pair in equivariant attention; absent: 16."""
 
+    @property
+    def has_pairs(self) -> bool:
+        """Attention looks at pairs of its own, with lengths and directions, instead of at all nodes without places."""
+        return self.kind == "equivariant"
+
     @model_validator(mode="after")
     def _sees_lengths(self) -> "GlobalAttentionSettings":
         given = next((key for key in ("cutoff", "num_radial") if getattr(self, key) is not None), None)
-        if given is not None and self.kind not in ("equivariant", "none"):
+        if given is not None and not self.has_pairs and self.kind != "none":
             raise ValueError(f'{given} is that of equivariant attention; leave it out, or set kind = "equivariant"')
         return self
 

@@ -63,12 +63,12 @@ class GraphUNet(nn.Module):
 
     def of_every_layer(self, states: States, graph: MessageGraph) -> list[States]:
         """What the nodes of the graph itself hear of each layer: after one on a coarser level the states of their clusters, after the last all that comes back."""
-        heard = []
+        of_layers = []
         for after, way in self.visits(states, graph):
             for coarser in reversed(way):
                 after = {degree: coarser.unpooled(value) for degree, value in after.items()}
-            heard.append(after)
-        return heard
+            of_layers.append(after)
+        return of_layers
 
     def visits(self, states: States, graph: MessageGraph) -> Iterator[tuple[States, list[Coarser]]]:
         """The states after each layer, and the levels below the graph itself down to where it is; the last one ends on the graph itself."""

@@ -89,7 +89,7 @@ def _check_attention(attention: GlobalAttentionSettings, description: ModelDescr
             f"model.hidden_dim = {model.hidden_dim} does not divide into {attention.heads} heads of model.global_attention; "
             "choose a multiple"
         )
-    if attention.kind != "equivariant":
+    if not attention.has_pairs:
         return
     others = 'use kind = "multihead" or "linear" in model.global_attention'
     if not description.dim:

@@ -144,7 +144,7 @@ def of_known_sizes(description: ModelDescription) -> None:
         raise NotCompiled(
             "coarser levels have as many nodes and edges as the data say, which no compiled step can know"
         )
-    if attention is not None and attention.kind == "equivariant":
+    if attention is not None and attention.has_pairs:
         raise NotCompiled("equivariant attention has as many pairs as positions say, which no compiled step can know")
 
 

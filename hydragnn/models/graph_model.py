@@ -40,8 +40,8 @@ class GraphModel(nn.Module):
         self.encoder = description.architecture(model, description.spec(self.edge_inputs.width))
         self.condition_inputs = ConditionInputs(of_graphs, model.hidden_dim) if of_graphs else None
         attention = model.global_attention
-        looks_wider = attention is not None and attention.kind == "equivariant"
-        self.basis_of_pairs = basis_of_pairs(attention, self.encoder.basis) if attention and looks_wider else None
+        has_pairs = attention is not None and attention.has_pairs
+        self.basis_of_pairs = basis_of_pairs(attention, self.encoder.basis) if attention and has_pairs else None
         every = description.architecture.readout == "every layer"
         self.channels = model.hidden_dim * (len(self.encoder.layers) if every else 1)
         wrap_layers(self.encoder, model, description.degrees, conditioned=bool(of_graphs))

@@ -42,7 +42,7 @@ def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.c
 
 def check_pairs(attention: GlobalAttentionSettings | None, store: GraphStore) -> None:
     """InputError for attention among all pairs of nodes where graphs are periodic, by the first of them, and pairs have no end."""
-    if attention is None or attention.kind != "equivariant" or attention.cutoff is not None or not len(store):
+    if attention is None or not attention.has_pairs or attention.cutoff is not None or not len(store):
         return
     if store.read([0], []).periodic.any():
         raise InputError(

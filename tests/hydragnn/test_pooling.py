@@ -381,7 +381,7 @@ def test_after_every_layer_a_node_hears_what_its_cluster_knows() -> None:
     net = GraphUNet([Layer(number) for number in range(5)], 2, 3, {0}).double()
     first = torch.randn(batch.num_nodes, 3, dtype=torch.float64)
     graph = message_graph(batch)
-    heard = [states[0] for states in net.of_every_layer({0: first}, graph)]
+    found = [states[0] for states in net.of_every_layer({0: first}, graph)]
     finest, coarser = (clusters_by_loops(batch, level) for level in (0, 1))
     one = (first + 0).sin()
     two = (torch.stack([one[nodes].mean(0) for nodes in finest]) + 1).sin()  # of clusters
@@ -394,7 +394,7 @@ def test_after_every_layer_a_node_hears_what_its_cluster_knows() -> None:
     w = [way.maps["0"] for way in net.ways_back]
     four = (two + w[1](three)[above] + 3).sin()
     five = (one + w[0](four)[rows] + 4).sin()
-    for own, expected in zip(heard, [one, two[rows], three[above][rows], four[rows], five], strict=True):
+    for own, expected in zip(found, [one, two[rows], three[above][rows], four[rows], five], strict=True):
         torch.testing.assert_close(own, expected)
     torch.testing.assert_close(net({0: first}, graph)[0], five)
 
