@@ -196,6 +196,20 @@ def their_directions(graph: MessageGraph, form: Directions) -> Tensor:
     return directions_of(graph, form) * lengths / (lengths + 1e-9)
 
 
+def with_vectors(checkpoint: "Checkpoint", graph: MessageGraph, layer: Callable[[int], nn.Module]) -> Convolution:
+    """Layers whose scalars and vectors go through maps of their own after each."""
+    vectors: dict[int, Tensor] = {}
+
+    def convolution(number: int, states: Tensor) -> Tensor:
+        new = layer(number)({0: states, **vectors}, graph)
+        after, turned = checkpoint.of_layer(number, 2), checkpoint.of_layer(number, 3)
+        if turned:
+            vectors[1] = new[1] @ turned["weight"].T
+        return network(after, new[0], torch.tanh)
+
+    return convolution
+
+
 def update_of(weights: dict[str, Tensor]) -> PaiNNUpdate:
     """Ours with the weights of an update of vectors, of which it takes lengths as they are; its gates are in another order."""
     left, right = (weights[f"update_{name}.weight"] for name in ("U" if "update_U.weight" in weights else "X", "V"))

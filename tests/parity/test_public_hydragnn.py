@@ -18,10 +18,10 @@ from public_hydragnn import (
     compared,
     filled,
     message_graph,
-    network,
     put,
     their_directions,
     update_of,
+    with_vectors,
 )
 from torch import Tensor, nn
 
@@ -164,17 +164,9 @@ def test_painn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, mo
 
     def convolutions(graphs: Graphs) -> Convolution:
         basis = RadialFeatures(cutoff, radial, "bessel", "cosine", inputs=0)
-        graph, vectors = message_graph(graphs, receivers=0, basis=basis), {}
+        graph = message_graph(graphs, receivers=0, basis=basis)
 
-        def convolution(number: int, states: Tensor) -> Tensor:
-            layer = painn_layer(checkpoint, number, basis)
-            new = layer({0: states, **vectors}, graph)
-            after, turned = checkpoint.of_layer(number, 2), checkpoint.of_layer(number, 3)
-            if turned:
-                vectors[1] = new[1] @ turned["weight"].T
-            return network(after, new[0], torch.tanh)
-
-        return convolution
+        return with_vectors(checkpoint, graph, lambda number: painn_layer(checkpoint, number, basis))
 
     compared(checkpoint, convolutions)
 

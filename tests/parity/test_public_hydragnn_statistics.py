@@ -11,10 +11,10 @@ from public_hydragnn import (
     compared,
     filled,
     message_graph,
-    network,
     put,
     their_directions,
     update_of,
+    with_vectors,
 )
 from torch import Tensor, nn
 
@@ -125,17 +125,9 @@ def test_pnaeq_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, mo
     def convolutions(graphs: Graphs) -> Convolution:
         order = graphs["edge_index"][0].long().argsort(stable=True)
         features = graphs["edge_attr"][order]
-        graph, vectors = message_graph(graphs, receivers=0, basis=basis, edge_features=features), {}
+        graph = message_graph(graphs, receivers=0, basis=basis, edge_features=features)
 
-        def convolution(number: int, states: Tensor) -> Tensor:
-            layer = pnaeq_layer(checkpoint, number, graph)
-            new = layer({0: states, **vectors}, graph)
-            after, turned = checkpoint.of_layer(number, 2), checkpoint.of_layer(number, 3)
-            if turned:
-                vectors[1] = new[1] @ turned["weight"].T
-            return network(after, new[0], torch.tanh)
-
-        return convolution
+        return with_vectors(checkpoint, graph, lambda number: pnaeq_layer(checkpoint, number, graph))
 
     compared(checkpoint, convolutions)
 
