@@ -27,11 +27,10 @@ def rows_of(results: Mapping[str, Any]) -> list[Row]:
         figures = list(group)
         variants = [figure["what"].removeprefix(f"{measure}, ") for figure in figures]
         what = figures[0]["what"] if len(figures) == 1 else f"{measure}: {' / '.join(variants)}"
-        reached = " / ".join(_number(one["value"]) + ("" if one["reached"] else " (not kept)") for one in figures)
         promises = dict.fromkeys(_promise(figure) for figure in figures if figure["goal"] is not None)
         beside = "; ".join(figure["beside"] for figure in figures if figure["beside"])
         first = not rows
-        cells = (f"`{results['recipe']}`" if first else "", what, " / ".join(promises), f"{reached} {unit}".strip())
+        cells = (f"`{results['recipe']}`" if first else "", what, " / ".join(promises), _reached(figures, unit))
         rows.append((*cells, beside, _cost(results) if first else ""))
     return [tuple(cell.replace("|", r"\|") for cell in row) for row in rows]
 
@@ -49,6 +48,14 @@ def _number(value: float) -> str:
     ('24.4', '1377', '0.00135')
     """
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _reached(figures: Sequence[Mapping[str, Any]], unit: str) -> str:
+    """The values, and which of them break the promise."""
+    kept = [figure["reached"] for figure in figures]
+    marks = ["" if one or not any(kept) else " (not kept)" for one in kept]
+    values = " / ".join(_number(figure["value"]) + mark for figure, mark in zip(figures, marks))
+    return f"{values} {unit}".strip() + ("" if any(kept) else ", not kept")
 
 
 def _promise(figure: Mapping[str, Any]) -> str:

@@ -67,6 +67,12 @@ def test_models_of_one_measure_share_a_row_that_says_promise_cost_and_date(tmp_p
     ]
 
 
+def test_a_promise_that_no_model_keeps_is_said_once(tmp_path: Path) -> None:
+    results = written(tmp_path)
+    figures = [{**figure, "reached": False} for figure in results["figures"]]
+    assert [row[3] for row in rows_of({**results, "figures": figures})] == ["24.4 / 21.9 %, not kept", "91 %, not kept"]
+
+
 def test_results_of_an_earlier_version_have_rows_without_date_and_seeds(tmp_path: Path) -> None:
     results = {key: value for key, value in written(tmp_path).items() if key in ("recipe", "cpu_minutes", "figures")}
     assert rows_of(results)[0][-1] == "3.0 min"
