@@ -107,6 +107,12 @@ def finest_of(batch: GraphBatch, kinds: Sequence[str] = ()) -> Finer:
     )
 
 
+def known_levels(batch: GraphBatch) -> Levels | None:
+    """The levels that a batch knows already; None where none were made."""
+    known: Levels | None = batch._derived.get(LEVELS)
+    return known
+
+
 def remember_levels(batch: GraphBatch, levels: Levels) -> None:
     """Let a batch know its levels, which were made elsewhere."""
     batch._derived[LEVELS] = levels
