@@ -25,6 +25,7 @@ from hydragnn.conformance_cases import (
     make_model,
     no_nodes,
     values_of,
+    with_choices,
 )
 from hydragnn.conformance_limits import LimitsConformance
 from hydragnn.conformance_smoothness import SmoothnessConformance
@@ -33,6 +34,9 @@ from hydragnn.datasets import Normalisation, Scale
 from hydragnn.graphs.batch import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel, load_model, save_model
+
+TRIES = 4
+"""Weights that are tried where two scores may lie too close together."""
 
 
 def skip_without_forces(model: GraphModel) -> None:
@@ -211,10 +215,16 @@ class ArchitectureConformance(SmoothnessConformance, LimitsConformance, Symmetry
 
     @pytest.mark.parametrize("recording", [True, False], ids=["training", "no_grad"])
     def test_half_precision_arithmetic_stays_close(self, kind: str, recording: bool) -> None:
-        model, batch = self.model(dtype=torch.float32), CORNERS["two graphs"]().to(dtype=torch.float32)
-        exact = model(batch)
-        with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(recording):
-            rough = model(batch)
+        """Of a model that pools by scores, with the first weights for which no two scores are so close that half precision lets another node stay."""
+        batch = CORNERS["two graphs"]().to(dtype=torch.float32)
+        for seed in range(TRIES):
+            model = self.model(seed, dtype=torch.float32)
+            exact, stayed = with_choices(model, batch)
+            with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(recording):
+                rough, stay = with_choices(model, batch)
+            if all(map(torch.equal, stay, stayed)):
+                break
+        assert all(map(torch.equal, stay, stayed)), f"other nodes stay in half precision, with each of {TRIES} weights"
         for name, prediction in exact.items():
             expected = values_of(prediction).detach()
             scale = max(float(expected.abs().max()), 0.1)

@@ -12,6 +12,7 @@ from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_contracted_levels
 from hydragnn.graphs.topology import Topology
+from hydragnn.layers.top_k import TopK
 from hydragnn.models import (
     Distribution,
     GraphModel,
@@ -276,3 +277,15 @@ def assert_slope(value: Callable[[float], float], slope: float, gradient: Tensor
 def values_of(prediction: Distribution) -> Tensor:
     """Means of numbers, logits of classes."""
     return next(iter(prediction.tensors().values()))
+
+
+def with_choices(model: GraphModel, batch: GraphBatch) -> tuple[dict[str, Distribution], list[Tensor]]:
+    """Predictions, and the nodes that stay on every level that is made by scores; no such levels, an empty list."""
+    stayed: list[Tensor] = []
+    levels = [module for module in model.modules() if isinstance(module, TopK)]
+    hooks = [level.register_forward_hook(lambda _, __, made: stayed.append(made.joining.senders)) for level in levels]
+    try:
+        return model(batch), stayed
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -357,8 +357,6 @@ class Architecture(nn.Module):
     @classmethod
     def unpoolable(cls, settings: Any) -> str:
         """Why layers cannot work on coarser levels of a graph, after "model ... "; empty where they can."""
-        if "triplets" in cls.requires:
-            return "has messages that stay on the edges of one graph"
         if settings.pooling is not None and not settings.pools_clusters:
             return ""  # nodes and edges that stay are what they were
         return "" if "species" not in cls.requires else "needs the species of its nodes, and a cluster has none"

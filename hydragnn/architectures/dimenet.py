@@ -1,7 +1,7 @@
 """Messages that see angles: DimeNet++ (Gasteiger et al. 2020, arXiv:2011.14115, after DimeNet, arXiv:2003.03123)."""
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -17,20 +17,27 @@ from hydragnn.architectures.base import (
     radial_basis,
     steps,
 )
-from hydragnn.kernels import gather_add, segment_sum, silu
-from hydragnn.layers import MessageGraph, RadialFeatures, SphericalBesselBasis, States, TripletSums, envelope_at
+from hydragnn.kernels import SiLU, gather_add, segment_sum, silu
+from hydragnn.layers import (
+    MessageGraph,
+    RadialFeatures,
+    SphericalBesselBasis,
+    States,
+    TripletSums,
+    TripletSumsAtReceivers,
+    envelope_at,
+)
 
 EDGES = -1
 """Where states hold the messages of edges, which go from layer to layer beside the states of nodes."""
-
-OUTPUT_LAYERS = 3
-"""Hidden layers of the network that reads messages at a node, as the paper's."""
 
 
 class DimeNetSettings(GeometricSettings):
     """Messages of edges that see distances and angles (DimeNet++; Gasteiger et al. 2020, arXiv:2011.14115)."""
 
     kind: str = "dimenet"
+
+    before: ClassVar = {"messages": "kept", "angle": "turn", "output_layers": 3}
 
     searched: ClassVar[Searched] = {
         "hidden_dim": steps(16, 64, 16),
@@ -59,11 +66,22 @@ class DimeNetSettings(GeometricSettings):
     out_emb_size: int = Setting(default=128, ge=1, le=4096)
     """Channels of the network that reads messages at a node; the paper has twice hidden_dim."""
 
+    output_layers: int = Setting(default=3, ge=0, le=16)
+    """Hidden layers of the network that reads messages at a node: 3 as in the paper, 1 in the public HydraGNN."""
+
     num_before_skip: int = Setting(default=1, ge=0, le=16)
     """Residual networks of an interaction before the skip connection."""
 
     num_after_skip: int = Setting(default=2, ge=0, le=16)
     """Residual networks of an interaction after the skip connection."""
+
+    messages: Literal["kept", "anew"] = "kept"
+    """kept: messages go from layer to layer, and nodes add up what they read of them; anew: every layer makes its messages of the states of nodes, and
+    what nodes read takes the place of these, as in the public HydraGNN, where nodes without neighbours are all alike."""
+
+    angle: Literal["turn", "at_receiver"] = "turn"
+    """The angle of a triplet k -> j -> i: turn is that by which it turns at j; at_receiver is that at i between j and k, as in the public HydraGNN and in the
+    first DimeNet's program, for which every triplet is computed by itself, so that time and memory grow with triplets, not with edges."""
 
 
 def orthogonal(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
@@ -125,7 +143,7 @@ class Output(nn.Module):
         channels, wide = settings.hidden_dim, settings.out_emb_size
         self.radial = orthogonal(edge_width, channels, bias=False)
         self.up = orthogonal(channels, wide, bias=False)
-        self.hidden = nn.ModuleList(orthogonal(wide, wide) for _ in range(OUTPUT_LAYERS))
+        self.hidden = nn.ModuleList(orthogonal(wide, wide) for _ in range(settings.output_layers))
         self.last = orthogonal(wide, channels, bias=False)
 
     def forward(
@@ -185,7 +203,8 @@ class Interaction(nn.Module):
         self.radial_first = orthogonal(basis.width, settings.basis_emb_size, bias=False)
         self.radial_second = orthogonal(settings.basis_emb_size, channels, bias=False)
         self.angular = AngularFilters(settings, basis)
-        self.triplets = TripletSums(settings.num_spherical)
+        sums = TripletSums if settings.angle == "turn" else TripletSumsAtReceivers
+        self.triplets = sums(settings.num_spherical)
         self.own = orthogonal(channels, channels)
         self.sent = orthogonal(channels, channels)
         self.down = orthogonal(channels, inner, bias=False)
@@ -225,13 +244,30 @@ class DimeNetLayer(nn.Module):
         return {0: states[0] + self.dropout(self.output(messages, graph)), EDGES: messages}
 
 
+class ChainedLayer(nn.Module):
+    """h_i <- s(t_i) with t read of messages m = interaction(embedding(W h)), all made in this layer (``messages = "anew"``); dropout on t is ours."""
+
+    def __init__(self, settings: DimeNetSettings, basis: RadialFeatures) -> None:
+        super().__init__()
+        self.before = nn.Linear(settings.hidden_dim, settings.hidden_dim)
+        self.embedding = Embedding(settings.hidden_dim, basis.width)
+        self.interaction = Interaction(settings, basis)
+        self.output = Output(settings, basis.width)
+        self.after = nn.Sequential(SiLU(), nn.Dropout(settings.dropout))
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """The states of nodes that read the layer's messages."""
+        messages = self.interaction(self.embedding(self.before(states[0]), graph), graph)
+        return {0: self.after(self.output(messages, graph))}
+
+
 class DimeNet(Architecture):
     """Messages from node inputs and distances, then interactions; a node's state is the sum of what it reads of all of them (figure 1).
 
     The angle is that between the directions of both edges, as in the program of the paper's authors: pi minus the paper's, which changes the sign of odd
     degrees and nothing else. Deviates from the paper: the sum begins with the node's inputs, without which all nodes that have no neighbours would be
     alike; frequencies are not learned; the basis of distances has a constant and edge features beside it; and what is read is a state of
-    ``hidden_dim`` channels, for any head.
+    ``hidden_dim`` channels, for any head. With ``messages = "anew"`` every layer is a network of its own from states to states.
     """
 
     kind = "dimenet"
@@ -242,12 +278,16 @@ class DimeNet(Architecture):
     def __init__(self, settings: DimeNetSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
         self.basis = basis = radial_basis(settings, spec)
-        self.first = Embedding(settings.hidden_dim, basis.width)
-        self.output = Output(settings, basis.width)
-        self.layers = nn.ModuleList(DimeNetLayer(settings, basis) for _ in range(settings.num_layers))
+        kept = settings.messages == "kept"
+        self.first = Embedding(settings.hidden_dim, basis.width) if kept else None
+        self.output = Output(settings, basis.width) if kept else None
+        layer = DimeNetLayer if kept else ChainedLayer
+        self.layers = nn.ModuleList(layer(settings, basis) for _ in range(settings.num_layers))
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
         """First messages of edges, and what nodes are and read of them."""
+        if self.first is None or self.output is None:
+            return {0: inputs}
         messages = self.first(inputs, graph)
         return {0: inputs + self.output(messages, graph), EDGES: messages}
 

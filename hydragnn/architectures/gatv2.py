@@ -1,6 +1,6 @@
 """Attention over neighbours: GATv2 (Brody et al. 2022, arXiv:2105.14491, equation 7)."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from hydragnn.architectures.base import (
     radial_basis,
 )
 from hydragnn.errors import InputError
-from hydragnn.kernels import gather_add, gather_multiply_sum, segment_max, segment_sum
+from hydragnn.kernels import SiLU, gather_add, gather_multiply_sum, segment_max, segment_mean, segment_sum
 from hydragnn.layers import MessageGraph, States
 
 
@@ -25,45 +25,66 @@ class GATv2Settings(GeometricSettings):
 
     kind: str = "gatv2"
 
+    before: ClassVar = {"wide_heads": False, "own_edge": "none"}
+
     searched: ClassVar[Searched] = {**GeometricSettings.searched, "heads": one_of(2, 4, 8)}
 
     heads: int = Setting(default=4, ge=1, le=64)
-    """Attention heads, whose outputs lie side by side; they divide hidden_dim."""
+    """Attention heads, whose outputs lie side by side; they divide hidden_dim, unless they are wide."""
 
     negative_slope: float = Setting(default=0.2, ge=0, le=1)
     """Slope of LeakyReLU below zero: 0.2 as in the authors' code, 0.05 in the public HydraGNN."""
 
+    wide_heads: bool = False
+    """Every head has hidden_dim channels; between layers they lie side by side, heads x hidden_dim wide, and the last layer gives their mean. SiLU comes after
+    every layer, without a norm before or a residual around it, as in the public HydraGNN."""
+
+    own_edge: Literal["none", "mean"] = "none"
+    """What the edge of a node to itself says: nothing, or as in the public HydraGNN the mean of what the edges say that the node receives."""
+
     @property
     def kinks(self) -> str:
-        """Those of LeakyReLU."""
-        return "forces jump wherever the argument of a LeakyReLU of the attention changes its sign"
+        """Those of LeakyReLU, and of means over neighbours."""
+        kinks = "forces jump wherever the argument of a LeakyReLU of the attention changes its sign"
+        if self.own_edge == "none":
+            return kinks
+        return f'{kinks}; with own_edge = "mean" energies jump where a neighbour crosses the cutoff, because a mean counts it at once'
 
 
 class GATv2Layer(nn.Module):
     """sum_j a_ij W_s h_j over neighbours and the node itself, a_ij = softmax_j of v . LeakyReLU(W_s h_j + W_r h_i + W_e e_ij) (eq. 7).
 
     Deviates from the paper: edge features; and the envelope c_ij weighs every neighbour, a_ij ~ c_ij exp(.), while the node
-    itself keeps the weight 1, so that attention neither jumps nor divides by zero as a neighbour leaves.
+    itself keeps the weight 1, so that attention neither jumps nor divides by zero as a neighbour leaves. e_ii is zero, or with ``own_edge = "mean"`` the mean
+    of all e_ij.
     """
 
-    def __init__(self, channels: int, heads: int, negative_slope: float, edge_width: int) -> None:
+    def __init__(self, inputs: int, channels: int, settings: GATv2Settings, edge_width: int) -> None:
         super().__init__()
-        self.heads, self.negative_slope = heads, negative_slope
-        self.from_sender = nn.Linear(channels, channels)
-        self.from_receiver = nn.Linear(channels, channels)
+        self.heads, self.negative_slope = settings.heads, settings.negative_slope
+        self.own_edge = settings.own_edge
+        self.from_sender = nn.Linear(inputs, channels)
+        self.from_receiver = nn.Linear(inputs, channels)
         self.from_edge = nn.Linear(edge_width, channels, bias=False) if edge_width else None
-        self.attention = nn.Parameter(torch.empty(heads, channels // heads))
+        self.attention = nn.Parameter(torch.empty(self.heads, channels // self.heads))
         self.bias = nn.Parameter(torch.zeros(channels))
         nn.init.xavier_uniform_(self.attention)
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """Increments of degree 0."""
+        return {0: self.mixed(states[0], graph) + self.bias}
+
+    def mixed(self, states: Float[Tensor, "nodes inputs"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
+        """Equation 7 of all heads, side by side."""
         topology = graph.topology
         features, envelope = graph.paired_inputs[0], graph.envelope  # [items, width], [edges, 1]
-        sent, received = self.from_sender(states[0]), self.from_receiver(states[0])  # [nodes, channels]
+        sent, received = self.from_sender(states), self.from_receiver(states)  # [nodes, channels]
         from_edges = None if self.from_edge is None or features is None else self.from_edge(features)
         joined = gather_add(received, sent, from_edges, graph.sharing)  # [edges, channels]
-        scores, own = self.scores(joined), self.scores(sent + received)  # [edges, heads], [nodes, heads]
+        scores, own = (
+            self.scores(joined),
+            self.scores(self.joined_alone(sent + received, graph)),
+        )  # [edges, heads], [nodes, heads]
         # [nodes, heads]; taken off before exp, so that nothing overflows
         highest = torch.maximum(segment_max(scores.detach(), topology.receivers, topology.num_rows), own.detach())
         shares = (scores - highest.index_select(0, topology.receivers)).exp()  # [edges, heads]
@@ -73,7 +94,19 @@ class GATv2Layer(nn.Module):
         by_head = sent.unflatten(-1, (self.heads, -1))  # [nodes, heads, width]
         messages = gather_multiply_sum(by_head, shares.unsqueeze(-1), topology).flatten(-2)
         mixed = messages + self.weigh(sent, own_share)  # eq. 7 before the division by the total; [nodes, channels]
-        return {0: self.weigh(mixed, total.reciprocal()) + self.bias}
+        return self.weigh(mixed, total.reciprocal())
+
+    def joined_alone(
+        self, joined: Float[Tensor, "nodes channels"], graph: MessageGraph
+    ) -> Float[Tensor, "nodes channels"]:
+        """W_s h_i + W_r h_i, and what the edge of the node to itself adds."""
+        features, topology = graph.paired_inputs[0], graph.topology
+        if self.own_edge == "none" or self.from_edge is None or features is None:
+            return joined
+        means = graph.once(
+            "mean features", lambda: segment_mean(graph.to_edges(features), topology.receivers, topology.num_rows)
+        )  # [nodes, width]
+        return joined + self.from_edge(means)
 
     def scores(self, joined: Float[Tensor, "items channels"]) -> Float[Tensor, "items heads"]:
         """What each head thinks of an edge before the softmax."""
@@ -89,10 +122,28 @@ class GATv2Layer(nn.Module):
         return (values.unflatten(-1, (self.heads, -1)) * shares.unsqueeze(-1)).flatten(-2)
 
 
+class WideLayer(GATv2Layer):
+    """h <- dropout(silu(GATv2(h))) of heads that are each as wide as the network (``wide_heads``); of the last layer the mean of its heads."""
+
+    def __init__(self, settings: GATv2Settings, edge_width: int, number: int) -> None:
+        wide = settings.heads * settings.hidden_dim
+        super().__init__(wide if number else settings.hidden_dim, wide, settings, edge_width)
+        self.last = number == settings.num_layers - 1
+        if self.last:
+            self.bias = nn.Parameter(torch.zeros(settings.hidden_dim))
+        self.after = nn.Sequential(SiLU(), nn.Dropout(settings.dropout))
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """New states of degree 0."""
+        mixed = self.mixed(states[0], graph)  # [nodes, heads * hidden]
+        return {0: self.after((mixed.unflatten(-1, (self.heads, -1)).mean(-2) if self.last else mixed) + self.bias)}
+
+
 class GATv2(Architecture):
     """h <- h + dropout(GATv2(norm(h))), layer by layer.
 
-    Deviates from the paper: a layer norm before and a residual around each layer, and no activation between layers.
+    Deviates from the paper: a layer norm before and a residual around each layer, and no activation between layers; with ``wide_heads`` layers stand one
+    after the other, with an activation between them.
     """
 
     kind = "gatv2"
@@ -104,15 +155,33 @@ class GATv2(Architecture):
         super().__init__(settings, spec)
         self.basis = radial_basis(settings, spec) if spec.dim else None
         width = self.basis.width if self.basis else spec.edge_width
-        self.layers = nn.ModuleList(
-            GATv2Layer(settings.hidden_dim, settings.heads, settings.negative_slope, width)
-            for _ in range(settings.num_layers)
-        )
+        self.residual = not settings.wide_heads  # type: ignore[misc]  # of this network
+        layers = range(settings.num_layers)
+        if settings.wide_heads:
+            self.layers = nn.ModuleList(WideLayer(settings, width, number) for number in layers)
+        else:
+            channels = settings.hidden_dim
+            self.layers = nn.ModuleList(GATv2Layer(channels, channels, settings, width) for _ in layers)
+
+    @classmethod
+    def unpoolable(cls, settings: GATv2Settings) -> str:
+        """States of different widths do not add up on the way back."""
+        wide = "has states of another width between its layers (wide_heads)"
+        return wide if settings.wide_heads else super().unpoolable(settings)
 
     @classmethod
     def check(cls, settings: GATv2Settings, spec: GraphSpec) -> None:
-        """The heads divide the channels."""
-        if settings.hidden_dim % settings.heads:
+        """The heads divide the channels, or are wide, where nothing that is hidden_dim wide stands around layers."""
+        if settings.wide_heads:
+            around = {
+                "global_attention": settings.global_attention is not None,
+                "conditioning": settings.conditioning == "film",
+            }
+            for name in (name for name, there in around.items() if there):
+                raise InputError(
+                    f"model.wide_heads has states of heads x hidden_dim channels between its layers, and model.{name} needs hidden_dim; leave one of the two out"
+                )
+        elif settings.hidden_dim % settings.heads:
             raise InputError(
                 f"model.hidden_dim = {settings.hidden_dim} does not divide into model.heads = {settings.heads}; choose a multiple"
             )

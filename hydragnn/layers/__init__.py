@@ -22,7 +22,7 @@ from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_node
 from hydragnn.layers.spherical_bessel import SphericalBesselBasis, bessel_zeros
 from hydragnn.layers.symmetric_contraction import SymmetricContraction
 from hydragnn.layers.symmetric_polynomials import symmetric_polynomials
-from hydragnn.layers.triplets import TripletSums, reverses_of
+from hydragnn.layers.triplets import TripletSums, TripletSumsAtReceivers, reverses_of
 from hydragnn.layers.wrapping import Checkpointed, Residual
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "SymmetricContraction",
     "TensorParts",
     "TripletSums",
+    "TripletSumsAtReceivers",
     "at_rest",
     "bessel_zeros",
     "classes_of",

@@ -7,15 +7,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hydragnn.graphs.coarse import Merging
 from hydragnn.kernels import Topology, gather_multiply_sum, segment_mean
 
 if TYPE_CHECKING:
-    from hydragnn.layers.message_graph import MessageGraph
+    from hydragnn.layers.message_graph import MessageGraph, States
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Coarser:
-    """A coarser graph, and which of its nodes each node of the finer one belongs to."""
+    """A coarser graph, and which of its nodes and edges each node and edge of the finer one belongs to."""
 
     graph: "MessageGraph"
     joining: Topology
@@ -24,6 +25,10 @@ class Coarser:
     """From every cluster to its nodes: one edge per finer node."""
     share: Float[Tensor, " nodes"] | None
     """One over the number of nodes of each cluster, in the order of ``joining``; None: one."""
+    merging: Merging
+    """Which edges of the finer graph each edge stands for."""
+    finer_edges: int
+    """Edges of the finer graph, also those that are gone."""
 
     def pooled(self, states: Float[Tensor, "nodes *shape"]) -> Float[Tensor, "rows *shape"]:
         """The mean over the nodes of each cluster; vectors and tensors turn as those of the nodes do."""
@@ -34,6 +39,24 @@ class Coarser:
     def unpooled(self, states: Float[Tensor, "rows *shape"]) -> Float[Tensor, "nodes *shape"]:
         """The state of its cluster for every node; zero where it is in none."""
         return gather_multiply_sum(states.flatten(1), None, self.leaving).unflatten(1, states.shape[1:])
+
+    def pooled_edges(self, states: Float[Tensor, "edges *shape"]) -> Float[Tensor, "rows *shape"]:
+        """The mean over the edges that each coarser one stands for."""
+        merging = self.merging
+        return segment_mean(states.index_select(0, merging.finer), merging.coarser, merging.num_edges)
+
+    def unpooled_edges(self, states: Float[Tensor, "rows *shape"]) -> Float[Tensor, "edges *shape"]:
+        """The state of the edge that stands for it, for every edge; zero where none does."""
+        zeros = states.new_zeros(self.finer_edges, *states.shape[1:])
+        return zeros.index_copy(0, self.merging.finer, states.index_select(0, self.merging.coarser))
+
+    def pooled_states(self, states: "States") -> "States":
+        """States of nodes of every degree, and of edges, on the coarser level."""
+        return {key: self.pooled_edges(value) if key < 0 else self.pooled(value) for key, value in states.items()}
+
+    def unpooled_states(self, states: "States") -> "States":
+        """What the coarser level knows, at the nodes and edges of the finer one."""
+        return {key: self.unpooled_edges(value) if key < 0 else self.unpooled(value) for key, value in states.items()}
 
 
 def coarser_of(graph: "MessageGraph") -> Coarser:
@@ -57,7 +80,14 @@ def coarser_of(graph: "MessageGraph") -> Coarser:
         species=None,
         levels=graph.levels[1:],
     )
-    return Coarser(graph=coarse, joining=level.joining, leaving=level.leaving, share=level.share)
+    return Coarser(
+        graph=coarse,
+        joining=level.joining,
+        leaving=level.leaving,
+        share=level.share,
+        merging=merging,
+        finer_edges=graph.topology.num_edges,
+    )
 
 
 def part_of(
@@ -93,4 +123,6 @@ def part_of(
         joining=Topology(senders=kept, receivers=each, num_columns=nodes, num_rows=count),
         leaving=Topology(senders=each, receivers=kept, num_columns=count, num_rows=nodes),
         share=share,
+        merging=Merging(finer=edges, coarser=torch.arange(len(edges), device=edges.device), num_edges=len(edges)),
+        finer_edges=graph.topology.num_edges,
     )

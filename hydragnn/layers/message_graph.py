@@ -18,7 +18,7 @@ from hydragnn.layers.radial import RadialFeatures
 States = dict[int, Tensor]
 """Node states by degree: ``{0: [nodes, channels], 1: [nodes, dim, channels], ...}``; most architectures use degree 0 alone.
 
-Under numbers below zero an architecture may hand on what else its layers need (messages of edges); ``finish`` takes it out.
+Under numbers below zero an architecture may hand on states of edges, ``[edges, channels]``, that its layers need; ``finish`` takes them out.
 """
 
 AT_ZERO = 1e-15

@@ -12,7 +12,9 @@ from hydragnn.layers.top_k import TopK
 class WayBack(nn.Module):
     """h_i <- h_i + W h_c: what the cluster of a node knows is added to what the node knew before it was pooled.
 
-    There is a matrix W for every degree, on channels alone, so that vectors turn with the graph.
+    There is a matrix W for every degree, on channels alone, so that vectors turn with the graph. An edge's message is changed by as much as that of the
+    coarser edge which stands for it was on the coarser level, as multigrid corrects (Brandt 1977, doi:10.1090/S0025-5718-1977-0431719-X, section 5):
+    m_e <- m_e + (m'_c - m_c), with no weights.
     """
 
     def __init__(self, channels: int, degrees: Collection[int]) -> None:
@@ -23,10 +25,9 @@ class WayBack(nn.Module):
 
     def forward(self, states: States, before: States, coarser: Coarser) -> States:
         """States of the finer level."""
-        told = {
-            degree: coarser.unpooled(self.maps[str(degree)](value) if str(degree) in self.maps else value)
-            for degree, value in states.items()
-        }
+        mapped = {key: self.maps[str(key)](value) for key, value in states.items() if str(key) in self.maps}
+        changed = {key: value - coarser.pooled_edges(before[key]) for key, value in states.items() if key < 0}
+        told = coarser.unpooled_states({**states, **mapped, **changed})
         return {
             **before,
             **{degree: before[degree] + value if degree in before else value for degree, value in told.items()},
@@ -66,7 +67,7 @@ class GraphUNet(nn.Module):
         of_layers = []
         for after, way in self.visits(states, graph):
             for coarser in reversed(way):
-                after = {degree: coarser.unpooled(value) for degree, value in after.items()}
+                after = coarser.unpooled_states(after)
             of_layers.append(after)
         return of_layers
 
@@ -78,7 +79,7 @@ class GraphUNet(nn.Module):
                 finer = way[-1][1].graph if way else graph
                 coarser = self.scores[len(way)](states[0], finer) if self.scores else finer.coarser
                 way.append((states, coarser))
-                states = {degree: coarser.pooled(value) for degree, value in states.items()}
+                states = coarser.pooled_states(states)
             while len(way) > level:
                 states = self.back(states, way)
             states = layer(states, way[-1][1].graph if way else graph)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hydragnn.layers.coarser import Coarser, part_of
 from hydragnn.layers.message_graph import MessageGraph
+from hydragnn.layers.spherical_bessel import without_autocast
 
 TIE = 1e-5
 """Scores that differ by less than this, beside the largest of their graph, are equal: no rounding decides who stays."""
@@ -28,7 +29,9 @@ class TopK(nn.Module):
 
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Coarser:
         """The level of the nodes that stay; its ``pooled`` multiplies with the gate, and the others hear nothing from ``unpooled``."""
-        scores = states @ (self.direction / self.direction.norm()).to(states.dtype)  # [nodes]
+        # rounded to 8 bits, many scores of a large graph would be equal, and all of them stay
+        with without_autocast(states.device.type):
+            scores = states.to(self.direction.dtype) @ (self.direction / self.direction.norm())  # [nodes]
         stay = highest(scores.detach(), graph, self.ratio)
         edges = graph.topology
         between = (stay[edges.senders] & stay[edges.receivers]).nonzero().squeeze(1)

@@ -1,4 +1,4 @@
-"""Sums over triplets k -> j -> i, by way of the node in their middle, so that nothing of the size of the triplets is made."""
+"""Sums over triplets k -> j -> i: by way of the node in their middle, so that nothing of the size of the triplets is made, or of all of them."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hydragnn.kernels import Topology, along_directions, outer_sum
+from hydragnn.kernels import Topology, along_directions, outer_sum, segment_sum
 from hydragnn.layers.harmonics import SphericalHarmonics
-from hydragnn.layers.message_graph import MessageGraph
+from hydragnn.layers.message_graph import MessageGraph, lengths_and_directions
 
 GENERIC = (0.5698402909980532, 0.7548776662466927, 0.3247179572447460)
 """A direction that no two images of a node share a component along, but for accidents of one in a million."""
@@ -95,6 +95,43 @@ class TripletSums(nn.Module):
         harmonics = self.harmonics(nn.functional.pad(directions, (0, 3 - directions.shape[1])))  # also in a plane
         scaled = [scale * values for scale, values in zip(self.scales, harmonics)]
         return scaled, torch.cat(harmonics, dim=1).index_select(0, graph.topology.by_sender)
+
+
+class TripletSumsAtReceivers(nn.Module):
+    """s_ji = sum over l and over edges k -> j of m_l,kj Y_l(angle), without the edge walked back, and with the angle at i between j and k.
+
+    Y_l is that of ``TripletSums``, and cos a = u_ji . u_ki with u_ki the direction from i to k, the sum of both edges: no product of what two edges say, so
+    that every triplet is there, and time and memory grow with their number. Where k lies where i does, but not by the way back, cos a is zero.
+    """
+
+    def __init__(self, num_spherical: int) -> None:
+        super().__init__()
+        self.scales = [math.sqrt((2 * ell + 1) / (4 * math.pi)) for ell in range(num_spherical)]
+
+    def forward(
+        self, messages: Sequence[Float[Tensor, "edges channels"]], graph: MessageGraph
+    ) -> Float[Tensor, "edges channels"]:
+        """The sum at every edge j -> i of the messages of degrees l = 0, 1, ... of the edges that come into j."""
+        first, second, harmonics = graph.once("angles at receivers", lambda: self.of_triplets(graph))
+        summed = torch.stack([m.index_select(0, first) * y for m, y in zip(messages, harmonics)]).sum(0)
+        return segment_sum(summed, second, graph.topology.num_edges)
+
+    def of_triplets(
+        self, graph: MessageGraph
+    ) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"], list[Float[Tensor, "triplets 1"]]]:
+        """Both edges of every triplet but the ways back, and Y_l of its angle by degree."""
+        vectors = graph.known_vectors("triplets")
+        reverse, has_reverse = graph.once("reverses", lambda: reverses_of(vectors, graph.topology))
+        first, second = graph.triplets
+        onward = (first != reverse.index_select(0, second)) | ~has_reverse.index_select(0, second)
+        first, second = first[onward], second[onward]
+        across = vectors.index_select(0, first) + vectors.index_select(0, second)  # from i to k
+        directions = lengths_and_directions(across)[1]
+        x = (graph.directions.index_select(0, second) * directions).sum(-1, keepdim=True)  # cos a; [triplets, 1]
+        values = [torch.ones_like(x), x]
+        for ell in range(1, len(self.scales)):
+            values.append(((2 * ell + 1) * x * values[-1] - ell * values[-2]) / (ell + 1))  # Legendre polynomials
+        return first, second, [scale * value for scale, value in zip(self.scales, values)]
 
 
 def edges_by_sender(topology: Topology) -> tuple[Topology, Int[Tensor, " edges"]]:

@@ -1,5 +1,6 @@
 """Why a run ended without a result, decided from the exception and from what peers left behind."""
 
+import mmap
 import time
 import traceback
 from collections.abc import Iterator
@@ -28,8 +29,10 @@ OUT_OF_MEMORY = (
     "bad_alloc",
     "status_alloc_failed",
 )
+NO_MEMORY_FOR_A_MESSAGE = "[enforce fail a"  # of "[enforce fail at alloc_cpu.cpp": what a string holds without the heap
 PEER_LOST = ("connection closed by peer", "connection reset", "gloo", "nccl", "broken pipe", "timed out")
 SECONDS_FOR_PEERS = 5.0
+RESERVE = 2**24  # bytes
 
 
 class PeerFailed(Exception):
@@ -48,7 +51,7 @@ def failure_of(error: BaseException) -> Failure:
     low = message.lower()
     if isinstance(error, Diverged):
         return Failure(kind="diverged", message=f"{message}; lower the learning rate or clip the gradient")
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in low for text in OUT_OF_MEMORY):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or says_no_memory(low):
         return Failure(
             kind="out_of_memory",
             message=f"{first_line(message) or 'no memory left'}; use smaller batches or a smaller model",
@@ -63,6 +66,11 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(kind="lost_node", message=f"another rank is gone: {first_line(message)}")
     lines = "".join(traceback.format_exception(error)).strip().splitlines()
     return Failure(kind="defect", message="\n".join(lines[-12:]))
+
+
+def says_no_memory(message: str) -> bool:
+    """Return True where an allocator wrote this message, in small letters, or what it had memory for."""
+    return message == NO_MEMORY_FOR_A_MESSAGE or any(text in message for text in OUT_OF_MEMORY)
 
 
 def first_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
@@ -85,10 +93,18 @@ def first_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
 
 
 @contextmanager
+def reserve_memory() -> Iterator[None]:
+    """Hold a little memory that is free again when what is inside fails, to say why where the system gives no more."""
+    with mmap.mmap(-1, RESERVE):
+        yield
+
+
+@contextmanager
 def propagate_failure(attempt: Attempt, ranks: Ranks) -> Iterator[None]:
     """Where another rank failed first, the first rank fails of what that one says it was."""
     try:
-        yield
+        with reserve_memory():
+            yield
     except (Fenced, Interrupted):
         raise
     except Exception as error:

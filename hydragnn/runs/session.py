@@ -16,7 +16,7 @@ from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.compile_choice import for_company
-from hydragnn.runs.failures import failure_of, first_failure, forget_failures, propagate_failure
+from hydragnn.runs.failures import failure_of, first_failure, forget_failures, propagate_failure, reserve_memory
 from hydragnn.runs.folder import (
     alone_in,
     as_begun,
@@ -134,9 +134,10 @@ def steps_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Ste
     callback.begin(state, run.data.steps(state.epoch))
     until = settings.epochs if until is None else min(until, settings.epochs)
     try:
-        status = yield from train_epochs(state, run.data, run.context, callback, until)
-        callback.save(state)
-        callback.ranks.wait()  # success means that all ranks came to the end
+        with reserve_memory():
+            status = yield from train_epochs(state, run.data, run.context, callback, until)
+            callback.save(state)
+            callback.ranks.wait()  # success means that all ranks came to the end
     except Interrupted as note:
         callback.write(state, status="paused")
         callback.close(f"{note}; resume the run in {callback.folder} to go on")

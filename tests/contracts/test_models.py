@@ -63,6 +63,14 @@ for kind in ("pna", "pnaplus", "pnaeq"):
     globals()[f"TestSmooth{kind}"] = suite(f"TestSmooth{kind}", kind, {"statistics": "smooth"})
 for kind in ("painn", "pnaeq"):
     globals()[f"TestOverLength{kind}"] = suite(f"TestOverLength{kind}", kind, {"directions": "over_length"})
+CHAINED = {"messages": "anew", "angle": "at_receiver", "output_layers": 1}
+"""DimeNet as the public HydraGNN has it."""
+globals()["TestChainedDimeNet"] = suite("TestChainedDimeNet", "dimenet", CHAINED)
+globals()["TestAngleAtReceiver"] = suite("TestAngleAtReceiver", "dimenet", {"angle": "at_receiver"})
+WIDE = {"wide_heads": True, "own_edge": "mean", "negative_slope": 0.05}
+"""GATv2 as the public HydraGNN has it."""
+globals()["TestWideHeads"] = suite("TestWideHeads", "gatv2", WIDE)
+globals()["TestOwnEdge"] = suite("TestOwnEdge", "gatv2", {"own_edge": "mean"})
 globals()["TestEquation6"] = suite("TestEquation6", "egnn", {"residual": False})
 globals()["TestSteepEnvelope"] = suite("TestSteepEnvelope", "schnet", {"envelope_exponent": 3})
 globals()["TestMovingCheckpointed"] = suite("TestMovingCheckpointed", "egnn", {**moving, **AROUND["checkpointing"]})

@@ -170,6 +170,25 @@ def test_a_setting_that_would_do_nothing_is_refused(kind: str, settings: dict[st
 
 
 @pytest.mark.parametrize(
+    ("around", "says"),
+    [
+        ({"conditioning": "film"}, "model.conditioning needs hidden_dim; leave one of the two out"),
+        ({"global_attention": {"kind": "linear", "heads": 2}}, "model.global_attention needs hidden_dim"),
+        ({"pooling": {"levels": 1}}, r"model gatv2 has states of another width between its layers \(wide_heads\)"),
+    ],
+)
+def test_wide_heads_are_refused_with_what_does_not_fit_around_them(around: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        make_model("gatv2", wide_heads=True, **around)
+
+
+def test_wide_heads_need_not_divide_the_width() -> None:
+    with pytest.raises(InputError, match=r"does not divide into model\.heads = 3"):
+        make_model("gatv2", heads=3)
+    make_model("gatv2", heads=3, wide_heads=True)
+
+
+@pytest.mark.parametrize(
     ("kind", "says"),
     [
         ("schnt", "did you mean schnet"),

@@ -183,7 +183,14 @@ def config_for(kind: str = "gin", **model: Any) -> RunConfig:
 POOLING: dict[str, Any] = {"pooling": {"levels": 3}}
 
 
-@pytest.mark.parametrize("kind, units", [("gin", {}), ("egnn", {"cutoff": 0.6, "radial": "sinc"})])
+@pytest.mark.parametrize(
+    "kind, units",
+    [
+        ("gin", {}),
+        ("egnn", {"cutoff": 0.6, "radial": "sinc"}),
+        ("dimenet", {"cutoff": 0.6, "radial": "sinc", "num_radial": 4, "num_spherical": 3, "out_emb_size": 16}),
+    ],
+)
 def test_with_levels_a_network_sees_what_is_far_away(
     kind: str, units: dict[str, Any], far: MemoryStore, tmp_path: Path
 ) -> None:
@@ -273,13 +280,13 @@ def test_a_file_with_a_crystal_is_refused_with_its_graph_where_levels_are_voxels
     assert open_store(tmp_path / "store.h5").read([1])[CLUSTERS][:, 0].tolist() == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("kind", ["painn", "schnet", "mace"])
+@pytest.mark.parametrize("kind", ["painn", "schnet", "mace", "dimenet"])
 def test_what_is_predicted_of_a_crystal_is_predicted_of_it_turned_moved_and_repeated(kind: str) -> None:
     """The vector field of the turned crystal is turned; atoms that left the cell came back at its other side."""
     atoms = bulk("Cu", cubic=True).repeat(2)
     atoms.rattle(0.15, seed=3)
     heads: list[dict[str, Any]] = [{"kind": "energy", "field": "energy"}]
-    vectors = kind != "schnet"
+    vectors = kind in ("painn", "mace")
     heads += [{"kind": "vector", "field": "forces"}] if vectors else []
     number = Field(name="species", on="node", classes=5, dtype="int64")
     model = build_model(
@@ -342,7 +349,7 @@ def test_what_cannot_pool_is_refused_with_the_remedy() -> None:
     assert "set model.pooling" in refused("painn", heads, known, inputs)
     moving = refused("egnn", heads, known, inputs, moving_coordinates=True, **one)
     assert "model egnn moves its nodes (moving_coordinates), and cannot pool" in moving
-    assert "use one of cgcnn, egnn, equivariant_transformer, gatv2" in refused("dimenet", heads, known, inputs, **one)
+    assert "use one of cgcnn, dimenet, egnn, equivariant_transformer" in moving
     assert "a cluster has none" in refused("mace", heads, known, inputs, distance_transform="soft", **one)
     with pytest.raises(InputError, match="set num_layers to 2 or more"):
         small_settings("gin", num_layers=1, **one)
@@ -362,7 +369,7 @@ def test_a_field_of_the_same_name_is_an_input_like_any_other() -> None:
 
 def test_every_architecture_says_whether_it_pools() -> None:
     able = {kind for kind, a in architectures().items() if not a.unpoolable(a.Settings(kind=kind))}
-    assert able == set(architectures()) - {"dimenet"}
+    assert able == set(architectures())
 
 
 def test_after_every_layer_a_node_hears_what_its_cluster_knows() -> None:
@@ -397,6 +404,41 @@ def test_after_every_layer_a_node_hears_what_its_cluster_knows() -> None:
     for own, expected in zip(found, [one, two[rows], three[above][rows], four[rows], five], strict=True):
         torch.testing.assert_close(own, expected)
     torch.testing.assert_close(net({0: first}, graph)[0], five)
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+@pytest.mark.parametrize("learned", [False, True], ids=["clusters", "scores"])
+def test_messages_of_edges_pool_to_means_and_change_as_those_of_coarser_edges_do(corner: str, learned: bool) -> None:
+    """Three layers on the levels 0, 1, 0 that hand on messages, against a loop over edges; those that no coarser edge stands for stay."""
+    batch = not_periodic(CORNERS[corner]())
+    graph = message_graph(batch)
+
+    class Layer(torch.nn.Module):
+        def forward(self, states: States, graph: MessageGraph) -> States:
+            assert states[-1].shape[0] == graph.topology.num_edges
+            return {0: states[0].cos(), -1: (states[-1] + 1).sin()}
+
+    net = GraphUNet([Layer() for _ in range(3)], 1, 3, {0}, 0.6 if learned else None).double()
+    first = torch.randn(batch.num_nodes, 3, dtype=torch.float64)
+    messages = torch.randn(batch.num_edges, 2, dtype=torch.float64)
+    merged = defaultdict(list)
+    if learned:
+        stay = set(net.scores[0](first.cos(), graph).joining.senders.tolist())
+        for edge, ends in enumerate(zip(batch.senders.tolist(), batch.receivers.tolist())):
+            if stay.issuperset(ends):
+                merged[edge].append(edge)
+    else:
+        of_node = {node: number for number, nodes in enumerate(clusters_by_loops(batch, 0)) for node in nodes}
+        for edge, ends in enumerate(zip(batch.senders.tolist(), batch.receivers.tolist())):
+            sender, receiver = (of_node[end] for end in ends)
+            if sender != receiver:
+                merged[receiver, sender].append(edge)
+    expected = (messages + 1).sin()
+    for edges in merged.values():
+        mean = (messages[edges] + 1).sin().mean(0)
+        expected[edges] += (mean + 1).sin() - mean
+    found = net({0: first, -1: messages}, graph)[-1]
+    torch.testing.assert_close(found, (expected + 1).sin())
 
 
 def test_a_store_without_levels_is_refused_before_anything_starts(tmp_path: Path) -> None:

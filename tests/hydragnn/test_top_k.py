@@ -58,6 +58,14 @@ def test_the_highest_of_every_graph_stay_and_so_does_who_is_as_high_as_the_last(
     assert those_who_stay([*map(float, range(10))], [10], 0.3) == [7, 8, 9]  # 3 and not 4, whatever 10 * 0.3 is
 
 
+def test_in_half_precision_as_many_stay() -> None:
+    """Scores of 300 nodes rounded to 8 bits would be equal by the dozen."""
+    states = 3 + torch.rand(300, 1, generator=torch.Generator().manual_seed(0))
+    top, graph = TopK(1, 0.5), message_graph(make_graph(0, 300, edges=0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert len(top(states, graph).joining.senders) == 150
+
+
 @pytest.mark.parametrize("corner", CORNERS)
 def test_a_level_has_the_edges_between_those_who_stay_as_they_are(corner: str) -> None:
     batch = CORNERS[corner]()

@@ -10,7 +10,7 @@ import torch
 from ase import Atoms
 from ase.build import bulk, make_supercell, molecule
 from scipy.special import eval_legendre, spherical_jn
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydragnn.conformance_cases import make_graph
 from hydragnn.conformance_smoothness import energies_and_forces, energy_model
@@ -18,7 +18,14 @@ from hydragnn.graphs import from_ase
 from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.topology import Topology
-from hydragnn.layers import MessageGraph, SphericalBesselBasis, TripletSums, bessel_zeros, reverses_of
+from hydragnn.layers import (
+    MessageGraph,
+    SphericalBesselBasis,
+    TripletSums,
+    TripletSumsAtReceivers,
+    bessel_zeros,
+    reverses_of,
+)
 
 LOAD = Field(name="load", on="graph", dtype="float64")
 
@@ -74,8 +81,8 @@ def test_the_edge_walked_back_has_the_opposite_shift(name: str) -> None:
         assert not expected or int(reverse[edge]) in expected
 
 
-def slow_sums(messages: list[Tensor], batch: GraphBatch) -> Tensor:
-    """Triplet by triplet, with the angle between both edges."""
+def slow_sums(messages: list[Tensor], batch: GraphBatch, *, at_receiver: bool = False) -> Tensor:
+    """Triplet by triplet, with the angle between both edges, or at the receiver between its neighbour and the neighbour's."""
     vectors = edge_vectors(batch)
     sums = torch.zeros_like(messages[0])
     for second in range(batch.num_edges):
@@ -83,8 +90,8 @@ def slow_sums(messages: list[Tensor], batch: GraphBatch) -> Tensor:
         for first in range(batch.num_edges):
             if batch.receivers[first] != batch.senders[second] or first in back:
                 continue
-            norms = vectors[first].norm() * vectors[second].norm()
-            cosine = float(vectors[first] @ vectors[second] / norms)
+            other = vectors[first] + vectors[second] if at_receiver else vectors[first]
+            cosine = float(other @ vectors[second] / (other.norm() * vectors[second].norm()))
             for ell, message in enumerate(messages):
                 sums[second] += (
                     math.sqrt((2 * ell + 1) / (4 * math.pi)) * float(eval_legendre(ell, cosine)) * message[first]
@@ -99,6 +106,15 @@ def test_sums_over_triplets_are_those_of_a_loop_over_all_of_them(name: str) -> N
     messages = [torch.randn(batch.num_edges, 2, dtype=torch.float64, generator=random) for _ in range(7)]
     actual = TripletSums(7)(messages, message_graph(batch))
     torch.testing.assert_close(actual, slow_sums(messages, batch), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", [name for name in BATCHES if name != "an atom that is its own neighbour"])
+def test_sums_with_angles_at_receivers_are_those_of_a_loop_over_all_triplets(name: str) -> None:
+    batch = BATCHES[name]()
+    random = torch.Generator().manual_seed(0)
+    messages = [torch.randn(batch.num_edges, 2, dtype=torch.float64, generator=random) for _ in range(7)]
+    actual = TripletSumsAtReceivers(7)(messages, message_graph(batch))
+    torch.testing.assert_close(actual, slow_sums(messages, batch, at_receiver=True), rtol=1e-11, atol=1e-11)
 
 
 def test_triplets_in_a_plane_are_those_in_space() -> None:
@@ -116,7 +132,8 @@ def test_triplets_in_a_plane_are_those_in_space() -> None:
     torch.testing.assert_close(sums(flat), sums(space), rtol=1e-12, atol=1e-12)
 
 
-def test_sums_over_triplets_have_two_derivatives_in_straight_lines() -> None:
+@pytest.mark.parametrize("sums", [TripletSums, TripletSumsAtReceivers])
+def test_sums_over_triplets_have_two_derivatives_in_straight_lines(sums: Callable[[int], nn.Module]) -> None:
     batch = BATCHES["molecules in straight lines"]()
     positions = batch.positions.clone().requires_grad_()
     random = torch.Generator().manual_seed(0)
@@ -124,7 +141,7 @@ def test_sums_over_triplets_have_two_derivatives_in_straight_lines() -> None:
     weights = torch.randn(batch.num_edges, 1, dtype=torch.float64, generator=random)
 
     def total(moved: Tensor) -> Tensor:
-        return (weights * TripletSums(7)(messages, message_graph(replace(batch, positions=moved)))).sum()
+        return (weights * sums(7)(messages, message_graph(replace(batch, positions=moved)))).sum()
 
     assert torch.autograd.gradcheck(total, (positions,))
     assert torch.autograd.gradgradcheck(total, (positions,))

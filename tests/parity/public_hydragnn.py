@@ -40,6 +40,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Activation(nn.Module):
+    """That of a checkpoint, in the place of one of ours."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of every number."""
+        return self.function(x)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What a folder of ``shared/data/hydragnn/ckpt`` holds, in float64."""
@@ -78,8 +90,8 @@ class Checkpoint:
         """That between layers and in heads."""
         return ACTIVATIONS[self.settings["activation_function"]]
 
-    def final_states(self, graphs: Graphs, convolution: Convolution) -> Tensor:
-        """States after all layers, each with its batch norm, where it has one, conditioning and activation."""
+    def final_states(self, graphs: Graphs, convolution: Convolution, *, activates: bool) -> Tensor:
+        """States after all layers, each with its batch norm, where it has one, conditioning and activation, unless the layer ``activates`` itself."""
         states = graphs["x"]
         for number in range(self.settings["num_conv_layers"]):
             states = convolution(number, states)
@@ -88,7 +100,7 @@ class Checkpoint:
             if norm:
                 scale = norm["weight"] / (norm["running_var"] + 1e-5).sqrt()
                 states = (states - norm["running_mean"]) * scale + norm["bias"]
-            states = self.activation(states)
+            states = states if activates else self.activation(states)
         return states
 
     def _conditioned(self, states: Tensor, graphs: Graphs) -> Tensor:
@@ -229,12 +241,12 @@ def assert_equal(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=EXACT * float(expected.abs().max()))
 
 
-def compared(checkpoint: Checkpoint, convolutions: Network) -> None:
-    """Every head's predictions and, where energies have them, forces."""
+def compared(checkpoint: Checkpoint, convolutions: Network, *, activates: bool = False) -> None:
+    """Every head's predictions and, where energies have them, forces; layers may have the activation after them, too."""
     for graphs, expected in checkpoint.batches():
         potential = "energy" in expected
         graphs = {**expected, **graphs, "pos": graphs["pos"].clone().requires_grad_(potential)}
-        states = checkpoint.final_states(graphs, convolutions(graphs))
+        states = checkpoint.final_states(graphs, convolutions(graphs), activates=activates)
         outputs = checkpoint.outputs(graphs, states)
         assert outputs
         for name, values in outputs.items():

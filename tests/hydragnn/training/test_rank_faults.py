@@ -58,7 +58,7 @@ def test_one_rank_without_memory_is_out_of_memory_and_not_a_lost_node(
 
 def test_a_rank_that_the_system_gives_no_more_memory_is_out_of_memory(outcome: Callable[..., tuple[Path, str]]) -> None:
     folder, output = outcome("limited", 1, model__hidden_dim=128, model__num_radial=64, batch__max_graphs=28)
-    assert read_record(folder).failure.kind == "out_of_memory", (read_record(folder).failure, output)
+    assert read_record(folder).failure.kind == "out_of_memory", f"{read_record(folder).failure}\n{output}"
 
 
 def test_a_run_whose_rank_dies_right_before_the_end_has_not_finished(outcome: Callable[..., tuple[Path, str]]) -> None:

@@ -20,6 +20,8 @@ CASES = {
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
         "out_of_memory",
     ),
+    "no memory for the message either": (RuntimeError("[enforce fail a"), "out_of_memory"),
+    "a file that cannot be written": (RuntimeError("[enforce fail at inline_container.cc:668] . unexpected"), "defect"),
     "bad input": (InputError("no space left"), "configuration"),
     "a peer that is gone": (RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"), "lost_node"),
     "anything else": (KeyError("surprise"), "defect"),
