@@ -85,6 +85,11 @@ class MemoryStore:
             remember_levels(batch, self._levels.of_graphs(graphs))
         return batch
 
+    @property
+    def levels(self) -> FlatLevels | None:
+        """The coarser levels that batches come with; None without any."""
+        return self._levels
+
     def with_levels(self, count: int, kinds: Sequence[str] = ()) -> "MemoryStore":
         """The same graphs, whose batches come with their first ``count`` coarser levels: these are made here, once, from ``clusters``."""
         result = MemoryStore(self._flat, self._attributes)

@@ -79,6 +79,18 @@ class Levels:
     fields: frozenset[str]
     """The fields that they were made from."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        sizes: list[int] = []
+
+        def counted(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        self.mapped(counted)
+        return sum(sizes)
+
     def mapped(self, change: Change) -> "Levels":
         """The levels with ``change`` done to every tensor."""
         return replace(self, levels=tuple(level.mapped(change) for level in self.levels))

@@ -10,21 +10,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.datasets import Sizes
+from hydragnn.datasets import MemoryStore, Sizes
 from hydragnn.datasets.footprint import MemoryLimit, bytes_of, footprint_from_json, in_words
+from hydragnn.datasets.levels import pieces_of
 from hydragnn.datasets.normalisation import normalise
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.coarse import Levels
+from hydragnn.graphs.levels import CLUSTERS, levels_of
+from hydragnn.models import ModelDescription
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.plan import RunPlan
 from hydragnn.training.data import BranchData, Feed
 from hydragnn.training.loop import add_gradient
 from hydragnn.training.memory import DEVICE_SHARE, footprint_of, with_fixed
+from hydragnn.training.probe_levels import Shares, shares_of
 
 SAMPLE = 8
 """Graphs of the data that probes look like."""
+
+LEVELS_OF = 64
+"""Graphs whose coarser levels stand for those of all, where levels are made in every step."""
 
 BALANCED = 0.97
 """Of the memory of several ranks, what a batch fills: shares are not exactly equal."""
@@ -47,17 +55,18 @@ def within_memory(
     limit = memory_of(plan, device)
     if limit is None:
         return run
-    if any(branch.model.model.pooling is not None for branch in plan.branches):
+    models = [branch.model for branch in plan.branches]
+    if any(model.model.pooling is not None and not model.model.pools_clusters for model in models):
         raise InputError(
-            "what coarser levels take of memory is not known before; with model.pooling set batch.max_graphs, and leave batch.memory "
-            'and batch.budget = "auto" out'
+            "which edges stay by scores changes as these learn, so that what coarser levels take of memory is not known before; set "
+            'batch.max_graphs, and leave batch.memory and batch.budget = "auto" out, or pool by clusters'
         )
-    fixed = size_of_state(run)
+    fixed = size_of_state(run) + sum(map(size_of_levels, run.data.branches, models))
     branches, budgets = [], {}
     for number, branch in enumerate(run.data.branches):
         heartbeat()
         with about(f"branch {branch.name}" if branch.name else ""):
-            value = first_ranks_value(partial(footprint_in_training, run, number), ranks, device)
+            value = first_ranks_value(partial(footprint_in_training, run, number, models[number]), ranks, device)
             here = MemoryLimit(footprint=with_fixed(footprint_from_json(value), fixed), size=limit)
             filled, shared = None, replace(here, size=limit // members)
             if plan.fills_memory:
@@ -92,7 +101,31 @@ def size_of_state(run: Assembly) -> int:
     return tensors + buffers + sum(part.size for branch in run.data.branches for part in branch.valid)
 
 
-def footprint_in_training(run: Assembly, number: int) -> dict[str, Any]:
+def size_of_levels(branch: BranchData, model: ModelDescription) -> int:
+    """Bytes of the coarser levels of the validation part, which stay once they were made."""
+    pooling = model.model.pooling
+    if pooling is None:
+        return 0
+    made = [levels_of(part, pooling.levels, model.kind_fields) for part in branch.valid]
+    return sum(Levels(levels=levels, fields=frozenset()).size for levels in made)
+
+
+def shares_of_levels(feed: Feed, model: ModelDescription) -> tuple[Shares, ...]:
+    """How large the coarser levels of the training part are; none for models without. Where they are made in every step, some graphs of all sizes stand for all."""
+    pooling, loader = model.model.pooling, feed.loader
+    if pooling is None:
+        return ()
+    if isinstance(loader.store, MemoryStore) and loader.store.levels is not None:
+        sizes = loader.store.sizes()
+        return shares_of(loader.store.levels.levels, sizes.nodes, sizes.edges)
+    order = loader.indices[np.argsort(loader.sizes.edges[loader.indices], kind="stable")]
+    some = np.unique(order[np.linspace(0, len(order) - 1, LEVELS_OF).astype(np.int64)])
+    graphs = loader.store.read(some, [CLUSTERS, *model.kind_fields])
+    levels = pieces_of(graphs, levels_of(graphs, pooling.levels, model.kind_fields))
+    return shares_of(levels, loader.sizes.nodes[some], loader.sizes.edges[some])
+
+
+def footprint_in_training(run: Assembly, number: int, model: ModelDescription) -> dict[str, Any]:
     """The footprint of steps on batches of a branch, beside the state, as JSON; by probes."""
     branch, context, state = run.data.branches[number], run.context, run.state
     predict, own = context.predictor(state, number), context.branches[number]
@@ -104,7 +137,7 @@ def footprint_in_training(run: Assembly, number: int) -> dict[str, Any]:
     devices = [context.device] if context.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         state.parameters.zero_gradient()
-        footprint = footprint_of(step, sample_of(branch.train))
+        footprint = footprint_of(step, sample_of(branch.train), shares_of_levels(branch.train, model))
         state.parameters.zero_gradient()
     return footprint.to_json()
 

@@ -19,10 +19,12 @@ from hydragnn.datasets.footprint import Footprint, Form
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import LOCATIONS
+from hydragnn.graphs.levels import known_levels
 from hydragnn.graphs.reversal import reverse_of
 from hydragnn.graphs.topology import Topology
 from hydragnn.graphs.wider import with_pairs_as_in
 from hydragnn.layers.size_buckets import padded_sizes
+from hydragnn.training.probe_levels import Shares, with_levels_as_in
 
 DEVICE_SHARE = 0.9
 """Of an accelerator's memory, what tensors may take: the rest is for libraries and for gaps between tensors."""
@@ -53,19 +55,20 @@ class Probe:
     amounts: Float64[ndarray, " 5"]
     alive: Int64[ndarray, " moments"]
     given: int
-    """Bytes of the batch itself."""
+    """Bytes of the batch itself, with the coarser levels that it comes with."""
 
 
-def footprint_of(compute: Callable[[GraphBatch], object], like: GraphBatch) -> Footprint:
+def footprint_of(compute: Callable[[GraphBatch], object], like: GraphBatch, shares: Sequence[Shares] = ()) -> Footprint:
     """What ``compute`` takes for batches that have the fields of ``like``, and pairs of opposite edges where it has them.
 
-    ``like`` is from the data, with two graphs or more; where it takes more itself than probes foretell, so will all batches.
+    ``like`` is from the data, with two graphs or more; where it takes more itself than probes foretell, so will all batches. ``shares`` are those of the
+    coarser levels that are made of a batch.
     """
     like = replace(like)  # what follows from edges is not there yet
     probes, spread = [_probe(compute, like)], 1.0
 
     def probe(batch: GraphBatch) -> Probe:
-        return _probe(compute, with_pairs_as_in(batch, like))
+        return _probe(compute, with_levels_as_in(with_pairs_as_in(batch, like), like, shares))
 
     footprint = fitted([probe(probe_batch(like, sample)) for sample in samples_for(like)])
     first, *samples = samples_for(like)
@@ -99,7 +102,9 @@ def with_fixed(footprint: Footprint, size: int) -> Footprint:
 def _probe(compute: Callable[[GraphBatch], object], batch: GraphBatch) -> Probe:
     nodes = batch.node_offsets.diff().to("cpu", torch.float64)
     amounts = [1.0, batch.num_graphs, batch.num_nodes, batch.num_edges, float(nodes.square().sum())]
-    given, changes = batch.size, allocations(lambda: compute(batch), batch.device)
+    levels = known_levels(batch)
+    given = batch.size + (levels.size if levels else 0)
+    changes = allocations(lambda: compute(batch), batch.device)
     return Probe(amounts=np.array(amounts), alive=given + np.concatenate([[0], changes]).cumsum(), given=given)
 
 

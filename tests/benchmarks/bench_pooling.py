@@ -2,18 +2,21 @@
 
     python -m tests.benchmarks.bench_pooling DATA [--seconds N] [--seeds N] [darcy darcy-32 cantilever terfenol]
     python -m tests.benchmarks.bench_pooling steps
+    python -m tests.benchmarks.bench_pooling DATA --levels
 
 ``DATA`` holds the folders ``darcy``, ``cantilever`` and ``terfenol`` of raw data; ``darcy-32`` are squares of our own. ``steps`` says how long
-steps take whose batches make their levels, over those whose store has made them once. Every row is one architecture with so many layers, with
+steps take whose batches make their levels, over those whose store has made them once, ``--levels`` which share of the CPU time of a short run
+(SHORT epochs) goes into levels that are made at its start. Every row is one architecture with so many layers, with
 and without levels; each trains for so many seconds of CPU time (its epochs are as many as two of them say fit), on one thread. Errors are
 those of the held-out part, which chooses nothing: mean over the seeds, and the least and the largest; beside them the trivial
 predictor, the mean of the training part. Of grids and meshes it is the relative L2 error, of polycrystals sum |error| / sum |label|.
 """
 
 import argparse
+import gzip
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase.io import read
 from numpy.typing import NDArray
 from torch import nn
 
@@ -32,6 +36,7 @@ from hydragnn.graphs import (
     Field,
     GraphBatch,
     clusters_field,
+    from_ase,
     graph_from_arrays,
     with_contracted_levels,
     with_voxel_levels,
@@ -54,6 +59,7 @@ from hydragnn.scripts.recipes.terfenol import write_store as write_terfenol
 Array = NDArray[np.float64]
 PART = Field(name="part", on="graph", classes=3, dtype="int64", role="auxiliary")
 LEVELS = 4
+SHORT = 10  # epochs
 ROUNDS = 65  # steps of each way, of which the first five do not count
 SQUARES, SEED = 1000, 32  # of 32 x 32 points
 RANDOM, ITERATIONS = 150, 40  # densities drawn for training; length of the runs that judge cantilevers
@@ -314,6 +320,49 @@ def step_times() -> None:
         print(f"{kind}: {before:.1f} ms, {after:.1f} ms with levels made once, ratio {before / after:.2f}", flush=True)
 
 
+def copper(data: Path, _: Path) -> Problem:
+    """Energies of copper cells, most of them of 108 atoms, with three levels by contraction."""
+    with gzip.open(data / "mlearn" / "Cu_train.extxyz.gz", "rt") as file:
+        frames = read(file, ":", format="extxyz")
+    energy = Field(name="energy", on="graph", role="target")
+    graphs = []
+    for number, atoms in enumerate(frames):
+        atoms.info["energy"] = atoms.get_potential_energy()
+        graph = with_contracted_levels(from_ase(atoms, 4.0, fields=[energy]), 3)
+        graphs.append(graph.with_fields({"part": torch.tensor([number % 10 // 9])}, fields=[PART]))
+    settings = tuple(
+        {"kind": kind, "hidden_dim": 32, "num_layers": 5, "pooling": {"levels": 3}} for kind in ("schnet", "painn")
+    )
+    return Problem(
+        store=MemoryStore(graphs),
+        heads=[{"kind": "scalar", "field": "energy", "pool": "sum", "extensive": True}],
+        part="part",
+        batch=8,
+        settings=settings,
+    )
+
+
+def share_of_levels(data: Path, folder: Path) -> None:
+    """Print the CPU seconds of short runs that pool, and the share of them in which levels are made."""
+    make, spent = MemoryStore.with_levels, 0.0
+
+    def timed(store: MemoryStore, count: int, kinds: Sequence[str] = ()) -> MemoryStore:
+        nonlocal spent
+        start = time.process_time()
+        result = make(store, count, kinds)
+        spent += time.process_time() - start
+        return result
+
+    MemoryStore.with_levels = timed  # type: ignore[method-assign]
+    for name, problem in (("darcy", darcy(data, folder)), ("copper", copper(data, folder))):
+        for settings in (one for one in problem.settings if "pooling" in one):
+            spent, start = 0.0, time.process_time()
+            path = folder / f"{name}-{settings['kind']}"
+            train(config_of(problem, settings, SHORT, 0), path, store=problem.store)
+            whole = time.process_time() - start
+            print(f"{name}, {settings['kind']}: {spent:.2f} of {whole:.1f} s, {spent / whole:.1%}", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -321,11 +370,14 @@ def main() -> None:
     parser.add_argument("problems", nargs="*", default=list(PROBLEMS))
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--levels", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if str(options.data) == "steps":
         return step_times()
     with tempfile.TemporaryDirectory() as folder:
+        if options.levels:
+            return share_of_levels(options.data, Path(folder))
         for name in options.problems:
             compare(name, options, Path(folder))
     return None

@@ -450,9 +450,9 @@ def test_a_store_without_levels_is_refused_before_anything_starts(tmp_path: Path
 
 
 def test_memory_that_nobody_can_foretell_is_refused(far: MemoryStore, tmp_path: Path) -> None:
-    config = config_for(**POOLING)
+    config = config_for(pooling={"by": "scores"})
     limited = config.model_copy(update={"batch": config.batch.model_copy(update={"memory": "1 GB"})})
-    with pytest.raises(InputError, match=r"set batch\.max_graphs"):
+    with pytest.raises(InputError, match=r"which edges stay by scores changes .*; set batch\.max_graphs"):
         train(limited, tmp_path / "run", store=far)
 
 

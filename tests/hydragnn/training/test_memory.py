@@ -14,13 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.config import RunConfig
-from hydragnn.conformance_cases import loss_of, make_graph, make_model
+from hydragnn.conformance_cases import loss_of, make_graph, make_model, small_settings
 from hydragnn.conformance_smoothness import atoms_graph, energy_model
 from hydragnn.datasets import Budget, MemoryStore, Sizes, pack
 from hydragnn.datasets.footprint import Footprint, MemoryLimit, bytes_of, footprint_from_json
+from hydragnn.datasets.levels import pieces_of
 from hydragnn.distributed import Ranks
 from hydragnn.errors import InputError
+from hydragnn.graphs import CLUSTERS, Field, clusters_field, graph_from_arrays, with_voxel_levels
 from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.levels import known_levels, levels_of
+from hydragnn.models import build_model, parse_head
 from hydragnn.record import read_record
 from hydragnn.runs import train
 from hydragnn.runs.assembly import Assembly, assemble
@@ -29,6 +33,7 @@ from hydragnn.runs.plan import plan_run
 from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import take_step
 from hydragnn.training.memory import allocations, footprint_of, probe_batch
+from hydragnn.training.probe_levels import shares_of
 
 Configs = Callable[..., RunConfig]
 CPU = torch.device("cpu")
@@ -200,3 +205,68 @@ def test_batches_within_memory_are_as_full_as_it_allows(graphs: list[tuple[int, 
 
 def test_a_footprint_survives_being_written() -> None:
     assert footprint_from_json(CURVE.to_json()) == CURVE
+
+
+def grid(side: int, seed: int = 0) -> GraphBatch:
+    """Points of a square with their eight neighbours, and two levels of squares of them."""
+    points = np.stack(np.divmod(np.arange(side * side), side), axis=1).astype(float)
+    apart = np.abs(points[:, None] - points).max(-1)
+    receivers, senders = np.nonzero(apart == 1)
+    graph = with_voxel_levels(graph_from_arrays(points, senders, receivers), 2, side=2.0)
+    values = torch.randn(2, side * side, generator=torch.Generator().manual_seed(seed))
+    return graph.with_fields({"load": values[0], "answer": values[1]}, fields=[LOAD, ANSWER])
+
+
+LOAD, ANSWER = Field(name="load", on="node"), Field(name="answer", on="node", role="target")
+
+
+@pytest.mark.parametrize("kind", ["gin", "egnn", "dimenet"])
+def test_the_peak_of_a_model_that_pools_is_known_for_larger_graphs(kind: str) -> None:
+    """Levels of random clusters, which values that are drawn would give, have other edges than those of a grid."""
+    model = build_model(
+        small_settings(kind, num_layers=5, pooling={"levels": 2}),
+        [parse_head({"kind": "scalar", "field": "answer"})],
+        [LOAD, ANSWER, clusters_field(2)],
+        inputs=["load", CLUSTERS],
+        dim=2,
+        seed=0,
+    )
+    weights = list(model.parameters())
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+
+    def step(batch: GraphBatch) -> None:
+        model(batch)["answer"].mean.square().sum().backward(inputs=weights)
+
+    every = concatenate([grid(side) for side in (4, 6, 8, 12, 16)]).to(dtype=torch.float32)
+    sizes = every.counts("node").numpy(), every.counts("edge").numpy()
+    shares = shares_of(pieces_of(every, levels_of(every, 2)), *sizes)
+    footprint = footprint_of(step, every.select(slice(0, 3)), shares)
+    for graphs in (grid(16), concatenate([grid(6), grid(12)] * 4), concatenate([grid(4)] * 20)):
+        batch = graphs.to(dtype=torch.float32)
+        measured = batch.size + peak(partial(step, replace(batch)))
+        here = Sizes(nodes=batch.counts("node").numpy(), edges=batch.counts("edge").numpy())
+        assert measured <= footprint.bytes(here, np.arange(len(here))) <= 1.25 * measured
+
+
+@pytest.mark.parametrize("budget", [{"max_graphs": 24}, {"budget": "auto"}], ids=["parts", "batches that fill"])
+@pytest.mark.parametrize("window", [0, 6], ids=["levels made once", "levels made in every step"])
+def test_no_step_of_a_model_that_pools_takes_more_than_the_limit(budget: dict[str, Any], window: int) -> None:
+    store = MemoryStore([grid(4 + number % 5, number) for number in range(30)])
+    config = RunConfig.parse(
+        {
+            "data": {"store": "in memory", "window": window},
+            "split": {"train": 0.8, "valid": 0.2},
+            "batch": {"memory": "3 MB", **budget},
+            "model": {"kind": "egnn", "hidden_dim": 8, "num_layers": 5, "cutoff": 3.0, "pooling": {"levels": 2}},
+            "heads": [{"kind": "scalar", "field": "answer"}],
+        }
+    )
+    run = within(config, store)
+    shares = list(run.data.epoch(0))
+    assert sum(part.num_graphs for share in shares for part in share.parts) == 24
+    known = [[known_levels(part) for part in share.parts] for share in shares]
+    given = [sum(levels.size for levels in of_parts if levels) for of_parts in known]
+    peaks = [peak_of_step(run, share) + size for share, size in zip(shares, given)]
+    assert 1_500_000 < max(peaks) <= 3_000_000
+    assert any(given) == (not window and "budget" in budget)
