@@ -60,10 +60,10 @@ def test_packs_begin_at_the_rate_and_wait_for_their_turn_without_being_late(
     assert set(times) == set(NODES)
     for number, at in enumerate(sorted(times.values())[BURST:], start=1):
         assert at > begin + (number - 0.5) / RATE
-    for node, ended in ends.items():
-        assert (
-            ended > times[node] + PATIENCE - 0.6
-        )  # the pack says nothing, and is given up for it, but not before; looks are half a second apart
+    for number, node in enumerate(NODES, start=1 - BURST):
+        turn = begin + max(0.0, number - 0.5) / RATE  # a node's own time may be later, where the machine is busy
+        # the pack says nothing, and is given up for it, but not before; looks are half a second apart
+        assert ends[node] > turn + PATIENCE - 0.6
 
 
 def test_packs_that_wait_end_with_the_launcher(launcher: PackLauncher, tmp_path: Path) -> None:
