@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hydragnn.errors import InputError
 from hydragnn.graphs.coarse import Levels
+from hydragnn.graphs.far import near_origin
 from hydragnn.graphs.field import LOCATIONS, Field, Location
 from hydragnn.graphs.reversal import reverse_of
 from hydragnn.graphs.topology import Topology
@@ -234,8 +235,9 @@ class GraphBatch:
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "GraphBatch":
-        """The batch on ``device`` with floating-point tensors in ``dtype``; None keeps what there is."""
-        return self.mapped(lambda value: value.to(device=device, dtype=dtype if value.is_floating_point() else None))
+        """The batch on ``device`` with floats in ``dtype``, None keeps what there is; far graphs are moved before they lose digits (``near_origin``)."""
+        batch = self if dtype is None else near_origin(self, dtype)
+        return batch.mapped(lambda value: value.to(device=device, dtype=dtype if value.is_floating_point() else None))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GraphBatch":
         """The batch with ``change`` done to every tensor, to those that follow from its edges and offsets too; it keeps the values."""

@@ -1,6 +1,6 @@
 """Coarser levels of a graph: which nodes are one on each of them, as a node field, made once and kept with the graph."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -120,36 +120,52 @@ def remember_levels(batch: GraphBatch, levels: Levels) -> None:
 
 def check_clusters(batch: GraphBatch) -> None:
     """InputError where the clusters of a batch are not nested, or in a periodic graph no pairs of neighbours."""
-    numbers, owner = batch.nodes[CLUSTERS].cpu().numpy(), batch.owner("node").cpu().numpy()
-    if numbers.ndim != 2 or not len(numbers):
-        return
-    columns = [np.arange(batch.num_nodes), *numbers.T]
-    whole = [np.unique(np.stack([owner, column]), axis=1, return_inverse=True)[1].ravel() for column in columns]
+    for _, problem in cluster_problems(batch):
+        raise InputError(problem)
+
+
+def cluster_problems(batch: GraphBatch) -> Iterator[tuple[int, str]]:
+    """The graphs of a batch whose clusters are not nested, or in a periodic graph no pairs of neighbours, and a sentence for each."""
+    owner = batch.owner("node").cpu().numpy()
+    columns = [np.arange(batch.num_nodes), *batch.nodes[CLUSTERS].cpu().numpy().T]
+    # numbers of clusters over the whole batch; [nodes] for every level, from the nodes themselves on
+    whole = [
+        np.unique(owner * (column.max(initial=0) + 1) + column, return_inverse=True)[1].ravel() for column in columns
+    ]
+    torn: set[int] = set()
     for level, (below, above) in enumerate(pairwise(whole)):
         first = np.unique(below, return_index=True)[1]
-        if (above != above[first][below]).any():
-            raise InputError(
-                f"a cluster of level {level} lies in two clusters of level {level + 1}; let each level join whole clusters of the last"
-            )
-    if batch.dim and batch.num_edges and bool(batch.periodic.any()):
-        _check_pairs(batch, whole, batch.periodic.any(1).cpu().numpy()[owner])
+        for graph in np.unique(owner[above != above[first][below]]).tolist():
+            if graph not in torn:
+                yield (
+                    graph,
+                    f"a cluster of level {level} lies in two clusters of level {level + 1}; let each level join whole clusters of the last",
+                )
+            torn.add(graph)
+    if batch.dim and bool(batch.periodic.any()):
+        images = batch.periodic.any(1) & (batch.counts("edge") > 0)
+        wrong = _no_pairs(batch, whole) & images.cpu().numpy()[owner]
+        for graph in np.unique(owner[wrong]).tolist():
+            if graph not in torn:
+                yield (
+                    graph,
+                    "clusters of a periodic graph reach through the boundary, where only pairs of neighbours have a middle; make its levels by "
+                    "contraction, or clear periodic where images do not matter",
+                )
 
 
-def _check_pairs(batch: GraphBatch, whole: Sequence[NDArray[np.int64]], periodic: Bool[ndarray, " nodes"]) -> None:
-    """InputError where a cluster of a periodic graph is no pair of neighbours of the level below, nor one of its nodes."""
+def _no_pairs(batch: GraphBatch, whole: Sequence[NDArray[np.int64]]) -> Bool[ndarray, " nodes"]:
+    """Nodes in a cluster of some level that is no pair of neighbours of the level below, nor one of its nodes."""
     ends = batch.senders.cpu().numpy(), batch.receivers.cpu().numpy()
+    result = np.zeros(batch.num_nodes, dtype=np.bool_)
     for below, above in pairwise(whole):
-        pairs = np.unique(np.stack([below, above]), axis=1)[1]  # the cluster of every node below
+        sizes = np.bincount(above[np.unique(below, return_index=True)[1]])
         inside = above[ends[0]] == above[ends[1]]
         apart = below[ends[0]] != below[ends[1]]
         joined = np.unique(above[ends[0]][inside & apart])
-        sizes = np.bincount(pairs)
         wrong = (sizes > 2) | ((sizes == 2) & ~np.isin(np.arange(len(sizes)), joined))
-        if (wrong[above] & periodic).any():
-            raise InputError(
-                "clusters of a periodic graph reach through the boundary, where only pairs of neighbours have a middle; make its levels by "
-                "contraction, or clear periodic where images do not matter"
-            )
+        result |= wrong[above]
+    return result
 
 
 def with_voxel_levels(batch: GraphBatch, levels: int, side: float | None = None) -> GraphBatch:

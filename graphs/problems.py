@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, Location
+from hydragnn.graphs.levels import CLUSTERS, cluster_problems, is_levels
 
 Finding = tuple[int, str]
 """The position of a graph in its batch, and what is wrong with it, to be read after "graph N"."""
@@ -31,13 +32,14 @@ def graph_problems(
     """Why graphs of the batch are not valid, by their position in it, in ascending order; empty where all are.
 
     Checked are: at least one node; edges inside their graph and sorted by receiver; finite positions, shifts, cells and
-    values; classes in range; independent cell vectors along periodic axes; and that every graph has the fields ``needed``.
+    values; classes in range; independent cell vectors along periodic axes; clusters that are nested; and that every graph has the fields ``needed``.
     A graph with several problems is told of the first. The sentences call graphs by their ``numbers``, by default their
     positions. Offsets, shapes and dtypes are trusted: ``validate`` and the readers of stores check them.
     """
     by_graph: dict[int, str] = {}
     checks = (_empty_graphs, _outside_edges, _unsorted_edges, _not_finite_geometry, _singular_cells, _wrong_values)
     findings = [finding for check in checks for finding in check(batch)]
+    findings += _wrong_clusters(batch, {position for position, _ in findings})
     for position, problem in [*findings, *_missing_fields(batch, needed)]:
         number = position if numbers is None else numbers[position]
         by_graph.setdefault(position, f"graph {number}{problem}")
@@ -140,6 +142,15 @@ def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
         if findings:
             present = batch.present(field.name)
             yield from (finding for finding in findings if bool(present[finding[0]]))
+
+
+def _wrong_clusters(batch: GraphBatch, known: Collection[int]) -> list[Finding]:
+    """Graphs whose clusters are no levels, among those of which nothing else is wrong."""
+    if not any(map(is_levels, batch.fields.values())):
+        return []
+    there = batch.present(CLUSTERS).tolist()
+    fine = [graph for graph in range(batch.num_graphs) if there[graph] and graph not in known]
+    return [(fine[place], f": {problem}") for place, problem in cluster_problems(batch.select(fine))]
 
 
 def _missing_fields(batch: GraphBatch, needed: Collection[str]) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, Location
-from hydragnn.graphs.levels import check_clusters, is_levels
 from hydragnn.graphs.problems import ITEMS, cell_problem, graph_problems, without_label
 from hydragnn.graphs.topology import Topology
 
@@ -139,8 +138,6 @@ def check_structure(batch: GraphBatch) -> None:
             raise InputError(f"mask {mask} is not one bool per graph of a declared field; make it so")
     for field in batch.fields.values():
         _check_field(batch, field)
-    if any(map(is_levels, batch.fields.values())):
-        check_clusters(batch)
     _check_axes(batch, "batch")
 
 

@@ -82,13 +82,16 @@ def check_space(settings: CampaignSettings, space: Space) -> None:
 def check_values(settings: CampaignSettings, space: Space, check: Callable[[AnyConfig], object]) -> None:
     """InputError unless every value at the ends of parameters, and every combination of kinds, is part of a run that passes ``check``.
 
-    Kinds are the choices of all parameters that are called so (``model.kind``, ``heads.0.kind``); ``check`` raises InputError.
+    Kinds are the choices of all parameters that are called so (``model.kind``, ``heads.0.kind``); ``check`` raises InputError. No value is blamed where
+    all points drawn at random fail like it.
     """
     generator = np.random.default_rng(0)
     for path, parameter in space.parameters.items():
         for value in ends_of(parameter):
             given = _given(space, path, value, generator)
             problem = _problem(settings, space, given, generator, check)
+            if problem and f": {place_of(path)}: " not in problem:
+                _refuse_all(_problem(settings, space, dict, generator, check))
             _refuse(f'search.space."{path}" = {value!r} takes', problem, space, path)
     for kinds in _combinations_of_kinds(space):
         problem = _problem(settings, space, partial(dict, kinds), generator, check)
@@ -117,6 +120,12 @@ def _problem(
         else:
             return ""
     return problem
+
+
+def _refuse_all(problem: str) -> None:
+    """Raise InputError where all points have a problem, whatever this or that value."""
+    if problem and not UNKNOWN_KEY.search(problem):
+        raise InputError(f"no point of search.space makes a valid run: {problem}")
 
 
 def _refuse(what: str, problem: str, space: Space, path: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, radial_basis, steps
 from hydragnn.errors import InputError
-from hydragnn.kernels import gather_outer_sum, silu
+from hydragnn.kernels import Topology, gather_add, gather_outer_sum, silu
 from hydragnn.layers import (
     DISTANCE_TRANSFORMS,
     ELEMENTS_WITH_RADIUS,
@@ -39,7 +39,7 @@ class MACESettings(GeometricSettings):
 
     kind: str = "mace"
 
-    before: ClassVar = {"distance_transform": None}
+    before: ClassVar = {"distance_transform": None, "node_filters": False}
 
     searched: ClassVar[Searched] = {
         "hidden_dim": steps(8, 64, 8),
@@ -67,6 +67,20 @@ class MACESettings(GeometricSettings):
     distance_transform: Literal["agnesi", "soft"] | None = None
     """What radial functions see instead of lengths, measured by the covalent radii of both ends of an edge (Angstrom; needs species): agnesi, numbers
     from 1 to 0 that are finest around bonds (Witt et al. 2023, doi:10.1063/5.0158783), or soft, lengths that do not get much shorter than bonds. Absent: lengths."""
+
+    node_filters: bool = False
+    """Radial networks see the scalars of both ends of an edge beside its length, as in the public HydraGNN (and mace-torch's RealAgnosticAttResidualInteractionBlock):
+    what nodes say does not end at the cutoff, so that energies jump there."""
+
+    @property
+    def kinks(self) -> str:
+        """Those of filters that do not end."""
+        if not self.node_filters:
+            return ""
+        return (
+            "with node_filters = true energies jump where a neighbour crosses the cutoff, because what nodes say of an edge does not end there; "
+            "leave it out, and they have no such step"
+        )
 
     @field_validator("correlation", mode="before")
     @classmethod
@@ -112,6 +126,39 @@ class Radial(RadialFilters):
         return [linear(values) for linear in self.paths]
 
 
+NODE_GAIN = 0.01
+"""What nodes say to radial networks at first, beside what lengths do: five layers of untrained networks stay finite with it, as without."""
+
+
+class NodeFilters(nn.Module):
+    """R_p = W_p s(W_3 s(W_2 s(W_1 [e(r), h_i, h_j]))) for every path p, with s = silu, no biases, and the scalars h of both ends of an edge (``node_filters``).
+
+    W_1 is split into maps of edges and of nodes, which is the same sum. In the public HydraGNN W_1 sees another linear map of h, which
+    is one with it; that of nodes begins smaller here, lest states grow with the power of 2 ``correlation`` in every layer before anything is learned.
+    """
+
+    def __init__(self, inputs: int, channels: int, paths: int) -> None:
+        super().__init__()
+        self.from_edge = scaled(inputs, WIDTH)
+        self.from_sender = scaled(channels, WIDTH, NODE_GAIN)
+        self.from_receiver = scaled(channels, WIDTH, NODE_GAIN)
+        self.hidden = nn.ModuleList(scaled(WIDTH, WIDTH, SILU_GAIN) for _ in range(2))
+        self.paths = nn.ModuleList(scaled(WIDTH, channels, SILU_GAIN) for _ in range(paths))
+
+    def forward(
+        self, scalars: Float[Tensor, "nodes channels"], graph: MessageGraph
+    ) -> list[Float[Tensor, "edges channels"]]:
+        """The filters of all paths."""
+        features, envelope = graph.paired_inputs  # [items, width], [items, 1]
+        assert features is not None
+        edges = self.from_edge(features if envelope is None else features * envelope)
+        values = gather_add(self.from_receiver(scalars), self.from_sender(scalars), edges, graph.sharing)
+        for linear in self.hidden:
+            values = linear(silu(values))
+        values = silu(values)  # [edges, WIDTH]
+        return [linear(values) for linear in self.paths]
+
+
 WIDTH = 64
 """Of the hidden layers of the radial network, as the paper's."""
 
@@ -145,13 +192,15 @@ class MACEMessage(nn.Module):
     Initial weights W_p are larger than those of the paper's code by the root of the mean degree.
     """
 
-    def __init__(self, channels: int, edge_width: int, inputs: Sequence[int], max_ell: int, mean_degree: float) -> None:
+    def __init__(self, settings: MACESettings, edge_width: int, inputs: Sequence[int], mean_degree: float) -> None:
         super().__init__()
+        channels, max_ell = settings.hidden_dim, settings.max_ell
         self.mean_degree = mean_degree if mean_degree > 0 else 1.0
         self.paths = paths_between(inputs, max_ell)
         self.harmonics = SphericalHarmonics(max_ell)
         self.up = nn.ModuleList(scaled(channels, channels) for _ in inputs)
-        self.radial = Radial(edge_width, channels, len(self.paths))
+        filters = NodeFilters if settings.node_filters else Radial
+        self.radial: NodeFilters | Radial = filters(edge_width, channels, len(self.paths))
         counts = [sum(path[2] == degree for path in self.paths) for degree in range(max_ell + 1)]
         # what neighbours send differs in sign, so that the sum over them grows as the root of their number
         gain = math.sqrt(self.mean_degree)
@@ -166,14 +215,21 @@ class MACEMessage(nn.Module):
         sent = [linear(with_axis(states, degree)) for degree, linear in enumerate(self.up)]
         components = [[part.contiguous() for part in one.unbind(1)] for one in sent]  # [nodes, channels] each
         received: list[list[Tensor]] = [[] for _ in self.mix]
-        for path, filters in zip(self.paths, self.radial.filters_of(graph)):
+        weighed, topology = self.filters(states, graph)
+        for path, filters in zip(self.paths, weighed):
             parts = [
-                gather_outer_sum(own, filters, axes, graph.sharing)  # [nodes, 2 message + 1, channels]
+                gather_outer_sum(own, filters, axes, topology)  # [nodes, 2 message + 1, channels]
                 for own, axes in zip(components[path[0]], self.axes(path, graph))
             ]
             received[path[2]].append(torch.stack(parts).sum(0) if len(parts) > 1 else parts[0])
         mixed = [linear(torch.cat(parts, dim=-1)) for linear, parts in zip(self.mix, received)]
         return torch.cat(mixed, dim=1).transpose(0, 1) / self.mean_degree
+
+    def filters(self, states: States, graph: MessageGraph) -> tuple[Sequence[Tensor], Topology]:
+        """The filters of all paths, and the edges that they weigh: those of a pair with one weight where filters see lengths alone."""
+        if isinstance(self.radial, NodeFilters):
+            return self.radial(states[0], graph), graph.topology
+        return self.radial.filters_of(graph), graph.sharing
 
     def axes(self, path: Path, graph: MessageGraph) -> list[Float[Tensor, "edges axes"]]:
         """What a path multiplies each component of the sender's state with: harmonics, coupled; shared by all layers."""
@@ -287,9 +343,7 @@ class MACE(Architecture):
         last, statistics, layers = sorted(spec.degrees), spec.statistics, []
         for number, correlation in enumerate(settings.correlations):
             inputs, outputs = between if number else [0], last if number == settings.num_layers - 1 else between
-            message = MACEMessage(
-                settings.hidden_dim, self.basis.width, inputs, settings.max_ell, statistics.mean_degree
-            )
+            message = MACEMessage(settings, self.basis.width, inputs, statistics.mean_degree)
             layers.append(MACELayer(settings, message, Kinds(statistics.species), inputs, outputs, correlation))
         self.layers = nn.ModuleList(layers)
         self.carried = [frozenset({0}), *[frozenset(between)] * (settings.num_layers - 1), spec.degrees]

@@ -53,7 +53,7 @@ def directions_of(graph: MessageGraph, form: Directions) -> Float[Tensor, "edges
 class PaiNNSettings(GeometricSettings):
     """Scalar and vector states, rotation-equivariant (Schuett et al. 2021, arXiv:2102.03150)."""
 
-    before: ClassVar = {"norm": "paper"}
+    before: ClassVar = {"norm": "paper", "tanh_networks": False, "edge_network": False}
 
     kind: str = "painn"
 
@@ -64,6 +64,12 @@ class PaiNNSettings(GeometricSettings):
     directions: Directions = "unit"
     """What a message adds to vectors: unit vectors along edges, or as in the public HydraGNN these over_length, r_ij / |r_ij|^2 in the store's unit
     of length, by which near neighbours outweigh far ones."""
+
+    tanh_networks: bool = False
+    """After every layer a network with tanh maps the scalars of every node, and a linear map its vectors, in their place, as in the public HydraGNN."""
+
+    edge_network: bool = False
+    """Edge features multiply the filters, through a network of their own, as in the public HydraGNN; false: filters see them beside the radial functions."""
 
     @property
     def kinks(self) -> str:
@@ -136,10 +142,25 @@ class PaiNNUpdate(nn.Module):
         return d_scalars, None if self.last else gates[2].unsqueeze(-2) * left  # eq. 9
 
 
+class TanhNetwork(nn.Module):
+    """s <- W_2 tanh(W_1 s + b_1) + b_2 and v <- W v at every node, as the public HydraGNN has it after every layer; without ``vectors`` scalars alone."""
+
+    def __init__(self, channels: int, *, vectors: bool) -> None:
+        super().__init__()
+        self.scalars = nn.Sequential(nn.Linear(channels, channels), nn.Tanh(), nn.Linear(channels, channels))
+        self.vectors = nn.Linear(channels, channels, bias=False) if vectors else None
+
+    def forward(self, states: States) -> States:
+        """States of degrees 0 and 1; vectors that nobody reads stay as they are."""
+        vectors = states[1] if self.vectors is None else self.vectors(states[1])
+        return {0: self.scalars(states[0]), 1: vectors}
+
+
 class PaiNNLayer(RadialFilters):
     """s, v <- s + ds, v + dv of the message, then of the update (figure 2a).
 
-    Deviates from the paper: dropout on the increments of scalars; in a last layer whose vectors no head reads, dv is left out.
+    Deviates from the paper: dropout on the increments of scalars; in a last layer whose vectors no head reads, dv is left out. With ``edges`` a network of
+    the edge features multiplies the filters, which see all but these; ``after`` is what comes after both.
     """
 
     def __init__(
@@ -149,6 +170,8 @@ class PaiNNLayer(RadialFilters):
         update: PaiNNUpdate,
         dropout: float,
         directions: Directions = "unit",
+        edges: nn.Module | None = None,
+        after: TanhNetwork | None = None,
     ) -> None:
         super().__init__()
         self.filters = nn.ModuleList(filters)
@@ -156,6 +179,8 @@ class PaiNNLayer(RadialFilters):
         self.update = update
         self.dropout = nn.Dropout(dropout)
         self.directions: Directions = directions
+        self.edges = edges
+        self.after = after
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degrees 0 and 1."""
@@ -166,12 +191,18 @@ class PaiNNLayer(RadialFilters):
         scalars = scalars + self.dropout(d_scalars)
         vectors = d_vectors if vectors is None else vectors + d_vectors
         d_scalars, more = self.update(scalars, vectors)
-        return {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
+        new = {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
+        return new if self.after is None else self.after(new)
 
     def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
         """Linear functions of edge inputs that end at the cutoff."""
         features = graph.once("filtered features", lambda: self.edge_filters(graph))
-        return [linear(features) for linear in self.filters]
+        if self.edges is None:
+            return [linear(features) for linear in self.filters]
+        own = graph.edge_features
+        assert own is not None  # so that every edge is an item
+        gates = self.edges(own.to(features.dtype)).chunk(len(self.filters), dim=-1)  # [edges, channels] each
+        return [linear(features[:, : -own.shape[1]]) * gate for linear, gate in zip(self.filters, gates)]
 
     def edge_filters(self, graph: MessageGraph) -> Float[Tensor, "items width"]:
         """Edge inputs that end at the cutoff; the filters are linear, so the envelope acts once for all of them.
@@ -207,15 +238,18 @@ class PaiNN(Architecture):
         self.basis = radial_basis(settings, spec)
         self.carried = [frozenset({0}), *[self.gives] * (settings.num_layers - 1), spec.degrees]
         parts = [2 if number == 0 else 3 for number in range(count)]  # no vectors come into the first layer
-        filters = [[nn.Linear(self.basis.width, channels, bias=False) for _ in range(part)] for part in parts]
+        own = spec.edge_width if settings.edge_network else 0
+        filters = [[nn.Linear(self.basis.width - own, channels, bias=False) for _ in range(part)] for part in parts]
         messages = [PaiNNMessage(channels, part) for part in parts]
         updates = [
             PaiNNUpdate(channels, last=number == count - 1 and 1 not in spec.degrees, norm=settings.norm)
             for number in range(count)
         ]
+        edges = [mlp([own, channels, part * channels]) if own else None for part in parts]
+        after = [TanhNetwork(channels, vectors=not u.last) if settings.tanh_networks else None for u in updates]
         self.layers = nn.ModuleList(
-            PaiNNLayer(of_layer, message, update, settings.dropout, settings.directions)
-            for of_layer, message, update in zip(filters, messages, updates)
+            PaiNNLayer(of_layer, message, update, settings.dropout, settings.directions, network, last)
+            for of_layer, message, update, network, last in zip(filters, messages, updates, edges, after)
         )
 
     @classmethod

@@ -1,12 +1,13 @@
 """Principal neighbourhood aggregation with vectors that turn with the graph: PNAEq (after arXiv:2004.05718 and arXiv:2102.03150)."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, CompileGain, GraphSpec, radial_basis
-from hydragnn.architectures.painn import Directions, PaiNNUpdate, directions_of
+from hydragnn.architectures.painn import Directions, PaiNNUpdate, TanhNetwork, directions_of
 from hydragnn.architectures.pna import PNASettings
 from hydragnn.kernels import gather_add, gather_multiply_sum, outer_sum, silu
 from hydragnn.layers import (
@@ -25,9 +26,14 @@ class PNAEqSettings(PNASettings):
 
     kind: str = "pnaeq"
 
+    before: ClassVar = {"tanh_networks": False}
+
     directions: Directions = "unit"
     """What a message adds to vectors: unit vectors along edges, as in the public HydraGNN, or as in its PAINN these over_length, r_ij / |r_ij|^2 in the
     store's unit of length, by which near neighbours outweigh far ones."""
+
+    tanh_networks: bool = False
+    """After every layer a network with tanh maps the scalars of every node, and a linear map its vectors, in their place, as in the public HydraGNN."""
 
 
 class PNAEqMessage(nn.Module):
@@ -107,14 +113,17 @@ class PNAEqMessage(nn.Module):
 class PNAEqLayer(nn.Module):
     """s, v <- s + ds, v + dv of the message, then of PaiNN's update.
 
-    In a last layer whose vectors no head reads, dv of the update is left out; increments of scalars have dropout.
+    In a last layer whose vectors no head reads, dv of the update is left out; increments of scalars have dropout. ``after`` is what comes after both.
     """
 
-    def __init__(self, message: PNAEqMessage, update: PaiNNUpdate, dropout: float) -> None:
+    def __init__(
+        self, message: PNAEqMessage, update: PaiNNUpdate, dropout: float, after: TanhNetwork | None = None
+    ) -> None:
         super().__init__()
         self.message = message
         self.update = update
         self.dropout = nn.Dropout(dropout)
+        self.after = after
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degrees 0 and 1."""
@@ -123,7 +132,8 @@ class PNAEqLayer(nn.Module):
         scalars = scalars + self.dropout(d_scalars)
         vectors = d_vectors if vectors is None else vectors + d_vectors
         d_scalars, more = self.update(scalars, vectors)
-        return {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
+        new = {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
+        return new if self.after is None else self.after(new)
 
 
 class PNAEq(Architecture):
@@ -145,7 +155,10 @@ class PNAEq(Architecture):
         channels, count, scalers = settings.hidden_dim, settings.num_layers, settings.degree_scalers(spec)
         self.basis = radial_basis(settings, spec)
         self.carried = [frozenset({0}), *[self.gives] * (settings.num_layers - 1), spec.degrees]
-        width = self.basis.width
+        width, blind = (
+            self.basis.width,
+            None if 1 in spec.degrees else count - 1,
+        )  # the layer whose vectors nobody reads
         self.layers = nn.ModuleList(
             PNAEqLayer(
                 PNAEqMessage(
@@ -156,8 +169,9 @@ class PNAEq(Architecture):
                     directions=settings.directions,
                     statistics=settings.statistics,
                 ),
-                PaiNNUpdate(channels, last=number == count - 1 and 1 not in spec.degrees),
+                PaiNNUpdate(channels, last=number == blind),
                 settings.dropout,
+                TanhNetwork(channels, vectors=number != blind) if settings.tanh_networks else None,
             )
             for number in range(count)
         )

@@ -19,6 +19,8 @@ from hydragnn.graphs.batch import edge_vectors
 
 BLOCK = 1024
 """Graphs whose edges are measured at once."""
+LOOKED_AT = 16
+"""Graphs, spread over the store, that say whether there are periodic ones: reading all would take long before every trial."""
 ROUNDING = 1 + 1e-9
 """Two cutoffs are equal where they differ by less than this factor."""
 
@@ -41,10 +43,10 @@ def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.c
 
 
 def check_pairs(attention: GlobalAttentionSettings | None, store: GraphStore) -> None:
-    """InputError for attention among all pairs of nodes where graphs are periodic, by the first of them, and pairs have no end."""
+    """InputError for attention among all pairs of nodes where graphs are periodic, by some of them from the first to the last, and pairs have no end."""
     if attention is None or not attention.has_pairs or attention.cutoff is not None or not len(store):
         return
-    if store.read([0], []).periodic.any():
+    if store.read(np.unique(np.linspace(0, len(store) - 1, LOOKED_AT).astype(np.int64)), []).periodic.any():
         raise InputError(
             "model.global_attention sees all pairs of nodes, and graphs of the store are periodic, where pairs with images have no end; give "
             "it a cutoff (model.global_attention.cutoff)"

@@ -29,9 +29,8 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     if not ensemble.exists():
         build_ensemble(runs, ensemble, others={"600K": open_store(stores["600K"])})
     parts = read_sealed(ensemble / "evaluation.json")["parts"]
-    minutes = sum(record.cost.cpu_seconds for record in records) / 60
     figures = [*_errors("300K", parts["test"]), *_errors("600K", parts["600K"]), *_honesty(parts)]
-    show_figures("acac", figures, minutes, out)
+    show_figures("acac", figures, records, out, epochs=epochs)
     api.report(ensemble, out / "report.html")
 
 

@@ -305,7 +305,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     ]
     figures += honesty(read_sealed(out / "ensemble" / "evaluation.json"))
     figures += costs(data / "cantilever_196.npz", store, api.load(runs[0]))
-    show_figures("cantilever", figures, sum(record.cost.cpu_seconds for record in records) / 60, out)
+    show_figures("cantilever", figures, records, out, epochs=epochs)
     api.report(out / "ensemble", out / "report.html")
 
 

@@ -136,7 +136,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     figures += finer_figures(api.load(runs[0]))
     coverage = read_sealed(ensemble / "evaluation.json")["parts"]["test"]["pressure"]["ensemble"]["coverage"]
     figures.append(Figure(what="pressure inside 90 % intervals", value=100 * coverage, unit="%"))
-    show_figures("darcy", figures, sum(record.cost.cpu_seconds for record in records) / 60, out)
+    show_figures("darcy", figures, records, out, epochs=epochs)
     api.report(ensemble, out / "report.html")
 
 

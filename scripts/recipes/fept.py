@@ -20,6 +20,7 @@ from hydragnn.files import read_sealed
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
 from hydragnn.graphs.relations import shell_radii
 from hydragnn.graphs.topology import Topology
+from hydragnn.record import RunRecord
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.clusters import Clusters, clusters_of, correlations
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
@@ -224,13 +225,13 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
         build_ensemble(runs, out / "ensemble", others=subsets(store, held_out))
     evaluation = read_sealed(out / "ensemble" / "evaluation.json")
     figures = [figure for name in SUBSETS for figure in _figures(name, evaluation, baselines(store, held_out[name]))]
-    costs, minutes = sharing_costs(
+    costs, compared = sharing_costs(
         store, out / "twins", held_out["validation"], min(TWIN_EPOCHS, epochs or TWIN_EPOCHS)
     )
     for field, cost in costs.items():
         what = f"{field}: RMSE above that of its single-task twin, {TWIN_EPOCHS} epochs each"
         figures.append(Figure(what=what, value=cost, unit="%", goal=15.0))
-    show_figures("fept", figures, sum(record.cost.cpu_seconds for record in records) / 60 + minutes, out)
+    show_figures("fept", figures, [*records, *compared], out, epochs=epochs)
     api.report(out / "ensemble", out / "report.html")
 
 
@@ -291,14 +292,14 @@ def _rms(error: NDArray[np.float64]) -> float:
     return float(np.sqrt(np.square(error).mean()))
 
 
-def sharing_costs(store: Path, out: Path, graphs: list[int], epochs: int) -> tuple[dict[str, float], float]:
-    """By how many percent each head of the shared model errs above its single-task twin; and CPU minutes."""
+def sharing_costs(store: Path, out: Path, graphs: list[int], epochs: int) -> tuple[dict[str, float], list[RunRecord]]:
+    """By how many percent each head of the shared model errs above its single-task twin; and the runs that tell."""
     shared = train_recipe("fept", store, out / "shared", epochs=epochs)
     together = rmse(model_of(out / "shared"), store, graphs)
-    seconds, costs = shared.cost.cpu_seconds, {}
+    records, costs = [shared], {}
     heads = {head["field"]: head for head in recipe_table("fept")["heads"]}
     for field in TARGETS:
         twin = train_recipe("fept", store, out / field, heads=[heads[field]], epochs=epochs)
-        seconds += twin.cost.cpu_seconds
+        records.append(twin)
         costs[field] = 100 * (together[field] / rmse(model_of(out / field), store, graphs)[field] - 1)
-    return costs, seconds / 60
+    return costs, records

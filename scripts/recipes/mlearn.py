@@ -43,17 +43,17 @@ SHEARS = dict.fromkeys(("Mo", "Cu", "Ni"), ("xy", "xz", "yz")) | dict.fromkeys((
 
 def run(data: Path, out: Path, epochs: int | None) -> None:
     """For every element a store, members from different seeds, one ensemble and a report; one table for all."""
-    figures, minutes = [], 0.0
+    figures, records = [], []
     for element in PUBLISHED:
         folder = out / element
-        records = train_members(data, folder, epochs)
+        records += train_members(data, folder, epochs)
         ensemble = folder / "ensemble"
         if not ensemble.exists():
             build_ensemble([folder / "members" / str(seed) for seed in range(MEMBERS)], ensemble)
         api.report(ensemble, folder / "report.html")
         figures += figures_of(element, folder)
-        minutes += sum(record.cost.cpu_seconds for record in records) / 60
-        show_figures("mlearn", figures, minutes, out)  # also after each element, for whoever does not wait for all
+        # also after each element, for whoever does not wait for all
+        show_figures("mlearn", figures, records, out, epochs=epochs, complete=element == [*PUBLISHED][-1])
 
 
 def train_members(data: Path, folder: Path, epochs: int | None) -> list[RunRecord]:

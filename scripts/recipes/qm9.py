@@ -40,8 +40,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     ensemble = out / "ensemble"
     if not ensemble.exists():
         build_ensemble(runs, ensemble)
-    minutes = sum(record.cost.cpu_seconds for record in records) / 60
-    show_figures("qm9", figures_of(ensemble, store), minutes, out)
+    show_figures("qm9", figures_of(ensemble, store), records, out, epochs=epochs)
     api.report(ensemble, out / "report.html")
 
 

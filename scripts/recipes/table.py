@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from hydragnn.files import write_json
+from hydragnn.record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +31,22 @@ class Figure:
         return self.value >= self.goal if self.at_least else self.value <= self.goal
 
 
-def show_figures(name: str, figures: Sequence[Figure], cpu_minutes: float, out: Path) -> None:
-    """Print the figures as a table and write them to ``out/results.json``."""
+def show_figures(
+    name: str,
+    figures: Sequence[Figure],
+    records: Sequence[RunRecord],
+    out: Path,
+    *,
+    epochs: int | None,
+    complete: bool = True,
+    today: date | None = None,
+) -> None:
+    """Print the figures as a table and write them to ``out/results.json``, with what they cost and how they were trained.
+
+    ``records`` are the runs whose time counts; ``epochs`` is what the caller asked for instead of the recipe's, ``complete`` is False while some figures are missing.
+    """
+    cpu_seconds = sum(record.cost.cpu_seconds for record in records)
+    cpu_minutes = cpu_seconds / 60
     table = Table(title=f"{name}: {cpu_minutes:.1f} CPU minutes of training, one thread each")
     for column in ("figure", "value", "promise", "kept", "beside it"):
         table.add_column(column, justify="left" if column in ("figure", "beside it") else "right")
@@ -43,6 +59,11 @@ def show_figures(name: str, figures: Sequence[Figure], cpu_minutes: float, out: 
         out / "results.json",
         {
             "recipe": name,
+            "complete": complete,
+            "epochs": epochs,
+            "seeds": sorted({record.seed for record in records}),
+            "date": (today or date.today()).isoformat(),
+            "cpu_seconds": cpu_seconds,
             "cpu_minutes": cpu_minutes,
             "figures": [{**asdict(figure), "reached": figure.reached} for figure in figures],
         },

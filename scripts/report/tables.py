@@ -47,6 +47,18 @@ class Table:
         numeric = any(cell[:1].isdigit() for cell in cells) and all(cell[:1] in "0123456789−–" for cell in cells)
         return "number" if numeric and column else ""
 
+    def to_markdown(self) -> str:
+        """The rows as a table in Markdown, without the caption.
+
+        >>> print(Table(header=("what", "figure"), rows=(("a|b", "1"),), caption="").to_markdown(), end="")
+        | what | figure |
+        |---|---|
+        | a\\|b | 1 |
+        """
+        escaped = [[cell.replace("|", r"\|") for cell in row] for row in (self.header, *self.rows)]
+        head, *lines = [f"| {' | '.join(row)} |" for row in escaped]
+        return "\n".join([head, "|" + "---|" * len(self.header), *lines]) + "\n"
+
 
 def duration(seconds: int | float) -> str:
     """A time as people say it.

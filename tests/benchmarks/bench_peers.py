@@ -13,6 +13,7 @@ HYDRAGNN_PEERS_LOUD in the environment the peers' own errors are printed.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -38,31 +39,45 @@ class Peer:
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name = name
         clean = {key: value for key, value in os.environ.items() if key not in {"GLIBC_TUNABLES", "PYTHONPATH"}}
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115, closed with the process
         self.process = subprocess.Popen(
             [str(word) for word in command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if "HYDRAGNN_PEERS_LOUD" not in os.environ else None,
+            stderr=self.errors if "HYDRAGNN_PEERS_LOUD" not in os.environ else None,
             text=True,
             env={**clean, "OMP_NUM_THREADS": "1", **environment},
         )
-        self.parameters = self.answer()["parameters"]
+        try:
+            self.parameters = self.answer()["parameters"]
+        except RuntimeError:
+            self.end()
+            raise
         self.milliseconds: dict[str, list[float]] = {"train": [], "infer": []}
         self.peak = 0.0
 
     def answer(self) -> dict[str, Any]:
-        """The next line of JSON that it prints."""
+        """The next line of JSON that it prints; RuntimeError with its last words where it has ended."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):
                 return dict(json.loads(line))
-        raise RuntimeError(f"{self.name} ended with {self.process.wait()}; try its command alone")
+        code = self.process.wait()
+        self.errors.seek(0)
+        words = [line for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()]
+        raise RuntimeError(f"it ended with {code}{f' ({words[-1].strip()})' if words else ''}")
 
     def ask(self, request: str) -> dict[str, Any]:
         """Its answer to a request."""
         assert self.process.stdin is not None
-        print(request, file=self.process.stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and ``answer`` says how
+            print(request, file=self.process.stdin, flush=True)
         return self.answer()
+
+    def move(self, folder: Path) -> None:
+        """Go on with the batch in another folder, with nothing counted."""
+        self.parameters = self.ask(f"batch {folder}")["parameters"]
+        self.milliseconds = {"train": [], "infer": []}
 
     def step(self, what: str) -> None:
         """One step, counted."""
@@ -76,9 +91,12 @@ class Peer:
 
     def end(self) -> None:
         """Let it go."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
 
 
 def crystal(atoms: int) -> list[Any]:

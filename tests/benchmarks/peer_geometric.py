@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from peer_ours import present
-from peer_worker import BLIND, CUTOFF, HIDDEN, LAYERS, RADIAL, Predict, arguments, serve, tensors, weights
+from peer_worker import BLIND, CUTOFF, HIDDEN, LAYERS, RADIAL, Predict, arguments, serve, serve_all, tensors, weights
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
@@ -123,8 +123,12 @@ def dimenet(given: dict[str, Tensor]) -> nn.Module:
 def main() -> None:
     """Serve."""
     kind, folder, options = arguments()
-    model, predict = of_its_own(kind, folder) if "network" in options else with_our_weights(kind, folder, options)
-    serve(model, predict, recorded=kind not in BLIND, weights_alone=True)
+
+    def serve_one(folder: Path) -> Path | None:
+        model, predict = of_its_own(kind, folder) if "network" in options else with_our_weights(kind, folder, options)
+        return serve(model, predict, recorded=kind not in BLIND, weights_alone=True)
+
+    serve_all(folder, serve_one)
 
 
 if __name__ == "__main__":

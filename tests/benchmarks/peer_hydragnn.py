@@ -7,10 +7,11 @@ which is the work that all layers of ours do. Forces are minus the gradient of t
 """
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
-from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, arguments, serve, tensors, trains_forces
+from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, Predict, arguments, serve, serve_all, tensors, trains_forces
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
@@ -53,9 +54,8 @@ def model_of(kind: str, width: int, receivers: Tensor) -> nn.Module:
     return model
 
 
-def main() -> None:
-    """Serve."""
-    kind, folder, options = arguments()
+def potential_of(kind: str, folder: Path, options: list[str]) -> tuple[nn.Module, Predict]:
+    """The network on the batch."""
     given: dict[str, Any] = tensors(folder)
     forces = trains_forces(kind, options)
     width = HIDDEN if "wide" in options else 1
@@ -76,7 +76,14 @@ def main() -> None:
         (gradient,) = torch.autograd.grad(energy.sum(), positions, create_graph=model.training)
         return [energy, -gradient]
 
-    serve(model, predict, recorded=forces)
+    return model, predict
+
+
+def main() -> None:
+    """Serve."""
+    kind, folder, options = arguments()
+    forces = trains_forces(kind, options)
+    serve_all(folder, lambda folder: serve(*potential_of(kind, folder, options), recorded=forces))
 
 
 if __name__ == "__main__":

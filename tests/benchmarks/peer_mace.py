@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from peer_worker import CUTOFF, HIDDEN, Predict, arguments, serve, tensors
+from peer_worker import CUTOFF, HIDDEN, Predict, arguments, serve, serve_all, tensors
 from torch import Tensor
 
 
@@ -66,7 +66,7 @@ def potential_of(folder: Path) -> tuple[Any, Predict]:
 def main() -> None:
     """Serve."""
     _, folder, _ = arguments()
-    serve(*potential_of(folder), weights_alone=True)
+    serve_all(folder, lambda folder: serve(*potential_of(folder), weights_alone=True))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import ase
 import numpy as np
 import torch
-from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, arguments, serve, tensors, trains_forces, weights
+from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, arguments, serve, serve_all, tensors, trains_forces, weights
 from torch import Tensor
 
 from hydragnn.graphs.atomic import from_ase
@@ -134,6 +134,11 @@ def main() -> None:
         from hydragnn.kernels import compiled
 
         compiled.library = lambda: None
+    serve_all(folder, lambda folder: serve_one(kind, folder, options))
+
+
+def serve_one(kind: str, folder: Path, options: list[str]) -> Path | None:
+    """Serve the batch in one folder."""
     model, batch = (past if "past" in options else present)(kind, folder, options)
     share_weights(kind, folder, model, options)
     call = model
@@ -146,7 +151,7 @@ def main() -> None:
         from hydragnn.models.tabulated import tabulated
 
         fixed = tabulated(model).eval().requires_grad_(False)  # as ensembles and calculators load it
-    serve(
+    return serve(
         model,
         lambda: [prediction.mean for prediction in call(batch).values()],
         recorded=False,

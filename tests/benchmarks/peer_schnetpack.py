@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 import torch.utils.data.dataloader as dataloader
-from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, arguments, serve, tensors, weights
+from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, arguments, serve, serve_all, tensors, weights
 from torch import Tensor, nn
 
 dataloader.T_co = getattr(dataloader, "T_co", None)  # schnetpack 2.1 imports it; torch 2.13 has no such name
-import schnetpack  # noqa: E402
 from schnetpack import atomistic, model, properties, representation  # noqa: E402
 from schnetpack.nn.cutoff import CosineCutoff  # noqa: E402
 from schnetpack.nn.radial import BesselRBF  # noqa: E402
@@ -99,14 +98,17 @@ def model_of(kind: str, ours: State) -> nn.Module:
 def main() -> None:
     """Serve."""
     kind, folder, _ = arguments()
-    inputs, potential = inputs_of(folder), model_of(kind, weights(folder, kind))
-    print(f"schnetpack {schnetpack.__version__}", file=sys.stderr)
 
-    def predict() -> list[Tensor]:
-        results = potential(dict(inputs))
-        return [results["energy"], results["forces"]]
+    def serve_one(folder: Path) -> Path | None:
+        inputs, potential = inputs_of(folder), model_of(kind, weights(folder, kind))
 
-    serve(potential, predict)
+        def predict() -> list[Tensor]:
+            results = potential(dict(inputs))
+            return [results["energy"], results["forces"]]
+
+        return serve(potential, predict)
+
+    serve_all(folder, serve_one)
 
 
 if __name__ == "__main__":

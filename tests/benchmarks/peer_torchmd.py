@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, Predict, arguments, serve, tensors
+from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, Predict, arguments, serve, serve_all, tensors
 from torch import Tensor, nn
 
 
@@ -78,7 +78,7 @@ def potential_of(kind: str, folder: Path, options: list[str]) -> tuple[nn.Module
 def main() -> None:
     """Serve."""
     kind, folder, options = arguments()
-    serve(*potential_of(kind, folder, options), weights_alone=True)
+    serve_all(folder, lambda folder: serve(*potential_of(kind, folder, options), weights_alone=True))
 
 
 if __name__ == "__main__":

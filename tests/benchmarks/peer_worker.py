@@ -135,8 +135,9 @@ def serve(
     infer: Predict | None = None,
     weights_alone: bool = False,
     ours: bool = False,
-) -> None:
-    """Answer lines ``values``, ``train``, ``infer`` and ``memory`` (of training) on stdin until it ends, each by one line of JSON.
+) -> Path | None:
+    """Answer lines ``values``, ``train``, ``infer`` and ``memory`` (of training) on stdin until it ends, each by one line of JSON; where one
+    is ``batch FOLDER``, return that folder, to be served next.
 
     ``infer`` predicts with fixed weights, where that is done otherwise than in training; values are its.
     """
@@ -146,6 +147,8 @@ def serve(
     print(json.dumps({"parameters": sum(parameter.numel() for parameter in model.parameters())}), flush=True)
     for line in sys.stdin:
         request = line.strip()
+        if request.startswith("batch "):
+            return Path(request.removeprefix("batch "))
         if request == "values":
             answer: dict[str, object] = {"values": [value.detach().flatten().tolist() for value in infer()]}
         elif request == "memory":
@@ -154,6 +157,14 @@ def serve(
             answer = {"seconds": seconds_of(steps[request])}
             answer["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(answer), flush=True)
+    return None
+
+
+def serve_all(folder: Path, serve_one: Callable[[Path], Path | None]) -> None:
+    """Serve the batch in this folder, and every one that is asked for after it."""
+    following: Path | None = folder
+    while following is not None:
+        following = serve_one(following)
 
 
 def arguments() -> tuple[str, Path, list[str]]:

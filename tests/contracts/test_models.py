@@ -71,9 +71,13 @@ WIDE = {"wide_heads": True, "own_edge": "mean", "negative_slope": 0.05}
 """GATv2 as the public HydraGNN has it."""
 globals()["TestWideHeads"] = suite("TestWideHeads", "gatv2", WIDE)
 globals()["TestOwnEdge"] = suite("TestOwnEdge", "gatv2", {"own_edge": "mean"})
+for kind, form in (("painn", {"tanh_networks": True, "edge_network": True}), ("pnaeq", {"tanh_networks": True})):
+    globals()[f"TestTanhNetworks{kind}"] = suite(f"TestTanhNetworks{kind}", kind, form)
 globals()["TestEquation6"] = suite("TestEquation6", "egnn", {"residual": False})
 globals()["TestSteepEnvelope"] = suite("TestSteepEnvelope", "schnet", {"envelope_exponent": 3})
 globals()["TestMovingCheckpointed"] = suite("TestMovingCheckpointed", "egnn", {**moving, **AROUND["checkpointing"]})
+
+globals()["TestNodeFilters"] = suite("TestNodeFilters", "mace", {"node_filters": True})
 
 DEGREES: dict[str, dict[str, Any]] = {
     "MACEWithDegreeTwo": {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2},
@@ -92,6 +96,7 @@ for name, settings in DEGREES.items():
         ("pnaplus", {}, "the last neighbour leaves: the energy jumps"),
         ("pnaeq", {}, "the last neighbour leaves: the energy jumps"),
         ("gatv2", {}, "atoms move anyhow: forces jump"),
+        ("mace", {"node_filters": True}, "the last neighbour leaves: the energy jumps"),
     ],
 )
 def test_those_that_say_they_are_not_smooth_are_not(kind: str, settings: dict[str, Any], sentence: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
+from hydragnn.graphs.levels import CLUSTERS, clusters_field
 from hydragnn.graphs.problems import cell_problem, graph_problems
 
 MASS = Field(name="mass", on="node", unit="u", dtype="float64")
@@ -67,6 +68,31 @@ def test_the_graph_with_the_fault_is_named_and_no_other(case: str, batch: GraphB
     problems = graph_problems(changed(batch, name, row, value))
     assert list(problems) == [1]
     assert re.match(says, problems[1])
+
+
+TORN = {
+    "a cluster in two": ([[0, 0], [0, 1], [1, 1]], "graph 1: a cluster of level 1 lies in two clusters of level 2"),
+    "a cluster of three": (
+        [[0, 0], [0, 0], [0, 0]],
+        "graph 1: clusters of a periodic graph reach through the boundary",
+    ),
+    "a negative cluster": ([[0, 0], [-1, 0], [1, 0]], "graph 1, field clusters: class -1 is out of range"),
+}
+
+
+@pytest.mark.parametrize("case", TORN)
+def test_clusters_that_are_no_levels_are_told_of_their_graph_alone(case: str, batch: GraphBatch) -> None:
+    """Trainings and predictions ask this of every graph that they read, whoever wrote the store."""
+    numbers, says = TORN[case]
+    clusters = torch.arange(18).unsqueeze(1).repeat(1, 2)
+    levels = batch.with_fields({CLUSTERS: clusters}, fields=[clusters_field(2)])
+    assert graph_problems(levels) == {}
+    clusters[4:7] = torch.tensor(numbers)
+    problems = graph_problems(levels)
+    assert list(problems) == [1]
+    assert problems[1].startswith(says)
+    without = levels.with_fields({CLUSTERS: clusters}, masks={CLUSTERS: torch.tensor([True, False, True, True])})
+    assert graph_problems(without) == {}
 
 
 def test_valid_graphs_have_no_problems(batch: GraphBatch) -> None:

@@ -80,6 +80,18 @@ def test_every_value_of_a_parameter_must_be_part_of_some_valid_run(table: dict[s
         checked(table, {"train.warmup_epochs": {"type": "float", "low": 0, "high": 9}})
 
 
+@pytest.mark.parametrize("wrong", ["another parameter", "the base"])
+def test_no_choice_is_blamed_for_what_is_wrong_with_every_point(table: dict[str, Any], wrong: str) -> None:
+    """Whole numbers at both ends, and none between them: the ends alone are fine, and all points that are drawn fail."""
+    space: dict[str, Any] = {"model.kind": KIND}
+    if wrong == "the base":
+        table["model"]["num_layers"] = -3
+    else:
+        space["model.num_layers"] = {"type": "float", "low": 1, "high": 3}
+    with pytest.raises(InputError, match=r"^no point of search.space makes a valid run: .*model.num_layers: Input"):
+        checked(table, space)
+
+
 def test_conditional_parameters_exist_only_where_their_condition_holds(table: dict[str, Any]) -> None:
     space = {"model.attention": {"type": "categorical", "choices": [True], "when": {"model.kind": "egnn"}}}
     campaign = campaign_settings(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hydragnn.architectures.painn import Directions, PaiNNUpdate, directions_of
+from hydragnn.architectures.painn import Directions, PaiNNUpdate, TanhNetwork, directions_of
 from hydragnn.kernels import Topology
 from hydragnn.layers import MessageGraph
 
@@ -126,7 +126,8 @@ class Checkpoint:
                 weights = _under(self.weights, f"heads_NN.{number}.branch-{branch}.")
                 if kind == "graph":
                     shared = _under(self.weights, f"graph_shared.branch-{branch}.")
-                    inputs = self.activation(network(shared, self._pooled(graphs, states), self.activation))
+                    inputs = network(shared, self._pooled(graphs, states), self.activation)
+                    inputs = self.activation(inputs) if shared else inputs
                 elif any(name.startswith("mlp.0.") for name in weights):
                     weights, inputs = _under(weights, "mlp.0."), states
                 else:
@@ -208,18 +209,30 @@ def their_directions(graph: MessageGraph, form: Directions) -> Tensor:
     return directions_of(graph, form) * lengths / (lengths + 1e-9)
 
 
-def with_vectors(checkpoint: "Checkpoint", graph: MessageGraph, layer: Callable[[int], nn.Module]) -> Convolution:
-    """Layers whose scalars and vectors go through maps of their own after each."""
+def with_vectors(graph: MessageGraph, layer: Callable[[int], nn.Module]) -> Convolution:
+    """Layers of scalars and vectors."""
     vectors: dict[int, Tensor] = {}
 
     def convolution(number: int, states: Tensor) -> Tensor:
         new = layer(number)({0: states, **vectors}, graph)
-        after, turned = checkpoint.of_layer(number, 2), checkpoint.of_layer(number, 3)
-        if turned:
-            vectors[1] = new[1] @ turned["weight"].T
-        return network(after, new[0], torch.tanh)
+        vectors[1] = new[1]
+        return new[0]  # type: ignore[no-any-return]
 
     return convolution
+
+
+def tanh_network(checkpoint: "Checkpoint", number: int) -> TanhNetwork:
+    """Ours with the weights of what comes after their layer, which may be wider than what comes into it."""
+    scalars, vectors = checkpoint.of_layer(number, 2), checkpoint.of_layer(number, 3)
+    network = TanhNetwork(len(scalars["0.bias"]), vectors=bool(vectors))
+    width = scalars["0.weight"].shape[1]
+    network.scalars[0] = nn.Linear(width, len(scalars["0.bias"]))
+    for place in (0, 2):
+        put(network.scalars[place], scalars[f"{place}.weight"], scalars[f"{place}.bias"])
+    if vectors:
+        network.vectors = nn.Linear(width, len(vectors["weight"]), bias=False)
+        put(network.vectors, vectors["weight"])
+    return network
 
 
 def update_of(weights: dict[str, Tensor]) -> PaiNNUpdate:

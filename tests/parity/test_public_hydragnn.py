@@ -19,6 +19,7 @@ from public_hydragnn import (
     filled,
     message_graph,
     put,
+    tanh_network,
     their_directions,
     update_of,
     with_vectors,
@@ -155,18 +156,25 @@ def test_schnet_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -
     compared(checkpoint, convolutions)
 
 
-@pytest.mark.parity("painn", "public HydraGNN", "networks: energies, forces")
-@pytest.mark.parametrize("checkpoint", ["PAINN_mlip", "PAINN_mlip_fp64", "PAINN_mlip_multibranch2"], indirect=True)
+@pytest.mark.parity(
+    "painn", "public HydraGNN", "networks, with and without edge features: predictions, energies, forces"
+)
+@pytest.mark.parametrize(
+    "checkpoint", ["PAINN_mlip", "PAINN_mlip_fp64", "PAINN_mlip_multibranch2", "PAINN_lengths3"], indirect=True
+)
 def test_painn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sines and a cosine, ``directions = "over_length"``, lengths of vectors as they are; after each layer it maps all states."""
+    """Sines and a cosine, ``directions = "over_length"``, ``tanh_networks`` and ``edge_network``; lengths of vectors are as they are."""
     monkeypatch.setattr(painn, "directions_of", their_directions)
     cutoff, radial = checkpoint.settings["radius"], checkpoint.settings["num_radial"]
 
     def convolutions(graphs: Graphs) -> Convolution:
-        basis = RadialFeatures(cutoff, radial, "bessel", "cosine", inputs=0)
-        graph = message_graph(graphs, receivers=0, basis=basis)
+        own = graphs["edge_attr"] if checkpoint.settings.get("edge_dim") else None
+        order = graphs["edge_index"][0].long().argsort(stable=True)
+        basis = RadialFeatures(cutoff, radial, "bessel", "cosine", inputs=0 if own is None else own.shape[1])
+        features = None if own is None else own[order]
+        graph = message_graph(graphs, receivers=0, basis=basis, edge_features=features)
 
-        return with_vectors(checkpoint, graph, lambda number: painn_layer(checkpoint, number, basis))
+        return with_vectors(graph, lambda number: painn_layer(checkpoint, number, basis))
 
     compared(checkpoint, convolutions)
 
@@ -175,18 +183,21 @@ def painn_layer(checkpoint: Checkpoint, number: int, basis: RadialFeatures) -> P
     """Ours, of the width of what comes into theirs; its parts are in another order, and its radial functions have no amplitude."""
     message, change = checkpoint.of_layer(number, 0), checkpoint.of_layer(number, 1)
     channels = len(message["scalar_message_mlp.0.bias"])
-    filters = [nn.Linear(basis.width, channels, bias=False) for _ in range(2 if number == 0 else 3)]
-    update = update_of(change)
-    layer = PaiNNLayer(filters, PaiNNMessage(channels, len(filters)), update, 0.0, directions="over_length")
+    radial = message["filter_layer.weight"].shape[1] + 1
+    filters = [nn.Linear(radial, channels, bias=False) for _ in range(2 if number == 0 else 3)]
+    update, after = update_of(change), tanh_network(checkpoint, number)
+    edges = mlp([basis.width - radial, channels, len(filters) * channels]) if basis.width > radial else None
+    layer = PaiNNLayer(filters, PaiNNMessage(channels, len(filters)), update, 0.0, "over_length", edges, after)
 
     def parts(weight: Tensor) -> list[Tensor]:  # theirs: of vectors, of directions, of scalars
         return [*reversed(weight.split(channels))][: len(filters)]
 
     for mine, weight, bias in zip(filters, parts(message["filter_layer.weight"]), parts(message["filter_layer.bias"])):
         put(mine, torch.cat([weight / math.sqrt(2 / basis.cutoff), bias.unsqueeze(1)], dim=1))
-    put(layer.message.states[0], message["scalar_message_mlp.0.weight"], message["scalar_message_mlp.0.bias"])
-    second = [torch.cat(parts(message[f"scalar_message_mlp.2.{name}"])) for name in ("weight", "bias")]
-    put(layer.message.states[2], *second)
+    for network, name in ((layer.message.states, "scalar_message_mlp"), (edges, "edge_filter")):
+        if isinstance(network, nn.Sequential):
+            put(network[0], message[f"{name}.0.weight"], message[f"{name}.0.bias"])
+            put(network[2], *(torch.cat(parts(message[f"{name}.2.{what}"])) for what in ("weight", "bias")))
     return layer
 
 

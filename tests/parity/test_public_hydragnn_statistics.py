@@ -12,6 +12,7 @@ from public_hydragnn import (
     filled,
     message_graph,
     put,
+    tanh_network,
     their_directions,
     update_of,
     with_vectors,
@@ -115,7 +116,7 @@ def test_pnaplus_predicts_what_the_public_hydragnn_does(
 @pytest.mark.parity("pnaeq", "public HydraGNN", "networks, with its deviation and network of messages: predictions")
 @pytest.mark.parametrize("checkpoint", ["PNAEq_lengths3", "PNAEq_convhead"], indirect=True)
 def test_pnaeq_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tanh in the first layer of its network, SiLU in a second one; radial functions that end before they are seen."""
+    """``tanh_networks``; tanh in the first layer of the network of messages, SiLU in a second one; radial functions that end before they are seen."""
     monkeypatch.setattr(pnaeq, "paper_statistics", theirs_of_statistics)
     monkeypatch.setattr(pnaeq, "directions_of", their_directions)
     monkeypatch.setattr(pnaeq, "silu", torch.tanh)
@@ -127,7 +128,7 @@ def test_pnaeq_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, mo
         features = graphs["edge_attr"][order]
         graph = message_graph(graphs, receivers=0, basis=basis, edge_features=features)
 
-        return with_vectors(checkpoint, graph, lambda number: pnaeq_layer(checkpoint, number, graph))
+        return with_vectors(graph, lambda number: pnaeq_layer(checkpoint, number, graph))
 
     compared(checkpoint, convolutions)
 
@@ -174,4 +175,4 @@ def pnaeq_layer(checkpoint: Checkpoint, number: int, graph: MessageGraph) -> PNA
     own, *scaled = weights["post_nns.0.0.weight"].split([channels, *[4 * channels] * 5], dim=1)
     put(message.from_self, own, weights["post_nns.0.0.bias"])
     put(message.from_statistics, torch.cat(scaled))
-    return PNAEqLayer(message, update_of(checkpoint.of_layer(number, 1)), 0.0)
+    return PNAEqLayer(message, update_of(checkpoint.of_layer(number, 1)), 0.0, tanh_network(checkpoint, number))

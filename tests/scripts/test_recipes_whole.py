@@ -57,7 +57,7 @@ def test_fept_ends_in_an_ensemble_that_predicts_new_cells(
     data = cut_file(real_data / "fept" / "fept_32atoms.npz", tmp_path / "fept", classes)
     monkeypatch.setattr(fept, "COMMON", 10)
     monkeypatch.setattr(fept, "MEMBERS", 2)
-    monkeypatch.setattr(fept, "sharing_costs", lambda *_: ({}, 0.0))
+    monkeypatch.setattr(fept, "sharing_costs", lambda *_: ({}, []))
     fept.run(data, tmp_path / "out", epochs=1)
     check_end(tmp_path / "out", fept.SUBSETS, "moment")
     cells = np.random.default_rng(0).choice([26, 78], size=(5, 32))

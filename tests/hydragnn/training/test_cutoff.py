@@ -10,6 +10,7 @@ from ase import Atoms
 from ase.build import bulk
 from ase.calculators.emt import EMT
 
+from hydragnn.architectures import GlobalAttentionSettings
 from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.errors import InputError
@@ -19,6 +20,7 @@ from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space import space_of
 from hydragnn.models import load_model
 from hydragnn.runs import train
+from hydragnn.runs.cutoff import check_pairs
 from hydragnn.runs.plan import plan_run
 from hydragnn.scripts.showing import run_summary
 
@@ -129,6 +131,17 @@ def test_attention_among_all_pairs_of_a_crystal_is_refused_before_anything_start
     campaign = {**config(cutoff=6.0).to_json(), "search": {"trials": 2, "space": space}}
     open_settings = campaign_settings(campaign, Path("CAMPAIGN.toml"))
     check_campaign(open_settings, space_of(open_settings.search.space))
+
+
+@pytest.mark.parametrize("place", [0, 4, 9])
+def test_crystals_among_molecules_are_found_wherever_they_lie(place: int) -> None:
+    lone = from_ase(Atoms("Cu"), CUTOFF)
+    graphs = [lone] * 9
+    graphs.insert(place, from_ase(bulk("Cu"), CUTOFF))
+    attention = GlobalAttentionSettings(kind="equivariant")
+    check_pairs(attention, MemoryStore([lone] * 10))
+    with pytest.raises(InputError, match="graphs of the store are periodic"):
+        check_pairs(attention, MemoryStore(graphs))
 
 
 def test_where_a_store_keeps_the_nearest_neighbours_alone_energies_jump_and_the_run_says_so(tmp_path: Path) -> None:

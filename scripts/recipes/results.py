@@ -1,0 +1,143 @@
+"""``python -m hydragnn.scripts.recipes.results RUNS --out PAGE``: what recipes reached, as a table between two lines of a page.
+
+The rows of a recipe are made of ``RUNS/NAME/results.json``; those of recipes that are not in the folder stay as they are in the page.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hydragnn.errors import InputError
+from hydragnn.files import read_json, write_atomically
+from hydragnn.scripts.recipes.__main__ import NAMES
+
+Row = tuple[str, ...]
+BEGIN, END = "<!-- python -m hydragnn.scripts.recipes.results -->", "<!-- end of results -->"
+HEAD = ("recipe", "figure", "promise", "reached", "beside it", "CPU time")
+
+
+def rows_of(results: Mapping[str, Any]) -> list[Row]:
+    """The rows of one recipe; figures that are one measure of several models, as of one and of the ensemble, share a row."""
+    rows: list[Row] = []
+    for (measure, unit), group in groupby(results["figures"], lambda figure: (_measure(figure), figure["unit"])):
+        figures = list(group)
+        variants = [figure["what"].removeprefix(f"{measure}, ") for figure in figures]
+        what = figures[0]["what"] if len(figures) == 1 else f"{measure}: {' / '.join(variants)}"
+        promises = dict.fromkeys(_promise(figure) for figure in figures if figure["goal"] is not None)
+        beside = "; ".join(figure["beside"] for figure in figures if figure["beside"])
+        first = not rows
+        cells = (f"`{results['recipe']}`" if first else "", what, " / ".join(promises), _reached(figures, unit))
+        rows.append((*cells, beside, _cost(results) if first else ""))
+    return [tuple(cell.replace("|", r"\|") for cell in row) for row in rows]
+
+
+def _measure(figure: Mapping[str, Any]) -> str:
+    """What a figure is without the model that it is of."""
+    measure, _, variant = figure["what"].rpartition(", ")
+    return measure if variant and measure else figure["what"]
+
+
+def _number(value: float) -> str:
+    """Three digits.
+
+    >>> _number(24.41), _number(1377.4), _number(0.00135)
+    ('24.4', '1377', '0.00135')
+    """
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _reached(figures: Sequence[Mapping[str, Any]], unit: str) -> str:
+    """The values, and which of them break the promise."""
+    kept = [figure["reached"] for figure in figures]
+    marks = ["" if one or not any(kept) else " (not kept)" for one in kept]
+    values = " / ".join(_number(figure["value"]) + mark for figure, mark in zip(figures, marks))
+    return f"{values} {unit}".strip() + ("" if any(kept) else ", not kept")
+
+
+def _promise(figure: Mapping[str, Any]) -> str:
+    return f"{'at least ' if figure['at_least'] else ''}{_number(figure['goal'])} {figure['unit']}".strip()
+
+
+def _cost(results: Mapping[str, Any]) -> str:
+    """Processor time of training, and when and with which seeds it was."""
+    seeds = sorted(results.get("seeds", ()))
+    named = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else "".join(f"seed {seed}" for seed in seeds)
+    details = ", ".join(part for part in (results.get("date", ""), named) if part)
+    return f"{results['cpu_minutes']:.1f} min{f' ({details})' if details else ''}"
+
+
+def results_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """What lies in a folder of runs, by recipe; InputError where nothing does."""
+    found = {name: read_json(path) for name in NAMES if (path := folder / name / "results.json").exists()}
+    if not found:
+        raise InputError(f"{folder} holds no NAME/results.json of a recipe; run one with --out {folder}/NAME")
+    return found
+
+
+def refusal(results: Mapping[str, Any]) -> str:
+    """Why these results are not what the recipe says; empty where they are."""
+    if results.get("epochs") is not None:
+        return f"it was trained with --epochs {results['epochs']}, not as the recipe says"
+    return "" if results.get("complete", True) else "it is not over yet"
+
+
+def merged(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """The rows of a page with those of the recipes that were found in the place of theirs; new ones at the end."""
+    by_recipe: dict[str, list[Row]] = {}
+    for row in rows:
+        name = row[0].strip("`") or next(reversed(by_recipe), "")  # a row without a name belongs to the recipe above
+        by_recipe.setdefault(name, []).append(row)
+    by_recipe |= {name: rows_of(results) for name, results in found.items() if not refusal(results)}
+    return [row for block in by_recipe.values() for row in block]
+
+
+def table_in(page: str, place: Path) -> tuple[str, list[Row], str]:
+    """What stands before the table, its rows, and what stands after it; InputError where the page has no place for it."""
+    before, begin, rest = page.partition(BEGIN)
+    table, end, after = rest.partition(END)
+    if not begin or not end:
+        raise InputError(f"{place} has no lines {BEGIN} and {END} for the table; write them where it belongs")
+    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
+    return before, [tuple(cell.strip() for cell in _cells(line)) for line in lines], after
+
+
+def _cells(line: str) -> list[str]:
+    r"""The cells of a line of a table.
+
+    >>> _cells(r"| a | b\|c |  |")
+    ['a', 'b\\|c', '']
+    """
+    held = line.strip().removeprefix("|").removesuffix("|").replace(r"\|", "\0")
+    return [cell.replace("\0", r"\|").strip() for cell in held.split("|")]
+
+
+def with_table(before: str, rows: Sequence[Row], after: str) -> str:
+    """The page."""
+    lines = [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in (HEAD, *rows)]
+    return "\n".join([before + BEGIN, "", lines[0], "|---|---|---|---|---|---|", *lines[1:], "", END]) + after
+
+
+def results(
+    runs: Annotated[Path, typer.Argument(help="Folder of runs: NAME/results.json of every recipe that was run.")],
+    out: Annotated[Path, typer.Option(help="A Markdown page; a new one is made where there is none.")],
+) -> None:
+    """Put what recipes reached into the table of a page; rows of recipes that are not in RUNS stay."""
+    found = results_in(runs)
+    page = out.read_text(encoding="utf-8") if out.exists() else f"# What recipes reached\n\n{BEGIN}\n{END}\n"
+    before, rows, after = table_in(page, out)
+    write_atomically(out, with_table(before, merged(rows, found), after))
+    for name, one in found.items():
+        why = refusal(one)
+        print(f"{name}: its rows stay, since {why}" if why else f"{name}: {len(rows_of(one))} rows")
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(results)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

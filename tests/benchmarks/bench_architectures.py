@@ -1,0 +1,112 @@
+"""Which architecture wins per error and which per second: a campaign over all of them on the quickstart's alloys, and its page, by one command.
+
+    python -m tests.benchmarks.bench_architectures --folder DIRECTORY [--samples 700] [--set KEY=VALUE ...] [--out docs/architectures.md]
+
+DIRECTORY gets the store and the campaign of ``architectures.toml``; the same command goes on where it was stopped. ``--set`` overrides keys of that file, as of ``hydragnn search``.
+"""
+
+import argparse
+import datetime
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+from hydragnn.datasets import open_store
+from hydragnn.errors import InputError
+from hydragnn.files import check_page_target, write_atomically
+from hydragnn.hpo.default_space import left_out_words
+from hydragnn.runs.provenance import processor_name
+from hydragnn.scripts import api
+from hydragnn.scripts.demo.alloys import make_alloys
+from hydragnn.scripts.report.architecture_table import architectures_table
+from hydragnn.scripts.report.campaign_facts import campaign_facts
+from hydragnn.scripts.report.facts import CampaignFacts
+from hydragnn.scripts.report.tables import duration
+
+TITLE = "# A campaign over all architectures"
+PAGE = """{title}
+
+Made by `{command}`, {date}, {processor}, {cores} cores at a load of {load} in the end, torch {torch}.
+
+The campaign of `tests/benchmarks/architectures.toml` on the quickstart's alloys (energies and forces): {samples} structures, of which {train} train and {valid} validate; {trials} trials of at most {epochs} epochs, the best third beyond {rungs}, with one
+worker, whose trials took {seconds} of a processor. Trials that failed: {failed}. The error is the mean of both fields' mean absolute errors on the validation part over those of the trivial predictor, which has 1 by that. {left_out}
+**How much that says.** The first trials try every architecture once in the middle of its ranges. {each:.1f} trials of each, of {longest} at most, say how far it comes in that time, not which is best in the end: [search](search.md#all-architectures-in-one-line) has a longer campaign.
+
+"""
+
+
+def make_store(store: Path, samples: int) -> None:
+    """The alloys, unless they are there; InputError where there are more or fewer of them."""
+    if not store.exists():
+        make_alloys(store, samples=samples)
+    elif len(open_store(store)) != samples:
+        raise InputError(f"{store} has {len(open_store(store))} structures, not {samples}; choose another --folder")
+
+
+def page_of(campaign: CampaignFacts, command: str) -> str:
+    """The document on a campaign that is over; InputError where it has no table."""
+    table = architectures_table(campaign)
+    if table is None:
+        raise InputError(
+            f"{campaign.folder} tried one architecture alone, so that there is nothing to compare; raise search.trials"
+        )
+    records = [trial.record for trial in campaign.trials if trial.record is not None]
+    parts = records[0].parts
+    head = PAGE.format(
+        title=TITLE,
+        command=command,
+        date=datetime.date.today().isoformat(),
+        processor=processor_name(),
+        cores=os.cpu_count() or 1,
+        load=f"{os.getloadavg()[0]:.0f}",
+        torch=metadata.version("torch"),
+        samples=sum(parts.values()),
+        **{part: parts[part] for part in ("train", "valid")},
+        trials=len(campaign.trials),
+        epochs=campaign.config["train"]["epochs"],
+        rungs=" and ".join(map(str, campaign.rungs)) or "none",
+        each=len(campaign.trials) / len(table.rows),
+        longest=duration(max(record.cost.cpu_seconds for record in records)),
+        seconds=duration(sum(record.cost.cpu_seconds for record in records)),
+        failed=sum(bool(trial.failure_kind) for trial in campaign.trials),
+        left_out=f"Left out: {left_out_words(campaign.left_out)}." if campaign.left_out else "",
+    )
+    rows = tuple((f"`{row[0]}`", *row[1:]) for row in table.rows)
+    return f"{head}{replace(table, rows=rows).to_markdown()}\n{table.caption}\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the store, run or resume the campaign, print its table or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True, help="of the store and the campaign")
+    parser.add_argument("--samples", type=int, default=700, help="structures")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--out", type=Path, help="a Markdown file, replaced where there is one")
+    options = parser.parse_args(arguments)
+    if options.out is not None:
+        check_page_target(options.out, TITLE.encode(), "page of a campaign")
+    store, campaign = options.folder / "alloys.h5", options.folder / "campaign"
+    make_store(store, options.samples)
+    source = Path(__file__).with_name("architectures.toml")
+    api.search(
+        source, campaign, resume=campaign.exists(), workers=1, overrides=options.overrides, quiet=False, store=store
+    )
+    words = [
+        "python",
+        "-m",
+        "tests.benchmarks.bench_architectures",
+        "--folder",
+        "DIRECTORY",
+        "--samples",
+        str(options.samples),
+    ]
+    words += [word for assignment in options.overrides for word in ("--set", assignment)]
+    page = page_of(campaign_facts(campaign), shlex.join([*words, "--out", "docs/architectures.md"]))
+    print(page) if options.out is None else write_atomically(options.out, page)
+
+
+if __name__ == "__main__":
+    main()

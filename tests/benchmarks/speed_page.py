@@ -1,0 +1,152 @@
+"""The page of ``bench_kinds``: what it measured, as text and a table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from tests.benchmarks.peer_worker import BLIND
+
+OURS = "ours"
+TITLE = "# Every architecture beside its public implementations"
+HEAD = [
+    "architecture",
+    "trained",
+    "beside",
+    "molecules: ours, ms",
+    "theirs / ours",
+    "alloys: ours, ms",
+    "theirs / ours",
+    "ours, MB",
+    "ours / theirs",
+    "values",
+]
+PAGE = """{title}
+
+Made by `python -m tests.benchmarks.bench_kinds --environment DIRECTORY --rounds {rounds} --out docs/speed.md`, {dates}, {processor}, {cores} cores at a load of {load}, one thread, torch {torch}, PyTorch Geometric {geometric}, float32.
+
+A training step is forward, backward (through forces, where they are trained) and AdamW. Every implementation is a process of its own and is asked {rounds} times in turns with the others, after two times that warm up, so that whatever else
+the machine does hits all alike; an answer is the mean of as many steps as fill a twentieth of a second, since a short step that is taken alone begins with cold caches, which no training does. Figures are processor time, medians. Freed memory is kept in all of them, as our commands
+keep it. *Molecules* are {molecules}, where the time is mostly that of calling operations; *alloys* are {alloys}, all within 5 Angstrom. 64 channels, 3
+layers (`tensornet` and `mace` 2), 20 radial functions (`dimenet` 6, `mace` 8; `mace` with `max_ell = 2` and `correlation = 3`). *Memory* is what tensors of a step of the alloys take at most beside weights and graphs. *Values* are the largest difference of
+energies and forces over the largest where the weights are the same; "own" are weights of their own, of the same form up to constants ([the same numbers](parity.md)). `gps` is `gin` with attention among all nodes ([alone](benchmarks.md#attention-among-graphs-of-different-sizes)). DimeNet++ does not know periodic images: its alloys are not periodic.
+
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """An implementation on one batch."""
+
+    milliseconds: Sequence[float]
+    """Of a step, in every round."""
+    megabytes: float
+    """Of a step's tensors at most."""
+    values: str
+    """The largest difference from ours, or "own"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """An architecture in all its implementations, ours among them."""
+
+    made_with: Mapping[str, Any]
+    """Versions, processor, rounds and our source: figures are comparable where it is equal."""
+    date: str
+    load: Sequence[float]
+    """Of the machine before and after."""
+    molecules: Mapping[str, Sample]
+    alloys: Mapping[str, Sample]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Implementations that could not be had, and why."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Measured":
+        """What ``to_json`` gave."""
+        batches = {name: {who: Sample(**one) for who, one in value[name].items()} for name in ("molecules", "alloys")}
+        return cls(**{**value, **batches})
+
+
+def ratios(samples: Mapping[str, Sample], name: str) -> list[float]:
+    """Theirs over ours in every round."""
+    return [theirs / ours for ours, theirs in zip(samples[OURS].milliseconds, samples[name].milliseconds)]
+
+
+def rows_of(kind: str, measured: Measured) -> list[list[str]]:
+    """The lines of one architecture, the fastest of others first."""
+    small, large = measured.molecules, measured.alloys
+    rows = [
+        [
+            f"`{kind}`",
+            "energies" if kind in BLIND else "energies, forces",
+            name,
+            f"{median(small[OURS].milliseconds):.1f}",
+            f"{median(ratios(small, name)):.2f}",
+            f"{median(large[OURS].milliseconds):.1f}",
+            f"{median(ratios(large, name)):.2f}",
+            f"{large[OURS].megabytes:.1f}",
+            f"{large[OURS].megabytes / large[name].megabytes:.2f}",
+            large[name].values,
+        ]
+        for name in large
+        if name != OURS
+    ]
+    return sorted(rows, key=lambda row: float(row[6]))
+
+
+def scatter(samples: Mapping[str, Sample], name: str) -> float:
+    """How far ratios of single rounds are from their median, as a share of it; the median over rounds."""
+    single = ratios(samples, name)
+    return median(abs(ratio / median(single) - 1) for ratio in single)
+
+
+def remarks(kinds: Sequence[str], measured: Mapping[str, Measured]) -> list[str]:
+    """Sentences below the table: how certain its ratios are, where ours is no faster, and what is not there."""
+    known = [(kind, measured[kind]) for kind in kinds if kind in measured]
+    batches = [(samples, name) for _, one in known for samples in (one.molecules, one.alloys) for name in samples]
+    off = sorted(scatter(samples, name) for samples, name in batches if name != OURS)
+    lines = []
+    if off:
+        lines.append(
+            f"Ratios of single rounds are {100 * median(off):.0f} % away from the figure that is printed in the median of all, "
+            f"{100 * off[-1]:.0f} % in the worst of {len(off)}."
+        )
+    level = {
+        f"`{row[0].strip('`')}` beside {row[2]} ({row[4]})"
+        for kind, one in known
+        for row in rows_of(kind, one)
+        if float(row[4]) < 1.05
+    }
+    if level:
+        lines.append(f"No faster on molecules, or by less than a twentieth: {', '.join(sorted(level))}.")
+    lines += [
+        f"Not measured: `{kind}` beside {name}, since {why}."
+        for kind, one in known
+        for name, why in one.missing.items()
+    ]
+    later = [f"`{kind}`" for kind in kinds if kind not in measured]
+    if later:
+        lines.append(f"Not measured yet: {', '.join(later)}; the same command goes on with them.")
+    return lines
+
+
+def page_of(kinds: Sequence[str], measured: Mapping[str, Measured], *, cores: int, amounts: Mapping[str, str]) -> str:
+    """The document; ``amounts`` are graphs, atoms and edges of both batches, in words."""
+    known = [measured[kind] for kind in kinds if kind in measured]
+    dates = sorted({one.date for one in known})
+    loads = sorted(load for one in known for load in one.load)
+    head = PAGE.format(
+        title=TITLE,
+        dates=" to ".join(dict.fromkeys((dates[0], dates[-1]))),
+        cores=cores,
+        load=" to ".join(dict.fromkeys((f"{loads[0]:.0f}", f"{loads[-1]:.0f}"))),
+        **{name: known[0].made_with[name] for name in ("processor", "torch", "geometric", "rounds")},
+        **amounts,
+    )
+    rows = [row for kind in kinds if kind in measured for row in rows_of(kind, measured[kind])]
+    table = ["| " + " | ".join(row) + " |" for row in [HEAD, ["---"] * len(HEAD), *rows]]
+    return head + "\n".join(table) + "\n\n" + "\n".join(remarks(kinds, measured)) + "\n"

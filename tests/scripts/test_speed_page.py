@@ -1,0 +1,115 @@
+"""The page that ``python -m tests.benchmarks.bench_kinds`` makes: resumed, with sentences for what could not be had, and the one in the documents."""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import bench_kinds
+from tests.benchmarks.bench_kinds import OURS, PUBLIC, Peers, requirements
+from tests.benchmarks.speed_page import PAGE, TITLE, Measured, Sample, page_of, remarks, rows_of
+
+MADE_WITH = {"rounds": 2, "processor": "a processor", "torch": "2", "geometric": "2", "source": "s"}
+PEER = """
+import json, sys
+print(json.dumps({"parameters": 1}), flush=True)
+for line in sys.stdin:
+    if line.startswith("train") and "mortal" in sys.argv:
+        sys.exit("no such operation")
+    answer = {"values": [[1.0, 2.0]], "seconds": 0.001, "peak": 1.0, "megabytes": 2.0, "parameters": 1}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def sample(*milliseconds: float) -> Sample:
+    return Sample(milliseconds=milliseconds, megabytes=2.0, values="1e-07")
+
+
+def measured(**peers: tuple[float, float]) -> Measured:
+    batch = {OURS: sample(2.0, 4.0), **{name: sample(*times) for name, times in peers.items()}}
+    return Measured(made_with=MADE_WITH, date="2026-01-01", load=[2.0, 3.0], molecules=batch, alloys=batch)
+
+
+def test_a_ratio_is_the_median_of_those_of_single_rounds() -> None:
+    (row,) = rows_of("gin", measured(theirs=(6.0, 4.0)))
+    assert row == ["`gin`", "energies", "theirs", "3.0", "2.00", "3.0", "2.00", "2.0", "1.00", "1e-07"]
+
+
+def test_what_is_kept_as_json_is_what_was_measured() -> None:
+    import json
+
+    one = measured(theirs=(6.0, 4.0))
+    again = Measured.from_json(json.loads(json.dumps(one.to_json())))
+    assert rows_of("gin", again) == rows_of("gin", one) and again.made_with == one.made_with
+
+
+def test_the_page_says_what_was_not_measured_and_where_ours_is_no_faster() -> None:
+    known = {
+        "gin": replace(measured(theirs=(6.0, 4.0)), missing={"mine": "it ended with 1"}),
+        "sage": measured(theirs=(2.0, 4.0)),
+    }
+    lines = remarks(["gin", "sage", "mfc"], known)
+    assert "Not measured: `gin` beside mine, since it ended with 1." in lines
+    assert "Not measured yet: `mfc`; the same command goes on with them." in lines
+    assert any("`sage` beside theirs (1.00)" in line and "`gin`" not in line for line in lines)
+    page = page_of(["gin", "sage", "mfc"], known, cores=2, amounts={"molecules": "few", "alloys": "many"})
+    assert page.startswith(TITLE) and "2 cores at a load of 2 to 3" in page and page.count("| `gin` |") == 1
+
+
+def test_a_peer_that_dies_is_left_out_with_its_last_words_and_the_others_go_on(tmp_path: Path) -> None:
+    (tmp_path / "peer.py").write_text(PEER)
+    python = [sys.executable, str(tmp_path / "peer.py")]
+    commands = {OURS: python, "whole": python, "dying": [*python, "mortal"], "absent": ["/bin/false"], "gone": python}
+    peers = Peers(commands, {"gone": "it could not be installed", "elsewhere": "it could not be installed"})
+    few = peers.samples(2)
+    peers.each(lambda peer: peer.move(tmp_path))
+    many = peers.samples(2)
+    peers.end()
+    assert set(few) == set(many) == {OURS, "whole"} and many["whole"].milliseconds == [1.0, 1.0]
+    assert peers.missing == {
+        "gone": "it could not be installed",
+        "absent": "it ended with 1",
+        "dying": "it ended with 1 (no such operation)",
+    }
+
+
+def test_the_command_goes_on_with_what_was_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def measure(kind: str, made_with: dict[str, object], *_: object) -> Measured:
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        asked.append(kind)
+        return replace(measured(theirs=(6.0, 4.0)), made_with=made_with)
+
+    monkeypatch.setattr(bench_kinds, "measure", measure)
+    monkeypatch.setattr(bench_kinds, "make_environment", lambda environment: {})
+    page = tmp_path / "speed.md"
+    monkeypatch.setattr(sys, "argv", ["bench_kinds", "--environment", str(tmp_path / "peers"), "--out", str(page)])
+    with pytest.raises(KeyboardInterrupt):
+        bench_kinds.main()
+    kinds, asked[:] = [*PUBLIC], []
+    assert re.findall(r"^\| `(\w+)` \|", page.read_text(), re.MULTILINE) == kinds[:3]
+    with pytest.raises(KeyboardInterrupt):
+        bench_kinds.main()
+    assert asked == kinds[3:6]
+    assert re.findall(r"^\| `(\w+)` \|", page.read_text(), re.MULTILINE) == kinds[:6]
+
+
+def test_the_environment_gets_the_versions_that_the_table_names(root: Path) -> None:
+    script = (root / "tests" / "benchmarks" / "peers.sh").read_text()
+    assert len(requirements()) == 4
+    assert all(f"{package}=={version}" in script for package, version in requirements().items())
+
+
+def test_the_page_in_the_documents_is_of_this_command_and_has_every_architecture(root: Path) -> None:
+    page = (root / "docs" / "speed.md").read_text()
+    form = re.sub(r"\\{\w+\\}", ".+", re.escape(PAGE))
+    pairs = {(kind, name) for kind, peers in PUBLIC.items() for name in peers}
+    rows = {tuple(line.split(" | ")[:3:2]) for line in page.splitlines() if line.startswith("| `")}
+    left_out = set(re.findall(r"^Not measured: `(\w+)` beside (.+), since", page, re.MULTILINE))
+    advice = "make it anew: python -m tests.benchmarks.bench_kinds --environment DIRECTORY --out docs/speed.md"
+    assert re.match(form, page) and "Not measured yet" not in page, advice
+    assert {(kind.strip("| `"), name) for kind, name in rows} | left_out == pairs, advice
