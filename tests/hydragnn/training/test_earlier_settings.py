@@ -32,8 +32,9 @@ def without_stages(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_norm(table: dict[str, Any]) -> dict[str, Any]:
-    """A configuration or a model as it was written before PaiNN had a norm."""
-    return without_stages({**table, "model": {key: value for key, value in table["model"].items() if key != "norm"}})
+    """A configuration or a model as it was written before PaiNN had a norm, and networks of the public HydraGNN."""
+    later = ("norm", "tanh_networks", "edge_network")
+    return without_stages({**table, "model": {key: value for key, value in table["model"].items() if key not in later}})
 
 
 @pytest.fixture
