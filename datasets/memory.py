@@ -13,8 +13,9 @@ from hydragnn.datasets.gather import GatherPlan, gather_plan, planned_batch
 from hydragnn.datasets.levels import FlatLevels, flat_levels
 from hydragnn.datasets.store import Column, Sizes
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import CLUSTERS, remember_levels
 
 

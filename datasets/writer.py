@@ -28,8 +28,9 @@ from hydragnn.datasets.manifest import (
 )
 from hydragnn.errors import InputError
 from hydragnn.files import alone_in_folder, flush_directory, read_sealed, write_sealed
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, field_from_json
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.validate import validate
 
 BLOCK_GRAPHS = 4096

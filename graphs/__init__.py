@@ -1,10 +1,11 @@
 """What a graph is, at three scales."""
 
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase, neighbour_list
-from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors, unbatch, volumes
+from hydragnn.graphs.batch import GraphBatch, edge_vectors, volumes
 from hydragnn.graphs.continuum import from_mesh, used_points
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings, with_laplacian_encoding, with_random_walk_encoding
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
+from hydragnn.graphs.joining import concatenate, unbatch
 from hydragnn.graphs.levels import (
     CLUSTERS,
     clusters_field,

@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch, concatenate, unbatch
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate, unbatch
 from hydragnn.graphs.pyg import Data, torch_geometric
 
 LAPLACIAN = "laplacian_encoding"

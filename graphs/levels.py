@@ -11,9 +11,10 @@ from numpy import ndarray
 from numpy.typing import ArrayLike, NDArray
 
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors, unbatch
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.coarse import Finer, Level, Levels, levels_by_clusters, next_level
 from hydragnn.graphs.field import Field, Location
+from hydragnn.graphs.joining import concatenate, unbatch
 
 CLUSTERS = "clusters"
 """The node field with the number of every node's cluster inside its graph, from the finest level to the coarsest."""

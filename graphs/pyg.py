@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hydragnn.errors import InputError, nearest
-from hydragnn.graphs.batch import GraphBatch, unbatch
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.validate import graph_from_arrays
 
 Data = Any  # torch_geometric.data.Data: importing it takes seconds, so only what uses it does

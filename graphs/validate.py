@@ -59,11 +59,7 @@ def graph_from_arrays(
     for field in declared.values():
         raw = given[field.on][field.name]
         values[field.on][field.name] = field_values(raw, field, items[field.on], name)
-    edge_values = values["edge"]
-    if bool((receiver[1:] < receiver[:-1]).any()):
-        order = torch.argsort(receiver, stable=True)
-        sender, receiver, shifts = sender[order], receiver[order], shifts[order]
-        edge_values = {key: value[order] for key, value in edge_values.items()}
+    sender, receiver, shifts, values["edge"] = _by_receiver(sender, receiver, shifts, values["edge"])
     flags = _flags(periodic, dim, name)
     batch = GraphBatch(
         positions=points,
@@ -75,11 +71,20 @@ def graph_from_arrays(
         edge_offsets=torch.tensor([0, len(sender)]),
         fields=declared,
         nodes=values["node"],
-        edges=edge_values,
+        edges=values["edge"],
         graphs=values["graph"],
     )
     _check_axes(batch, name)
     return batch
+
+
+def _by_receiver(
+    sender: Tensor, receiver: Tensor, shifts: Tensor, values: dict[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    if not bool((receiver[1:] < receiver[:-1]).any()):
+        return sender, receiver, shifts, values
+    order = torch.argsort(receiver, stable=True)
+    return sender[order], receiver[order], shifts[order], {key: value[order] for key, value in values.items()}
 
 
 def field_values(raw: Any, field: Field, items: int, name: str = "graph") -> Tensor:

@@ -31,7 +31,7 @@ from hydragnn.conformance_limits import LimitsConformance
 from hydragnn.conformance_smoothness import SmoothnessConformance
 from hydragnn.conformance_symmetry import SymmetryConformance, assert_equal, mapped
 from hydragnn.datasets import Normalisation, Scale
-from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel, load_model, save_model
 

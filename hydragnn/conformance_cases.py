@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hydragnn.architectures import ArchitectureSettings, architecture_of
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_contracted_levels
 from hydragnn.graphs.topology import Topology
 from hydragnn.layers.top_k import TopK

@@ -28,7 +28,8 @@ from hydragnn.conformance_cases import (
 )
 from hydragnn.conformance_smoothness import CUTOFF, atoms_graph, energies_and_forces, energy_model
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import GraphModel
 
 HALF_THE_DIGITS = float(torch.finfo(torch.float32).eps ** 0.5)

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from hydragnn.conformance_cases import gives_forces, small_settings
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
 
 CUTOFF = 3.4

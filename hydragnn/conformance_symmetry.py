@@ -15,7 +15,8 @@ from torch import Tensor
 
 from hydragnn.conformance_cases import CORNERS, assert_slope, directions_like, make_graph, make_model
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch, concatenate, volumes
+from hydragnn.graphs.batch import GraphBatch, volumes
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import Distribution, GraphModel
 

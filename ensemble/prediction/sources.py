@@ -20,7 +20,7 @@ from hydragnn.ensemble.prediction.rules import Block, Rule
 from hydragnn.ensemble.structures import made_graphs
 from hydragnn.errors import InputError
 from hydragnn.files import digest, read_sealed, write_sealed
-from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.joining import concatenate
 
 TOGETHER = 32
 """Graphs that are made before they are written."""

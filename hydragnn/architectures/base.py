@@ -311,7 +311,7 @@ class Architecture(nn.Module):
     """Statistics of the training part."""
     readout: ClassVar[Readout] = "last"
     """``every layer``: heads read the channels of all layers side by side."""
-    residual: ClassVar[bool] = False
+    residual: bool = False
     """True for layers that give increments: each is run as h + dropout(layer(norm(h))). False where layers give new states,
     with whatever residual, norm and dropout the paper has."""
 

@@ -155,7 +155,7 @@ class GATv2(Architecture):
         super().__init__(settings, spec)
         self.basis = radial_basis(settings, spec) if spec.dim else None
         width = self.basis.width if self.basis else spec.edge_width
-        self.residual = not settings.wide_heads  # type: ignore[misc]  # of this network
+        self.residual = not settings.wide_heads
         layers = range(settings.num_layers)
         if settings.wide_heads:
             self.layers = nn.ModuleList(WideLayer(settings, width, number) for number in layers)

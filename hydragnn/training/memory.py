@@ -17,8 +17,9 @@ from torch.nn.functional import pad
 
 from hydragnn.datasets.footprint import Footprint, Form
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import LOCATIONS
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import known_levels
 from hydragnn.graphs.reversal import reverse_of
 from hydragnn.graphs.topology import Topology

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures import architectures
-from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.layers import MessageGraph
 from hydragnn.layers.stacked import STACKED, NotStackable

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from hydragnn.conformance_cases import loss_of, make_graph, make_model
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import GraphModel
 from hydragnn.training.memory import allocations, footprint_of, probe_batch
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import Budget, Sizes, pack, share_of
 from hydragnn.datasets.packing import NODE_COST, costs_of
-from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.joining import concatenate
 from hydragnn.scripts.bench.structures import CUTOFF, WITH_FORCES, model_of, random_structure, step
 from hydragnn.scripts.bench.timing import seconds
 

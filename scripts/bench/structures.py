@@ -12,7 +12,8 @@ from hydragnn.architectures import architecture_of
 from hydragnn.conformance_cases import FORCES, STRESS
 from hydragnn.graphs import Field
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
 from hydragnn.models.distributions import Distribution
 

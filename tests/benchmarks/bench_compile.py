@@ -20,7 +20,8 @@ import torch
 from hydragnn.allocator import keep_memory
 from hydragnn.architectures import architectures
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import NotCompiled, compiled_model
 from hydragnn.scripts.bench.structures import WITH_FORCES, model_of, step
 

@@ -28,7 +28,8 @@ from hydragnn.ensemble import Ensemble, Predictions
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.domain import Domain, GraphView, Ranges, fitted_domain, graph_doubts, scores_of
 from hydragnn.ensemble.domain.doubts import STATES
-from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.joining import concatenate
 from hydragnn.runs import train
 from tests.benchmarks.domain_cantilevers import cantilevers
 from tests.benchmarks.domain_sets import DomainSet, acetylacetone, alloys, darcy, fields_of, metals

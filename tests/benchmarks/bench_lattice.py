@@ -18,7 +18,7 @@ from ase.build import bulk
 from hydragnn.architectures import relational
 from hydragnn.architectures.relational import RelationalSettings
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
-from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.relations import shell_radii
 from hydragnn.models import build_model, parse_head
 

@@ -26,8 +26,9 @@ from hydragnn.config import RunConfig
 from hydragnn.conformance_cases import make_model
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.memory import size_of_state, within_memory
 from hydragnn.runs.plan import plan_run

@@ -19,8 +19,9 @@ from hydragnn.architectures.painn import PaiNNSettings
 from hydragnn.architectures.pna import PNASettings
 from hydragnn.architectures.relational import RelationalSettings
 from hydragnn.architectures.schnet import SchNetSettings
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import HeadSettings, build_model, degree_statistics, parse_head
 

@@ -124,7 +124,7 @@ def write_graphs(folder: Path, cells: Sequence[Any]) -> tuple[int, int]:
     import torch
 
     from hydragnn.graphs.atomic import from_ase
-    from hydragnn.graphs.batch import concatenate
+    from hydragnn.graphs.joining import concatenate
 
     batch = concatenate([from_ase(atoms, cutoff=CUTOFF) for atoms in cells])
     np.savez(

@@ -27,8 +27,9 @@ import torch
 
 from hydragnn.allocator import keep_memory
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.scripts.bench.structures import structures
 from tests.benchmarks.bench_peers import KEPT
 from tests.benchmarks.geometric_layers import Potential, with_weights

@@ -30,7 +30,7 @@ from hydragnn.architectures import architecture_of
 from hydragnn.datasets import Sizes, share_of
 from hydragnn.datasets.packing import costs_of, graph_costs, loads_of
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.joining import concatenate
 from hydragnn.scripts.bench.planning import (
     PER_RANK,
     TRACES,

@@ -10,7 +10,7 @@ import argparse
 import torch
 
 from hydragnn.architectures import architecture_of
-from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import parse_head
 from tests.benchmarks.bench_models import CUTOFF, HIDDEN, LAYERS, RADIAL, compared, molecule, our_step
 

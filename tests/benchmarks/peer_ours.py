@@ -19,8 +19,8 @@ from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, arguments, serve, serve_
 from torch import Tensor
 
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.graphs.batch import concatenate
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import build_model, degree_statistics
 
 FIELDS = [

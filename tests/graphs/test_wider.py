@@ -13,7 +13,8 @@ from ase.build import bulk, fcc111, molecule
 from hydragnn.conformance_cases import no_nodes
 from hydragnn.errors import InputError
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.graphs.wider import wider
 

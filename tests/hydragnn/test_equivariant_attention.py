@@ -15,8 +15,9 @@ from hydragnn.conformance_smoothness import atoms_graph, energies_and_forces, en
 from hydragnn.conformance_symmetry import permuted
 from hydragnn.errors import InputError
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.layers import equivariant_attention
 from hydragnn.models import GraphModel, build_model, parse_head
 from hydragnn.models.compiled import NotCompiled, compiled_model

@@ -7,7 +7,7 @@ import torch
 
 from hydragnn.architectures.relational import keyed_edges
 from hydragnn.conformance_cases import make_graph, no_nodes
-from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.joining import concatenate
 from hydragnn.kernels import Topology, gather_multiply_sum
 from hydragnn.layers import (
     BesselBasis,

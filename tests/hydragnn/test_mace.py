@@ -13,8 +13,8 @@ from hydragnn.architectures import GraphStatistics, architecture_of
 from hydragnn.datasets import Normalisation
 from hydragnn.errors import InputError
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, from_ase
-from hydragnn.graphs.batch import concatenate
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import GraphModel, build_model, load_model, parse_head, save_model
 from hydragnn.models.tabulated import tabulated
 

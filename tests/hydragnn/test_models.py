@@ -12,8 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.errors import InputError
 from hydragnn.files import write_sealed
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import (
     GraphModel,

@@ -13,8 +13,9 @@ from hydragnn.conformance_cases import make_graph, make_model, small_settings
 from hydragnn.conformance_smoothness import energy_model
 from hydragnn.errors import InputError
 from hydragnn.graphs import from_ase
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel
 

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from hydragnn.architectures import architecture_of
 from hydragnn.graphs import Field, GraphBatch
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.joining import concatenate
 from hydragnn.kernels import Table, cpu, interpolated, tables_of_functions
 from hydragnn.kernels import table as plain
 from hydragnn.kernels.family import plain_forms

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from hydragnn.conformance_cases import make_graph
 from hydragnn.conformance_smoothness import energies_and_forces, energy_model
 from hydragnn.graphs import from_ase
-from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.layers import (
     MessageGraph,
@@ -99,22 +100,16 @@ def slow_sums(messages: list[Tensor], batch: GraphBatch, *, at_receiver: bool = 
     return sums
 
 
+@pytest.mark.parametrize("sums, at_receiver", [(TripletSums, False), (TripletSumsAtReceivers, True)])
 @pytest.mark.parametrize("name", [name for name in BATCHES if name != "an atom that is its own neighbour"])
-def test_sums_over_triplets_are_those_of_a_loop_over_all_of_them(name: str) -> None:
+def test_sums_over_triplets_are_those_of_a_loop_over_all_of_them(
+    name: str, sums: type[TripletSums | TripletSumsAtReceivers], at_receiver: bool
+) -> None:
     batch = BATCHES[name]()
     random = torch.Generator().manual_seed(0)
     messages = [torch.randn(batch.num_edges, 2, dtype=torch.float64, generator=random) for _ in range(7)]
-    actual = TripletSums(7)(messages, message_graph(batch))
-    torch.testing.assert_close(actual, slow_sums(messages, batch), rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", [name for name in BATCHES if name != "an atom that is its own neighbour"])
-def test_sums_with_angles_at_receivers_are_those_of_a_loop_over_all_triplets(name: str) -> None:
-    batch = BATCHES[name]()
-    random = torch.Generator().manual_seed(0)
-    messages = [torch.randn(batch.num_edges, 2, dtype=torch.float64, generator=random) for _ in range(7)]
-    actual = TripletSumsAtReceivers(7)(messages, message_graph(batch))
-    torch.testing.assert_close(actual, slow_sums(messages, batch, at_receiver=True), rtol=1e-11, atol=1e-11)
+    actual = sums(7)(messages, message_graph(batch))
+    torch.testing.assert_close(actual, slow_sums(messages, batch, at_receiver=at_receiver), rtol=1e-11, atol=1e-11)
 
 
 def test_triplets_in_a_plane_are_those_in_space() -> None:

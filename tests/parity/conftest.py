@@ -11,8 +11,9 @@ from torch import Tensor
 
 from hydragnn.conformance_cases import make_graph
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.joining import concatenate
 
 
 @pytest.fixture(autouse=True)

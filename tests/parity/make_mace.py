@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hydragnn.conformance_cases import make_graph
-from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.joining import concatenate
 
 OUT = Path(__file__).with_name("mace-torch.safetensors")
 CHANNELS, RADIAL, CUTOFF, ELL, CORRELATION, SPECIES = 4, 5, 9.0, 2, 3, 5

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hydragnn.conformance_cases import make_graph
-from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.joining import concatenate
 
 OUT = Path(__file__).with_name("painn-schnetpack.safetensors")
 CHANNELS, LAYERS, RADIAL, CUTOFF = 6, 3, 5, 9.0

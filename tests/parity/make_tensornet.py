@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hydragnn.conformance_cases import make_graph
-from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.joining import concatenate
 
 OUT = Path(__file__).with_name("tensornet-torchmd.safetensors")
 CHANNELS, LAYERS, RADIAL, CUTOFF, SPECIES = 4, 2, 6, 5.0, 5

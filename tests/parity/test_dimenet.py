@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from hydragnn.architectures import ArchitectureSettings, architecture_of
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, from_ase
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.layers import bessel_zeros
 from hydragnn.models import GraphModel, build_model, parse_head
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from hydragnn.architectures import architecture_of
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import GraphModel, build_model, parse_head
 
 CHANNELS, LAYERS, HEADS, RADIAL, CUTOFF, SPECIES = 8, 3, 2, 6, 5.0, 17

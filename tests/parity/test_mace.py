@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from hydragnn.architectures import ArchitectureSettings, architecture_of
 from hydragnn.conformance_cases import make_graph
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.layers import coupling, symmetric_polynomials
 from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
 

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from hydragnn.architectures import architecture_of, architectures
 from hydragnn.conformance_cases import CORNERS, FORCES, INPUTS, SCALARS, STRESS, make_graph, make_model, small_settings
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import (
     CompiledModel,
     GraphModel,

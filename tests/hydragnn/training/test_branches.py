@@ -16,7 +16,7 @@ from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
-from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import load_model
 from hydragnn.runs import train
 from hydragnn.runs.assembly import Assembly, assemble

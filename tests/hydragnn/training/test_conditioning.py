@@ -14,7 +14,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, with_random_walk_encoding
-from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import build_model, load_model, parse_head
 from hydragnn.record import read_record
 from hydragnn.runs import train

@@ -22,7 +22,8 @@ from hydragnn.datasets.levels import pieces_of
 from hydragnn.distributed import Ranks
 from hydragnn.errors import InputError
 from hydragnn.graphs import CLUSTERS, Field, clusters_field, graph_from_arrays, with_voxel_levels
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import known_levels, levels_of
 from hydragnn.models import build_model, parse_head
 from hydragnn.record import read_record

@@ -1,0 +1,87 @@
+"""Many batches as one, and one as its graphs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.topology import Topology
+
+
+def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
+    """All graphs of ``batches`` as one batch, in order; a field that only some have gets a mask and zeros elsewhere."""
+    if not batches:
+        raise InputError("cannot concatenate an empty list of graphs; give at least one")
+    dims = {batch.dim for batch in batches}
+    if len(dims) > 1:
+        raise InputError(f"cannot concatenate graphs of dimensions {sorted(dims)}; keep them in separate stores")
+    fields: dict[str, Field] = {}
+    for batch in batches:
+        for name, field in batch.fields.items():
+            if fields.setdefault(name, field) != field:
+                raise InputError(f"field {name} has two meanings: {fields[name]} and {field}; rename one of them")
+    node_base = _bases([batch.num_nodes for batch in batches])
+    edge_base = _bases([batch.num_edges for batch in batches])
+    tensors: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
+    masks: dict[str, Tensor] = {}
+    for name, field in fields.items():
+        tensors[field.on][name] = torch.cat([_values_or_zeros(batch, field) for batch in batches])
+        if any(name in batch.masks or name not in batch.fields for batch in batches):
+            masks[name] = torch.cat([_presence(batch, name) for batch in batches])
+    return GraphBatch(
+        positions=torch.cat([b.positions for b in batches]),
+        topology=Topology.square(
+            torch.cat([b.senders + base for b, base in zip(batches, node_base)]),
+            torch.cat([b.receivers + base for b, base in zip(batches, node_base)]),
+            sum(batch.num_nodes for batch in batches),
+        ),
+        edge_shifts=torch.cat([b.edge_shifts for b in batches]),
+        cell=torch.cat([b.cell for b in batches]),
+        periodic=torch.cat([b.periodic for b in batches]),
+        node_offsets=_joined_offsets([b.node_offsets for b in batches], node_base),
+        edge_offsets=_joined_offsets([b.edge_offsets for b in batches], edge_base),
+        fields=fields,
+        nodes=tensors["node"],
+        edges=tensors["edge"],
+        graphs=tensors["graph"],
+        masks=masks,
+    )
+
+
+def _bases(counts: list[int]) -> list[int]:
+    bases = [0]
+    for count in counts[:-1]:
+        bases.append(bases[-1] + count)
+    return bases
+
+
+def _joined_offsets(offsets: list[Tensor], bases: list[int]) -> Tensor:
+    shifted = [offset[1:] + base for offset, base in zip(offsets, bases)]
+    return torch.cat([offsets[0][:1], *shifted])
+
+
+def _values_or_zeros(batch: GraphBatch, field: Field) -> Tensor:
+    if field.name in batch.fields:
+        return batch[field.name]
+    return torch.zeros(batch.num_items(field.on), *field.shape, dtype=field.torch_dtype, device=batch.device)
+
+
+def _presence(batch: GraphBatch, name: str) -> Tensor:
+    if name in batch.fields:
+        return batch.present(name)
+    return torch.zeros(batch.num_graphs, dtype=torch.bool, device=batch.device)
+
+
+def unbatch(batch: GraphBatch) -> list[GraphBatch]:
+    """Every graph of the batch on its own; views. A field that a graph does not have is left out of it."""
+    return [_without_absent(batch.select([number])) for number in range(batch.num_graphs)]
+
+
+def _without_absent(graph: GraphBatch) -> GraphBatch:
+    if not graph.masks:
+        return graph
+    return replace(graph.with_fields(drop=[name for name, mask in graph.masks.items() if not mask[0]]), masks={})
