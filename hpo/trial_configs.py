@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from itertools import combinations, product
 from typing import Any
@@ -24,15 +23,25 @@ FIXED = ("data.store", "split", "train.epochs")
 
 UNKNOWN_KEY = re.compile(r"unknown key ([^;\s]+);")
 TRIES = 64
+MISSES = 1000
+"""Points in a row without a valid one, after which a space is taken to have none but at the ends of its parameters."""
 
 
 def valid_configs(settings: CampaignSettings, space: Space) -> Iterator[AnyConfig]:
-    """The runs of valid points that are drawn at random, always the same; ``check_space`` makes sure that there are some."""
-    generator = np.random.default_rng(0)
+    """The runs of valid points that are drawn at random, always the same; InputError after so many points in a row that are none."""
+    generator, misses = np.random.default_rng(0), 0
     while True:
-        point = random_point(space, generator)
-        with suppress(InputError):
-            yield trial_config(settings, space, point, 0)
+        try:
+            config = trial_config(settings, space, random_point(space, generator), 0)
+        except InputError as error:
+            misses += 1
+            if misses == MISSES:
+                raise InputError(
+                    f"none of {MISSES} points drawn from search.space makes a valid run: {error}"
+                ) from None
+        else:
+            misses = 0
+            yield config
 
 
 def trial_config(settings: CampaignSettings, space: Space, values: Point, number: int) -> AnyConfig:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.errors import InputError
 from hydragnn.kernels import Topology, gather_multiply_sum, gather_outer_sum
 from hydragnn.layers import MessageGraph, RadialFilters, States, mlp
 
@@ -239,6 +240,8 @@ class PaiNN(Architecture):
         self.carried = [frozenset({0}), *[self.gives] * (settings.num_layers - 1), spec.degrees]
         parts = [2 if number == 0 else 3 for number in range(count)]  # no vectors come into the first layer
         own = spec.edge_width if settings.edge_network else 0
+        if settings.edge_network and not own:
+            raise InputError("model.edge_network maps edge features, and these graphs have none; leave it out")
         filters = [[nn.Linear(self.basis.width - own, channels, bias=False) for _ in range(part)] for part in parts]
         messages = [PaiNNMessage(channels, part) for part in parts]
         updates = [

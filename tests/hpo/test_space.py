@@ -15,7 +15,7 @@ from hydragnn.files import read_json, write_json
 from hydragnn.hpo.preflight import as_begun, open_campaign, write_settings
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space import all_points, contains, is_point, random_point, space_of, value_at
-from hydragnn.hpo.trial_configs import check_space, trial_config
+from hydragnn.hpo.trial_configs import check_space, trial_config, valid_configs
 
 SOURCE = Path("CAMPAIGN.toml")
 KIND = {"type": "categorical", "choices": ["schnet", "egnn"]}
@@ -195,6 +195,15 @@ def test_a_small_discrete_space_is_counted_with_its_conditions() -> None:
     points = all_points(space)
     assert points is not None
     assert len(points) == 4
+
+
+def test_a_space_whose_values_are_right_at_their_ends_alone_ends_with_a_sentence(tmp_path: Path) -> None:
+    write_rings(tmp_path / "a.h5", 1)
+    table = {"data": {"store": str(tmp_path / "a.h5")}, "model": {"kind": "gin"}, "heads": [{"field": "moment"}]}
+    space = {"model.num_layers": {"type": "float", "low": 1.0, "high": 4.0}}  # 1.0 and 4.0 are whole numbers
+    settings = campaign_settings({**table, "search": {"space": space}}, SOURCE)
+    with pytest.raises(InputError, match=r"none of 1000 points drawn from search\.space .*model\.num_layers.*integer"):
+        next(valid_configs(settings, space_of(settings.search.space)))
 
 
 def test_trials_of_an_earlier_campaign_mean_what_they_meant_where_a_key_is_left_out(tmp_path: Path) -> None:

@@ -240,6 +240,15 @@ def test_the_current_folder_counts_where_pythonpath_names_it(tmp_path: Path, mon
     assert sys.path == [folder, "/elsewhere", folder]
 
 
+def test_a_network_of_edge_features_that_are_not_there_is_refused() -> None:
+    from hydragnn.conformance_cases import INPUTS, SCALARS, small_settings
+    from hydragnn.models import build_model, parse_head
+
+    head, painn = parse_head({"field": "charge"}), small_settings("painn", edge_network=True)
+    with pytest.raises(InputError, match=r"model\.edge_network maps edge features, and these graphs have none"):
+        build_model(painn, [head], [*INPUTS, *SCALARS], inputs=["size"], dim=3, seed=0)
+
+
 def test_an_unread_edge_field_is_refused_where_it_is_named() -> None:
     model = make_model("gin")
     assert "area" not in model.description.inputs
