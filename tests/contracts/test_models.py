@@ -71,8 +71,9 @@ WIDE = {"wide_heads": True, "own_edge": "mean", "negative_slope": 0.05}
 """GATv2 as the public HydraGNN has it."""
 globals()["TestWideHeads"] = suite("TestWideHeads", "gatv2", WIDE)
 globals()["TestOwnEdge"] = suite("TestOwnEdge", "gatv2", {"own_edge": "mean"})
-for kind, form in (("painn", {"tanh_networks": True, "edge_network": True}), ("pnaeq", {"tanh_networks": True})):
-    globals()[f"TestTanhNetworks{kind}"] = suite(f"TestTanhNetworks{kind}", kind, form)
+for kind in ("painn", "pnaeq"):
+    globals()[f"TestTanhNetworks{kind}"] = suite(f"TestTanhNetworks{kind}", kind, {"tanh_networks": True})
+globals()["TestEdgeNetwork"] = suite("TestEdgeNetwork", "painn", {"tanh_networks": True, "edge_network": True})
 globals()["TestEquation6"] = suite("TestEquation6", "egnn", {"residual": False})
 globals()["TestSteepEnvelope"] = suite("TestSteepEnvelope", "schnet", {"envelope_exponent": 3})
 globals()["TestMovingCheckpointed"] = suite("TestMovingCheckpointed", "egnn", {**moving, **AROUND["checkpointing"]})
