@@ -6,6 +6,7 @@ entry has a digest of itself and of its arrays, so that what a power cut tore, o
 
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -24,7 +25,6 @@ from hydragnn.files import lock_file, open_regular, read_json, write_json
 from hydragnn.models import distribution_from_arrays
 
 LOCK = "lock"
-
 WHOLE, OUTLINE = ".whole", ".outline"
 """Suffixes of a file of predictions in the making and of what ranks know of it."""
 
@@ -152,9 +152,13 @@ class Parts:
         return Outcome(predictions=predictions, reasons=reasons, distances=distances)
 
     def delete(self) -> None:
-        """Remove the folder once everything is in the file."""
+        """Remove the folder once everything is in the file; again where a rank that comes late has written there meanwhile."""
         self.records.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for _ in range(50):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if not self.folder.exists():
+                break
+            time.sleep(0.02)
 
 
 def _piece_of(arrays: Mapping[str, Column]) -> dict[str, Column]:
