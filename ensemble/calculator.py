@@ -1,5 +1,6 @@
 """An ensemble as an ASE calculator: energies, forces and stress with their uncertainties."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.errors import InputError
+from hydragnn.graphs.atomic import value_on
 from hydragnn.graphs.skin import SkinList
 
 EV = ("", "eV")
@@ -31,17 +33,30 @@ class EnsembleCalculator(Calculator):
         self.names = _names(ensemble)
         self.structures = ensemble.structures
         self.neighbours = SkinList()
+        self.values: dict[str, Any] = {}
         self.implemented_properties: list[str] = ["free_energy", *self.names]
+
+    def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
+        """Return what changed since the last calculation: ASE's six properties, and the fields that members read."""
+        changes: list[str] = super().check_state(atoms, tol)
+        values = self._read(atoms)
+        return changes + [name for name, old in self.values.items() if not np.array_equal(old, values[name])]
+
+    def _read(self, atoms: Atoms) -> dict[str, Any]:
+        """Return the values of fields that members read beside atomic numbers; None for one that is missing."""
+        return {field.name: value_on(atoms, field, field.name) for field in self.structures.fields}
 
     def calculate(
         self, atoms: Atoms | None = None, properties: list[str] | None = None, system_changes: list[str] = all_changes
     ) -> None:
         """Predict one structure; InputError where it cannot be predicted."""
         super().calculate(atoms, properties, system_changes)
+        self.values = deepcopy(self._read(self.atoms))  # copies of atoms share what info holds
         graph = self.structures.graph(self.atoms, "the structure", self.neighbours)
         predictions = self.ensemble.predict_checked(graph)
         if predictions.status[0] != "ok":
             raise InputError(f"the structure cannot be predicted: {predictions.status[0]}")
+        self.results = {}
         for name, field in self.names.items():
             one = predictions[field]
             for quantity, suffix in (("mean", ""), ("std", "_std"), ("lower", "_lower"), ("upper", "_upper")):

@@ -150,10 +150,15 @@ def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
                 f"{name}: the stored {key} belongs to other positions than these; recompute it, or set atoms.calc = None"
             )
     else:
-        value = (atoms.arrays if field.on == "node" else atoms.info).get(key)
+        value = value_on(atoms, field, key)
     if value is not None and field.shape == (3, 3):
         value = _as_tensor(np.asarray(value))
     return value
+
+
+def value_on(atoms: Atoms, field: Field, key: str) -> Any:
+    """Return what the structure itself, without its calculator, holds for a field; None where it holds nothing."""
+    return (atoms.arrays if field.on == "node" else atoms.info).get(key)
 
 
 def _stored_result(atoms: Atoms, key: str) -> Any:

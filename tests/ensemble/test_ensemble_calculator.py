@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from hydragnn.graphs import Field, concatenate, with_random_walk_encoding
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.models import NotCompiled
 from hydragnn.runs import train
+from tests.ensemble.conftest import CUTOFF, TARGETS, config_of
 from tests.forked import Forked
 
 COMPILING = Path(__file__).with_name("compiling.py")
@@ -210,3 +212,64 @@ def test_a_member_that_cannot_be_compiled_predicts_as_it_is(
     assert "predicts without a compiled function: there is no compiler" in capfd.readouterr().err
     with pytest.raises(InputError, match="load all of them"):
         Ensemble.load(folder, held=1).compiled()
+
+
+READ = (Field(name="charge", on="graph", role="input"), Field(name="tags", on="node", role="input"))
+
+
+@pytest.fixture(scope="module")
+def charged(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms]) -> tuple[Path, Atoms]:
+    """A run whose model reads a field of the graph and one of its nodes, and a structure with both."""
+    root, graphs = tmp_path_factory.mktemp("charged"), []
+    for number, frame in enumerate(frames[:24]):
+        atoms = frame.copy()
+        atoms.calc = frame.calc
+        atoms.info["charge"], atoms.arrays["tags"] = number % 3 - 1, np.arange(len(atoms))
+        graphs.append(from_ase(atoms, CUTOFF, fields=(*TARGETS, *READ)))
+    store = MemoryStore(graphs, {"cutoff": CUTOFF})
+    assert train(config_of(root / "graphs.h5", train__epochs=1), root / "run", store=store).status == "finished"
+    return root / "run", atoms
+
+
+CHANGES: dict[str, Callable[[Atoms], object]] = {
+    "a number of the graph": lambda atoms: atoms.info.update(charge=-1),
+    "an array of the graph, in place": lambda atoms: atoms.info["charge"].fill(-1),
+    "a value of one node, in place": lambda atoms: atoms.arrays["tags"].put(2, 7),
+    "another array of nodes": lambda atoms: atoms.set_tags(3),
+    "positions": lambda atoms: atoms.positions.put(0, 0.05),
+    "species": lambda atoms: atoms.numbers.put(0, 29 + 79 - atoms.numbers[0]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_whatever_the_model_reads_is_calculated_anew_where_it_changes(
+    charged: tuple[Path, Atoms], change: Callable[[Atoms], object]
+) -> None:
+    run, atoms = charged[0], charged[1].copy()
+    atoms.info["charge"] = np.array(1.0)
+    atoms.calc = calculator(run)
+    before = atoms.get_potential_energy()
+    change(atoms)
+    assert atoms.get_potential_energy() == Ensemble.load(run).predict(atoms)["energy"].mean[0] != before
+    np.testing.assert_array_equal(atoms.get_forces(), Ensemble.load(run).predict(atoms)["forces"].mean)
+
+
+def test_results_are_kept_while_only_what_no_member_reads_changes(
+    charged: tuple[Path, Atoms], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    atoms = charged[1].copy()
+    atoms.calc = calculator(charged[0])
+    before = atoms.get_potential_energy()
+    atoms.info["note"] = "anything"
+    atoms.set_momenta(np.ones((len(atoms), 3)))
+    monkeypatch.setattr(EnsembleCalculator, "calculate", lambda *_: pytest.fail("calculated anew"))
+    assert atoms.get_potential_energy() == before
+
+
+def test_a_field_that_was_taken_away_is_refused(charged: tuple[Path, Atoms]) -> None:
+    atoms = charged[1].copy()
+    atoms.calc = calculator(charged[0])
+    atoms.get_potential_energy()
+    del atoms.info["charge"]
+    with pytest.raises(InputError, match="no charge for the field charge"):
+        atoms.get_potential_energy()
