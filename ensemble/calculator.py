@@ -17,10 +17,25 @@ from hydragnn.graphs.skin import SkinList
 EV = ("", "eV")
 
 
+class Results(dict[str, Any]):
+    """ASE's properties; values of other names are found, too, but not listed, since ASE refuses names that it does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others: dict[str, Any] = {}
+
+    def __missing__(self, name: str) -> Any:
+        return self.others[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value by its name, listed or not."""
+        return self[name] if name in self or name in self.others else default
+
+
 class EnsembleCalculator(Calculator):
     """Energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) as means over the members.
 
-    ``results`` also has ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
+    A structure without a volume (no periodic axis, or a cell vector of length zero) has no stress. ``results`` also finds ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
     and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), ``domain``: empty, or what about the
     structure the training data never showed, and ``domain_score``, above 1 where there is something. Neighbours are searched anew
     only when atoms have moved far enough for new ones (``SkinList``); results do not depend on it. The mean of the members' forces is minus the gradient of their mean energy.
@@ -56,16 +71,15 @@ class EnsembleCalculator(Calculator):
         predictions = self.ensemble.predict_checked(graph)
         if predictions.status[0] != "ok":
             raise InputError(f"the structure cannot be predicted: {predictions.status[0]}")
-        self.results = {}
+        self.results = results = Results()
         for name, field in self.names.items():
             one = predictions[field]
             for quantity, suffix in (("mean", ""), ("std", "_std"), ("lower", "_lower"), ("upper", "_upper")):
                 values = one[quantity]
                 if np.isfinite(values).all():
-                    self.results[name + suffix] = _as_ase(name, values)
-        self.results["free_energy"] = self.results["energy"]
-        self.results["domain"] = predictions.domain[0]
-        self.results["domain_score"] = float(predictions.domain_score[0])
+                    (results.others if suffix else results)[name + suffix] = _as_ase(name, values)
+        results["free_energy"] = results["energy"]
+        results.others |= {"domain": predictions.domain[0], "domain_score": float(predictions.domain_score[0])}
 
 
 def calculator(folder: Path | str, branch: str = "", *, compile: bool = False) -> EnsembleCalculator:

@@ -1,7 +1,7 @@
 """One member: a trained model, the run it came from, and its weight among the others."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hydragnn.datasets import without_edges
 from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.errors import InputError, about
 from hydragnn.files import digest, read_json
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Target, TrainedModel, concatenate_distributions, load_model
 from hydragnn.record import RunRecord, read_record
@@ -151,7 +151,7 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
     distances = np.full(len(batch), np.nan)
     if member.latent is not None:
         distances = member.latent.distances(states, batch.owner("node"), len(batch))
-    return _finite_only(outputs, distances, member.targets, batch)
+    return _without_undefined_stress(_finite_only(outputs, distances, member.targets, batch), member.targets, batch)
 
 
 def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
@@ -219,6 +219,16 @@ def _finite_only(
         outputs = {target.name: outputs[target.name].blank_items(bad[owners[target.field.on]]) for target in targets}
         distances = np.where(bad.numpy(), np.nan, distances)
     return Outcome(predictions=outputs, reasons=tuple(reasons), distances=distances)
+
+
+def _without_undefined_stress(outcome: Outcome, targets: Sequence[Target], batch: GraphBatch) -> Outcome:
+    """Return the outcome with NaN as the stress of graphs that have no volume."""
+    named = [target.name for target in targets if target.derivative == "stress"]
+    flat = (volumes(batch) == 0).cpu()
+    if not named or not bool(flat.any()):
+        return outcome
+    blank = {name: outcome.predictions[name].blank_items(flat) for name in named}
+    return replace(outcome, predictions={**outcome.predictions, **blank})
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:

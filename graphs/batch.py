@@ -323,6 +323,6 @@ def edge_vectors(batch: GraphBatch) -> Float[Tensor, "edges dim"]:
 
 
 def volumes(batch: GraphBatch) -> Float[Tensor, " graphs"]:
-    """Volume of every cell; zero where a graph has none."""
+    """Volume of every cell; zero where a graph has none: it has no periodic axis, or its cell vectors span no volume."""
     known: Tensor | None = batch._derived.get(("volume", "graph"))
-    return torch.linalg.det(batch.cell).abs() if known is None else known
+    return torch.linalg.det(batch.cell).abs() * batch.periodic.any(dim=1) if known is None else known

@@ -159,6 +159,8 @@ def _frame(block: Block, row: int) -> Atoms:
         span = slice(offsets[row], offsets[row + 1]) if node else row
         for quantity in estimate.quantities:
             values = estimate[quantity][span]
+            if values.dtype.kind == "f" and np.isnan(values).all():
+                continue  # no interval, or no stress without a volume
             if estimate.headline == quantity == "mean" and name in ("energy", "forces", "stress"):
                 results[name] = float(values) if name == "energy" else values
             else:

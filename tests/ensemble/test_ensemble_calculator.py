@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from ase import Atoms
 from ase.build import bulk
+from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import read, write
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
@@ -19,6 +22,7 @@ from hydragnn.ensemble import calculator
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.prediction import predict_to_file
 from hydragnn.ensemble.structures import structures_for
 from hydragnn.errors import InputError
 from hydragnn.files import write_sealed
@@ -197,6 +201,37 @@ def test_compiled_members_predict_what_members_predict(
     assert len(set(result["edges"])) > 2  # and batches of all sizes
     assert max(result["errors"].values()) < 1e-10, result
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_structure_without_a_volume_has_no_stress(strained: tuple[Path, Atoms], tmp_path: Path) -> None:
+    folder, crystal = strained
+    molecule, slab = crystal.copy(), crystal.copy()
+    molecule.pbc = False  # in the box of the crystal
+    slab.cell[2] = 0.0
+    slab.pbc = (True, True, False)
+    predictions = Ensemble.load(folder).predict([crystal, molecule, slab])
+    assert predictions.ok.all()
+    undefined = [[False] * 9, [True] * 9, [True] * 9]
+    np.testing.assert_array_equal(np.isnan(predictions["stress"].mean).reshape(3, 9), undefined)
+    write(tmp_path / "structures.xyz", [crystal, molecule, slab])
+    predict_to_file(folder, tmp_path / "structures.xyz", tmp_path / "out.xyz")
+    with_stress, *others = read(tmp_path / "out.xyz", ":")
+    assert "stress" in with_stress.calc.results
+    for atoms, predicted in zip((molecule, slab), others):
+        assert not {"stress", "stress_std"} & {*predicted.calc.results, *predicted.info}
+        atoms.calc = calculator(folder)
+        atoms.get_forces()
+        with pytest.raises(PropertyNotImplementedError):
+            atoms.get_stress()
+
+
+def test_ase_takes_all_results_of_the_calculator(strained: tuple[Path, Atoms]) -> None:
+    atoms = strained[1].copy()
+    atoms.calc = calculator(strained[0])
+    energy, results = atoms.get_potential_energy(), atoms.calc.results
+    assert atoms.get_properties(["energy", "forces"])["energy"] == energy
+    assert sorted(SinglePointCalculator(atoms, **results).results) == ["energy", "forces", "free_energy", "stress"]
+    assert results["energy_std"] == results.get("energy_std") >= 0 and results.get("no such thing") is None
 
 
 def test_a_member_that_cannot_be_compiled_predicts_as_it_is(
