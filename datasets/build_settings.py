@@ -13,7 +13,7 @@ from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
 from hydragnn.graphs.levels import with_contracted_levels, with_mesh_levels, with_voxel_levels
-from hydragnn.imports import class_named
+from hydragnn.imports import class_named, is_allowed
 from hydragnn.settings import Settings
 
 Make = Callable[[], GraphBatch]
@@ -266,8 +266,6 @@ KINDS: dict[str, type[BuildSettings]] = {
     "mesh": MeshBuild,
     "grains": GrainsBuild,
 }
-OURS = "hydragnn."
-"""Beginning of the classes that may be named by a file that is not the user's own."""
 
 
 def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
@@ -307,12 +305,16 @@ def rule_of(settings: BuildSettings) -> dict[str, Any]:
 def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
     """The settings by which ``file`` becomes graphs as those of a store did; ``source`` says where the rule was found.
 
-    InputError where the rule is damaged or names a class outside this package: it may come from a stranger.
+    InputError where the rule is damaged or names a class that no file may: it may come from a stranger.
     """
     kind = rule.get("kind") if isinstance(rule, dict) else None
     known = [name for name in KINDS if KINDS[name].one_file()]
-    if not isinstance(kind, str) or not (kind in known or kind.startswith(OURS)):
-        raise InputError(f"{source} has graphs made by {kind!r}, which is no source of this package; give a BUILD.toml")
+    module = kind.partition(":")[0] if isinstance(kind, str) and ":" in kind else ""
+    if kind not in known and not (module and is_allowed(module)):
+        trust = f", or --allow-code {module}" if module else ""
+        raise InputError(
+            f"{source} has graphs made by {kind!r}, which is no source of this package; give a BUILD.toml{trust}"
+        )
     settings_class = _kind_of(kind, source)
     own = {key: value for key, value in rule.items() if key not in (*settings_class.beside, "attributes")}
     settings = settings_class.parse({**own, "files": ["new"]}, source)

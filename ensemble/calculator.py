@@ -1,5 +1,6 @@
 """An ensemble as an ASE calculator: energies, forces and stress with their uncertainties."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.errors import InputError
 from hydragnn.graphs.atomic import value_on
 from hydragnn.graphs.skin import SkinList
+from hydragnn.imports import allow_code as _allow_code
 
 EV = ("", "eV")
 
@@ -82,12 +84,15 @@ class EnsembleCalculator(Calculator):
         results.others |= {"domain": predictions.domain[0], "domain_score": float(predictions.domain_score[0])}
 
 
-def calculator(folder: Path | str, branch: str = "", *, compile: bool = False) -> EnsembleCalculator:
+def calculator(
+    folder: Path | str, branch: str = "", *, compile: bool = False, allow_code: Sequence[str] = ()
+) -> EnsembleCalculator:
     """The ASE calculator of the ensemble or run in ``folder``, of several branches the one that is named.
 
     ``compile`` makes functions of the members first, for dynamics of many steps; a member that cannot be compiled is taken as it is
-    (``Ensemble.compiled``).
+    (``Ensemble.compiled``). The folder may name classes of the modules in ``allow_code``.
     """
+    _allow_code(allow_code)
     ensemble = Ensemble.load(Path(folder), branch=branch)
     return EnsembleCalculator(ensemble.compiled() if compile else ensemble)
 

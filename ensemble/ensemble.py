@@ -35,6 +35,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.imports import allow_code as _allow_code
 from hydragnn.models import NotCompiled, Target, TrainedModel
 from hydragnn.runs.compile_cache import compile_cache
 
@@ -52,17 +53,25 @@ class Ensemble:
 
     @classmethod
     def load(
-        cls, folder: Path, dtype: torch.dtype | None = None, held: int | None = None, branch: str = ""
+        cls,
+        folder: Path,
+        dtype: torch.dtype | None = None,
+        held: int | None = None,
+        branch: str = "",
+        *,
+        allow_code: Sequence[str] = (),
     ) -> "Ensemble":
         """The ensemble in ``folder``; the folder of a run is an ensemble of one, without calibration.
 
         Of a run with several branches it is the one that is named; an ensemble is of one branch already.
 
         ``dtype`` is the arithmetic of all members; without it each computes in the precision it was trained in. With
-        ``held`` members are loaded when they are needed, and no more than so many stay in memory.
+        ``held`` members are loaded when they are needed, and no more than so many stay in memory. Models may be classes of the
+        modules in ``allow_code``.
 
         InputError where the folder is something else, damaged or from a newer version.
         """
+        _allow_code(allow_code)
         if (folder / NAME).is_file():
             manifest = read_manifest(folder)
             own = manifest.targets[0].branch

@@ -24,6 +24,7 @@ from hydragnn.hpo.sampler import History, proposals
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import Point, space_of
+from hydragnn.imports import allow_code, allowed_code
 
 HANG = 600.0
 """A process that does not answer for so many seconds is ended, and another one asked."""
@@ -121,7 +122,8 @@ class SamplerProcess:
         too_late.start()
         try:
             if self._told is None:
-                _write(process.stdin, {"campaign": self._settings.to_json(), "version": self._settings.version})
+                begin = {"campaign": self._settings.to_json(), "version": self._settings.version}
+                _write(process.stdin, {**begin, "allow_code": allowed_code()})
                 self._told = set()
             told = self._told
             _write(process.stdin, question.to_json([key for key in known if key not in told]))
@@ -163,6 +165,7 @@ def main() -> None:
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
     begun = json.loads(lines.get())
+    allow_code(begun["allow_code"])
     settings = replace(campaign_settings(begun["campaign"], Path("campaign")), version=begun["version"])
     space, known = space_of(settings.search.space), set[str]()
     while True:

@@ -13,6 +13,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_contracted_levels
 from hydragnn.graphs.topology import Topology
+from hydragnn.imports import allow_named
 from hydragnn.layers.top_k import TopK
 from hydragnn.models import (
     Distribution,
@@ -191,7 +192,8 @@ CORNERS = {
 
 
 def small_settings(kind: str, **changes: Any) -> ArchitectureSettings:
-    """Settings of a small network that reaches every neighbour of the test graphs."""
+    """Settings of a small network that reaches every neighbour of the test graphs; ``kind`` is the user's own and may name code."""
+    allow_named(kind)
     cls = architecture_of(kind).Settings
     small = {"kind": kind, "hidden_dim": 8, "num_layers": 2, "cutoff": 9.0, "num_radial": 4}
     settings: ArchitectureSettings = cls.parse({k: v for k, v in small.items() if k in cls.model_fields} | changes)

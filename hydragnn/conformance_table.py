@@ -18,6 +18,7 @@ from typing import Any, Literal
 from hydragnn.architectures import architecture_of, architectures
 from hydragnn.conformance_cases import AROUND, make_model, small_settings
 from hydragnn.errors import InputError, nearest
+from hydragnn.imports import allow_named
 
 Verdict = Literal["passed", "does not apply", "failed"]
 MODULES = tuple(
@@ -80,6 +81,7 @@ def conformance_of(
     if find_spec("pytest") is None:
         raise InputError("the conformance suite runs by pytest, which is not installed; pip install pytest")
     kinds, settings = tuple(dict.fromkeys(kinds or architectures())), dict(settings or {})
+    allow_named(kinds)
     for kind in kinds:
         architecture_of(kind)
         small_settings(kind, **settings)

@@ -1,7 +1,9 @@
-"""Classes of other packages by name, ``package.module:Name``: never from where a stranger's files may lie."""
+"""Classes of other packages by name, ``package.module:Name``: never from where a stranger's files may lie, and only as the user allows."""
 
+import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +12,41 @@ from typing import Any, TypeVar
 from hydragnn.errors import InputError
 
 T = TypeVar("T")
+
+REFERENCE = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):[^\W\d]\w*")
+"""``package.module:Name``."""
+
+_allowed: set[str] = set()
+"""Modules that this process may import by name, each with the modules inside it."""
+
+
+def allow_code(modules: Iterable[str]) -> None:
+    """Let files name classes of these modules, and of modules inside them, from now on; InputError where one is no module's name."""
+    for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise InputError(f"--allow-code {module} names no module; write package or package.module")
+        _allowed.add(module)
+
+
+def allow_named(value: Any) -> None:
+    """Let files name the modules of classes that ``value`` names, a table that the user wrote."""
+    if isinstance(value, str):
+        if match := REFERENCE.fullmatch(value):
+            _allowed.add(match[1])
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            allow_named(one)
+
+
+def allowed_code() -> list[str]:
+    """Return what ``allow_code`` of a process that this one starts is to be called with."""
+    return sorted(_allowed)
+
+
+def is_allowed(module: str) -> bool:
+    """Return True where a file may name a class of the module: one of this package, one that is imported already, or one that the user allowed."""
+    parents = {module[: match.start()] for match in re.finditer(r"\.|$", module)}
+    return "hydragnn" in parents or module in sys.modules or bool(parents & _allowed)
 
 
 def names_in(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
@@ -24,10 +61,13 @@ def names_in(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[
     return value_of
 
 
-def class_named(reference: str, base: type[T], *, where: str, noun: str, parent: str) -> type[T]:
+def class_named(
+    reference: str, base: type[T], *, where: str, noun: str, parent: str, registered: bool = False
+) -> type[T]:
     """The class ``package.module:Name`` of an installed package or one on PYTHONPATH; never of the current folder.
 
-    A file that came from a stranger may name any class. So modules are not looked for where strangers' files may lie, and
+    A file that came from a stranger may name any class. So a module is imported only where it ``is_allowed``, or where an entry point of
+    an installed package ``registered`` the class. Modules are not looked for where strangers' files may lie, and
     neither Python's own modules, some of which act when imported, nor programs (``__main__``) are imported. InputError
     begins with ``where``, and says ``noun`` for what the class should be, and ``parent`` for what it should derive from.
     """
@@ -37,6 +77,11 @@ def class_named(reference: str, base: type[T], *, where: str, noun: str, parent:
         raise InputError(f"{where} names no class; write package.module:Name")
     if parts[0] in sys.stdlib_module_names or "__main__" in parts:
         raise InputError(f"{where}: {module_name} holds no {noun}s; name a module of a package of yours")
+    if not (registered or is_allowed(module_name)):
+        raise InputError(
+            f"{where} names code of {module_name}, which a file may not run by itself; where you trust it, add "
+            f'--allow-code {module_name} (in Python: allow_code=["{module_name}"])'
+        )
     try:
         with without_the_current_folder():
             module = import_module(module_name)
@@ -53,10 +98,21 @@ def class_named(reference: str, base: type[T], *, where: str, noun: str, parent:
 
 @contextmanager
 def without_the_current_folder() -> Iterator[None]:
-    """Import as ``python -P`` does: the current folder counts only where PYTHONPATH or an installation names it."""
+    """Import as ``python -P`` does: the current folder counts only where PYTHONPATH or an installation names it.
+
+    An empty entry of PYTHONPATH, as ``$UNSET:/site`` has one, names no folder.
+    """
     search_path = list(sys.path)
-    added = [] if sys.flags.safe_path else ["", str(Path.cwd())]  # what Python itself puts first
-    sys.path[:] = search_path[1:] if search_path[:1] and search_path[0] in added else search_path
+    here, entries = str(Path.cwd()), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    doubtful = 0 if sys.flags.safe_path else 1  # what Python itself puts first
+    library = str(Path(os.__file__).parent)
+    if (
+        "" in entries
+        and library in search_path
+        and here not in {str(Path(entry).resolve()) for entry in entries if entry}
+    ):
+        doubtful = search_path.index(library)
+    sys.path[:] = [entry for number, entry in enumerate(search_path) if number >= doubtful or entry not in ("", here)]
     try:
         yield
     finally:

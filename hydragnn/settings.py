@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 import pydantic
 
 from hydragnn.errors import InputError, nearest
+from hydragnn.imports import allow_named
 
 T = TypeVar("T", bound="Settings")
 
@@ -100,7 +101,7 @@ def first_problem(error: pydantic.ValidationError) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file, or in what comes through a pipe such as /dev/stdin.
+    """The table in a TOML file, or in what comes through a pipe such as /dev/stdin; the user's own, so that it may name code.
 
     InputError where it is missing, malformed, larger than ``LARGEST`` or a device, which may have no end.
     """
@@ -112,7 +113,9 @@ def read_toml(path: Path) -> dict[str, Any]:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
             raise InputError(f"{path} has more than {LARGEST / 1e6:.0f} MB, which no configuration has; check the path")
-        return tomllib.loads(content.decode())
+        table = tomllib.loads(content.decode())
+        allow_named(table)
+        return table
     except InputError:
         raise
     except FileNotFoundError:
@@ -140,7 +143,7 @@ def with_overrides(
 ) -> dict[str, Any]:
     """A copy of ``table`` with ``a.b=value`` assignments applied; values are TOML, bare words are strings.
 
-    ``option`` and ``example`` are named where one is no assignment.
+    Both are the user's own, so that they may name code. ``option`` and ``example`` are named where one is no assignment.
 
     >>> with_overrides({"model": {"kind": "schnet"}}, ["model.hidden_dim=128", "model.kind=painn"])
     {'model': {'kind': 'painn', 'hidden_dim': 128}}
@@ -151,6 +154,7 @@ def with_overrides(
         if not separator or not path.strip():
             raise InputError(f"{option} {assignment}: expected key=value, for example {example}")
         with_value(result, path.strip(), _toml_value(text.strip()))
+    allow_named(result)
     return result
 
 

@@ -2,6 +2,9 @@
 
 Every function gives a frozen value whose fields say what they mean; ``str`` of it is one line. Nothing is printed unless
 ``quiet=False``: that is the command line's job.
+
+A table or a TOML file is the user's own and may name classes as ``package.module:Name``. A folder may come from anybody: it names what
+installed packages register, and classes of the modules in ``allow_code``, which stay allowed in this process.
 """
 
 from collections.abc import Sequence
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
+from hydragnn.imports import allow_code as _allow_code
 from hydragnn.machine import Workers, this_machine, workers_here
 from hydragnn.record import RunRecord
 from hydragnn.settings import read_toml, store_override, with_overrides
@@ -77,11 +81,13 @@ def train(
     overrides: Sequence[str] = (),
     memory: str | None = None,
     quiet: bool = True,
+    allow_code: Sequence[str] = (),
 ) -> RunRecord:
     """Train one model into the folder ``out``; with ``resume`` continue a run that was interrupted.
 
     ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration.
     """
+    _allow_code(allow_code)
     from hydragnn.config import AnyConfig, config_from_table
     from hydragnn.runs import console_progress
     from hydragnn.runs import train as run
@@ -100,6 +106,7 @@ def search(
     overrides: Sequence[str] = (),
     quiet: bool = True,
     store: Path | str | None = None,
+    allow_code: Sequence[str] = (),
 ) -> "CampaignResult":
     """Run the campaign that a CAMPAIGN.toml (or its table) describes; gives how it ended and the trial that leads.
 
@@ -107,6 +114,7 @@ def search(
 
     Interrupted by a signal, OutOfWalltime at the end of the allocation; InputError where no trial has a result at the end.
     """
+    _allow_code(allow_code)
     from hydragnn.hpo import run_campaign
 
     table, origin = _table(campaign, [*overrides, *store_override(store)])
@@ -152,8 +160,10 @@ def simulate(
     assume: Sequence[str] = (),
     out: Path | str | None = None,
     overrides: Sequence[str] = (),
+    allow_code: Sequence[str] = (),
 ) -> "SimulationResult":
     """Simulate a campaign on many nodes with their faults, one policy beside the other; every figure is simulated."""
+    _allow_code(allow_code)
     from hydragnn.scripts.simulated import run_simulation
 
     return run_simulation(
@@ -189,6 +199,7 @@ def build_ensemble(
     quiet: bool = True,
     branch: str = "",
     store: Path | str | None = None,
+    allow_code: Sequence[str] = (),
 ) -> "Evaluation":
     """One calibrated ensemble of the best runs of a campaign, or of given finished runs, of several branches for the one named.
 
@@ -197,6 +208,7 @@ def build_ensemble(
     these means anything: InputError. So it is for runs that did not finish or do not fit together. Interrupted by a signal.
     ``store`` says where the store of the runs lies now, if it or they were moved; their configurations then name this place.
     """
+    _allow_code(allow_code)
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
     from hydragnn.ensemble import ensemble_from_runs
     from hydragnn.ensemble.build import check_out
@@ -247,6 +259,7 @@ def predict(
     workers: Workers = 1,
     quiet: bool = True,
     branch: str = "",
+    allow_code: Sequence[str] = (),
 ) -> "PredictionResult | None":
     """Predict every graph of ``source`` with an ensemble or run folder into the file ``out``; gives counts and speed.
 
@@ -257,6 +270,7 @@ def predict(
 
     Under mpirun, srun or torchrun all ranks predict; the one that writes the file gives the result, the others None.
     """
+    _allow_code(allow_code)
     from hydragnn.ensemble import predict_to_file
 
     processes = workers_here(workers)
@@ -265,28 +279,39 @@ def predict(
     )
 
 
-def report(source: Path | str, out: Path | str | None = None, *, store: Path | str | None = None) -> Path:
+def report(
+    source: Path | str,
+    out: Path | str | None = None,
+    *,
+    store: Path | str | None = None,
+    allow_code: Sequence[str] = (),
+) -> Path:
     """Write the HTML report of a campaign, ensemble or run folder; gives its path.
 
     ``store`` is where the data lie now, if they were moved; InputError where other graphs are there.
     """
+    _allow_code(allow_code)
     from hydragnn.scripts.report import write_report
 
     return write_report(Path(source), Path(out) if out else None, store=Path(store) if store else None)
 
 
-def load(folder: Path | str, branch: str = "") -> "Ensemble":
+def load(folder: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) -> "Ensemble":
     """The ensemble in a folder, ready for ``predict``; a run folder is an ensemble of one, of several branches the one named."""
+    _allow_code(allow_code)
     from hydragnn.ensemble import Ensemble
 
     return Ensemble.load(Path(folder), branch=branch)
 
 
-def evaluate(ensemble: Path | str, store: Path | str, *, branch: str = "") -> "Evaluation":
+def evaluate(
+    ensemble: Path | str, store: Path | str, *, branch: str = "", allow_code: Sequence[str] = ()
+) -> "Evaluation":
     """How good the ensemble in a folder is on the labelled graphs of any store, as the part ``all``.
 
     InputError where the store lacks an input or a label. The trivial predictor is not asked: it belongs to training data.
     """
+    _allow_code(allow_code)
     from hydragnn.datasets import open_store
     from hydragnn.ensemble import evaluate_ensemble
 

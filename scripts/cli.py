@@ -73,6 +73,14 @@ Store = Annotated[
     Path | None,
     typer.Option("--store", help="Where the store lies now, if it or the runs were moved; their files remember it."),
 ]
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-code",
+        metavar="MODULE",
+        help="Let the files of a folder name classes of this module, which runs its code; repeatable.",
+    ),
+]
 Out = Annotated[Path, typer.Option("--out", help="Where the result goes; must not exist yet, unless resuming.")]
 
 
@@ -153,10 +161,19 @@ def train(
         str | None,
         typer.Option(help='Memory of a rank, such as "4 GB"; larger batches are computed in parts (batch.memory).'),
     ] = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too."""
-    record = api.train(config, out, resume=resume, overrides=assignments or [], memory=memory, quiet=as_json)
+    record = api.train(
+        config,
+        out,
+        resume=resume,
+        overrides=assignments or [],
+        memory=memory,
+        quiet=as_json,
+        allow_code=allow_code or [],
+    )
     leave_together(run_summary(record, out), as_json, 3 if record.status == "failed" else 0)
 
 
@@ -178,6 +195,7 @@ def search(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --submit: only print the batch script.")] = False,
     assignments: Set = None,
     store: Store = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for good configurations: trials in segments, early stopping at rungs, all journalled and resumable."""
@@ -190,7 +208,9 @@ def search(
         show_value({**submission.to_json(), **({"text": submission.text} if dry_run else {})}, as_json)
         return
     _tell_new(out, out, resume)
-    result = api.search(campaign, out, resume=resume, workers=workers, overrides=overrides, quiet=as_json)
+    result = api.search(
+        campaign, out, resume=resume, workers=workers, overrides=overrides, quiet=as_json, allow_code=allow_code or []
+    )
     show_value(result.to_json(), as_json)
 
 
@@ -217,6 +237,7 @@ def simulate(
         typer.Option(metavar="KEY=VALUE", help="Change an assumption, e.g. `node_mtbf_hours=5000`; docs/simulate.md."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for simulated.json and utilisation.svg.")] = None,
+    allow_code: AllowCode = None,
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
@@ -232,6 +253,7 @@ def simulate(
         assume=assume or [],
         out=out,
         overrides=assignments or [],
+        allow_code=allow_code or [],
     )
     if as_json:
         print(json.dumps(result.to_json(), allow_nan=False))
@@ -285,6 +307,7 @@ def ensemble(
     workers: Annotated[Any, at_once("With --train: runs at once, one thread each, or auto.")] = None,
     branch: Branch = "",
     store: Store = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn the best configurations of a campaign, or given runs, into one calibrated ensemble, evaluated on the test part.
@@ -305,6 +328,7 @@ def ensemble(
         quiet=as_json,
         branch=branch,
         store=store,
+        allow_code=allow_code or [],
     )
     if as_json:
         print(json.dumps(result.to_json()))
@@ -324,6 +348,7 @@ def predict(
     resume: Resume = False,
     workers: Annotated[Any, at_once("Local processes, or auto; mpirun, srun and torchrun bring their own.")] = 1,
     branch: Branch = "",
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict every graph with uncertainty; one line per graph also for graphs that failed, with the reason.
@@ -332,7 +357,9 @@ def predict(
     Exits with 3 where not one graph could be predicted.
     """
     _tell_new(out, Path(f"{out}.parts"), resume)
-    result = api.predict(model, source, out, resume=resume, workers=workers, quiet=as_json, branch=branch)
+    result = api.predict(
+        model, source, out, resume=resume, workers=workers, quiet=as_json, branch=branch, allow_code=allow_code or []
+    )
     if result:
         show_value(result.to_json(), as_json)
     from hydragnn.distributed import leave
@@ -345,10 +372,11 @@ def report(
     source: Annotated[Path, typer.Argument(help="A campaign, ensemble or run folder.")],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; SOURCE/report.html if absent.")] = None,
     store: Store = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """One self-contained HTML page: data, search, members, parity, calibration, worst cases, how to reproduce."""
-    show_value({"report": str(api.report(source, out, store=store))}, as_json)
+    show_value({"report": str(api.report(source, out, store=store, allow_code=allow_code or []))}, as_json)
 
 
 @app.command()

@@ -43,6 +43,7 @@ from hydragnn.ensemble.prediction.sources import is_store
 from hydragnn.ensemble.prediction.work import Merger, Worker
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import write_json
+from hydragnn.imports import allow_code, allowed_code
 from hydragnn.runs.signals import raise_signals
 
 VERSION = 7
@@ -81,7 +82,7 @@ def predict_to_file(
     with (
         contextlib.nullcontext() if threads_are_chosen() else one_thread(),
         interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as check,
-        worker_group(workers, _predict_as_child, job) as group,
+        worker_group(workers, _predict_as_child, job, allowed_code()) as group,
     ):
         try:
             return predict_with(group, job, check, quiet=quiet)
@@ -268,8 +269,11 @@ def _schedule(
     return make_schedule(chunks.loads, every, there, costs, held=opening["held"], ranks=ranks)
 
 
-def _predict_as_child(rank: int, size: int, threads: int, receiver: Connection, folder: Path, job: Job) -> None:
+def _predict_as_child(
+    rank: int, size: int, threads: int, receiver: Connection, folder: Path, job: Job, allowed: Sequence[str]
+) -> None:
     """A local worker's whole life."""
+    allow_code(allowed)
     keep_memory()
     torch.set_num_threads(threads)
     ended = contextlib.suppress(KeyboardInterrupt, EOFError)  # of a parent that ends before it has opened anything

@@ -15,6 +15,7 @@ import psutil
 
 import hydragnn
 from hydragnn.hpo.scheduling.events import Identity, Probed
+from hydragnn.imports import allowed_code
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +34,8 @@ class Task:
     def arguments(self) -> list[str]:
         """What the program that trains is told."""
         options = ["--until", self.until, "--attempt", self.attempt, "--micro-batches", self.micro_batches]
+        for module in allowed_code():
+            options += ["--allow-code", module]
         return [str(self.folder), *map(str, options)]
 
 

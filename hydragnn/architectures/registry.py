@@ -69,11 +69,16 @@ def architecture_of(kind: str) -> type[Architecture]:
     return _load(kind, kind) if ":" in kind else _entry_points(kind)
 
 
+def _announced() -> dict[str, str]:
+    """Return the classes that installed packages announce, by kind."""
+    with without_the_current_folder():
+        return {entry.name: entry.value for entry in entry_points(group=GROUP)}
+
+
 @cache
 def _entry_points(kind: str) -> type[Architecture]:
     """The architecture that an installed package announces as ``kind``; InputError names the nearest where none does."""
-    with without_the_current_folder():
-        announced = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+    announced = _announced()
     if kind in announced:
         return _load(announced[kind], kind)
     known = [*architectures(), *announced]
@@ -87,7 +92,12 @@ def _load(reference: str, kind: str) -> type[Architecture]:
     """The class ``package.module:Name`` with its Settings; InputError where it is no architecture."""
     where = f"model.kind = {kind!r}"
     architecture = class_named(
-        reference, Architecture, where=where, noun="architecture", parent="hydragnn.architectures.Architecture"
+        reference,
+        Architecture,
+        where=where,
+        noun="architecture",
+        parent="hydragnn.architectures.Architecture",
+        registered=reference in _announced().values(),
     )
     if not issubclass(getattr(architecture, "Settings", type), ArchitectureSettings):
         raise InputError(f"{where}: {architecture.__name__} has no Settings; derive them from ArchitectureSettings")

@@ -14,6 +14,7 @@ from hydragnn.datasets.views import without_edges
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.imports import allow_code as _allow_code
 from hydragnn.models.compiled_prediction import CompiledPrediction, compiled_prediction, eager_prediction
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel
@@ -157,12 +158,19 @@ def denormalise(
 
 
 def load_model(
-    folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", branch: str = ""
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    branch: str = "",
+    *,
+    allow_code: Sequence[str] = (),
 ) -> TrainedModel:
     """The model that was saved in ``folder``, ready to predict in ``dtype``; where it has branches, the one that is named.
 
-    InputError where files are missing, damaged, from a newer version or do not fit together, or there is no such branch.
+    The model may be a class of the modules in ``allow_code``. InputError where files are missing, damaged, from a newer version or
+    do not fit together, or there is no such branch.
     """
+    _allow_code(allow_code)
     model, normalisation = load_graph_model(folder, branch)
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
     return TrainedModel(model=model, normalisation=normalisation, dtype=dtype)

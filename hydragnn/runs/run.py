@@ -22,6 +22,7 @@ from hydragnn.distributed.launch import LaunchError, this_launch
 from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, leave
 from hydragnn.errors import Busy, InputError, Interrupted
 from hydragnn.files import read_sealed
+from hydragnn.imports import allow_code
 from hydragnn.record import Failure, RunRecord, read_record, write_record
 from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.runs.checkpoint import set_aside_pickled
@@ -64,6 +65,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=None, help="how many ranks there must be (default: any number)")
     parser.add_argument("--attempt", type=int, default=None, help="write only while RUN/attempt.json has this number")
     parser.add_argument("--beats", type=Path, default=None, help="file on this node that shows that the run lives")
+    parser.add_argument(
+        "--allow-code",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="the configuration may name classes of this module",
+    )
     return parser.parse_args(arguments)
 
 
@@ -87,6 +95,7 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
 
 def what_to_train(options: argparse.Namespace, attempt: Attempt) -> tuple[AnyConfig, GraphStore | None]:
     """The configuration in the folder, and the copy of its store that lies on this node, where there is one."""
+    allow_code(options.allow_code)
     check_ranks(options.ranks)
     begin_anew_after_pickle(attempt)
     config = stored_config(options.folder / "config.json")

@@ -23,6 +23,7 @@ from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, make_split, open_store
 from hydragnn.graphs import Field, GraphBatch, from_labels, graph_from_arrays
+from hydragnn.imports import allow_code
 from hydragnn.models import load_model
 from hydragnn.runs import train
 from hydragnn.scripts.demo.conduction import fluxes
@@ -230,6 +231,7 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=60)
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    allow_code(["bench_heads"])
     with tempfile.TemporaryDirectory() as name:
         write(Path(name) / "store.h5", asked.what, asked.samples)
         {"flux": flux, "tensor": tensor}[asked.what](Path(name), asked.epochs)

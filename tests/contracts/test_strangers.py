@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import hydragnn
+from hydragnn import imports
 from hydragnn.datasets import StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.files import write_json, write_sealed
@@ -188,6 +189,102 @@ SOURCES = (
     *("__init__.py", "__main__.py", "sitecustomize.py", "usercustomize.py", "conftest.py", "setup.py"),
     *("hydragnn.py", "torch.py", "numpy.py", "json.py", "optuna.py", "matplotlib.py", "evil.py"),
 )
+
+
+NAMES = {
+    "model of a run": ("run", "run/model/model.json", "model"),
+    "configuration of a run": ("run", "run/config.json", "model"),
+    "record of a run": ("run", "run/record.json", "config.model"),
+    "model of a member": ("ensemble", "ensemble/members/0/model.json", "model"),
+    "configuration of a member": ("ensemble", "ensemble/members/0/config.json", "model"),
+    "configuration of a trial": ("campaign", "campaign/trials/0000/config.json", "model"),
+    "settings of a campaign": ("campaign", "campaign/campaign.json", "model"),
+    "rule of a store": ("ensemble", "ensemble/ensemble.json", "data.attributes.build"),
+}
+"""Files that name a class, and in which section they do."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed module that leaves a mark where it is imported."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "evil_code.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\nclass X: ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr(imports, "_allowed", set())
+    return tmp_path / "site"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_runs_no_code_of_installed_modules_that_it_names(
+    name: str, received: Path, site: Path, tmp_path: Path, ends_well: Callable[[list[object]], int]
+) -> None:
+    kind, file, section = NAMES[name]
+    value = json.loads((received / file).read_text())
+    *parents, last = section.split(".")
+    table = value
+    for key in parents:
+        table = table[key]
+    table[last] = {**table.get(last, {}), "kind": "evil_code:X"}
+    (write_sealed if "checksum" in value else write_json)(received / file, value)
+    codes = [ends_well(words) for words in commands(kind, received)]
+    np.savez(received / "new.npz", n=np.ones(1))
+    codes.append(ends_well(["predict", received / kind, received / "new.npz", "--out", received / "said.csv"]))
+    assert any(codes) and not (tmp_path / "ran").exists()
+
+
+def test_code_of_a_module_runs_where_the_user_allows_it(
+    received: Path, site: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    value = json.loads((received / "run" / "model" / "model.json").read_text())
+    value["model"]["kind"] = "evil_code:X"
+    write_sealed(received / "run" / "model" / "model.json", value)
+    with pytest.raises(InputError, match=r"names code of evil_code, .* add --allow-code evil_code"):
+        hydragnn.load(received / "run")
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(InputError, match="evil_code has no architecture X"):
+        hydragnn.load(received / "run", allow_code=["evil_code"])
+    assert (tmp_path / "ran").exists()
+    with pytest.raises(InputError, match="--allow-code evil_code:X names no module"):
+        hydragnn.load(received / "run", allow_code=["evil_code:X"])
+
+
+OWN = """
+from hydragnn.architectures.gin import GIN
+
+
+class Settings(GIN.Settings):
+    kind: str = "own_nets:Own"
+
+
+class Own(GIN):
+    Settings = Settings
+"""
+
+
+def test_a_class_that_the_user_names_reaches_trials_and_the_files_they_leave_need_his_word(
+    received: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers and their attempts are processes of the campaign; whoever reads its folder later is another."""
+    monkeypatch.setattr(imports, "_allowed", set())
+    (tmp_path / "own_nets.py").write_text(OWN)
+    root = str(Path(hydragnn.__file__).resolve().parent.parent)
+    search = (RUN + SEARCH).replace('"schnet"', '"own_nets:Own"').replace("trials = 2", "trials = 1")
+    search = search.replace('num_radial = 4\nenvelope = "none"\n', "")
+    (received / "own.toml").write_text(search)
+    allow = ["--allow-code", "own_nets"]
+    searched = ["search", "own.toml", "--out", "own", "--workers", "1"]
+    read = [["ensemble", "own", "--out", "chosen", "--top-k", "1"], ["report", "own", "--out", "own.html"]]
+    read += [["predict", "own/trials/0000", "rings.h5", "--out", "own.npz", "--workers", "2"]]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{tmp_path}", "OMP_NUM_THREADS": "1"}
+    for lines, codes in (([searched], [0]), ([*read, *([*words, *allow] for words in read)], [2, 2, 2, 0, 0, 0])):
+        start = [sys.executable, "-P", "-c", ONE_AFTER_THE_OTHER, json.dumps(lines)]
+        done = subprocess.run(start, cwd=received, env=environment, capture_output=True, text=True)
+        ends = [line.rpartition(" ")[2] for line in done.stdout.splitlines() if " ended with " in line]
+        assert "Traceback" not in done.stderr, done.stderr
+        assert [int(end) for end in ends if end != "0"] == [code for code in codes if code], (done.stdout, done.stderr)
+        assert done.stderr.count("names code of own_nets") == codes.count(2)
 
 
 def test_files_that_python_or_a_library_might_load_by_themselves_are_left_alone(received: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The room of architectures: what lies in it is known everywhere, what a stranger names is not run."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -200,7 +201,11 @@ def test_wide_heads_need_not_divide_the_width() -> None:
         ("pip.__main__:Net", "holds no architectures"),
     ],
 )
-def test_a_kind_that_cannot_be_used_is_refused_with_the_next_move(kind: str, says: str) -> None:
+def test_a_kind_that_cannot_be_used_is_refused_with_the_next_move(
+    kind: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "_allowed", set())
+    imports.allow_code(["nowhere", "antigravity", "pip"])
     with pytest.raises(InputError, match=says):
         architecture_of(kind)
     assert "antigravity" not in sys.modules
@@ -227,7 +232,11 @@ def test_a_strangers_folder_runs_no_code_of_his(kind: str, program: str, tmp_pat
     }[program]
     done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0
-    assert "cannot be imported" in done.stderr or "unknown kind of model 'evil'" in done.stderr
+    expected = {
+        "evil": "unknown kind of model 'evil'",
+        "evil:Model": "--allow-code evil" if program == "load" else "evil cannot be imported",
+    }
+    assert expected[kind] in done.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -238,6 +247,34 @@ def test_the_current_folder_counts_where_pythonpath_names_it(tmp_path: Path, mon
     with imports.without_the_current_folder():
         assert sys.path == ["/elsewhere", folder]
     assert sys.path == [folder, "/elsewhere", folder]
+
+
+@pytest.mark.parametrize(
+    ("pythonpath", "search_path", "expected"),
+    [
+        ("", "bin library here", "bin library here"),
+        (":/site", "bin here /site library", "bin /site library"),
+        ("/site:", "bin /site here library", "bin /site library"),
+        ("/site::/more", "bin /site here /more library here", "bin /site /more library here"),
+        (".:", "bin here library", "bin here library"),
+    ],
+    ids=[
+        "an installation names it",
+        "begins empty",
+        "ends empty",
+        "empty between others, and an installation",
+        "named",
+    ],
+)
+def test_an_empty_entry_of_pythonpath_names_no_folder(
+    pythonpath: str, search_path: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {"here": str(tmp_path), "library": str(Path(os.__file__).parent)}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", pythonpath)
+    monkeypatch.setattr(sys, "path", [words.get(word, word) for word in search_path.split()])
+    with imports.without_the_current_folder():
+        assert sys.path == [words.get(word, word) for word in expected.split()]
 
 
 def test_a_network_of_edge_features_that_are_not_there_is_refused() -> None:
