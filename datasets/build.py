@@ -25,9 +25,10 @@ from hydragnn.datasets.build_settings import (
 from hydragnn.datasets.source_arrays import npz_graphs
 from hydragnn.datasets.source_files import ase_graphs, divides, mesh_graphs, pyg_graphs
 from hydragnn.datasets.source_tables import grain_graphs
+from hydragnn.datasets.tools import refuse_absent_fields
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError, about
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field
 
@@ -53,6 +54,7 @@ def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], No
             writer.write_graphs(some)
             if progress is not None:
                 progress(writer.graphs)
+    refuse_absent_fields(out)
 
 
 @contextmanager
@@ -96,9 +98,9 @@ def makers_of(settings: BuildSettings) -> Iterator[Make]:
     widths = {name: getattr(settings, name) for name in ENCODINGS}
 
     def complete(make: Make, number: int) -> GraphBatch:
-        graph = _scale_fields(make(), settings.fields)
+        graph = make()
         with about(f"graph {number} of {', '.join(settings.files)}"):
-            graph = with_encodings(graph, widths)
+            graph = with_encodings(_scale_fields(graph, settings.fields), widths)
             return graph if settings.coarsening is None else settings.coarsening.applied(graph)
 
     for number, make in enumerate(_makers(settings)):
@@ -128,11 +130,21 @@ def _makers(settings: BuildSettings) -> Iterator[Make]:
 
 
 def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
-    scales = {field.name: field.scale for field in fields if field.scale != 1.0 and field.name in graph.fields}
-    if not scales:
-        return graph
-
-    return graph.with_fields({n: (graph[n].double() * scale).to(graph[n].dtype) for n, scale in scales.items()})
+    """The graph with values in the units of the store, virials as stress."""
+    changed = {}
+    for field in fields:
+        if field.name in graph.fields and (field.scale != 1.0 or field.convert):
+            values = graph[field.name].double() * field.scale
+            if field.convert == "virial":
+                volume = float(volumes(graph))
+                if not volume:
+                    raise InputError(
+                        f"a virial in {field.name} becomes no stress, since there is no volume (no periodic axis, or a cell vector of "
+                        "length zero); give the cell, or take the virial out of the structure and list the field as optional"
+                    )
+                values = -values / volume
+            changed[field.name] = values.to(graph[field.name].dtype)
+    return graph.with_fields(changed) if changed else graph
 
 
 def fields_of(settings: BuildSettings, first: GraphBatch) -> list[Field]:

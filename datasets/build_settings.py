@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field as Setting
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
@@ -45,7 +45,7 @@ class FieldSettings(Settings):
     """Number of classes of a categorical field (dtype int64); 0 for numbers."""
 
     dtype: Dtype = "float32"
-    """float32, float64 or int64."""
+    """float32, float64 or int64. Absent: float64 for targets that are one number per graph, such as energies, since float32 holds 7 digits."""
 
     key: str | list[str] | None = None
     """Name in the source (default: the field's own name); several names become the last axis of the value."""
@@ -56,12 +56,33 @@ class FieldSettings(Settings):
     scale: float = 1.0
     """Factor on the source's values, for units and signs."""
 
+    convert: Literal["virial"] | None = None
+    """virial: the source has virials (-stress x volume, in the unit of energies), which become a stress by -1/volume."""
+
     optional: bool = False
     """True where graphs may lack the field; else a missing value is an error."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _number_of_a_graph(cls, value: Any) -> Any:
+        """Energies have more digits than float32 holds."""
+        if not isinstance(value, dict) or "dtype" in value or value.get("classes"):
+            return value
+        is_one = value.get("on") == "graph" and value.get("role") == "target" and not value.get("shape")
+        return {**value, "dtype": "float64"} if is_one else value
+
     @model_validator(mode="after")
     def _check(self) -> "FieldSettings":
-        _ = self.field
+        field = self.field
+        if self.convert and (field.on != "graph" or field.shape != (3, 3)):
+            raise ValueError(
+                f'field {self.name}: a virial is a 3 x 3 tensor of a graph; say on = "graph", shape = [3, 3]'
+            )
+        if _is_virial(self.keys[0]) and not _is_virial(self.name) and self.convert is None and self.scale == 1.0:
+            raise ValueError(
+                f'field {self.name}: {self.keys[0]} is not yet {self.name}; say convert = "virial" to divide it by minus the volume, or '
+                "call the field virial, too"
+            )
         return self
 
     @property
@@ -82,6 +103,10 @@ class FieldSettings(Settings):
     def keys(self) -> list[str]:
         """Names in the source."""
         return [self.key or self.name] if not isinstance(self.key, list) else self.key
+
+
+def _is_virial(name: str) -> bool:
+    return "virial" in name.lower() and "stress" not in name.lower()
 
 
 class CoarseningSettings(Settings):
@@ -134,6 +159,16 @@ class _Build(Settings):
 
     attributes: dict[str, Any] = Setting(default_factory=dict)
     """Anything worth keeping with the store: method, licence, citation."""
+
+    @field_validator("fields")
+    @classmethod
+    def _one_of_each_name(cls, fields: list[FieldSettings]) -> list[FieldSettings]:
+        names = [field.name for field in fields]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                f"the field {twice[0]} is declared {names.count(twice[0])} times; keep one, or give the others names of their own"
+            )
+        return fields
 
     @classmethod
     def one_file(cls) -> bool:
@@ -317,6 +352,8 @@ def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
         )
     settings_class = _kind_of(kind, source)
     own = {key: value for key, value in rule.items() if key not in (*settings_class.beside, "attributes")}
+    if isinstance(own.get("fields"), list):  # a rule names every dtype but float32, whatever is the default today
+        own["fields"] = [{"dtype": "float32", **one} if isinstance(one, dict) else one for one in own["fields"]]
     settings = settings_class.parse({**own, "files": ["new"]}, source)
     return settings.model_copy(update={"files": [str(file)]})
 

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from hydragnn.datasets.build_settings import AseBuild, Make, MeshBuild, PygBuild
@@ -105,8 +106,30 @@ def _read_frame(text: str, path: Path, number: int) -> Any:
 
 def _unreadable(path: Path, number: int, error: Exception) -> InputError:
     return InputError(
-        f"{path}: structure {number} cannot be read by ASE ({type(error).__name__}: {error}); check the file and format"
+        f"{path}: structure {number} "
+        f"{species_problem(error) or f'cannot be read by ASE ({type(error).__name__}: {error}); check the file and format'}"
     )
+
+
+def species_problem(error: Exception) -> str:
+    """What is wrong with the structure that ASE could not read, to be read after its number; empty where it is not a species."""
+    traceback = list(walk_tb(error.__traceback__))
+    if not isinstance(error, KeyError) or traceback[-1][0].f_globals["__name__"] != "ase.symbols":
+        return ""
+    return f"has an atom {error.args[0]!r}, which is no chemical symbol; write {symbol_of(str(error.args[0]))}"
+
+
+def symbol_of(label: str) -> str:
+    """What to write in place of the label of an atom.
+
+    >>> symbol_of("Fe1"), symbol_of("Hw"), symbol_of("Q1")
+    ('Fe, and keep labels in a column of their own', 'H, and keep labels in a column of their own', 'the symbol of its element')
+    """
+    from ase.data import atomic_numbers
+
+    letters = "".join(takewhile(str.isalpha, label))
+    symbol = next((known for known in (letters, letters[:1]) if atomic_numbers.get(known)), None)
+    return f"{symbol}, and keep labels in a column of their own" if symbol else "the symbol of its element"
 
 
 def pyg_graphs(settings: PygBuild) -> Iterator[Make]:

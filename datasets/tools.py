@@ -1,5 +1,6 @@
 """What one does with whole stores: look, check, convert."""
 
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 from numpy.typing import NDArray
 
+from hydragnn.datasets.arrays import mask_name
 from hydragnn.datasets.disk import DiskStore, Part
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import gather
@@ -53,6 +55,8 @@ class StoreInfo:
     dim: int
     """Number of coordinates of a node: 2 or 3."""
     fields: tuple[Field, ...]
+    present: Mapping[str, int]
+    """Graphs that have each field."""
     attributes: Mapping[str, Any]
     """What its maker noted, such as the cutoff in Angstrom."""
     parts: int
@@ -63,9 +67,11 @@ class StoreInfo:
     """Digest of the graphs; equal in every copy, whatever its backend and parts."""
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        fields = [field.to_json() for field in self.fields]
-        return {**asdict(replace(self, fields=())), "path": str(self.path), "fields": fields}
+        """The same as plain JSON, with the graphs that have and lack each field."""
+        known = {**asdict(replace(self, fields=())), "path": str(self.path)}
+        counts = [{"present": (there := self.present[one.name]), "missing": self.graphs - there} for one in self.fields]
+        fields = [{**field.to_json(), **count} for field, count in zip(self.fields, counts)]
+        return {name: fields if name == "fields" else value for name, value in known.items() if name != "present"}
 
     def __str__(self) -> str:
         """The store in a line."""
@@ -87,11 +93,37 @@ def store_info(path: Path) -> StoreInfo:
         edges=_size_summary(sizes.edges),
         dim=store.dim,
         fields=tuple(store.fields()),
+        present={field.name: int(present_graphs(store, field).sum()) for field in store.fields()},
         attributes=dict(store.attributes),
         parts=len(parts),
         bytes=sum(file.bytes for part in parts for file in part.files.values()),
         fingerprint=store.fingerprint,
     )
+
+
+def present_graphs(store: DiskStore, field: Field) -> NDArray[np.bool_]:
+    """Return which graphs have a field; of parts where all have it, nothing is read."""
+    return np.concatenate(
+        [
+            part.rows(mask_name(field), 0, part.info.graphs) != 0
+            if field.name in part.info.masked
+            else np.ones(part.info.graphs, dtype=np.bool_)
+            for part in store.parts
+        ]
+    )
+
+
+def refuse_absent_fields(path: Path) -> None:
+    """Remove a store that was made now and raise InputError where it has a field that no graph has."""
+    store = DiskStore(path)
+    absent = [field.name for field in store.fields() if not present_graphs(store, field).any()]
+    store.close()
+    if absent:
+        shutil.rmtree(path)
+        raise InputError(
+            f"no graph has the field {absent[0]}, so that no store was made; name the right key for it in the build file, or leave "
+            "the field out"
+        )
 
 
 def _size_summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> SizeSummary:

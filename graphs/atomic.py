@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
+from ase.io.extxyz import REV_PROPERTY_NAME_MAP
 from jaxtyping import Float, Int
 from numpy import ndarray
 
@@ -42,12 +43,12 @@ def from_ase(
 
     Every structure has the field ``atomic_numbers``. Values of other ``fields`` are taken, under their name or the name
     that ``keys`` gives, from the calculator's stored results (nothing is computed), from ``atoms.info`` (graph fields)
-    or ``atoms.arrays`` (node fields). Energies are eV, forces eV/Angstrom, stress eV/Angstrom^3 in ASE's sign: the
+    or ``atoms.arrays`` (node fields); two values that differ are refused. Energies are eV, forces eV/Angstrom, stress eV/Angstrom^3 in ASE's sign: the
     derivative of the energy with respect to strain, divided by the volume (tension is positive). Six stress components
     (xx, yy, zz, yz, xz, xy) become a 3 x 3 tensor. A field named in ``optional`` may be absent.
 
     Raises InputError for no atoms, two atoms nearer than 0.001 Angstrom, a cell that is singular along periodic axes,
-    a missing label, and everything that ``graph_from_arrays`` refuses.
+    a missing label, a stress without a volume, and everything that ``graph_from_arrays`` refuses.
 
     >>> from ase.build import bulk
     >>> from_ase(bulk("Cu", "fcc", a=3.6), cutoff=2.6).num_edges
@@ -142,17 +143,49 @@ def _labels(
 
 
 def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
-    """The value of one field, or None where the structure has none."""
-    if atoms.calc is not None and key in getattr(atoms.calc, "results", {}):
-        value = _stored_result(atoms, key)
-        if value is None:
-            raise InputError(
-                f"{name}: the stored {key} belongs to other positions than these; recompute it, or set atoms.calc = None"
-            )
-    else:
-        value = value_on(atoms, field, key)
-    if value is not None and field.shape == (3, 3):
-        value = _as_tensor(np.asarray(value))
+    """The value of one field, or None where the structure has none; InputError where it has two that differ."""
+    stored, own = _stored_label(atoms, field, key, name), value_on(atoms, field, key)
+    if field.shape == (3, 3):
+        stored, own = (None if value is None else _as_tensor(np.asarray(value)) for value in (stored, own))
+    if stored is not None and own is not None and not _agree(stored, own):
+        raise InputError(
+            f"{name} has two values of {key} that differ: one among the results of its calculator, one in {_place(field)}; remove one"
+        )
+    value = own if stored is None else stored
+    if value is not None and key == "stress" and field.shape == (3, 3) and not has_volume(atoms):
+        raise InputError(
+            f"{name} has a stress and no volume (no periodic axis, or a cell vector of length zero); give its cell, or take the "
+            f"stress out of the structure and list {field.name} as optional"
+        )
+    return value
+
+
+def has_volume(atoms: Atoms) -> bool:
+    """Return True where a stress is defined: an axis is periodic, and the cell vectors span a volume."""
+    return bool(np.any(atoms.pbc) and np.linalg.det(atoms.cell.array) != 0)
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Return True where two values are equal but for the digits of a text file."""
+    return bool(np.shape(one) == np.shape(other) and np.allclose(one, other, rtol=1e-6, atol=1e-8))
+
+
+def _place(field: Field) -> str:
+    return "atoms.arrays" if field.on == "node" else "atoms.info"
+
+
+def _stored_label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
+    """The value among the calculator's results, where ASE also puts columns of files that it knows (``charge`` as ``charges``)."""
+    results = getattr(atoms.calc, "results", {})
+    also = REV_PROPERTY_NAME_MAP.get(key, key) if field.on == "node" else key
+    stored = next((known for known in (key, also) if known in results), None)
+    if stored is None:
+        return None
+    value = _stored_result(atoms, stored)
+    if value is None:
+        raise InputError(
+            f"{name}: the stored {key} belongs to other positions than these; recompute it, or set atoms.calc = None"
+        )
     return value
 
 
@@ -192,7 +225,7 @@ def _as_tensor(value: ndarray) -> ndarray:
 
 
 def _missing(atoms: Atoms, field: Field, key: str, name: str) -> str:
-    here = "atoms.arrays" if field.on == "node" else "atoms.info"
+    here = _place(field)
     stored = sorted(getattr(atoms.calc, "results", {})) if atoms.calc is not None else []
     there = sorted(atoms.arrays if field.on == "node" else atoms.info)
     return (

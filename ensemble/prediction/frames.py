@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ase import Atoms
 
+from hydragnn.datasets.source_files import species_problem
 from hydragnn.errors import InputError
 
 FRAMES = 256
@@ -52,6 +53,8 @@ def frames_of(path: Path, block: tuple[int, int, int]) -> Iterator[Atoms]:
             yield atoms
             number += 1
     except (UnknownFileTypeError, OSError, ValueError, KeyError, IndexError, StopIteration) as error:
+        if problem := species_problem(error):
+            raise InputError(f"{path}: structure {number} {problem}") from error
         raise InputError(
             f"{path} is neither a store nor a file that ASE can read (structure {number}: {error}); check it"
         ) from error

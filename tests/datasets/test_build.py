@@ -1,6 +1,8 @@
 """Stores from files of other programs: what goes in comes out, and what cannot go in is named."""
 
+import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from ase import Atoms
 from ase.build import bulk
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from hydragnn.datasets import build_store, check_store, open_store, read_build_settings
+from hydragnn.datasets import build_store, check_store, open_store, read_build_settings, store_info
 from hydragnn.datasets.build import graphs_of
 from hydragnn.datasets.build_settings import for_prediction, settings_of_rule
+from hydragnn.datasets.parallel_build import build_with_workers
 from hydragnn.errors import InputError
 from hydragnn.graphs import GraphBatch, edge_vectors, with_laplacian_encoding, with_random_walk_encoding
 from hydragnn.graphs.atomic import from_ase
@@ -79,6 +82,80 @@ def test_keys_scales_and_optional_fields_of_atoms(tmp_path: Path) -> None:
     assert actual["energy"].tolist() == [1.5, 0.25]
     assert actual.present("stress").tolist() == [True, False]
     assert actual["stress"][0].tolist() == [[-2, -12, -10], [-12, -4, -8], [-10, -8, -6]]
+
+
+def test_virials_become_stress_where_the_build_file_says_so(tmp_path: Path) -> None:
+    crystals = structures()
+    stress = {"name": "stress", "on": "graph", "shape": [3, 3], "parity": "tensor", "role": "target", "key": "virial"}
+    expected = np.stack([atoms.get_stress(voigt=False) for atoms in crystals])
+    for atoms in crystals:
+        atoms.info["virial"] = -atoms.get_stress(voigt=False) * atoms.get_volume()
+    ase.io.write(tmp_path / "v.xyz", crystals)
+    table = {"kind": "ase", "files": ["v.xyz"], "cutoff": 3.0}
+    with pytest.raises(InputError, match=r'virial is not yet stress; say convert = "virial"'):
+        built(tmp_path, **table, fields=[stress])
+    actual = built(tmp_path, **table, fields=[{**stress, "convert": "virial"}])
+    np.testing.assert_allclose(actual["stress"], expected, rtol=1e-6)
+    crystals[3].pbc = False
+    ase.io.write(tmp_path / "v.xyz", crystals)
+    with pytest.raises(InputError, match=r"graph 3 of .*v.xyz: a virial in stress becomes no stress"):
+        build_store(
+            read_build_settings({**table, "fields": [{**stress, "convert": "virial"}]}, tmp_path / "BUILD.toml"),
+            tmp_path / "other.h5",
+        )
+
+
+def test_numbers_of_graphs_that_are_targets_have_sixteen_digits(tmp_path: Path) -> None:
+    atoms = Atoms("Ag", info={"energy": -144000.4567891, "load": 1 / 3})
+    ase.io.write(tmp_path / "a.xyz", [atoms])
+    energy = {"name": "energy", "on": "graph", "role": "target"}
+    table = {"kind": "ase", "files": ["a.xyz"], "cutoff": 2.0}
+    actual = built(tmp_path, **table, fields=[energy, {"name": "load", "on": "graph"}])
+    assert actual["energy"].tolist() == [-144000.4567891]
+    assert actual["load"].dtype == torch.float32
+    rule = open_store(tmp_path / "out.h5").attributes["build"]
+    assert [field.field.dtype for field in settings_of_rule(rule, tmp_path / "a.xyz", "store").fields] == [
+        "float64",
+        "float32",
+    ]
+    build_store(
+        read_build_settings({**table, "fields": [{**energy, "dtype": "float32"}]}, tmp_path / "B.toml"),
+        tmp_path / "f.h5",
+    )
+    rule = open_store(tmp_path / "f.h5").attributes["build"]
+    assert settings_of_rule(rule, tmp_path / "a.xyz", "store").fields[0].field.dtype == "float32"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_field_that_no_graph_has_is_an_error(workers: int, tmp_path: Path) -> None:
+    crystals = structures(70)
+    crystals[0].info["gap"] = crystals[69].info["gap"] = 0.5
+    ase.io.write(tmp_path / "a.xyz", crystals)
+    table = {"kind": "ase", "files": ["a.xyz"], "cutoff": 3.0}
+    gap, charge = ({"name": name, "on": "graph", "optional": True} for name in ("gap", "charge"))
+    for fields in ([ENERGY, gap], [ENERGY, gap, charge]):
+        settings = read_build_settings({**table, "fields": fields}, tmp_path / "BUILD.toml")
+        with pytest.raises(InputError, match="no graph has the field charge") if charge in fields else nullcontext():
+            build_with_workers(settings, tmp_path / "out.h5", workers) if workers > 1 else build_store(
+                settings, tmp_path / "out.h5"
+            )
+        if charge not in fields:
+            rows = {field["name"]: field for field in store_info(tmp_path / "out.h5").to_json()["fields"]}
+            counts = {name: (row["present"], row["missing"]) for name, row in rows.items()}
+            assert counts == {"atomic_numbers": (70, 0), "energy": (70, 0), "gap": (2, 68)}
+            shutil.rmtree(tmp_path / "out.h5")
+    assert not (tmp_path / "out.h5").exists()
+
+
+@pytest.mark.parametrize(
+    ("label", "written"), [("Fe1", "write Fe,"), ("H_a", "write H,"), ("OW", "write O,"), ("26", "write the symbol")]
+)
+def test_a_label_that_is_no_chemical_symbol_is_named(label: str, written: str, tmp_path: Path) -> None:
+    (tmp_path / "a.xyz").write_text(f"1\n\nFe 0 0 0\n1\n\n{label} 0 0 0\n")
+    message = f"a.xyz: structure 1 has an atom '{label.capitalize()}', which is no chemical symbol; {written}"
+    for index in (":", "0:"):
+        with pytest.raises(InputError, match=message):
+            built(tmp_path, kind="ase", files=["a.xyz"], cutoff=2.0, index=index)
 
 
 def test_every_tenth_structure_of_several_files(tmp_path: Path) -> None:
@@ -255,6 +332,14 @@ SETTINGS = {
     "impossible field": (
         {"kind": "ase", "files": ["a"], "cutoff": 1.0, "fields": [{**FORCES, "shape": []}]},
         "a vector needs a last axis",
+    ),
+    "a field twice": (
+        {"kind": "ase", "files": ["a"], "cutoff": 1.0, "fields": [ENERGY, FORCES, {**ENERGY, "key": "E0"}]},
+        "the field energy is declared 2 times; keep one",
+    ),
+    "a virial that is no tensor": (
+        {"kind": "ase", "files": ["a"], "cutoff": 1.0, "fields": [{**ENERGY, "convert": "virial"}]},
+        "a virial is a 3 x 3 tensor of a graph",
     ),
     "cutoff without positions": ({"kind": "npz", "files": ["a"], "cutoff": 1.0}, "give positions and no edges"),
 }

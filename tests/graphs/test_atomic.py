@@ -1,5 +1,7 @@
 """Structures: parity with ASE's neighbour list, symmetries, labels and their units."""
 
+from io import StringIO
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from ase import Atoms
 from ase.build import bulk, molecule
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import read
 from ase.neighborlist import neighbor_list
 from ase.stress import voigt_6_to_full_3x3_stress
 
@@ -197,6 +200,44 @@ def test_labels_come_from_info_and_arrays_under_other_names() -> None:
 def test_an_optional_label_may_be_absent() -> None:
     graph = from_ase(Atoms("H"), 2.0, fields=[ENERGY], optional=["energy"])
     assert list(graph.fields) == [ATOMIC_NUMBERS]
+
+
+COLUMNS = """2
+Lattice="4 0 0 0 4 0 0 0 4" Properties=species:S:1:pos:R:3:{column}:R:1 pbc="T T T" total=-3.0
+H 0 0 0 0.25
+H 1 0 0 -0.5
+"""
+
+
+@pytest.mark.parametrize("column", ["charge", "charges", "magmom", "magmoms", "initial_charges", "mine"])
+def test_a_column_of_a_file_is_found_wherever_ase_puts_it(column: str) -> None:
+    atoms = read(StringIO(COLUMNS.format(column=column)), format="extxyz")
+    field = Field(name=column, on="node", role="target")
+    assert from_ase(atoms, 2.0, fields=[field], optional=[column])[column].tolist() == [0.25, -0.5]
+
+
+def test_two_labels_that_differ_are_refused() -> None:
+    atoms = read(StringIO(COLUMNS.format(column="charge")), format="extxyz")
+    field = Field(name="charge", on="node", role="target")
+    atoms.arrays["charge"] = np.array([0.25, -0.5])
+    assert from_ase(atoms, 2.0, fields=[field])["charge"].tolist() == [0.25, -0.5]
+    atoms.arrays["charge"][1] = 0.5
+    with pytest.raises(InputError, match=r"two values of charge that differ: .* one in atoms.arrays; remove one"):
+        from_ase(atoms, 2.0, fields=[field], optional=["charge"])
+
+
+@pytest.mark.parametrize("what", ["molecule in a box", "slab without its third vector"])
+def test_a_stress_without_a_volume_is_refused(what: str) -> None:
+    atoms = bulk("Cu", cubic=True)
+    stress = Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target")
+    if what == "molecule in a box":
+        atoms.pbc = False
+    else:
+        atoms.cell[2], atoms.pbc = 0.0, (True, True, False)
+    atoms.calc = SinglePointCalculator(atoms, energy=1.0, stress=np.zeros(6))
+    with pytest.raises(InputError, match="has a stress and no volume"):
+        from_ase(atoms, 3.0, fields=[stress], optional=["stress"])
+    assert "stress" not in from_ase(atoms, 3.0).fields
 
 
 def test_labels_of_other_positions_are_refused() -> None:
