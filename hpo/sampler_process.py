@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from hydragnn.distributed.launch import environment_alone
 from hydragnn.files import open_log
 from hydragnn.hpo.sampler import History, proposals
 from hydragnn.hpo.scheduling.scheduler import Trial
@@ -87,7 +88,7 @@ class SamplerProcess:
             if self._process is not None or self._closed:
                 return
             command = [sys.executable, "-P", "-m", "hydragnn.hpo.sampler_process"]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            environment = {**environment_alone(), "OMP_NUM_THREADS": "1"}
             pipe = subprocess.PIPE
             with open_log(self._log) as log:
                 self._process = subprocess.Popen(

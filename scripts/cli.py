@@ -36,6 +36,9 @@ data = typer.Typer(no_args_is_help=True, help="Make, look at, check and convert 
 WITHOUT_TENSORS = ("doctor", "simulate", "status")
 """Commands that compute with no tensors, and do not wait for torch therefore."""
 
+SHARED = (["train"], ["predict"], ["data", "build"])
+"""Commands whose work the ranks of a launcher share; all others are one process."""
+
 app.add_typer(data, name="data")
 app.add_typer(kernels, name="kernels")
 app.add_typer(bench, name="bench")
@@ -412,11 +415,28 @@ def _exit(code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _be_one_process(words: list[str]) -> None:
+    """Let rank 0 alone run a command that ranks do not share, and the others leave."""
+    from hydragnn.distributed.launch import leave_launch, this_launch
+
+    launch = this_launch()
+    if launch.size == 1 or any(words[: len(shared)] == shared for shared in SHARED):
+        return
+    if launch.rank < 2:  # one of those that leave says so for all
+        did = "goes on, as a process alone" if launch.rank == 0 else "leaves it to rank 0, as all others do"
+        _say(f"hydragnn {words[0]} is one process, and rank {launch.rank} of {launch.size} {did}; {launch.evidence}")
+    if launch.rank:
+        sys.exit(0)
+    leave_launch()
+
+
 def main() -> None:
     """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run or prediction, 130 on Ctrl-C, 75 at the end of an allocation."""
     if len(sys.argv) > 1 and sys.argv[1] not in WITHOUT_TENSORS and "--help" not in sys.argv:
         keep_memory()
     try:
+        if len(sys.argv) > 1 and "--help" not in sys.argv:
+            _be_one_process(sys.argv[1:])
         with printing():
             app()
     except InputError as error:

@@ -22,6 +22,7 @@ import torch
 
 from hydragnn.distributed.launch import Launch, this_launch
 from hydragnn.distributed.leaving import abandon
+from hydragnn.distributed.rendezvous import note_of_waiting, world_of
 from hydragnn.ensemble.prediction.group import (
     WORDS,
     Alone,
@@ -34,7 +35,7 @@ from hydragnn.ensemble.prediction.group import (
     make_opening,
 )
 from hydragnn.ensemble.prediction.queues import RELAY, Costs, Queue, queue_for
-from hydragnn.errors import InputError, MissingPackageError
+from hydragnn.errors import InputError
 from hydragnn.forked import workers_context
 
 
@@ -193,17 +194,8 @@ class MpiGroup(FolderGroup):
 @contextmanager
 def join_mpi(launch: Launch) -> Iterator[MpiGroup]:
     """The ranks of MPI; InputError where the launcher started another number, because each would predict everything."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise MissingPackageError("mpich", "mpi", f"starting {launch.size} ranks by mpirun ({error})") from error
-    world: Any = MPI.COMM_WORLD
-    if world.size != launch.size:
-        raise InputError(
-            f"the launcher started {launch.size} ranks, but MPI sees {world.size}: mpirun and the MPI library of mpi4py "
-            "differ; use the mpirun beside this Python, or srun --mpi=pmi2"
-        )
-    group = MpiGroup(world)
+    with note_of_waiting(launch, lambda: "all other ranks, which have not come to MPI yet"):
+        group = MpiGroup(world_of(launch))
     try:
         yield group
     finally:

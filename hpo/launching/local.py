@@ -19,6 +19,7 @@ from typing import IO, Any
 import psutil
 import torch
 
+from hydragnn.distributed.launch import environment_alone
 from hydragnn.errors import InputError
 from hydragnn.files import open_log
 from hydragnn.hpo.launching.attempts import Heartbeat, seconds_between_beats
@@ -96,7 +97,7 @@ class LocalLauncher:
         """``together``: so many trials share one process of each worker; ``gpus``: what shows each worker its own."""
         self._hang_seconds, self._together, self._module = hang_seconds, together, module
         self._slots = shares_of([f"worker-{number}" for number in range(workers)], together)
-        self._environment = {**os.environ, **importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
+        self._environment = {**environment_alone(), **importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
         self._environment.update(environment or {})
         self._gpus = {f"worker-{number}": variables for number, variables in enumerate(gpus)}
         self._workers: dict[str, _Worker] = {}

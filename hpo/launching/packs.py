@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from hydragnn.distributed.launch import RANK_VARIABLE, environment_alone
 from hydragnn.errors import InputError
 from hydragnn.files import open_log
 from hydragnn.hpo.launching.allocation import Allocation
@@ -99,7 +100,7 @@ class PackLauncher(AllocationLauncher):
         """``shares`` of a node, of which so many that are ``together`` share a process; at most ``rate`` steps begin per second."""
         allow_many_files()  # two pipes per pack, and where a launcher feeds its first rank only, one pack per node
         super().__init__(site, allocation)
-        self._environment = {**os.environ, **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._shares, self._log, self._together, self._module = shares, log, together, module
         self._hang_seconds, self._patience = hang_seconds, probe_seconds
         self._numbers, self._bucket = itertools.count(), TokenBucket(rate, BURST)
@@ -213,6 +214,7 @@ class PackLauncher(AllocationLauncher):
     def _new_pack(self, nodes: tuple[str, ...]) -> None:
         options = ["--nodes", ",".join(nodes), "--shares", str(self._shares), "--gpus", str(self._allocation.gpus)]
         options += ["--together", str(self._together), "--hang-seconds", str(self._hang_seconds)]
+        options += ["--forget", RANK_VARIABLE.pattern]
         step = Step(
             name=f"pack-{os.getpid()}-{next(self._numbers)}",
             nodes=nodes,

@@ -1,6 +1,5 @@
 """Attempts as job steps of an allocation: one ``srun``, ``mpiexec`` or ``flux run`` per attempt, on nodes that we choose."""
 
-import os
 import sys
 import time
 from collections import deque
@@ -8,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hydragnn.distributed.launch import environment_alone
 from hydragnn.errors import InputError
 from hydragnn.files import open_log
 from hydragnn.hpo.launching.allocation import Allocation
@@ -88,7 +88,7 @@ class StepLauncher(AllocationLauncher):
         """``module`` is what attempts run, in this process's environment with changes."""
         super().__init__(site, allocation)
         self._ranks, self._limits, self._module = ranks, limits or Limits(), module
-        self._environment = {**os.environ, **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._attempts: dict[int, _Attempt] = {}
         self._queue: deque[_Attempt] = deque()
         self._bucket = TokenBucket(self._limits.rate, BURST)

@@ -21,6 +21,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import runpy
 import select
 import shutil
@@ -50,8 +51,6 @@ LOG = (
 )  # not to another file, nor waiting at a pipe
 ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 RANK_NUMBERS = ("PALS_RANKID", "PMI_RANK", "FLUX_TASK_RANK", "PMIX_RANK", "SLURM_PROCID")
-OF_THE_PACK = ("PMI", "PALS_", "OMPI_", "MPI_LOCAL", "SLURM_STEP_", "SLURM_PROCID", "SLURM_LOCALID", "FLUX_TASK_")
-"""Variables that describe a pack's step; trials must not take each other for their peers."""
 
 Work = Callable[[dict[str, Any]], int]
 """What an attempt does for a request; gives the exit code."""
@@ -65,6 +64,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--together", type=int, default=1, help="slots whose runs are trained by one process")
     parser.add_argument("--hang-seconds", type=float, default=600.0, help="so long an attempt may show no life")
     parser.add_argument("--gpus", type=int, default=None, help="of the node, which its slots share, as its cores")
+    parser.add_argument(
+        "--forget", default="", help="names of variables of a pack's step: trials are no peers of each other"
+    )
     parser.add_argument("module")
     options = parser.parse_args(arguments)
     requests, reports = os.dup(0), os.dup(1)
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str]) -> None:
     near = NEAR if in_pack and os.access(NEAR, os.W_OK) else None
     place = Path(tempfile.mkdtemp(prefix="hydragnn-", dir=near)) if in_pack or options.together > 1 else None
     if in_pack:
-        for name in [name for name in os.environ if name.startswith(OF_THE_PACK)]:
+        for name in [name for name in os.environ if re.fullmatch(options.forget, name)]:
             del os.environ[name]
         os.environ.update(beside("rank").threads_of(options.shares // options.together))
     if options.together == 1:

@@ -1,11 +1,11 @@
 """What differs between schedulers and machines: how a job is submitted, and where its nodes keep copies."""
 
-import os
 import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hydragnn.distributed.launch import environment_alone
 from hydragnn.errors import InputError
 
 PATIENCE = 120.0  # seconds that a scheduler may take to answer
@@ -37,7 +37,7 @@ class Scheduler:
     def submit_script(self, script: str, after: str | None = None) -> str:
         """Submit a script and give the job's name at the scheduler; InputError with its words where it refuses."""
         command = self.command(script, after)
-        environment = {key: value for key, value in os.environ.items() if not self._is_inherited(key)}
+        environment = {key: value for key, value in environment_alone().items() if not self._is_inherited(key)}
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
         except FileNotFoundError:

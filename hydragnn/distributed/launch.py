@@ -5,6 +5,7 @@ The only module that reads or writes the process environment: it describes the a
 
 import hashlib
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,15 @@ _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _TORCHRUN_STEP = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
+RANK_VARIABLE = re.compile(
+    "PMI_.*|PMI2_.*|PMIX_(?!MCA_).*|PALS_.*|HYDI_.*|MPI_LOCAL.*|MV2_COMM_WORLD_.*"
+    "|OMPI_(COMM_WORLD|UNIVERSE|APP|NUM_APP|FIRST|FILE|COMMAND|ARGV|MCA_ess|MCA_orte).*"
+    "|SLURM_(STEP_.*|STEPID|PROCID|LOCALID|NODEID|GTIDS|TASK_PID|PTY_.*|SRUN_COMM_.*|LAUNCH_NODE_IPADDR)|FLUX_TASK_.*"
+    "|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_(RANK|WORLD_SIZE)|ROLE_(RANK|WORLD_SIZE|NAME)"
+    "|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*"
+)
+"""Names of the variables by which launchers tell a rank which one it is; those of the allocation, and settings of users, are none."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
@@ -45,10 +55,29 @@ class Launch:
     """The name that the scheduler has for this node, which resolves to the job's interface; empty where it says none."""
     interface: str = ""
     """The network interface that the user wants gloo to use; empty where the choice is ours."""
+    variables: tuple[str, ...] = ()
+    """The variables of the environment that say so, as ``NAME=value``."""
+
+    @property
+    def evidence(self) -> str:
+        """Words for errors: the variables that say that there are so many ranks, and the way out where there are not.
+
+        >>> Launch(by="mpi", rank=0, size=3, variables=("PMI_SIZE=3", "PMI_RANK=0")).evidence
+        'PMI_SIZE=3 and PMI_RANK=0 say that a launcher started 3 ranks; if none did, unset PMI_SIZE and PMI_RANK'
+        """
+        if not self.variables:
+            return f"a launcher started {self.size} ranks"
+        names = " and ".join(variable.partition("=")[0] for variable in self.variables)
+        return (
+            f"{' and '.join(self.variables)} say that a launcher started {self.size} ranks; if none did, unset {names}"
+        )
 
 
-def launch_from(environment: Mapping[str, str]) -> Launch:
+def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launch:
     """Who started this process; torchrun wins over MPI, MPI over Slurm, because that is how they nest.
+
+    A process in the shell of an interactive step of Slurm is no rank of that step: only the step's own task is, whose number
+    (``pid``) Slurm knows.
 
     >>> launch_from({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}).size
     4
@@ -66,13 +95,22 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
             step=hashlib.sha256(start.encode()).hexdigest()[:16],
             node=node,
             interface=interface,
+            variables=_named(environment, "WORLD_SIZE", "RANK"),
         )
     local = next((int(environment[name]) for name in _MPI_LOCAL_RANKS if name in environment), 0)
+    in_shell = _in_shell_of_slurm(environment, pid)
     for count, number in _MPI_SIZES.items():
-        if int(environment.get(count, 1)) > 1:
+        # variables of Slurm's own PMI are those of the shell; mpirun in that shell sets MPI_LOCALRANKID
+        same = (
+            environment.get(count) == environment.get("SLURM_STEP_NUM_TASKS") and "MPI_LOCALRANKID" not in environment
+        )
+        if int(environment.get(count, 1)) > 1 and not (in_shell and same):
             rank, size = int(environment.get(number, 0)), int(environment[count])
-            return Launch(by="mpi", rank=rank, size=size, local_rank=local, node=node, interface=interface)
-    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+            variables = _named(environment, count, number)
+            return Launch(
+                by="mpi", rank=rank, size=size, local_rank=local, node=node, interface=interface, variables=variables
+            )
+    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1 and not in_shell:
         return Launch(
             by="slurm",
             rank=int(environment["SLURM_PROCID"]),
@@ -81,13 +119,39 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
             step=".".join(environment.get(name, "0") for name in _SLURM_STEP),
             node=node,
             interface=interface,
+            variables=_named(environment, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
         )
     return Launch(by="alone")
 
 
+def _named(environment: Mapping[str, str], *names: str) -> tuple[str, ...]:
+    return tuple(f"{name}={environment[name]}" for name in names if name in environment)
+
+
+def _in_shell_of_slurm(environment: Mapping[str, str], pid: int | None) -> bool:
+    """Return True below the shell of ``srun --pty`` or ``salloc``, whose step has one shell, however many tasks it was asked for."""
+    return "SLURM_PTY_PORT" in environment and environment.get("SLURM_TASK_PID") != str(pid)
+
+
 def this_launch() -> Launch:
     """Who started this process."""
-    return launch_from(os.environ)
+    return launch_from(os.environ, os.getpid())
+
+
+def environment_alone(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment for a process that is no rank: without what launchers tell the ranks that they start.
+
+    >>> environment_alone({"PMI_RANK": "1", "RANK": "1", "SLURM_JOB_ID": "7", "SLURM_STEPMGR": "n1", "OMPI_MCA_btl": "self"})
+    {'SLURM_JOB_ID': '7', 'SLURM_STEPMGR': 'n1', 'OMPI_MCA_btl': 'self'}
+    """
+    given = os.environ if environment is None else environment
+    return {name: value for name, value in given.items() if not RANK_VARIABLE.fullmatch(name)}
+
+
+def leave_launch() -> None:
+    """Make this process, and what it starts, a process alone, whatever launcher started it."""
+    for name in os.environ.keys() - environment_alone().keys():
+        del os.environ[name]
 
 
 def threads_are_chosen(environment: Mapping[str, str] | None = None) -> bool:

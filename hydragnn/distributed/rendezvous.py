@@ -14,9 +14,11 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -33,6 +35,12 @@ from hydragnn.files import read_json, write_json
 
 PATIENCE = timedelta(minutes=10)
 """How long a rank waits for a silent peer; a peer that died is noticed at once."""
+
+NOTE_AFTER = 2.0
+"""Seconds after which a rank that waits for others says so."""
+
+MANY = 64
+"""Beyond so many ranks, and where MPI tells them, only the first two say that they wait."""
 
 CALL, INVITATION = "call.json", "invitation.json"
 _PAUSE = 0.05
@@ -151,8 +159,28 @@ def _host(launch: Launch, peers: Sequence[Peer]) -> Iterator[Invitation]:
 
 
 @contextmanager
-def _through_mpi(launch: Launch, folder: Path, patience: timedelta) -> Iterator[tuple[Launch, Invitation]]:
-    """Tell all ranks by MPI broadcasts."""
+def note_of_waiting(launch: Launch, missing: Callable[[], str]) -> Iterator[None]:
+    """Say once on stderr for whom this rank waits, and which variables say that there are others, where the block takes long.
+
+    ``missing`` names them when it is said; nothing is said where it is empty.
+    """
+
+    def say() -> None:
+        says = launch.rank < 2 or (launch.by != "mpi" and launch.size <= MANY)
+        if says and (names := missing()):
+            print(f"rank {launch.rank} waits for {names}; {launch.evidence}", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(NOTE_AFTER, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def world_of(launch: Launch) -> Any:
+    """Return MPI's communicator of all ranks; LaunchError where the launcher started another number than MPI sees."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -161,10 +189,18 @@ def _through_mpi(launch: Launch, folder: Path, patience: timedelta) -> Iterator[
     if world.size != launch.size:
         raise LaunchError(
             f"the launcher started {launch.size} ranks, but MPI sees {world.size}: mpirun and the MPI library of mpi4py "
-            "differ; use the mpirun beside this Python, or srun --mpi=pmi2"
+            f"differ; use the mpirun beside this Python, or srun --mpi=pmi2 ({launch.evidence})"
         )
-    launch = replace(launch, rank=world.rank, size=world.size)
-    peers = world.allgather(Peer(host=launch.node or host_name(), machine=machine_name()))
+    return world
+
+
+@contextmanager
+def _through_mpi(launch: Launch, folder: Path, patience: timedelta) -> Iterator[tuple[Launch, Invitation]]:
+    """Tell all ranks by MPI broadcasts."""
+    with note_of_waiting(launch, lambda: "all other ranks, which have not come to MPI yet"):
+        world = world_of(launch)
+        launch = replace(launch, rank=world.rank, size=world.size)
+        peers = world.allgather(Peer(host=launch.node or host_name(), machine=machine_name()))
     if launch.rank:
         answer = world.bcast(None)
         if isinstance(answer, str):
@@ -190,11 +226,14 @@ def _through_folder(launch: Launch, folder: Path, patience: timedelta) -> Iterat
     deadline = time.monotonic() + patience.total_seconds()
     own = Peer(host=launch.node or host_name(), machine=machine_name(), number=secrets.token_hex(16))
     if launch.rank:
-        yield launch, _invitation(launch, place, own, deadline)
+        with note_of_waiting(launch, lambda: "" if (place / CALL).exists() else f"rank 0, who has not come to {place}"):
+            invitation = _invitation(launch, place, own, deadline)
+        yield launch, invitation
         return
     try:
         write_json(place / CALL, {"number": own.number})
-        peers = _peers(launch, place, own, deadline)
+        with note_of_waiting(launch, lambda: _missing(launch, place)):
+            peers = _peers(launch, place, own, deadline)
         with _host(launch, peers) as invitation:
             write_json(place / INVITATION, {"to": [peer.number for peer in peers], "store": asdict(invitation)})
             yield launch, invitation
@@ -218,14 +257,25 @@ def _peers(launch: Launch, place: Path, own: Peer, deadline: float) -> tuple[Pee
                 if value.pop("call") == own.number:
                     peers[rank] = Peer(**value)
         if time.monotonic() > deadline:
-            missing = sorted(set(range(launch.size)) - peers.keys())
-            named = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
             raise LaunchError(
-                f"{len(missing)} of {launch.size} ranks did not come to {place} (rank {named}); is {place.parent} on a file "
-                "system that all nodes share, and did the launcher start them all?"
+                f"{launch.size - len(peers)} of {launch.size} ranks did not come to {place} ({_named(launch, peers)}); is "
+                f"{place.parent} on a file system that all nodes share? {launch.evidence}"
             )
         time.sleep(_PAUSE)
     return tuple(peers[rank] for rank in range(launch.size))
+
+
+def _missing(launch: Launch, place: Path) -> str:
+    """Return the words for the ranks that have not answered a call; empty where all have."""
+    present = {path.name for path in place.iterdir()}
+    answered = [0, *(rank for rank in range(1, launch.size) if _answer(rank) in present)]
+    return f"{_named(launch, answered)}, which did not come to {place} yet" if len(answered) < launch.size else ""
+
+
+def _named(launch: Launch, present: Collection[int]) -> str:
+    """Return the words for the ranks that are not present."""
+    missing = sorted(set(range(launch.size)) - set(present))
+    return f"rank {', '.join(map(str, missing[:_NAMED]))}{', ...' if len(missing) > _NAMED else ''}"
 
 
 def _invitation(launch: Launch, place: Path, own: Peer, deadline: float) -> Invitation:
@@ -244,7 +294,7 @@ def _invitation(launch: Launch, place: Path, own: Peer, deadline: float) -> Invi
         if time.monotonic() > deadline:
             raise LaunchError(
                 f"rank {launch.rank} waited at {place} in vain for rank 0; is {place.parent} on a file system that all "
-                "nodes share?"
+                f"nodes share? {launch.evidence}"
             )
         time.sleep(_PAUSE)
 

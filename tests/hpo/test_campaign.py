@@ -1,12 +1,16 @@
 """Whole campaigns with attempts in real processes: determinism, faults, settings, what is left on disk."""
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from campaigns import course
 
 from hydragnn.errors import InputError
@@ -24,6 +28,7 @@ from hydragnn.hpo.preflight import as_begun, check_folder, write_settings
 from hydragnn.hpo.scheduling.events import Failed
 from hydragnn.hpo.space import space_of
 from hydragnn.hpo.status import campaign_status
+from hydragnn.record import read_record
 from hydragnn.runs.attempt import shown_epochs
 
 Settings = Callable[..., CampaignSettings]
@@ -295,3 +300,21 @@ def test_a_campaign_goes_on_with_the_sampler_that_was_the_default_when_it_began(
         assert resumed.search.sampler == name
         assert check_folder(resumed, space_of(resumed.search.space), tmp_path / name, resume=True) == []
     assert as_begun(settings(sampler="gp"), tmp_path / "tpe").search.sampler == "gp", "what a file says is compared"
+
+
+MPIRUN = Path(sys.executable).with_name("mpirun")
+
+
+@pytest.mark.skipif(not MPIRUN.exists(), reason="no mpirun beside this Python; install the extra mpi")
+def test_ranks_of_mpirun_make_one_search_whose_trials_are_no_ranks(table: dict[str, Any], tmp_path: Path) -> None:
+    search = {**table["search"], "trials": 1, "rungs": [], "finalists": 1}
+    source, out = tmp_path / "CAMPAIGN.toml", tmp_path / "campaign"
+    source.write_text(tomli_w.dumps({**table, "train": {"epochs": 1}, "search": search}))
+    words = [str(MPIRUN), "-n", "2", sys.executable, "-m", "hydragnn.scripts", "search", str(source), "--out", str(out)]
+    done = subprocess.run([*words, "--workers", "1", "--json"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
+    assert json.loads(line)["trained to the end"] == 1 and read_record(out / "trials" / "0000").cost.ranks == 1
+    for rank, does in ((0, "goes on, as a process alone"), (1, "leaves it to rank 0")):
+        assert f"hydragnn search is one process, and rank {rank} of 2 {does}" in done.stderr
+        assert f"PMI_SIZE=2 and PMI_RANK={rank} say that a launcher started 2 ranks" in done.stderr

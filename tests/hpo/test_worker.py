@@ -35,7 +35,20 @@ class Node:
     def __init__(self, folder: Path) -> None:
         (folder / "lasting.py").write_text(MODULE)
         environment = {**os.environ, "PYTHONPATH": str(folder), "PMI_RANK": "0", "CUDA_VISIBLE_DEVICES": "4,5,6"}
-        command = [sys.executable, "-P", str(WORKER), "--nodes", "n1", "--shares", "3", "--gpus", "3", "lasting"]
+        command = [
+            sys.executable,
+            "-P",
+            str(WORKER),
+            "--nodes",
+            "n1",
+            "--shares",
+            "3",
+            "--gpus",
+            "3",
+            "--forget",
+            "PMI_.*",
+        ]
+        command.append("lasting")
         pipe = subprocess.PIPE
         self.folder = folder
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, env=environment)

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from hydragnn.distributed.addresses import address_of_job, interface_of
-from hydragnn.distributed.launch import Launch, LaunchError, launch_from
+from hydragnn.distributed.launch import Launch, LaunchError, environment_alone, launch_from
 from hydragnn.distributed.rendezvous import Invitation, check_private, meeting_place, rendezvous
 from hydragnn.distributed.secret_store import STRANGERS, SecretStore, served_store
 
@@ -235,3 +235,55 @@ def test_the_name_that_the_scheduler_has_for_a_node_gives_the_address_of_the_job
     assert interface_of(address_of_job(launch_from(step)))
     with pytest.raises(LaunchError, match="GLOO_SOCKET_IFNAME is none9, but"):
         address_of_job(launch_from({**step, "GLOO_SOCKET_IFNAME": "none9"}))
+
+
+def test_a_rank_that_waits_says_for_whom_and_which_variables_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hydragnn.distributed.rendezvous.NOTE_AFTER", 0.1)
+    step = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    why = "SLURM_STEP_NUM_TASKS=3 and SLURM_PROCID={} say that a launcher started 3 ranks; if none did, unset "
+    for rank, missing in ((0, "rank 1, 2, which did not come to "), (1, "rank 0, who has not come to ")):
+        launch = launch_from({**step, "SLURM_PROCID": str(rank)})
+        with pytest.raises(LaunchError) as error, rendezvous(launch, tmp_path, timedelta(seconds=0.5)):
+            pass
+        said = capsys.readouterr().err
+        assert said.startswith(f"rank {rank} waits for {missing}{tmp_path}") and said.count("\n") == 1
+        assert why.format(rank) in said and why.format(rank) in str(error.value)
+
+
+def test_ranks_that_come_in_time_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert values_after_meeting(tmp_path, "word") == [b"word"] * 2
+    assert not capsys.readouterr().err
+
+
+SHELL = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0", "SLURM_PTY_PORT": "4711", "SLURM_TASK_PID": "50"}
+"""What Slurm 22.05 gives the shell of ``srun -n 3 --pty bash``, as far as it concerns ranks."""
+HYDRA = {"PMI_SIZE": "3", "PMI_RANK": "1", "PMI_FD": "9", "MPI_LOCALRANKID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("more", "pid", "by", "rank"),
+    [
+        ({}, 51, "alone", 0),
+        ({}, 50, "slurm", 0),  # srun --pty hydragnn train: no shell between
+        ({"PMI_SIZE": "3", "PMI_RANK": "0"}, 51, "alone", 0),  # the same with Slurm's PMI
+        (HYDRA, 51, "mpi", 1),  # mpirun in that shell
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, 51, "mpi", 1),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, 51, "torchrun", 1),
+    ],
+)
+def test_the_shell_of_an_interactive_step_is_alone_and_what_is_launched_from_it_is_not(
+    more: dict[str, str], pid: int, by: str, rank: int
+) -> None:
+    launch = launch_from({**SHELL, **more}, pid)
+    assert (launch.by, launch.rank) == (by, rank)
+
+
+@pytest.mark.parametrize(
+    "rank", [SHELL, HYDRA, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "LOCAL_RANK": "1"}]
+)
+def test_what_a_rank_starts_beside_its_launcher_is_alone(rank: dict[str, str]) -> None:
+    own = {"PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "OMPI_MCA_btl": "self", "FLUX_URI": "x"}
+    assert environment_alone({**own, **rank}) == own
+    assert launch_from(environment_alone({**own, **rank}), 50).size == 1
