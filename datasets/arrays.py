@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from dataclasses import field as member
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, Location
+from hydragnn.graphs.texts import Texts, join_texts
 
 Array = NDArray[Any]
 COMPACT = ("edge_shifts", "cell", "periodic")
@@ -83,6 +85,7 @@ class FlatGraphs:
     node_offsets: Int64[ndarray, " graphs_plus_one"]
     edge_offsets: Int64[ndarray, " graphs_plus_one"]
     arrays: Mapping[str, Array]
+    texts: Mapping[str, Texts] = member(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.node_offsets) - 1
@@ -137,6 +140,7 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
         node_offsets=node_offsets - node_offsets[0],
         edge_offsets=edge_offsets - edge_offsets[0],
         arrays=arrays,
+        texts=batch.texts,
     )
     _check_arrays(flat)
     _check_indices(flat)
@@ -224,6 +228,7 @@ def join(parts: list[FlatGraphs]) -> FlatGraphs:
         node_offsets=offsets_of(np.concatenate([np.diff(part.node_offsets) for part in parts])),
         edge_offsets=offsets_of(np.concatenate([np.diff(part.edge_offsets) for part in parts])),
         arrays=arrays,
+        texts=join_texts([(part.texts, len(part)) for part in parts]),
     )
 
 

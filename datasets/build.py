@@ -49,7 +49,11 @@ def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], No
     if first is None:
         raise no_graphs(settings)
     attributes = attributes_of(settings)
-    with one_thread(), StoreWriter(out, fields_of(settings, first), dim=first.dim, attributes=attributes) as writer:
+    fields = fields_of(settings, first)
+    with (
+        one_thread(),
+        StoreWriter(out, fields, dim=first.dim, attributes=attributes, texts=settings.texts) as writer,
+    ):
         for some in groups_of(chain([first], graphs)):
             writer.write_graphs(some)
             if progress is not None:

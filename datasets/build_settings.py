@@ -1,7 +1,7 @@
 """What a BUILD.toml may say: one typed model per kind of source."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from glob import escape
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,6 +13,7 @@ from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
 from hydragnn.graphs.levels import with_contracted_levels, with_mesh_levels, with_voxel_levels
+from hydragnn.graphs.texts import NAME, as_text, name_among
 from hydragnn.imports import class_named, is_allowed
 from hydragnn.settings import Settings
 
@@ -148,6 +149,13 @@ class _Build(Settings):
     fields: list[FieldSettings] = Setting(default_factory=list)
     """The fields of the store."""
 
+    name_key: str | None = None
+    """Entry with the name of every graph: of ``atoms.info``, of the ``Data``, an array or a column. Absent: ``name``, ``id``,
+    ``material_id`` or the like of atoms and ``Data`` that have one; else file and number."""
+
+    texts: list[str] = Setting(default_factory=list)
+    """Entries with other texts to keep, such as ``config_type``: a split can group by them."""
+
     laplacian_encoding: int = Setting(default=0, ge=0)
     """Numbers of the node field ``laplacian_encoding``, eigenvectors of the graph's Laplacian: where a node sits; 0 for none."""
 
@@ -169,6 +177,29 @@ class _Build(Settings):
                 f"the field {twice[0]} is declared {names.count(twice[0])} times; keep one, or give the others names of their own"
             )
         return fields
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> "_Build":
+        taken = {NAME, *(field.name for field in self.fields)}.intersection(self.texts)
+        if taken:
+            raise ValueError(f"texts: {sorted(taken)[0]} is the name or a field already; use name_key, or remove one")
+        return self
+
+    @property
+    def text_keys(self) -> list[str]:
+        """Entries that texts are read from."""
+        return [*([self.name_key] if self.name_key else []), *self.texts]
+
+    def texts_of(self, entries: Mapping[str, Any], number: str) -> dict[str, list[str]]:
+        """Return the texts of a graph among its entries; its name is ``number`` where none has one.
+
+        InputError where it lacks the entry that the settings name.
+        """
+        name = as_text(entries.get(self.name_key)) if self.name_key else name_among(entries) or number
+        if not name:
+            hint = nearest(str(self.name_key), [str(key) for key in entries])
+            raise InputError(f"{number} has no text or whole number {self.name_key} for its name; {hint}")
+        return {NAME: [name], **{key: [as_text(entries.get(key))] for key in self.texts}}
 
     @classmethod
     def one_file(cls) -> bool:
@@ -363,4 +394,4 @@ def for_prediction(settings: BuildSettings, inputs: Collection[str]) -> BuildSet
     fields = [field for field in settings.fields if field.name in inputs]
     needless = () if any(field.on == "graph" for field in fields) else settings.beside
     absent = {key: None for key in needless if not type(settings).model_fields[key].is_required()}
-    return settings.model_copy(update={"fields": fields, **absent})
+    return settings.model_copy(update={"fields": fields, "name_key": None, "texts": [], **absent})

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,11 +24,13 @@ from hydragnn.datasets.manifest import (
     read_manifest,
 )
 from hydragnn.datasets.memory import check_fields, checked_indices
+from hydragnn.datasets.part_texts import TextsReader, texts_path
 from hydragnn.datasets.store import Column, GraphStore, Sizes
 from hydragnn.errors import InputError
 from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.texts import Texts
 
 GAP = 16
 """Graphs between two wanted ones that are cheaper to read than to skip, where an engine has to be called for every run."""
@@ -67,6 +70,10 @@ class Part:
         self._manifest = manifest
         self._reader: PartReader | None = None
         self._offsets: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self.texts: TextsReader | None = None
+        """None where no graph has a text."""
+        if info.texts is not None:
+            self.texts = TextsReader(texts_path(self.path), info.texts, [graphs for graphs, _, _ in info.blocks])
 
     @property
     def reader(self) -> PartReader:
@@ -103,6 +110,8 @@ class Part:
         So nothing of the size that a manifest claims is allocated before its files have that size.
         """
         check_part_files(self.path, self.info)
+        if self.texts is not None:
+            self.texts.check()
         least = sum(sum(array.rows) * array.row_bytes for array in self.layout.values())
         there = sum(file.bytes for file in self.info.files.values())
         if there < least:
@@ -207,6 +216,7 @@ def take_graphs(flat: FlatGraphs, graphs: Int64[ndarray, " chosen"]) -> FlatGrap
         node_offsets=offsets_of(nodes.counts),
         edge_offsets=offsets_of(edges.counts),
         arrays={name: copy(name, array) for name, array in flat.arrays.items()},
+        texts={key: texts.select(graphs) for key, texts in flat.texts.items()},
     )
 
 
@@ -260,6 +270,7 @@ class DiskStore:
         for part in self.parts:
             part.check_files()
         self._sizes: Sizes | None = None
+        self._texts: Mapping[str, Texts] | None = None
         self._first = offsets_of(np.array([part.info.graphs for part in self.parts], dtype=np.int64))
 
     @property
@@ -323,7 +334,26 @@ class DiskStore:
         """The graphs with these ascending numbers as flat arrays."""
         wanted_fields = [field for field in self.fields() if fields is None or field.name in fields]
         pieces = [part.read(numbers, wanted_fields) for part, numbers in self._shares(graphs)]
-        return join(pieces) if pieces else no_graphs(self.dim, wanted_fields)
+        flat = join(pieces) if pieces else no_graphs(self.dim, wanted_fields)
+        return replace(flat, texts={key: texts.select(graphs) for key, texts in self.texts.items()})
+
+    @property
+    def texts(self) -> Mapping[str, Texts]:
+        """One text per graph and key; none is read before it is asked for."""
+        if self._texts is None:
+            keys = dict.fromkeys(key for info in self.manifest.parts if info.texts for key in info.texts.graphs)
+            self._texts = {key: Texts.unread(partial(self._read_texts, key), len(self)) for key in keys}
+        return self._texts
+
+    def _read_texts(self, key: str, graphs: Int64[ndarray, " chosen"]) -> list[str]:
+        order = np.argsort(graphs, kind="stable")
+        found = np.empty(len(graphs), dtype=object)
+        texts = [
+            part.texts.read(key, numbers) if part.texts is not None else [""] * len(numbers)
+            for part, numbers in self._shares(graphs[order])
+        ]
+        found[order] = [text for some in texts for text in some]
+        return list(found)
 
     def read_checked(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None

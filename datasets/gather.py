@@ -127,6 +127,7 @@ def planned_batch(plan: GatherPlan, indices: Int64[ndarray, " chosen"]) -> Graph
         edges=_on(plan, "edge", tensors),
         graphs=_on(plan, "graph", tensors),
         masks={name: torch.from_numpy(mask) for name, mask in masks.items()},
+        texts={key: texts.select(indices) for key, texts in plan.flat.texts.items()},
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from hydragnn.datasets.arrays import array_specs
+from hydragnn.datasets.part_texts import TextsInfo, texts_info
 from hydragnn.errors import InputError
 from hydragnn.files import read_sealed, write_sealed
 from hydragnn.graphs.field import Field, field_from_json
@@ -48,6 +49,13 @@ class PartInfo:
     stored: dict[str, list[int]]
     masked: list[str]
     files: dict[str, FileChecksum]
+    texts: TextsInfo | None = None
+    """None where no graph has a text."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the part as plain JSON."""
+        table = asdict(self)
+        return table if self.texts else {key: value for key, value in table.items() if key != "texts"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +103,8 @@ class Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make the store in ``folder`` complete."""
-    table = {"format": FORMAT, **asdict(manifest), "fields": [field.to_json() for field in manifest.fields]}
+    fields, parts = [field.to_json() for field in manifest.fields], [part.to_json() for part in manifest.parts]
+    table = {"format": FORMAT, **asdict(manifest), "fields": fields, "parts": parts}
     write_sealed(folder / MANIFEST, {**table, "graphs": manifest.graphs})
 
 
@@ -174,7 +183,8 @@ def part_from_json(table: dict[str, Any]) -> PartInfo:
     }
     if any(Path(name).name != name for name in (table["name"], *files)):
         raise ValueError(f"part {table['name']} lies outside the store")
-    return PartInfo(**{**table, "blocks": blocks, "files": files})
+    texts = texts_info(table["texts"], len(blocks)) if "texts" in table else None
+    return PartInfo(**{**table, "blocks": blocks, "files": files, "texts": texts})
 
 
 def part_name(number: int, backend: Backend) -> str:

@@ -17,6 +17,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import CLUSTERS, remember_levels
+from hydragnn.graphs.texts import Texts
 
 
 class MemoryStore:
@@ -71,6 +72,11 @@ class MemoryStore:
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""
         return Sizes(nodes=np.diff(self._flat.node_offsets), edges=np.diff(self._flat.edge_offsets))
+
+    @property
+    def texts(self) -> Mapping[str, Texts]:
+        """One text per graph and key."""
+        return self._flat.texts
 
     def read(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None

@@ -128,7 +128,13 @@ class Source:
             return 0
         attributes = attributes_of(self.settings)
         with StoreWriter(
-            self.out, self.fields, dim=self.dim, attributes=attributes, part=block.number, first=block.first
+            self.out,
+            self.fields,
+            dim=self.dim,
+            attributes=attributes,
+            part=block.number,
+            first=block.first,
+            texts=self.settings.texts,
         ) as writer:
             while some is not None:
                 writer.write_graphs(some)

@@ -7,6 +7,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ def load_into_memory(store: GraphStore, shared_by_node: bool = False) -> MemoryS
         try:
             if not folder.is_dir():
                 _copy_into(folder, _flat(store))
-            flat = _map(folder, store.dim, store.fields())
+            flat = replace(_map(folder, store.dim, store.fields()), texts=store.texts)
         except OSError as error:
             raise InputError(
                 f"cannot keep the store in shared memory at {folder}: {error.strerror or error}; read it from disk instead"

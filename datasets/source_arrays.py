@@ -43,6 +43,11 @@ def npz_graphs(settings: NpzBuild) -> Iterator[Make]:
         source = _source(path, read_npz(path, _array_names(settings)), settings)
         for field in settings.fields:
             _check_rows(source, field)
+        for key in settings.text_keys:
+            if source.column(key).shape != (source.graphs,):
+                raise InputError(
+                    f"{path}: {key} has shape {source.column(key).shape}; texts are one per graph, ({source.graphs},)"
+                )
         shared = _geometry(source, 0) if source.graphs and _same_geometry(source) else None
         for graph in range(source.graphs):
             yield partial(_graph, source, graph, shared)
@@ -73,7 +78,8 @@ def _graph(source: _Source, graph: int, shared: _Geometry | None) -> GraphBatch:
     values: dict[str, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
     for field in settings.fields:
         values[field.on][field.name] = _value(source, field, graph)
-    return graph_from_arrays(
+    texts = {key: source.column(key)[graph] for key in settings.text_keys}
+    made = graph_from_arrays(
         geometry.positions,
         geometry.senders,
         geometry.receivers,
@@ -86,13 +92,14 @@ def _graph(source: _Source, graph: int, shared: _Geometry | None) -> GraphBatch:
         periodic=settings.periodic,
         name=source.name(graph),
     )
+    return made.with_texts(settings.texts_of(texts, f"{source.path.name}#{graph}"))
 
 
 def _array_names(settings: NpzBuild) -> list[str]:
     """All arrays that the settings name."""
     cell = settings.cell if isinstance(settings.cell, str) else None
     named = (settings.nodes, settings.positions, settings.edges, settings.edge_counts, cell)
-    return [name for name in named if name] + [key for field in settings.fields for key in field.keys]
+    return [*filter(None, named), *settings.text_keys, *(key for field in settings.fields for key in field.keys)]
 
 
 def _same_geometry(source: _Source) -> bool:

@@ -13,6 +13,7 @@ from hydragnn.datasets.build_settings import AseBuild, Make, MeshBuild, PygBuild
 from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
 
 
 def ase_graphs(settings: AseBuild) -> Iterator[Make]:
@@ -23,6 +24,8 @@ def ase_graphs(settings: AseBuild) -> Iterator[Make]:
             yield partial(
                 _graph,
                 read,
+                settings,
+                frame_name(path, settings.index, number),
                 settings.cutoff,
                 fields=[field.field for field in settings.fields],
                 keys=keys,
@@ -32,11 +35,24 @@ def ase_graphs(settings: AseBuild) -> Iterator[Make]:
             )
 
 
-def _graph(read: Callable[[], Any], cutoff: float, **how: Any) -> GraphBatch:
+def _graph(read: Callable[[], Any], settings: AseBuild, number: str, cutoff: float, **how: Any) -> GraphBatch:
     """The graph of a structure that is read now."""
     from hydragnn.graphs.atomic import from_ase
 
-    return from_ase(read(), cutoff, **how)
+    atoms = read()
+    return from_ase(atoms, cutoff, **how).with_texts(settings.texts_of(atoms.info, number))
+
+
+def frame_name(path: Path, index: str, number: int) -> str:
+    """Return file and frame of the structure that is the ``number``-th among those of the ``index``.
+
+    >>> frame_name(Path("a.xyz"), ":", 3), frame_name(Path("a.xyz"), "1::10", 3), frame_name(Path("a.xyz"), "-5:", 3)
+    ('a.xyz#3', 'a.xyz#31', 'a.xyz#-2')
+    """
+    start, *rest = index.split(":")
+    step = int(rest[1] or 1) if len(rest) == 2 else 1
+    first = int(start or 0) if step > 0 else int(start or -1)
+    return f"{path.name}#{first + number * step}"
 
 
 def _structures(path: Path, settings: AseBuild) -> Iterator[Callable[[], Any]]:
@@ -134,8 +150,6 @@ def symbol_of(label: str) -> str:
 
 def pyg_graphs(settings: PygBuild) -> Iterator[Make]:
     """One graph per ``Data`` of every file; InputError where the file holds anything but data."""
-    from hydragnn.graphs.pyg import from_pyg
-
     fields = [field.field for field in settings.fields]
     for field in settings.fields:
         if field.keys != [field.name]:
@@ -143,7 +157,16 @@ def pyg_graphs(settings: PygBuild) -> Iterator[Make]:
     optional = [field.name for field in settings.fields if field.optional]
     for path in find_files(settings.files):
         for number, data in enumerate(load_pyg(path)):
-            yield partial(from_pyg, data, fields, optional=optional, name=f"{path.name}, graph {number}")
+            yield partial(_pyg_graph, data, settings, path, number, fields, optional)
+
+
+def _pyg_graph(
+    data: Any, settings: PygBuild, path: Path, number: int, fields: list[Field], optional: list[str]
+) -> GraphBatch:
+    from hydragnn.graphs.pyg import from_pyg
+
+    graph = from_pyg(data, fields, optional=optional, name=f"{path.name}, graph {number}")
+    return graph.with_texts(settings.texts_of(data.to_dict(), f"{path.name}#{number}"))
 
 
 def load_pyg(path: Path) -> list[Any]:
@@ -210,7 +233,7 @@ def _mesh_graph(path: Path, settings: MeshBuild, labels: Table) -> GraphBatch:
                 f"{path}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {', '.join(have) or 'nothing'}; "
                 "name the right key, or set optional = true where graphs may lack the field"
             )
-    return from_mesh(
+    graph = from_mesh(
         mesh,
         fields=[field.field for field in settings.fields if field.name not in absent],
         graphs=graphs,
@@ -218,6 +241,7 @@ def _mesh_graph(path: Path, settings: MeshBuild, labels: Table) -> GraphBatch:
         cell_centred=settings.cell_centred,
         name=path.name,
     )
+    return graph.with_texts(settings.texts_of(row if settings.name_key or settings.texts else {}, path.name))
 
 
 def read_mesh(path: Path) -> Any:

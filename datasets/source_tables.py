@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hydragnn.datasets.build_settings import FieldSettings, GrainsBuild, Make
 from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows, table_column
 from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 
 Array = NDArray[Any]
@@ -19,8 +20,6 @@ Array = NDArray[Any]
 
 def grain_graphs(settings: GrainsBuild) -> Iterator[Make]:
     """One graph per value of the column ``graph``, in ascending order; InputError naming table, column and graph."""
-    from hydragnn.graphs.validate import graph_from_arrays
-
     grains = _join([read_table(path) for path in find_files(settings.files)], settings.files)
     tables: dict[Location, Table] = {"node": grains, "edge": read_table(Path(settings.edges)), "graph": {}}
     sources: dict[Location, str] = {"node": ", ".join(settings.files), "edge": settings.edges}
@@ -41,8 +40,10 @@ def grain_graphs(settings: GrainsBuild) -> Iterator[Make]:
         if settings.undirected:
             senders, receivers = np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
         columns = [table_column(grains, key, sources["node"])[here["node"]] for key in settings.positions]
+        texts = {key: table_column(tables["graph"], key, sources["graph"])[here["graph"]] for key in settings.text_keys}
         yield partial(
-            graph_from_arrays,
+            _graph,
+            settings.texts_of(texts, str(label)),
             np.stack(columns, axis=1) if columns else np.zeros((len(here["node"]), 0)),
             senders,
             receivers,
@@ -52,6 +53,12 @@ def grain_graphs(settings: GrainsBuild) -> Iterator[Make]:
             graphs=values["graph"],
             name=name,
         )
+
+
+def _graph(texts: dict[str, list[str]], *arrays: Any, **more: Any) -> GraphBatch:
+    from hydragnn.graphs.validate import graph_from_arrays
+
+    return graph_from_arrays(*arrays, **more).with_texts(texts)
 
 
 def _join(tables: list[Table], files: list[str]) -> Table:

@@ -10,6 +10,7 @@ from numpy import ndarray
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.texts import Texts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,6 +55,10 @@ class GraphStore(Protocol):
 
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""
+
+    @property
+    def texts(self) -> Mapping[str, Texts]:
+        """One text per graph and key, such as its ``name``; none is read before it is asked for."""
 
     def read(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None

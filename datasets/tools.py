@@ -17,6 +17,7 @@ from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import gather
 from hydragnn.datasets.manifest import Manifest, checksum, part_files, read_manifest
 from hydragnn.datasets.packing import Budget, pack
+from hydragnn.datasets.part_texts import texts_path
 from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError
@@ -65,6 +66,8 @@ class StoreInfo:
     """Size on disk."""
     fingerprint: str
     """Digest of the graphs; equal in every copy, whatever its backend and parts."""
+    texts: Mapping[str, int]
+    """Keys of texts, such as ``name``, and how many graphs have one."""
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain JSON, with the graphs that have and lack each field."""
@@ -96,7 +99,9 @@ def store_info(path: Path) -> StoreInfo:
         present={field.name: int(present_graphs(store, field).sum()) for field in store.fields()},
         attributes=dict(store.attributes),
         parts=len(parts),
-        bytes=sum(file.bytes for part in parts for file in part.files.values()),
+        bytes=sum(file.bytes for part in parts for file in part.files.values())
+        + sum(part.texts.bytes for part in parts if part.texts),
+        texts={key: sum(part.texts.graphs.get(key, 0) for part in parts if part.texts) for key in store.texts},
         fingerprint=store.fingerprint,
     )
 
@@ -222,6 +227,9 @@ def _broken_files(part: Part) -> Iterator[str]:
     for name, file in part_files(part.path).items():
         if name in part.info.files and checksum(file) != part.info.files[name]:
             yield f"{file} was changed after it was written; copy the store again"
+    texts = texts_path(part.path)
+    if part.info.texts is not None and checksum(texts).blake2b != part.info.texts.blake2b:
+        yield f"{texts} was changed after it was written; copy the store again"
 
 
 def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[Any], list[str]]:

@@ -13,6 +13,7 @@ from hydragnn.datasets.store import Column, GraphStore, Sizes, read_checked
 from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.texts import Texts
 from hydragnn.graphs.topology import Topology
 
 
@@ -49,6 +50,11 @@ class WithoutEdges:
         """Nodes of every graph, and no edges."""
         sizes = self.store.sizes()
         return Sizes(nodes=sizes.nodes, edges=np.zeros_like(sizes.edges))
+
+    @property
+    def texts(self) -> Mapping[str, Texts]:
+        """Those of the store."""
+        return self.store.texts
 
     def read(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None

@@ -5,7 +5,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -26,7 +26,8 @@ from hydragnn.datasets.manifest import (
     part_name,
     write_manifest,
 )
-from hydragnn.errors import InputError
+from hydragnn.datasets.part_texts import TextsInfo, TextsWriter, texts_path
+from hydragnn.errors import InputError, nearest
 from hydragnn.files import alone_in_folder, flush_directory, read_sealed, write_sealed
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, field_from_json
@@ -37,7 +38,7 @@ BLOCK_GRAPHS = 4096
 BLOCK_BYTES = 1 << 26
 
 UNFINISHED_MANIFEST = rf"\.{re.escape(MANIFEST)}\.\d+\.tmp"
-UNFINISHED_PART = r"\.?(\d+\.)?part-\d{5,}\.(h5|bp)(\.json)?(\.\d+\.tmp)?"
+UNFINISHED_PART = r"\.?(\d+\.)?part-\d{5,}\.(h5|bp)(\.texts\.gz)?(\.json)?(\.\d+\.tmp)?"
 """Names of files that a writer makes before the store is complete."""
 
 
@@ -78,10 +79,12 @@ class StoreWriter:
         backend: Backend | None = None,
         part: int | None = None,
         first: int = 0,
+        texts: Sequence[str] = (),
     ) -> None:
         """A store at ``path`` for graphs with these fields; the suffix .h5 or .bp decides the engine.
 
-        Errors count graphs from ``first``, the number that the first one will have in the store.
+        Errors count graphs from ``first``, the number that the first one will have in the store. A store in which no graph
+        has a text of each key in ``texts`` is not made.
 
         InputError where the place is taken or cannot be written, Busy where another process makes a store there.
         """
@@ -92,9 +95,11 @@ class StoreWriter:
         self.dim = dim
         self.attributes = dict(attributes or {})
         self.graphs = 0
+        self.texts = tuple(texts)
         self._part, self._first = part, first
         self.name = part_name(part or 0, self.backend)
         self._temporary = path / f".{os.getpid()}.{self.name}"
+        self._texts = TextsWriter(texts_path(self._temporary))
         self._block = _Block(waiting=[])
         self._blocks: list[tuple[int, int, int]] = []
         self._stored: dict[str, list[int]] = {}
@@ -155,6 +160,7 @@ class StoreWriter:
             if self._engine is None:
                 self._engine = _engine(self.backend, self._temporary)
             self._engine.write_block(arrays, {name: self._rows[location] for name, location in locations.items()})
+            self._texts.append(flat.texts)
         except OSError as error:
             raise self._failed(error) from error
         for name in specs:
@@ -174,7 +180,7 @@ class StoreWriter:
     def _finish_part(self) -> PartInfo:
         """Close the part, flush it to disk and give it its name."""
         final = self.path / self.name
-        files = {}
+        files, texts = {}, None
         if self._engine is not None:
             engine, self._engine = self._engine, None
             engine.close()
@@ -184,6 +190,7 @@ class StoreWriter:
             files = {
                 self.name if name == self._temporary.name else name: checksum(file) for name, file in names.items()
             }
+            texts = self._finish_texts(texts_path(final))
             self._temporary.rename(final)
             flush_directory(self.path)
         return PartInfo(
@@ -199,7 +206,17 @@ class StoreWriter:
             },
             masked=sorted(self._masked),
             files=files,
+            texts=texts,
         )
+
+    def _finish_texts(self, final: Path) -> TextsInfo | None:
+        """Flush the texts to disk and give their file its name; None where there are none."""
+        if not self._texts.graphs:
+            return None
+        _flush_file(self._texts.path)
+        content = checksum(self._texts.path)
+        self._texts.path.rename(final)
+        return TextsInfo(graphs=self._texts.graphs, members=self._texts.members, blake2b=content.blake2b)
 
     def close(self) -> None:
         """Write what waits and complete the part or the store; InputError where no graph was written or the disk is full."""
@@ -228,8 +245,10 @@ class StoreWriter:
         if engine is not None:
             _close_quietly(engine)
         _remove(self._temporary)
+        _remove(self._texts.path)
         if self._part is None and not (self.path / MANIFEST).exists():
             _remove(self.path / self.name)
+            _remove(texts_path(self.path / self.name))
             _remove_if_empty(self.path)
         self._alone.close()
 
@@ -327,6 +346,7 @@ def _flush_file(path: Path) -> None:
 
 
 def _complete(writer: StoreWriter, parts: list[PartInfo], digests: Array) -> None:
+    _check_texts(writer.path, parts, writer.texts)
     fingerprint = fingerprint_of(writer.dim, writer.fields, digests)
     manifest = Manifest(
         backend=writer.backend,
@@ -339,6 +359,14 @@ def _complete(writer: StoreWriter, parts: list[PartInfo], digests: Array) -> Non
     write_manifest(writer.path, manifest)
 
 
+def _check_texts(path: Path, parts: Sequence[PartInfo], keys: Sequence[str]) -> None:
+    """InputError for a key of which no graph has a text."""
+    found = sorted({key for part in parts if part.texts for key in part.texts.graphs})
+    for key in keys:
+        if key not in found:
+            raise InputError(f"{path}: no graph has a text {key}; {nearest(key, found) if found else 'remove the key'}")
+
+
 def _write_part(writer: StoreWriter, part: PartInfo, digests: Array) -> None:
     """Leave the description of the part for ``finish_store``."""
     write_sealed(
@@ -348,7 +376,8 @@ def _write_part(writer: StoreWriter, part: PartInfo, digests: Array) -> None:
             "dim": writer.dim,
             "fields": [field.to_json() for field in writer.fields],
             "attributes": writer.attributes,
-            "part": asdict(part),
+            "texts": list(writer.texts),
+            "part": part.to_json(),
             "digests": digests.tobytes().hex(),
         },
     )
@@ -379,6 +408,7 @@ def finish_store(path: Path | str, parts: int) -> None:
     infos = [part_from_json(item["part"]) for item in descriptions]
     if not sum(info.graphs for info in infos):
         raise InputError(f"{path}: no graphs were written, and a store without graphs is of no use")
+    _check_texts(path, infos, first["texts"])
     manifest = Manifest(
         backend=backend,
         dim=first["dim"],

@@ -1,7 +1,7 @@
 """What a graph is, at three scales."""
 
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase, neighbour_list
-from hydragnn.graphs.batch import GraphBatch, edge_vectors, volumes
+from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label, volumes
 from hydragnn.graphs.continuum import from_mesh, used_points
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings, with_laplacian_encoding, with_random_walk_encoding
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
@@ -27,5 +27,6 @@ from hydragnn.graphs.relations import (
     with_relations,
     with_shell_relations,
 )
+from hydragnn.graphs.texts import Texts
 from hydragnn.graphs.topology import Topology
 from hydragnn.graphs.validate import field_values, graph_from_arrays, validate

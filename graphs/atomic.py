@@ -13,6 +13,7 @@ from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.search import completed_cell, edge_order, pairs_within
+from hydragnn.graphs.texts import NAME, name_among
 from hydragnn.graphs.validate import graph_from_arrays
 
 ATOMIC_NUMBERS_FIELD = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
@@ -45,7 +46,8 @@ def from_ase(
     that ``keys`` gives, from the calculator's stored results (nothing is computed), from ``atoms.info`` (graph fields)
     or ``atoms.arrays`` (node fields); two values that differ are refused. Energies are eV, forces eV/Angstrom, stress eV/Angstrom^3 in ASE's sign: the
     derivative of the energy with respect to strain, divided by the volume (tension is positive). Six stress components
-    (xx, yy, zz, yz, xz, xy) become a 3 x 3 tensor. A field named in ``optional`` may be absent.
+    (xx, yy, zz, yz, xz, xy) become a 3 x 3 tensor. A field named in ``optional`` may be absent. The graph's name is that of
+    ``atoms.info`` (``NAME_KEYS``), where there is one.
 
     Raises InputError for no atoms, two atoms nearer than 0.001 Angstrom, a cell that is singular along periodic axes,
     a missing label, a stress without a volume, and everything that ``graph_from_arrays`` refuses.
@@ -66,7 +68,7 @@ def from_ase(
     search = neighbours or neighbour_list
     senders, receivers, shifts = search(positions, cell, periodic, cutoff, max_neighbours, name=name)
     labels = _labels(atoms, fields, keys or {}, set(optional), name)
-    return graph_from_arrays(
+    graph = graph_from_arrays(
         positions,
         senders,
         receivers,
@@ -81,6 +83,8 @@ def from_ase(
         periodic=periodic,
         name=name,
     )
+    own = name_among(atoms.info)
+    return graph.with_texts({NAME: [own]}) if own else graph
 
 
 def neighbour_list(

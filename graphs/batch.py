@@ -14,6 +14,7 @@ from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.far import near_origin
 from hydragnn.graphs.field import LOCATIONS, Field, Location
 from hydragnn.graphs.reversal import reverse_of
+from hydragnn.graphs.texts import NAME, Texts
 from hydragnn.graphs.topology import Topology
 
 
@@ -40,6 +41,8 @@ class GraphBatch:
     edges: Mapping[str, Tensor] = member(default_factory=dict)
     graphs: Mapping[str, Tensor] = member(default_factory=dict)
     masks: Mapping[str, Bool[Tensor, " graphs"]] = member(default_factory=dict)
+    texts: Mapping[str, Texts] = member(default_factory=dict)
+    """One text per graph and key, such as its ``name``; no model reads them."""
     _derived: dict[tuple[str, Location], Any] = member(init=False, default_factory=dict)
 
     @property
@@ -134,6 +137,26 @@ class GraphBatch:
         if name not in self.fields:
             raise InputError(f"the batch has no field {name}; it has {', '.join(sorted(self.fields)) or 'none'}")
         return self.on(self.fields[name].on)[name]
+
+    @property
+    def names(self) -> Texts | None:
+        """The name of every graph, empty where it has none; None where no graph has one."""
+        return self.texts.get(NAME)
+
+    def with_texts(self, texts: Mapping[str, Sequence[str] | Texts]) -> "GraphBatch":
+        """The batch with texts added or replaced; InputError unless there is one per graph.
+
+        >>> from hydragnn.graphs.validate import graph_from_arrays
+        >>> graph_from_arrays([[0.0, 0.0]], [], []).with_texts({"name": ["mp-1234"]}).names
+        Texts(['mp-1234'])
+        """
+        for key, values in texts.items():
+            if isinstance(values, str) or len(values) != self.num_graphs:
+                raise InputError(f"{key}: {values!r} for {self.num_graphs} graphs; give a list with one text per graph")
+        added = {key: values if isinstance(values, Texts) else Texts(values) for key, values in texts.items()}
+        result = replace(self, texts={**self.texts, **added})
+        result._derived.update(self._derived)
+        return result
 
     def present(self, name: str) -> Bool[Tensor, " graphs"]:
         """Which graphs have the field ``name``."""
@@ -233,7 +256,14 @@ class GraphBatch:
             edges={name: _take(value, edges) for name, value in self.edges.items()},
             graphs={name: _take(value, rows_of_graphs) for name, value in self.graphs.items()},
             masks={name: _take(value, rows_of_graphs) for name, value in self.masks.items()},
+            texts=self._texts_of(rows_of_graphs),
         )
+
+    def _texts_of(self, graphs: "Rows") -> Mapping[str, Texts]:
+        if not self.texts:
+            return self.texts
+        rows = graphs if isinstance(graphs, slice) else graphs.tolist()
+        return {key: texts.select(rows) for key, texts in self.texts.items()}
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "GraphBatch":
         """The batch on ``device`` with floats in ``dtype``, None keeps what there is; far graphs are moved before they lose digits (``near_origin``)."""
@@ -326,3 +356,15 @@ def volumes(batch: GraphBatch) -> Float[Tensor, " graphs"]:
     """Volume of every cell; zero where a graph has none: it has no periodic axis, or its cell vectors span no volume."""
     known: Tensor | None = batch._derived.get(("volume", "graph"))
     return torch.linalg.det(batch.cell).abs() * batch.periodic.any(dim=1) if known is None else known
+
+
+def graph_label(batch: GraphBatch, position: int, number: int | None = None) -> str:
+    """Return what messages call a graph: its name, else its ``number``, by default its position in the batch.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> graph = graph_from_arrays([[0.0, 0.0]], [], [])
+    >>> graph_label(graph, 0, 17), graph_label(graph.with_texts({"name": ["mp-1234"]}), 0, 17)
+    ('graph 17', "graph 'mp-1234'")
+    """
+    name = batch.names[position] if batch.names is not None else ""
+    return f"graph '{name}'" if name else f"graph {position if number is None else number}"

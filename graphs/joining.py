@@ -9,6 +9,7 @@ from torch import Tensor
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.texts import join_texts
 from hydragnn.graphs.topology import Topology
 
 
@@ -49,6 +50,7 @@ def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
         edges=tensors["edge"],
         graphs=tensors["graph"],
         masks=masks,
+        texts=join_texts([(batch.texts, batch.num_graphs) for batch in batches]),
     )
 
 

@@ -12,6 +12,7 @@ from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import unbatch
+from hydragnn.graphs.texts import NAME, NAME_KEYS, name_among
 from hydragnn.graphs.validate import graph_from_arrays
 
 Data = Any  # torch_geometric.data.Data: importing it takes seconds, so only what uses it does
@@ -57,7 +58,7 @@ def from_pyg(
     edge_index = data.edge_index if data.edge_index is not None else torch.zeros(2, 0, dtype=torch.int64)
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
         raise InputError(f"{name}: edge_index of shape {tuple(edge_index.shape)} is not [2, edges]; transpose it")
-    return graph_from_arrays(
+    graph = graph_from_arrays(
         data.pos if data.get("pos") is not None else torch.zeros(count, 0),
         edge_index[0],
         edge_index[1],
@@ -70,6 +71,8 @@ def from_pyg(
         periodic=_flags(data),
         name=name,
     )
+    own = name_among({key: data[key] for key in NAME_KEYS if key in data})
+    return graph.with_texts({NAME: [own]}) if own else graph
 
 
 def to_pyg(batch: GraphBatch) -> list[Data]:
@@ -91,6 +94,7 @@ def _data(graph: GraphBatch) -> Data:
         **graph.nodes,
         **graph.edges,
         **graph.graphs,
+        **{key: texts[0] for key, texts in graph.texts.items() if texts[0] and key not in graph.fields},
     )
 
 

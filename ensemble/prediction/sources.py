@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, StoreWriter, open_store
 from hydragnn.datasets.manifest import part_name, read_manifest, write_manifest
+from hydragnn.datasets.part_texts import texts_path
 from hydragnn.ensemble.prediction.entries import unique_name
 from hydragnn.ensemble.prediction.rules import Block, Rule
 from hydragnn.ensemble.structures import made_graphs
@@ -147,6 +148,10 @@ class Building:
             name = part_name(number, manifest.backend)
             with self._writing(), suppress(FileExistsError):  # made by a rank that was thought dead
                 (whole / name).symlink_to(f"../{self._folder(number).name}/graphs.h5/{part.name}")
+            if part.texts is not None:
+                texts = texts_path(whole / part.name)
+                with self._writing(), suppress(FileExistsError):
+                    texts_path(whole / name).symlink_to(f"../{self._folder(number).name}/graphs.h5/{texts.name}")
             parts.append(replace(part, name=name, files={name: part.files[part.name]}))
         together = digest([manifest.fingerprint for manifest in manifests])
         write_manifest(whole, replace(manifests[0], parts=parts, fingerprint=together))

@@ -86,6 +86,14 @@ def with_missing_labels() -> list[GraphBatch]:
     ]
 
 
+def with_texts() -> list[GraphBatch]:
+    """Graphs of which some have a name, some a phase in words, and some neither."""
+    return [
+        graph.with_texts({key: [f"{key} {k} \N{GREEK SMALL LETTER ALPHA}"] for key in ("name", "phase")[: k % 3]})
+        for k, graph in enumerate(several(3, [ENERGY]))
+    ]
+
+
 def with_minus_zero() -> list[GraphBatch]:
     """Shifts and positions of minus zero, whose bits are not those of zero."""
     graphs = several(3, [NUMBERS])
@@ -101,6 +109,7 @@ CORNERS = {
     "no edges": [a_graph(1 + k % 3, 0, 3, [NUMBERS, BOND], k) for k in range(23)],
     "no fields": several(3, []),
     "minus zero": with_minus_zero(),
+    "texts": with_texts(),
 }
 
 
@@ -108,6 +117,7 @@ def assert_same(actual: GraphBatch, expected: GraphBatch) -> None:
     """Equal in every bit, dtype and shape."""
     pairs = {name: (getattr(actual, name), getattr(expected, name)) for name in STRUCTURE}
     assert dict(actual.fields) == dict(expected.fields)
+    assert {key: list(texts) for key, texts in actual.texts.items()} == dict(expected.texts)
     pairs |= {name: (actual[name], expected[name]) for name in expected.fields}
     pairs |= {f"mask of {name}": (actual.present(name), expected.present(name)) for name in expected.fields}
     for name, (left, right) in pairs.items():

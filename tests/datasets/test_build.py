@@ -165,6 +165,55 @@ def test_every_tenth_structure_of_several_files(tmp_path: Path) -> None:
     assert actual["energy"].tolist() == [0, 2, 4, 0, 2, 4]
 
 
+def test_names_come_from_the_data_else_from_file_and_number(tmp_path: Path) -> None:
+    originals = structures(4)
+    originals[1].info["material_id"] = "mp-1"
+    originals[2].info |= {"id": 7, "config_type": "bulk"}
+    ase.io.write(tmp_path / "a.xyz", originals)
+    atoms = {"kind": "ase", "files": ["a.xyz"], "cutoff": 3.0}
+    actual = built(tmp_path, **atoms, texts=["config_type"])
+    assert list(actual.texts["name"]) == ["a.xyz#0", "mp-1", "7", "a.xyz#3"]
+    assert list(actual.texts["config_type"]) == ["", "", "bulk", ""]
+    shutil.rmtree(tmp_path / "out.h5")
+    assert list(built(tmp_path, **atoms, index="1::2").texts["name"]) == ["mp-1", "a.xyz#3"]
+    with pytest.raises(InputError, match=r"a.xyz#0 has no text or whole number materialid for its name"):
+        built(tmp_path, **atoms, name_key="materialid")
+    with pytest.raises(
+        InputError, match=r"no graph has a text config_typ; did you mean config_type\?|no graph has a text"
+    ):
+        shutil.rmtree(tmp_path / "out.h5")
+        built(tmp_path, **atoms, texts=["config_typ", "config_type"])
+    assert not (tmp_path / "out.h5").exists()
+
+
+@pytest.mark.parametrize("kind", ["pyg", "npz", "mesh", "grains"])
+def test_every_kind_of_source_names_its_graphs(kind: str, tmp_path: Path) -> None:
+    data = torch_geometric("data").Data
+    edges, positions = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0.0, 0, 0], [1, 0, 0]])
+    torch.save([data(pos=positions, edge_index=edges, label=f"g{k}", phase="ice") for k in range(2)], tmp_path / "a.pt")
+    labels = {"label": np.array(["g0", "g1"]), "phase": np.array(["ice", "ice"])}
+    np.savez(tmp_path / "a.npz", n=[2, 2], pos=np.tile(positions, (2, 1)), **labels)
+    for k in range(2):
+        triangle = meshio.Mesh([[0, 0], [1, 0], [0, 1]], [("triangle", [[0, 1, 2]])])
+        meshio.write(tmp_path / f"g{k}.vtk", triangle)
+    (tmp_path / "labels.csv").write_text("file,label,phase\ng0.vtk,g0,ice\ng1.vtk,g1,ice\n")
+    (tmp_path / "grains.csv").write_text("graph\n3\n3\n8\n8\n")
+    (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n3,0,1\n8,0,1\n")
+    (tmp_path / "graphs.csv").write_text("graph,label,phase\n3,g0,ice\n8,g1,ice\n")
+    table: dict[str, Any] = {
+        "pyg": {"files": ["a.pt"]},
+        "npz": {"files": ["a.npz"], "nodes": "n", "positions": "pos", "cutoff": 2.0},
+        "mesh": {"files": ["*.vtk"], "labels": "labels.csv"},
+        "grains": {"files": ["grains.csv"], "edges": "contacts.csv", "graphs": "graphs.csv"},
+    }[kind]
+    defaults = {"pyg": "a.pt#0 a.pt#1", "npz": "a.npz#0 a.npz#1", "mesh": "g0.vtk g1.vtk", "grains": "3 8"}
+    assert list(built(tmp_path, kind=kind, **table).texts["name"]) == defaults[kind].split()
+    shutil.rmtree(tmp_path / "out.h5")
+    actual = built(tmp_path, kind=kind, **table, name_key="label", texts=["phase"])
+    assert list(actual.texts["name"]) == ["g0", "g1"]
+    assert list(actual.texts["phase"]) == ["ice", "ice"]
+
+
 def test_torch_geometric_lists_come_back(tmp_path: Path, graph: Callable[..., GraphBatch]) -> None:
     graphs = [graph(3 + k, 5, seed=k) for k in range(4)]
     torch.save([to_pyg(one)[0] for one in graphs], tmp_path / "list.pt")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,12 +37,16 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> BuildSettings:
         for number in range(GRAPHS // 2):
             atoms = Atoms("CO2", positions=rng.random((3, 3)) * 3)
             atoms.info["label"] = float(file * GRAPHS + number)
+            atoms.info["config_type"] = "gas" if number % 2 else "liquid"
+            if number == 3:
+                atoms.info["material_id"] = "mp-3"
             structures.append(atoms)
         write(folder / f"{file}.xyz", structures)
     table = {
         "kind": "ase",
         "files": ["*.xyz"],
         "cutoff": 3.0,
+        "texts": ["config_type"],
         "fields": [{"name": "label", "on": "graph", "dtype": "float64", "role": "target"}],
     }
     return read_build_settings(table, folder / "BUILD.toml")
@@ -55,9 +60,13 @@ def test_several_processes_build_the_store_of_one(settings: BuildSettings, tmp_p
     assert one.fingerprint == several.fingerprint  # of every bit of every graph, in their order
     assert (one.attributes, one.fields()) == (several.attributes, several.fields())
     np.testing.assert_array_equal(one.column("label").values, several.column("label").values)
+    names = [f"{file}.xyz#{number}" for file in range(2) for number in range(GRAPHS // 2)]
+    names[3] = names[GRAPHS // 2 + 3] = "mp-3"
+    assert list(one.texts["name"]) == list(several.texts["name"]) == names
+    assert list(several.texts["config_type"]) == list(one.texts["config_type"]) == ["liquid", "gas"] * (GRAPHS // 2)
     assert check_store(tmp_path / "several.h5") == []
     assert heard[-1] == GRAPHS
-    assert all(file.name == "manifest.json" or file.suffix == ".h5" for file in several.path.iterdir())
+    assert all(re.fullmatch(r"manifest.json|part-\d{5}.h5(.texts.gz)?", file.name) for file in several.path.iterdir())
 
 
 def test_a_structure_that_cannot_be_read_leaves_no_store(settings: BuildSettings, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hydragnn.datasets import (
     StoreWriter,
     WithoutEdges,
     check_graphs,
+    check_store,
     convert_store,
     finish_store,
     open_store,
@@ -116,3 +117,20 @@ def test_numbers_count_over_all_parts(store: MemoryStore, tmp_path: Path) -> Non
 
 def test_a_store_in_memory_has_no_changed_graphs(store: MemoryStore) -> None:
     assert not read_checked(store, np.arange(10))[1].any()
+
+
+def test_a_changed_text_is_told_by_the_check_and_to_its_reader(store: MemoryStore, tmp_path: Path) -> None:
+    path = tmp_path / "store.h5"
+    with StoreWriter(path, store.fields(), dim=3) as writer:
+        writer.write(store.read(range(60)).with_texts({"name": [f"mp-{number}" for number in range(60)]}))
+    (file,) = path.glob("*.texts.gz")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert [f"{file} was changed" in problem for problem in check_store(path)] == [True]
+    batch = open_store(path).read([3])  # which needs no texts
+    with pytest.raises(InputError, match=r"texts.gz cannot be read .*; copy the store again"):
+        list(batch.texts["name"])
+    file.unlink()
+    with pytest.raises(InputError, match=r"texts.gz is missing; copy the whole store again"):
+        open_store(path)

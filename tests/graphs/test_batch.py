@@ -1,12 +1,25 @@
 """A batch owns what follows from it: nothing derived outlives the edges, and any graphs can be taken out of it."""
 
+import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from hydragnn.errors import InputError
-from hydragnn.graphs import Field, GraphBatch, Topology, concatenate, edge_vectors, graph_from_arrays, unbatch, validate
+from hydragnn.graphs import (
+    Field,
+    GraphBatch,
+    Texts,
+    Topology,
+    concatenate,
+    edge_vectors,
+    graph_from_arrays,
+    graph_label,
+    unbatch,
+    validate,
+)
 from hydragnn.graphs.topology import counted_offsets, searched_offsets
 from hydragnn.kernels import gather_multiply_sum, scatter_multiply_sum
 
@@ -196,3 +209,33 @@ def test_a_batch_says_on_one_line_what_it_is() -> None:
         "GraphBatch(4 graphs, 10 nodes, 16 edges, dim 2; mass (node), force (node), length (edge), "
         "energy (graph, masked); cpu)"
     )
+
+
+def test_names_stay_with_their_graphs() -> None:
+    batch = concatenate([graph(2).with_texts({"name": ["first"]}), graph(3), graph(4).with_texts({"name": ["third"]})])
+    assert list(batch.names or ()) == ["first", "", "third"]
+    picked = batch.select([2, 0, 2]).to(dtype=torch.float32).with_fields(drop=["mass"])
+    assert list(picked.names or ()) == ["third", "first", "third"]
+    assert [list(one.names or ()) for one in unbatch(batch)] == [["first"], [""], ["third"]]
+    assert graph(2).names is None
+    assert [graph_label(batch, position, 10 + position) for position in range(3)] == [
+        "graph 'first'",
+        "graph 11",
+        "graph 'third'",
+    ]
+    with pytest.raises(InputError, match=r"name: .* for 3 graphs; give a list with one text per graph"):
+        batch.with_texts({"name": ["one"]})
+
+
+def test_names_are_read_when_they_are_asked_for_and_not_before() -> None:
+    asked: list[list[int]] = []
+
+    def read(rows: np.ndarray) -> list[str]:
+        asked.append(rows.tolist())
+        return [f"text {row}" for row in rows]
+
+    batch = replace(concatenate([graph(2), graph(3), graph(4)]), texts={"name": Texts.unread(read, 3)})
+    joined = concatenate([batch.select([2, 0]), batch])
+    assert not asked
+    assert pickle.loads(pickle.dumps(joined.names)) == ["text 2", "text 0", "text 0", "text 1", "text 2"]
+    assert asked == [[2, 0], [0, 1, 2]]

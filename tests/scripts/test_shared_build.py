@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,8 +82,9 @@ def assert_is_the_store_of_one(source: Path, store: Path, one: Path) -> None:
     assert (actual.attributes, actual.fields()) == (expected.attributes, expected.fields())
     for name in (field.name for field in expected.fields()):
         np.testing.assert_array_equal(actual.column(name).values, expected.column(name).values)
+    assert {key: list(texts) for key, texts in actual.texts.items()} == dict(expected.texts)
     assert check_store(store) == []
-    assert all(file.name == "manifest.json" or file.suffix == ".h5" for file in store.iterdir())
+    assert all(re.fullmatch(r"manifest.json|part-\d{5}.h5(.texts.gz)?", file.name) for file in store.iterdir())
     assert sorted(path.name for path in store.parent.iterdir()) == sorted([store.name, one.name])
 
 

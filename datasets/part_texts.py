@@ -1,0 +1,116 @@
+"""Texts of a part of a store: a file beside it, one gzip member of JSON per block, so that a few texts are a short read."""
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.texts import Texts
+
+SUFFIX = ".texts.gz"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextsInfo:
+    """File of a part's texts, as the manifest describes it."""
+
+    graphs: dict[str, int]
+    """How many graphs have a text, by key."""
+    members: list[int]
+    """Bytes of every block; 0 where none of its graphs has a text."""
+    blake2b: str
+
+    @property
+    def bytes(self) -> int:
+        """Size of the file."""
+        return sum(self.members)
+
+
+def texts_path(part: Path) -> Path:
+    """Return the file with the texts of a part."""
+    return part.with_name(f"{part.name}{SUFFIX}")
+
+
+def texts_info(table: Any, blocks: int) -> TextsInfo:
+    """Return what ``asdict`` wrote of a part with so many blocks; KeyError, TypeError and ValueError where it is damaged."""
+    info = TextsInfo(
+        graphs={str(key): int(count) for key, count in table["graphs"].items()},
+        members=[int(size) for size in table["members"]],
+        blake2b=table["blake2b"],
+    )
+    if len(info.members) != blocks or min(info.members, default=0) < 0:
+        raise ValueError("texts are not those of the blocks")
+    return info
+
+
+class TextsWriter:
+    """Appends the texts of blocks; the file begins with the first text."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is written yet."""
+        self.path = path
+        self.graphs: dict[str, int] = {}
+        self.members: list[int] = []
+
+    def append(self, texts: Mapping[str, Texts]) -> None:
+        """Append the texts of a block; OSError where there is no space."""
+        columns = {key: list(values) for key, values in texts.items() if any(values)}
+        content = gzip.compress(json.dumps(columns, ensure_ascii=False).encode(), mtime=0) if columns else b""
+        if content:
+            with self.path.open("ab") as file:
+                file.write(content)
+        self.members.append(len(content))
+        for key, values in columns.items():
+            self.graphs[key] = self.graphs.get(key, 0) + sum(map(bool, values))
+
+
+class TextsReader:
+    """Reads texts block by block, and keeps those of the last few blocks."""
+
+    def __init__(self, path: Path, info: TextsInfo, graphs: Sequence[int]) -> None:
+        """The file of a part whose blocks have so many ``graphs``; nothing is opened yet."""
+        self._path, self._info, self._graphs = path, info, graphs
+        self._first = np.concatenate([[0], np.cumsum(graphs, dtype=np.int64)])
+        self._begin = np.concatenate([[0], np.cumsum(info.members, dtype=np.int64)])
+        self._block = lru_cache(maxsize=4)(self._read_block)
+
+    def check(self) -> None:
+        """Raise InputError where the file is missing or cut off."""
+        size = self._path.stat().st_size if self._path.is_file() else None
+        if self._info.bytes and size != self._info.bytes:
+            have = "is missing" if size is None else f"has {size} bytes where {self._info.bytes} were written"
+            raise InputError(f"{self._path} {have}; copy the whole store again")
+
+    def read(self, key: str, graphs: Int64[ndarray, " chosen"]) -> list[str]:
+        """Return the texts of graphs by their numbers in the part; empty for those that have none."""
+        blocks = np.searchsorted(self._first, graphs, side="right") - 1
+        places = (graphs - self._first[blocks]).tolist()
+        texts = []
+        for block, place in zip(blocks.tolist(), places):
+            column = self._block(block).get(key)
+            texts.append("" if column is None else column[place])
+        return texts
+
+    def _read_block(self, block: int) -> dict[str, list[str]]:
+        size = self._info.members[block]
+        if not size:
+            return {}
+        try:
+            with self._path.open("rb") as file:
+                content = os.pread(file.fileno(), size, int(self._begin[block]))
+            columns = json.loads(gzip.decompress(content))
+            if any(len(values) != self._graphs[block] or {*map(type, values)} != {str} for values in columns.values()):
+                raise ValueError("it has not one text per graph")
+        except (OSError, EOFError, ValueError, TypeError, AttributeError, zlib.error) as error:
+            raise InputError(f"{self._path} cannot be read ({error}); copy the store again") from error
+        return dict(columns)

@@ -1,0 +1,123 @@
+"""Texts of graphs, one per graph and key: their names, and other labels that no model reads."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, overload
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+NAME = "name"
+"""Key of the names: a material's id, or file and frame."""
+
+NAME_KEYS = (NAME, "id", "material_id", "mp_id", "config_id", "structure_id", "mol_id", "identifier", "uid", "sid")
+"""Entries of a structure that are taken for its name, the first one that is there."""
+
+
+class Texts:
+    """One text per graph, read when one is first asked for; empty where a graph has none.
+
+    >>> texts = Texts(["mp-1", "", "mp-3"])
+    >>> list(texts.select([2, 0])), texts[1:]
+    (['mp-3', 'mp-1'], Texts(['', 'mp-3']))
+    """
+
+    __slots__ = ("_read", "_rows", "_values")
+
+    def __init__(self, values: Sequence[str]) -> None:
+        """The texts themselves."""
+        self._values: list[str] | None = list(values)
+        self._rows: Int64[ndarray, " graphs"] | None = None
+        self._read: Callable[[Int64[ndarray, " graphs"]], list[str]] | None = None
+
+    @classmethod
+    def unread(cls, read: Callable[[Int64[ndarray, " graphs"]], list[str]], count: int) -> "Texts":
+        """Return ``count`` texts that ``read`` gives by number."""
+        texts = cls(())
+        texts._read, texts._rows, texts._values = read, np.arange(count), None
+        return texts
+
+    @property
+    def values(self) -> list[str]:
+        """The texts, read now where they were not."""
+        if self._values is None:
+            assert self._read is not None and self._rows is not None
+            self._values = self._read(self._rows)
+            self._read = self._rows = None
+        return self._values
+
+    def select(self, rows: slice | Sequence[int] | Int64[ndarray, " rows"]) -> "Texts":
+        """Return the texts with these numbers, which are not read for it."""
+        if self._rows is not None:
+            chosen = Texts(())
+            chosen._read, chosen._values = self._read, None
+            chosen._rows = self._rows[rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)]
+            return chosen
+        values = self.values
+        return Texts(values[rows] if isinstance(rows, slice) else [values[row] for row in rows])
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Texts": ...
+    def __getitem__(self, index: int | slice) -> "str | Texts":
+        return self.select(index) if isinstance(index, slice) else self.values[index]
+
+    def __len__(self) -> int:
+        return len(self.values if self._rows is None else self._rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        return self.values == list(other) if isinstance(other, Sequence | Texts) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Texts({self.values!r})"
+
+    def __reduce__(self) -> tuple[type["Texts"], tuple[list[str]]]:
+        return Texts, (self.values,)
+
+
+def join_texts(parts: Sequence[tuple[Mapping[str, Texts], int]]) -> dict[str, Texts]:
+    """Return the texts of consecutive batches, each with its number of graphs; nothing is read for it.
+
+    >>> join_texts([({"name": Texts(["a"])}, 1), ({}, 2)])
+    {'name': Texts(['a', '', ''])}
+    """
+    keys = dict.fromkeys(key for texts, _ in parts for key in texts)
+    count = sum(count for _, count in parts)
+    return {key: Texts.unread(partial(_read_joined, parts, key), count) for key in keys}
+
+
+def _read_joined(
+    parts: Sequence[tuple[Mapping[str, Texts], int]], key: str, rows: Int64[ndarray, " rows"]
+) -> list[str]:
+    first = np.cumsum([0, *(count for _, count in parts)])
+    owners = np.searchsorted(first, rows, side="right") - 1
+    texts = [part.get(key) for part, _ in parts]
+    pairs = zip(owners.tolist(), (rows - first[owners]).tolist())
+    return ["" if (column := texts[owner]) is None else column[row] for owner, row in pairs]
+
+
+def as_text(value: Any) -> str:
+    """Return a text, or a whole number as one; empty for anything else.
+
+    >>> as_text(np.int64(7)), as_text(b"mp-1"), as_text([1, 2]), as_text(None)
+    ('7', 'mp-1', '', '')
+    """
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if getattr(value, "size", 0) == 1 and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return " ".join(str(value).split())
+    return ""
+
+
+def name_among(values: Mapping[str, Any]) -> str:
+    """Return the name of a structure among its entries; empty where none is one of ``NAME_KEYS``."""
+    return next((text for key in NAME_KEYS if key in values and (text := as_text(values[key]))), "")
