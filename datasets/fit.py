@@ -14,6 +14,7 @@ from hydragnn.datasets.store import GraphStore
 from hydragnn.datasets.survey import BLOCK, FieldSummary, Survey, merge_summaries
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.units import label_factors
 
 SPECIES = 119
 """Atomic numbers, with 0."""
@@ -68,7 +69,8 @@ def fit_normalisation(
     Scalars: mean and standard deviation per component (0 becomes 1). Vectors and targets that are not centred:
     mean 0 and one common root mean square, so that rotations still act on them; tensors: the mean trace over dim on the diagonal, and
     one common root mean square of the rest. Extensive targets: mean 0 and the root mean square of value minus
-    references per node; with forces, the root mean square of all force components, shared by energy, forces and stress.
+    references per node; with forces, the root mean square of all force components, shared by energy, forces and stress (times the
+    factor between the units of their labels, where these differ).
     InputError where a field is missing or has no value in the training part.
     """
     survey = survey or Survey(store, indices)
@@ -87,7 +89,9 @@ def fit_normalisation(
             continue
         if target.extensive and field.on == "graph":
             derived = {other.derivative: other.field.name for other in targets if other.source == field.name}
-            scales |= _extensive_scales(survey, known, field, derived, references.get(field.name, {}))
+            fields = {what: _known(known, name) for what, name in derived.items()}
+            factors = label_factors(field, fields, store.attributes, store.dim)
+            scales |= _extensive_scales(survey, field, fields, factors, references.get(field.name, {}))
         else:
             scales[field.name] = _scale(survey, field, centred=target.centred)
     return Normalisation(scales=scales, references=references)
@@ -203,18 +207,19 @@ def fitted_references(survey: Survey, field: Field) -> dict[int, float]:
 
 def _extensive_scales(
     survey: Survey,
-    known: dict[str, Field],
     field: Field,
-    derived: dict[str, str],
+    derived: dict[str, Field],
+    factors: dict[str, float],
     references: dict[int, float],
 ) -> dict[str, Scale]:
+    """One std for an energy and its derivatives, times the factor of the unit that labels of a derivative have."""
     if "forces" in derived:
-        std = _scale(survey, _known(known, derived["forces"]), centred=False).std[0]
+        std = _scale(survey, derived["forces"], centred=False).std[0] / factors["forces"]
     else:
         std = _rms_per_node(survey, field, references)
     std = std if std > 0 else 1.0
-    names = [field.name, *derived.values()]
-    return {name: Scale(mean=(0.0,) * (w := _known(known, name).width), std=(std,) * w) for name in names}
+    stds = {field: std, **{one: std * factors[what] for what, one in derived.items()}}
+    return {one.name: Scale(mean=(0.0,) * one.width, std=(own,) * one.width) for one, own in stds.items()}
 
 
 def _rms_per_node(survey: Survey, field: Field, references: dict[int, float]) -> float:

@@ -36,7 +36,8 @@ class Scale:
 class Normalisation:
     """Scales by field name, and reference values per atomic number that are taken off a graph field before scaling.
 
-    An energy, its forces and its stress share one std, so that forces stay minus the gradient of the energy.
+    An energy, its forces and its stress share one std, so that forces stay minus the gradient of the energy; that of labels in
+    other units (GPa beside eV and Angstrom) is multiplied by the factor between them.
     """
 
     scales: Mapping[str, Scale] = member(default_factory=dict)

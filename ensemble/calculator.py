@@ -1,6 +1,6 @@
 """An ensemble as an ASE calculator: energies, forces and stress with their uncertainties."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.structures import training_attributes
 from hydragnn.errors import InputError
 from hydragnn.graphs.atomic import value_on
 from hydragnn.graphs.skin import SkinList
+from hydragnn.graphs.units import in_ase_units, length_in_angstrom
 from hydragnn.imports import allow_code as _allow_code
-
-EV = ("", "eV")
 
 
 class Results(dict[str, Any]):
@@ -35,7 +35,7 @@ class Results(dict[str, Any]):
 
 
 class EnsembleCalculator(Calculator):
-    """Energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) as means over the members.
+    """Energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) as means over the members, whatever the units of their labels.
 
     A structure without a volume (no periodic axis, or a cell vector of length zero) has no stress. ``results`` also finds ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
     and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), ``domain``: empty, or what about the
@@ -44,10 +44,11 @@ class EnsembleCalculator(Calculator):
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
-        """InputError where the ensemble has no energy in eV or does not read atoms."""
+        """InputError where the ensemble has no energy, in a unit that is known, or does not read atoms."""
         super().__init__()
         self.ensemble = ensemble
         self.names = _names(ensemble)
+        self.factors = _factors(ensemble, self.names)
         self.structures = ensemble.structures
         self.neighbours = SkinList()
         self.values: dict[str, Any] = {}
@@ -79,7 +80,7 @@ class EnsembleCalculator(Calculator):
             for quantity, suffix in (("mean", ""), ("std", "_std"), ("lower", "_lower"), ("upper", "_upper")):
                 values = one[quantity]
                 if np.isfinite(values).all():
-                    (results.others if suffix else results)[name + suffix] = _as_ase(name, values)
+                    (results.others if suffix else results)[name + suffix] = _as_ase(name, values * self.factors[name])
         results["free_energy"] = results["energy"]
         results.others |= {"domain": predictions.domain[0], "domain_score": float(predictions.domain_score[0])}
 
@@ -107,10 +108,23 @@ def _names(ensemble: Ensemble) -> dict[str, str]:
         raise InputError(
             "the ensemble predicts no energy, so it cannot be a calculator; train a head with forces, or named energy"
         )
-    if energy.unit not in EV:
-        raise InputError(f"{energy.name} is in {energy.unit}, and a calculator speaks eV; build the store in eV")
     derived: dict[str, str] = {target.derivative: target.name for target in targets if target.source == source}
     return {"energy": target_of_energy.name, **derived}
+
+
+def _factors(ensemble: Ensemble, names: Mapping[str, str]) -> dict[str, float]:
+    """How many of ASE's units one of the unit of each property's labels is; InputError where it is not known.
+
+    A property without a unit fits the others, and is in ASE's where none has one.
+    """
+    fields = {target.name: target.field for target in ensemble.targets}
+    if length_in_angstrom(training_attributes(ensemble.members, ensemble.manifest)) != 1.0:
+        raise InputError(
+            "the positions of the training data are not in Angstrom, and those of ASE are; build the store in Angstrom"
+        )
+    units = {what: fields[name].unit for what, name in names.items()}
+    known = {what: in_ase_units(unit, what, f"field {names[what]}") for what, unit in units.items() if unit}  # type: ignore[arg-type]
+    return {what: known.get(what, next(iter(known.values()), 1.0)) for what in units}
 
 
 def _as_ase(name: str, values: np.ndarray) -> Any:

@@ -16,7 +16,8 @@ from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_spli
 from hydragnn.errors import InputError, about, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
-from hydragnn.models import ModelDescription, check_shared, make_description
+from hydragnn.graphs.units import label_factors
+from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
 from hydragnn.runs.cutoff import check_cutoff, check_pairs, cutoff_of
 
 Stores = GraphStore | Mapping[str, GraphStore]
@@ -117,8 +118,18 @@ def described_branches(
                 branch=branch.name,
             )
             check_pairs(encoder.global_attention, store)
+            for head in model.heads:
+                head_factors(head, model, store)
             described.append(DescribedBranch(settings=branch, store=visible, model=model, unseen_inputs=left_out))
     return described
+
+
+def head_factors(head: HeadSettings, model: ModelDescription, store: GraphStore) -> dict[str, float]:
+    """Return the factors between derivatives of an energy head and their labels; InputError where units do not fit together."""
+    if head.kind != "energy":
+        return {}
+    derived = {what: model.fields[name] for what, name in head.derivatives.items()}
+    return label_factors(model.fields[head.field], derived, store.attributes, store.dim)
 
 
 def plan_run(

@@ -1,7 +1,7 @@
 """What a run record says before the first step: configuration, data, versions, machine."""
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from hydragnn.architectures import GeometricSettings
 from hydragnn.config import hash_of
+from hydragnn.datasets import GraphStore
 from hydragnn.distributed.launch import host_name
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_rows
 from hydragnn.files import digest
+from hydragnn.models import HeadSettings, ModelDescription
 from hydragnn.record import BranchRecord, RunRecord
 from hydragnn.runs.cutoff import (
     can_be_silenced,
@@ -22,7 +24,7 @@ from hydragnn.runs.cutoff import (
     without_envelope,
     without_the_farther,
 )
-from hydragnn.runs.plan import RunPlan
+from hydragnn.runs.plan import RunPlan, head_factors
 from hydragnn.runs.statistics_cache import StatisticsCache, digest_of
 from hydragnn.training.data import RunData
 
@@ -56,6 +58,7 @@ def notes_on(plan: RunPlan, ranks: Ranks, device: torch.device, heartbeat: Calla
     for branch in plan.branches:
         model, of = branch.model, f"branch {branch.name}: " if branch.name else ""
         derived = any(head.derivatives for head in model.heads)
+        notes += [of + sentence for head in model.heads for sentence in _conversions(head, model, branch.store)]
         encoder, store = model.model, branch.store
         if derived and encoder.kinks:
             notes.append(f"{of}forces and stress of {encoder.kind} are not smooth: {encoder.kinks}")
@@ -70,6 +73,17 @@ def notes_on(plan: RunPlan, ranks: Ranks, device: torch.device, heartbeat: Calla
             silenced, edges = _silenced(cache, branch.split.train, encoder.cutoff)
             notes += [of + sentence_on(silenced, edges, encoder.cutoff)] if silenced else []
     return notes
+
+
+def _conversions(head: HeadSettings, model: ModelDescription, store: GraphStore) -> Iterator[str]:
+    """What to tell of labels in other units than the derivatives of their energy."""
+    for what, factor in head_factors(head, model, store).items():
+        field = model.fields[head.derivatives[what]]
+        if factor != 1.0:
+            yield (
+                f"{field.name} is learned and predicted in {field.unit}: {factor:.8g} times the derivative of {head.field} in "
+                f"{model.fields[head.field].unit or 'its unit'}"
+            )
 
 
 def _silenced(cache: StatisticsCache, train: NDArray[np.int64], cutoff: float) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ase import Atoms
+from ase import Atoms, units
 from ase.build import bulk
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.emt import EMT
@@ -103,14 +103,80 @@ def test_a_structure_that_cannot_be_predicted_is_refused(folder: Path, frames: l
         atoms.get_potential_energy()
 
 
-def test_an_ensemble_in_another_unit_is_no_calculator(runs: list[Path], tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_an_energy_in_another_unit_is_converted_and_an_unknown_one_refused(
+    runs: list[Path], frames: list[Atoms], tmp_path: Path
+) -> None:
+    run, atoms = tmp_path / "run", frames[3].copy()
     shutil.copytree(runs[0], run)
     value = json.loads((run / "model" / "model.json").read_text())
-    next(field for field in value["fields"] if field["name"] == "energy").update(unit="Ry")
+    atoms.calc = calculator(run)
+    energy = atoms.get_potential_energy()
+    for unit, factor in (("Ry", units.Ry), ("kcal/mol", units.kcal / units.mol)):
+        next(field for field in value["fields"] if field["name"] == "energy").update(unit=unit)
+        write_sealed(run / "model" / "model.json", value)
+        atoms.calc = calculator(run)
+        assert atoms.get_potential_energy() == pytest.approx(factor * energy, rel=1e-6)
+    next(field for field in value["fields"] if field["name"] == "energy").update(unit="of the code")
     write_sealed(run / "model" / "model.json", value)
-    with pytest.raises(InputError, match="speaks eV"):
+    with pytest.raises(InputError, match="field energy: the unit 'of the code' is not known; write eV,"):
         calculator(run)
+
+
+IN_ASE = {
+    "eV and Angstrom": ("eV", "eV/Angstrom", "eV/Angstrom^3", 1.0, 1.0, 1.0),
+    "chemists' units": (
+        *("kcal/mol", "Ha/Bohr", "kbar"),
+        *(units.kcal / units.mol, units.Ha / units.Bohr, 0.1 * units.GPa),
+    ),
+}
+
+
+def test_labels_in_other_units_are_learned_and_predicted_alike(tmp_path: Path) -> None:
+    copper, predicted = bulk("Cu", cubic=True), []
+    for name, (energy, forces, stress, *sizes) in IN_ASE.items():
+        frames = []
+        for number in range(12):
+            atoms = copper.copy()
+            atoms.rattle(0.1, seed=number)
+            atoms.set_cell(atoms.cell.array * (1 + 0.01 * (number % 3)), scale_atoms=True)
+            atoms.calc = EMT()
+            labels = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress()
+            atoms.calc = SinglePointCalculator(
+                atoms,
+                **{what: label / size for what, label, size in zip(("energy", "forces", "stress"), labels, sizes)},
+            )
+            frames.append(atoms)
+        fields = (
+            Field(name="energy", on="graph", unit=energy, role="target", dtype="float64"),
+            Field(name="forces", on="node", shape=(3,), unit=forces, parity="vector", role="target", dtype="float64"),
+            Field(
+                name="stress", on="graph", shape=(3, 3), unit=stress, parity="tensor", role="target", dtype="float64"
+            ),
+        )
+        store = MemoryStore([from_ase(one, 4.0, fields=fields) for one in frames], {"cutoff": 4.0, "source": "ase"})
+        head = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "stress": "stress"}
+        table = {
+            "data": {"store": str(tmp_path / "copper.h5")},
+            "split": {"train": 0.5, "valid": 0.25},
+            "model": {"kind": "schnet", "hidden_dim": 4, "num_layers": 1, "num_radial": 6},
+            "heads": [{**head, "hidden_dims": [4]}],
+            "train": {"epochs": 2, "precision": "fp64"},
+        }
+        record = train(RunConfig.parse(table), tmp_path / name, store=store)
+        assert len([note for note in record.notes if "is learned and predicted in" in note]) == (
+            2 if sizes[0] != 1 else 0
+        )
+        predicted.append((atoms := frames[3].copy(), record))
+        atoms.calc = calculator(tmp_path / name)
+    (ours, first), (theirs, second) = predicted
+    assert second.best["valid/loss"] == pytest.approx(first.best["valid/loss"], rel=1e-5)
+    assert second.best["valid/stress/mae"] == pytest.approx(
+        first.best["valid/stress/mae"] / (0.1 * units.GPa), rel=1e-5
+    )
+    # constants of ASE and pint differ by 1e-8, and steps repeat the difference
+    assert theirs.get_potential_energy() == pytest.approx(ours.get_potential_energy(), rel=1e-5)
+    np.testing.assert_allclose(theirs.get_forces(), ours.get_forces(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(theirs.get_stress(), ours.get_stress(), rtol=1e-4, atol=1e-8)
 
 
 def test_an_ensemble_about_something_else_than_atoms_takes_no_structures(folder: Path) -> None:

@@ -1,0 +1,146 @@
+"""Units of energies, their derivatives and lengths, parsed by pint and compared by dimension and scale."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.field import Field
+
+Quantity = Literal["energy", "forces", "stress", "length"]
+
+LENGTH_UNIT = "length_unit"
+"""The attribute of a store that names the unit of its positions and cells."""
+
+OF_ASE = {"energy": "eV", "forces": "eV/Angstrom", "stress": "eV/Angstrom^{dim}", "length": "Angstrom"}
+ATOMIC = {"energy": "Ha", "forces": "Ha/bohr", "stress": "Ha/bohr^{dim}", "length": "bohr"}
+ATOMIC_NAMES = ("a.u.", "au", "atomic units")
+USUAL = {
+    "energy": "eV, meV, Ha, Ry, kcal/mol or kJ/mol",
+    "forces": "eV/Angstrom, Ha/bohr, Ry/bohr or kcal/mol/Angstrom",
+    "stress": "eV/Angstrom^3, GPa or kbar",
+    "length": "Angstrom, bohr or nm",
+}
+OTHER_NAMES = {
+    "angstrom": ("A", "Å", "Ang", "ang", "Angstrom", "Angstroms", "angstroms"),
+    "hartree": ("Ha", "Hartree"),
+    "millihartree": ("mHa", "mEh"),
+    "bohr": ("Bohr", "a0", "a_0", "au"),
+    "rydberg": ("Rydberg",),
+    "eV": ("ev",),
+    "atom": ("atoms",),
+}
+"""Names that pint does not know, or takes for something else (A for ampere, au for the distance of the sun)."""
+CLOSE = 1e-6
+"""Two scales are equal where they differ by less: programs use constants of different years."""
+
+
+def in_ase_units(unit: str, what: Quantity, where: str, dim: int = 3) -> float:
+    """Return how many of ASE's units (eV, Angstrom and their quotients) one ``unit`` is.
+
+    A stress is an energy per volume of ``dim`` dimensions. InputError that begins with ``where`` for a unit that is not known, or of
+    something else.
+
+    >>> round(in_ase_units("kcal/mol", "energy", "energy"), 7), round(in_ase_units("GPa", "stress", "stress"), 9)
+    (0.0433641, 0.006241509)
+    >>> round(in_ase_units("Ha/Bohr", "forces", "forces"), 5), in_ase_units("eV/A", "forces", "forces")
+    (51.42207, 1.0)
+    """
+    of_ase = OF_ASE[what].format(dim=dim)
+    if unit in (of_ase, of_ase.replace("Angstrom", "A"), of_ase.replace("Angstrom", "Å")):
+        return 1.0  # parsing takes half a second the first time
+    try:
+        value, kind = parsed(ATOMIC[what].format(dim=dim) if unit in ATOMIC_NAMES else unit)
+    except Exception as error:  # pint raises whatever its parser raises
+        raise InputError(f"{where}: the unit {unit!r} is not known; write {USUAL[what]}, or leave it out") from error
+    if "[atom]" in kind:
+        raise InputError(
+            f"{where} is in {unit}, and an energy head predicts the sum over atoms; build the store with totals, or predict it with "
+            'kind = "scalar"'
+        )
+    expected, own_kind = parsed(of_ase)
+    if kind != own_kind:
+        raise InputError(f"{where}: {unit!r} is no unit of {what}; write {USUAL[what]}, or leave it out")
+    return value / expected
+
+
+@cache
+def parsed(unit: str) -> tuple[float, dict[str, float]]:
+    """Return a unit in pint's base units, moles counted as numbers, and its dimensions; pint's errors where it is not known."""
+    text = re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit.strip("[] "))
+    text = re.sub(r"[^\W\d]\w*", lambda match: _pint_names().get(match[0], match[0]), text)
+    quantity = _registry().Quantity(1.0, text).to_base_units()
+    moles = quantity.dimensionality.get("[substance]", 0)
+    quantity = (quantity * _registry().Quantity(6.02214076e23, "1/mol") ** moles).to_base_units()
+    return float(quantity.magnitude), {name: float(power) for name, power in quantity.dimensionality.items()}
+
+
+@cache
+def _registry() -> Any:
+    import pint
+
+    registry: Any = pint.UnitRegistry()
+    registry.define("atom = [atom]")
+    return registry
+
+
+@cache
+def _pint_names() -> dict[str, str]:
+    return {other: name for name, others in OTHER_NAMES.items() for other in others}
+
+
+def label_factors(
+    energy: Field, derived: Mapping[str, Field], attributes: Mapping[str, Any], dim: int = 3
+) -> dict[str, float]:
+    """Return by which factor each derivative of an energy is multiplied to be in the unit of its field.
+
+    ``derived`` are the fields of ``forces`` and ``stress``. What has no unit fits the others. Positions are in the ``length_unit``
+    of the store's attributes, or in Angstrom. InputError for units that are not known or do not fit together.
+
+    >>> forces = Field(name="forces", on="node", shape=(3,), unit="kcal/mol/Angstrom", parity="vector")
+    >>> round(label_factors(Field(name="energy", on="graph", unit="eV"), {"forces": forces}, {"source": "ase"})["forces"], 4)
+    23.0605
+    """
+    fields = {"energy": energy, **derived}
+    if not derived:
+        if re.search(r"(/|\bper\b) *atoms?\b", energy.unit):
+            in_ase_units(energy.unit, "energy", f"field {energy.name}")
+        return {}
+    sizes = {what: in_ase_units(one.unit, what, f"field {one.name}", dim) for what, one in fields.items() if one.unit}  # type: ignore[arg-type]
+    if (
+        "virial" in (name := getattr(derived.get("stress"), "name", "").lower())
+        and "stress" not in name
+        and "stress" not in sizes
+    ):
+        raise InputError(
+            f'field {name}: a head predicts stress, and virials become it by convert = "virial" in the build file; or declare the unit'
+        )
+    if not sizes:
+        return dict.fromkeys(derived, 1.0)
+    powers = {"energy": 0, "forces": 1, "stress": dim}
+    length = length_in_angstrom(attributes)
+    size, power = next((size, powers[what]) for what, size in sizes.items())
+    energies = size * length**power  # eV in one unit of the predicted energy
+    factors = {what: energies / length ** powers[what] / sizes[what] if what in sizes else 1.0 for what in derived}
+    factors = {what: 1.0 if abs(factor - 1.0) < CLOSE else factor for what, factor in factors.items()}
+    for what, factor in factors.items():
+        if factor != 1.0 and not knows_length(attributes):
+            others = " and ".join(f"{fields[other].name} in {fields[other].unit}" for other in sizes if other != what)
+            raise InputError(
+                f"{fields[what].name} in {fields[what].unit} does not fit {others} and positions in Angstrom, by a factor of {factor:.8g}; "
+                "name the unit of positions in the build file (attributes.length_unit), by which labels are converted, or correct the "
+                "units or the values (scale)"
+            )
+    return factors
+
+
+def knows_length(attributes: Mapping[str, Any]) -> bool:
+    """Return True where a store says in which unit its positions are; structures that ASE read are in Angstrom."""
+    return LENGTH_UNIT in attributes or attributes.get("source") == "ase"
+
+
+def length_in_angstrom(attributes: Mapping[str, Any]) -> float:
+    """Return the unit of a store's positions in Angstrom, 1 where it does not say; InputError where it is not known."""
+    unit = attributes.get(LENGTH_UNIT, "Angstrom")
+    return in_ase_units(str(unit), "length", f"the store's attribute {LENGTH_UNIT}")

@@ -1,0 +1,129 @@
+"""Units as people write them are those of ASE times its own factors, and what does not fit together is refused."""
+
+from typing import Any
+
+import pytest
+from ase import units
+
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field
+from hydragnn.graphs.units import in_ase_units, label_factors
+
+PER_MOL = units.kcal / units.mol
+WRITTEN = {
+    "energy": {
+        "eV": 1.0,
+        "meV": 1e-3,
+        **dict.fromkeys(["Ha", "hartree", "Hartree", "Eh", "a.u.", "au"], units.Ha),
+        **dict.fromkeys(["Ry", "rydberg"], units.Ry),
+        **dict.fromkeys(["kcal/mol", "kcal mol^-1", "kcal mol-1"], PER_MOL),
+        "kJ/mol": units.kJ / units.mol,
+        "J": units.J,
+    },
+    "forces": {
+        **dict.fromkeys(
+            ["eV/A", "eV/Å", "eV/Ang", "eV/Angstrom", "eV A^-1", "eV A-1", "eV·Å⁻¹", "eV per Angstrom"], 1.0
+        ),
+        **dict.fromkeys(["Ha/Bohr", "Ha/bohr", "hartree/a0", "a.u."], units.Ha / units.Bohr),
+        **dict.fromkeys(["Ry/bohr", "Ry/au"], units.Ry / units.Bohr),
+        **dict.fromkeys(["kcal/mol/A", "kcal/(mol*Angstrom)"], PER_MOL),
+        "kJ/mol/nm": units.kJ / units.mol / units.nm,
+    },
+    "stress": {
+        **dict.fromkeys(["eV/A^3", "eV/A3", "eV/Å³", "eV/Angstrom**3"], 1.0),
+        "GPa": units.GPa,
+        "kbar": 0.1 * units.GPa,
+        "Ha/bohr^3": units.Ha / units.Bohr**3,
+    },
+}
+
+
+@pytest.mark.parametrize("what", WRITTEN)
+def test_units_as_people_write_them_have_the_size_that_ase_gives_them(what: Any) -> None:
+    actual = {unit: in_ase_units(unit, what, what) for unit in WRITTEN[what]}
+    assert actual == pytest.approx(WRITTEN[what], rel=1e-6)  # constants of another year
+
+
+REFUSED = {
+    "per atom": ("energy", "meV/atom", "an energy head predicts the sum over atoms"),
+    "nothing": ("energy", "of the code", "the unit 'of the code' is not known; write eV,"),
+    "no energy": ("energy", "K", "'K' is no unit of energy"),
+    "no force": ("forces", "eV", "'eV' is no unit of forces; write eV/Angstrom,"),
+    "kilobytes": ("stress", "kB", "'kB' is no unit of stress; write eV/Angstrom^3, GPa or kbar"),
+}
+
+
+@pytest.mark.parametrize(("what", "unit", "message"), REFUSED.values(), ids=REFUSED)
+def test_other_units_are_refused(what: Any, unit: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        in_ase_units(unit, what, "field q")
+    assert "field q" in str(caught.value) and message in str(caught.value)
+
+
+def fields(energy: str, forces: str, stress: str = "", name: str = "stress") -> tuple[Field, dict[str, Field]]:
+    derived = {
+        "forces": Field(name="forces", on="node", shape=(3,), unit=forces, parity="vector", role="target"),
+        "stress": Field(name=name, on="graph", shape=(3, 3), unit=stress, parity="tensor", role="target"),
+    }
+    return Field(name="energy", on="graph", unit=energy, role="target"), derived
+
+
+ASE = {"source": "ase"}
+FACTORS = {
+    "one system": (("eV", "eV/A", "eV/A^3"), ASE, {"forces": 1.0, "stress": 1.0}),
+    "none is declared": (("", "", ""), {}, {"forces": 1.0, "stress": 1.0}),
+    "GPa": (("eV", "eV/A", "GPa"), ASE, {"forces": 1.0, "stress": 1 / units.GPa}),
+    "chemists' energies": (("kcal/mol", "eV/A", ""), ASE, {"forces": PER_MOL, "stress": 1.0}),
+    "positions in bohr": (
+        ("Ha", "Ha/bohr", "GPa"),
+        {"length_unit": "bohr"},
+        {"forces": 1.0, "stress": units.Ha / units.Bohr**3 / units.GPa},
+    ),
+    "positions in Angstrom": (
+        ("Ha", "Ha/bohr", ""),
+        {"length_unit": "Angstrom"},
+        {"forces": units.Bohr, "stress": 1.0},
+    ),
+}
+
+
+@pytest.mark.parametrize(("texts", "attributes", "expected"), FACTORS.values(), ids=FACTORS)
+def test_labels_have_the_factor_between_their_unit_and_that_of_the_derivative(
+    texts: tuple[str, str, str], attributes: dict[str, Any], expected: dict[str, float]
+) -> None:
+    assert label_factors(*fields(*texts), attributes) == pytest.approx(expected, rel=1e-6)
+
+
+UNFIT = {
+    "GPa beside eV": (
+        fields("eV", "eV/A", "GPa"),
+        {},
+        "stress in GPa does not fit energy in eV and forces in eV/A .* by a factor of 160.2176",
+    ),
+    "bohr beside positions that say nothing": (
+        fields("Ha", "Ha/bohr"),
+        {},
+        "forces in Ha/bohr does not fit energy in Ha and positions in Angstrom",
+    ),
+    "an unknown length": (
+        fields("eV", "eV/A"),
+        {"length_unit": "box"},
+        "attribute length_unit: the unit 'box' is not known",
+    ),
+    "a virial": (fields("eV", "eV/A", name="virial"), {}, 'virials become it by convert = "virial"'),
+    "a virial in eV": (fields("eV", "eV/A", "eV", name="virial"), {}, "field virial: 'eV' is no unit of stress"),
+}
+
+
+@pytest.mark.parametrize(("pair", "attributes", "message"), UNFIT.values(), ids=UNFIT)
+def test_units_that_do_not_fit_are_refused_with_the_factor(pair: Any, attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        label_factors(*pair, attributes)
+
+
+def test_an_energy_without_derivatives_may_be_anything_but_per_atom() -> None:
+    energy = Field(name="volume", on="graph", unit="Angstrom^3", role="target")
+    assert label_factors(energy, {}, {}) == {}
+    for unit in ("eV/atom", "meV per atom"):
+        with pytest.raises(InputError, match="sum over atoms"):
+            label_factors(Field(name="energy", on="graph", unit=unit, role="target"), {}, {})
