@@ -1,7 +1,7 @@
 """The manifest of a store: which parts it has, what they hold and how to know that they are whole."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from hashlib import blake2b
@@ -99,6 +99,13 @@ class Manifest:
     def graphs(self) -> int:
         """Graphs of all parts."""
         return sum(part.graphs for part in self.parts)
+
+
+def cutoff_of(attributes: Mapping[str, Any]) -> float | None:
+    """The cutoff that made a store's edges, from its attributes; None where they do not come from one."""
+    value = attributes.get("cutoff")
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return float(value) if known and value is not None else None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

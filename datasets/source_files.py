@@ -10,6 +10,7 @@ from traceback import walk_tb
 from typing import Any
 
 from hydragnn.datasets.build_settings import AseBuild, Make, MeshBuild, PygBuild
+from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
@@ -165,7 +166,8 @@ def _pyg_graph(
 ) -> GraphBatch:
     from hydragnn.graphs.pyg import from_pyg
 
-    graph = from_pyg(data, fields, optional=optional, name=f"{path.name}, graph {number}")
+    name, cutoff = f"{path.name}, graph {number}", cutoff_of(settings.attributes)
+    graph = from_pyg(data, fields, optional=optional, cutoff=cutoff, name=name)
     return graph.with_texts(settings.texts_of(data.to_dict(), f"{path.name}#{number}"))
 
 

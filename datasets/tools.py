@@ -15,7 +15,7 @@ from hydragnn.datasets.arrays import mask_name
 from hydragnn.datasets.disk import DiskStore, Part
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import gather
-from hydragnn.datasets.manifest import Manifest, checksum, part_files, read_manifest
+from hydragnn.datasets.manifest import Manifest, checksum, cutoff_of, part_files, read_manifest
 from hydragnn.datasets.packing import Budget, pack
 from hydragnn.datasets.part_texts import texts_path
 from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked
@@ -195,7 +195,7 @@ def check_graphs(
         alive()
         batch, changed = read_checked(store, numbers, fields)
         problems = {place: changed_sentence(int(numbers[place])) for place in np.flatnonzero(changed).tolist()}
-        problems |= graph_problems(batch, numbers, needed=needed)
+        problems |= graph_problems(batch, numbers, needed=needed, cutoff=cutoff_of(store.attributes))
         collected += [problems[place] for place in sorted(problems)]
     if len(collected) > 1:
         raise InputError(
@@ -234,6 +234,7 @@ def _broken_files(part: Part) -> Iterator[str]:
 
 def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[Any], list[str]]:
     """The digests of the part's graphs, and what is wrong with them; ``first`` is the number of its first graph."""
+    cutoff = cutoff_of(manifest.attributes)
     collected, problems = [np.zeros((0, 16), dtype=np.uint8)], []
     for start in range(0, part.info.graphs, BLOCK):
         stop = min(start + BLOCK, part.info.graphs)
@@ -247,7 +248,7 @@ def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[
                 problems.append(f"{where}: {changed_sentence(first + start + int(different[0]))}")
             batch = gather(flat, np.arange(stop - start))
             check_structure(batch)
-            wrong = list(graph_problems(batch, range(first + start, first + stop)).values())
+            wrong = list(graph_problems(batch, range(first + start, first + stop), cutoff=cutoff).values())
             problems += [f"{part.path}, {problem}" for problem in wrong[:LISTED]]
             if len(wrong) > LISTED:
                 problems.append(f"{where}: {len(wrong) - LISTED} more are not valid")

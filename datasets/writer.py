@@ -21,6 +21,7 @@ from hydragnn.datasets.manifest import (
     PartInfo,
     backend_of,
     checksum,
+    cutoff_of,
     part_files,
     part_from_json,
     part_name,
@@ -131,7 +132,7 @@ class StoreWriter:
     def _checked(self, batch: GraphBatch) -> FlatGraphs:
         number = self._first + self.graphs
         try:
-            flat = flat_graphs(validate(batch, number), self.fields)
+            flat = flat_graphs(validate(batch, number, cutoff=cutoff_of(self.attributes)), self.fields)
         except InputError as error:
             raise InputError(f"{error} (in what was written from graph {number} on)") from error
         if flat.dim != self.dim:

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydragnn.architectures import ArchitectureSettings, GeometricSettings
+from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.errors import InputError
-from hydragnn.runs.cutoff import ROUNDING, cutoff_of
+from hydragnn.runs.cutoff import ROUNDING
 
 
 def check_edges(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import Field, Location
 from hydragnn.graphs.levels import CLUSTERS, cluster_problems, is_levels
 
@@ -22,24 +23,35 @@ ITEMS: dict[Location, str] = {"node": "nodes", "edge": "edges", "graph": "graphs
 SINGULAR = 1e-8
 """Smallest singular value that periodic cell vectors of length 1 may have together."""
 
+WHOLE = 1e-3
+"""Part of the larger of cell and shift by which a shift may miss a whole number of cell vectors."""
+
+LONGEST = 1 + 1e-4
+"""Times the cutoff: what edges may measure in single precision."""
+
 
 def graph_problems(
     batch: GraphBatch,
     numbers: Sequence[int] | Int64[ndarray, " graphs"] | None = None,
     *,
     needed: Collection[str] = (),
+    cutoff: float | None = None,
 ) -> dict[int, str]:
     """Why graphs of the batch are not valid, by their position in it, in ascending order; empty where all are.
 
     Checked are: at least one node; edges inside their graph and sorted by receiver; finite positions, shifts, cells and
-    values; classes in range; independent cell vectors along periodic axes; clusters that are nested; and that every graph has the fields ``needed``.
+    values; classes in range; independent cell vectors along periodic axes; shifts that are whole numbers of these; edges within
+    the ``cutoff`` that made them, if one did; clusters that are nested; and that every graph has the fields ``needed``.
     A graph with several problems is told of the first. The sentences call graphs by their ``numbers``, by default their
     positions. Offsets, shapes and dtypes are trusted: ``validate`` and the readers of stores check them.
     """
     by_graph: dict[int, str] = {}
     checks = (_empty_graphs, _outside_edges, _unsorted_edges, _not_finite_geometry, _singular_cells, _wrong_values)
     findings = [finding for check in checks for finding in check(batch)]
-    findings += _wrong_clusters(batch, {position for position, _ in findings})
+    wrong = {position for position, _ in findings}
+    fine = [graph for graph in range(batch.num_graphs) if graph not in wrong]
+    sound = batch.select(fine) if wrong else batch
+    findings += [(fine[place], problem) for place, problem in [*_wrong_images(sound, cutoff), *_wrong_clusters(sound)]]
     for position, problem in [*findings, *_missing_fields(batch, needed)]:
         number = position if numbers is None else numbers[position]
         by_graph.setdefault(position, f"graph {number}{problem}")
@@ -131,6 +143,57 @@ def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
             yield graph, problem
 
 
+def _wrong_images(batch: GraphBatch, cutoff: float | None) -> Iterator[Finding]:
+    """Graphs with shifts that their cell does not have, and with edges beyond the cutoff."""
+    if not batch.dim or not batch.num_edges:
+        return
+    if bool(batch.edge_shifts.any()):
+        yield from _broken_shifts(batch)
+    if cutoff is None:
+        return
+    lengths = edge_vectors(batch).norm(dim=1)
+    for graph, edge in _firsts((lengths > cutoff * LONGEST).nonzero().flatten(), batch.edge_offsets):
+        length = float(lengths[int(batch.edge_offsets[graph]) + edge])
+        sentence = (
+            f": edge {edge} is {length:.4g} long, beyond the cutoff of {cutoff:.12g} that the edges are said to end at; compare shifts, "
+            "cell and units of positions, or correct the cutoff"
+        )
+        yield graph, sentence
+
+
+def _broken_shifts(batch: GraphBatch) -> Iterator[Finding]:
+    """Graphs with a shift that is no whole number of periodic cell vectors; one product per graph, since cells gathered by edge take longer."""
+    flags = batch.periodic[:, : batch.dim].cpu().numpy()
+    cells = batch.cell[:, : batch.dim, : batch.dim].cpu().numpy() * flags[:, :, None]
+    shifts, inverses = batch.edge_shifts.cpu().numpy(), np.linalg.pinv(cells)
+    for graph, (start, stop) in enumerate(pairwise(_offsets(batch, "edge").tolist())):
+        own, cell = shifts[start:stop], cells[graph]
+        beside = np.abs(np.rint(own @ inverses[graph]) @ cell - own)
+        scale = np.abs(cell).max()
+        if beside.max(initial=0.0) <= WHOLE * scale:
+            continue
+        wrong = beside.max(axis=1) > WHOLE * np.maximum(scale, np.abs(own).max(axis=1))
+        if wrong.any():
+            edge = int(wrong.argmax())
+            shift, axes = ", ".join(f"{value:.4g}" for value in own[edge]), _axes(flags[graph])
+            sentence = (
+                f", edge_shifts: ({shift}) of edge {edge} is no whole number of periodic cell vectors; give the cell and the periodic "
+                f"axes (now {axes}) that the shifts belong to"
+            )
+            yield graph, sentence
+
+
+def _firsts(edges: Tensor, offsets: Tensor) -> Iterator[tuple[int, int]]:
+    """The graphs that some edges, in ascending order, belong to, each with the number of its first edge inside the graph."""
+    graphs, first = np.unique((torch.searchsorted(offsets, edges, right=True) - 1).cpu().numpy(), return_index=True)
+    for graph, edge in zip(graphs.tolist(), edges.cpu().numpy()[first].tolist()):
+        yield graph, edge - int(offsets[graph])
+
+
+def _axes(flags: NDArray[np.bool_]) -> str:
+    return ", ".join(axis for axis, flag in zip("xyz", flags) if flag) or "none"
+
+
 def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
     for field in batch.fields.values():
         values, offsets = batch[field.name], _offsets(batch, field.on)
@@ -144,13 +207,12 @@ def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
             yield from (finding for finding in findings if bool(present[finding[0]]))
 
 
-def _wrong_clusters(batch: GraphBatch, known: Collection[int]) -> list[Finding]:
+def _wrong_clusters(batch: GraphBatch) -> list[Finding]:
     """Graphs whose clusters are no levels, among those of which nothing else is wrong."""
     if not any(map(is_levels, batch.fields.values())):
         return []
-    there = batch.present(CLUSTERS).tolist()
-    fine = [graph for graph in range(batch.num_graphs) if there[graph] and graph not in known]
-    return [(fine[place], f": {problem}") for place, problem in cluster_problems(batch.select(fine))]
+    present = batch.present(CLUSTERS).nonzero().flatten().tolist()
+    return [(present[place], f": {problem}") for place, problem in cluster_problems(batch.select(present))]
 
 
 def _missing_fields(batch: GraphBatch, needed: Collection[str]) -> Iterator[Finding]:

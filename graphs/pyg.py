@@ -12,6 +12,7 @@ from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import unbatch
+from hydragnn.graphs.pyg_geometry import geometry_of
 from hydragnn.graphs.texts import NAME, NAME_KEYS, name_among
 from hydragnn.graphs.validate import graph_from_arrays
 
@@ -28,13 +29,20 @@ def torch_geometric(module: str) -> ModuleType:
 
 
 def from_pyg(
-    data: Data, fields: Iterable[Field] = (), *, optional: Iterable[str] = (), name: str = "graph"
+    data: Data,
+    fields: Iterable[Field] = (),
+    *,
+    optional: Iterable[str] = (),
+    cutoff: float | None = None,
+    name: str = "graph",
 ) -> GraphBatch:
     """The graph of one torch_geometric ``Data``; each field is the attribute of its name (``x``, ``y``, ``edge_attr``, ...).
 
-    Positions come from ``pos`` (none: dimension 0), periodicity from ``cell``, ``periodic`` and ``edge_shifts`` where they
-    are there. A trailing axis of length 1 may stand for a scalar, and a leading one for the graph. Fields named in
-    ``optional`` may be absent. InputError for a missing attribute and for all that ``graph_from_arrays`` refuses.
+    Positions come from ``pos`` (none: dimension 0); cell, periodic axes and images from the attributes of this program, the public
+    HydraGNN, MACE, NequIP, fairchem, SevenNet, matgl, SchNetPack and others (``pyg_geometry``), compared with lengths of edges that
+    are stored beside, or with the ``cutoff`` that made them. A trailing axis of length 1 may stand for a scalar, and a leading
+    one for the graph. Fields named in ``optional`` may be absent. InputError for a missing attribute, for images that are not
+    understood and for all that ``graph_from_arrays`` refuses.
 
     >>> data = torch_geometric("data").Data(pos=torch.zeros(2, 3), edge_index=torch.tensor([[0], [1]]), y=torch.tensor([2.0]))
     >>> from_pyg(data, [Field(name="y", on="graph", role="target")])["y"]
@@ -52,23 +60,24 @@ def from_pyg(
             raise InputError(f"{name}: the data has no attribute {field.name}; {nearest(field.name, keys)}")
         declared.append(field)
         values[field.on][field.name] = _shaped(torch.as_tensor(value), field)
-    count = data.num_nodes
-    if count is None:
-        raise InputError(f"{name}: the data has neither nodes nor positions; set pos, x or num_nodes")
-    edge_index = data.edge_index if data.edge_index is not None else torch.zeros(2, 0, dtype=torch.int64)
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-        raise InputError(f"{name}: edge_index of shape {tuple(edge_index.shape)} is not [2, edges]; transpose it")
+    geometry = geometry_of(data, name, cutoff=cutoff, known={field.name for field in declared})
+    positions = geometry.positions
+    if positions is None:
+        count = data.num_nodes
+        if count is None:
+            raise InputError(f"{name}: the data has neither nodes nor positions; set pos, x or num_nodes")
+        positions = torch.zeros(count, 0)
     graph = graph_from_arrays(
-        data.pos if data.get("pos") is not None else torch.zeros(count, 0),
-        edge_index[0],
-        edge_index[1],
+        positions,
+        geometry.edge_index[0],
+        geometry.edge_index[1],
         fields=declared,
         nodes=values["node"],
         edges=values["edge"],
         graphs=values["graph"],
-        edge_shifts=data.get("edge_shifts"),
-        cell=_first(data.get("cell")),
-        periodic=_flags(data),
+        edge_shifts=geometry.shifts,
+        cell=geometry.cell,
+        periodic=geometry.periodic,
         name=name,
     )
     own = name_among({key: data[key] for key in NAME_KEYS if key in data})
@@ -96,15 +105,6 @@ def _data(graph: GraphBatch) -> Data:
         **graph.graphs,
         **{key: texts[0] for key, texts in graph.texts.items() if texts[0] and key not in graph.fields},
     )
-
-
-def _first(cell: Tensor | None) -> Tensor | None:
-    return cell[0] if cell is not None and cell.ndim == 3 else cell
-
-
-def _flags(data: Data) -> Tensor | bool:
-    flags = data.get("periodic")
-    return False if flags is None else torch.as_tensor(flags).reshape(-1)
 
 
 def _shaped(value: Tensor, field: Field) -> Tensor:

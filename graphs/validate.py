@@ -113,16 +113,16 @@ def field_values(raw: Any, field: Field, items: int, name: str = "graph") -> Ten
     return _checked_finite(array.to(field.torch_dtype), where, f"remove the graph, or {without_label(field)}")
 
 
-def validate(batch: GraphBatch, first: int = 0) -> GraphBatch:
+def validate(batch: GraphBatch, first: int = 0, *, cutoff: float | None = None) -> GraphBatch:
     """The same batch, checked; InputError naming the graph, the field and the fix for the first thing that is wrong.
 
-    The first graph is called number ``first``.
+    The first graph is called number ``first``; no edge may be longer than a ``cutoff``.
 
     >>> validate(graph_from_arrays([[0.0, 0.0]], [], [])).num_nodes
     1
     """
     check_structure(batch)
-    for problem in graph_problems(batch, range(first, first + batch.num_graphs)).values():
+    for problem in graph_problems(batch, range(first, first + batch.num_graphs), cutoff=cutoff).values():
         raise InputError(problem)
     return batch
 

@@ -4,7 +4,6 @@ A store that was built with a cutoff says so in its attributes. Stores of grains
 unless somebody asks for an envelope no edge of theirs is silenced.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from hydragnn.architectures import GlobalAttentionSettings
 from hydragnn.datasets import GraphStore
+from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.survey import Rows
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import edge_vectors
@@ -23,13 +23,6 @@ LOOKED_AT = 16
 """Graphs, spread over the store, that say whether there are periodic ones: reading all would take long before every trial."""
 ROUNDING = 1 + 1e-9
 """Two cutoffs are equal where they differ by less than this factor."""
-
-
-def cutoff_of(attributes: Mapping[str, Any]) -> float | None:
-    """The cutoff that made a store's edges, from its attributes; None where they do not come from one."""
-    value = attributes.get("cutoff")
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-    return float(value) if known and value is not None else None
 
 
 def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.cutoff") -> None:

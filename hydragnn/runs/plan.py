@@ -13,12 +13,13 @@ from typing import Any
 from hydragnn.architectures import architecture_of
 from hydragnn.config import AnyConfig, BranchSettings, TrainSettings
 from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
+from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.errors import InputError, about, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
-from hydragnn.runs.cutoff import check_cutoff, check_pairs, cutoff_of
+from hydragnn.runs.cutoff import check_cutoff, check_pairs
 
 Stores = GraphStore | Mapping[str, GraphStore]
 """The store of a run, or those of its branches by their names."""

@@ -46,6 +46,8 @@ def a_graph(nodes: int, edges: int, dim: int, fields: Sequence[Field], seed: int
     for field in fields:
         values[field.on][field.name] = field_values(field, items[field.on], rng)
     flags = torch.tensor([[periodic, False, periodic and dim == 3]])
+    side = 5.0 + rng.random()
+    images = rng.integers(-1, 2, (edges, dim)) * flags[0, :dim].numpy()
     return GraphBatch(
         positions=torch.from_numpy(rng.standard_normal((nodes, dim))),
         topology=Topology.square(
@@ -53,8 +55,8 @@ def a_graph(nodes: int, edges: int, dim: int, fields: Sequence[Field], seed: int
             torch.from_numpy(np.sort(rng.integers(0, nodes, edges))),
             nodes,
         ),
-        edge_shifts=torch.from_numpy(rng.standard_normal((edges, dim)) * periodic + 0.0),
-        cell=torch.from_numpy(np.eye(3)[None] * (5.0 + rng.random()) * periodic),
+        edge_shifts=torch.from_numpy(images * side),
+        cell=torch.from_numpy(np.eye(3)[None] * side * periodic),
         periodic=flags,
         node_offsets=torch.tensor([0, nodes]),
         edge_offsets=torch.tensor([0, edges]),

@@ -32,7 +32,7 @@ SUFFIXES = {"HDF5": ".h5", "ADIOS2": ".bp"}
 def path(request: pytest.FixtureRequest, store: MemoryStore, tmp_path: Path) -> Path:
     """A healthy store of sixty graphs on disk."""
     place = tmp_path / f"store{request.param}"
-    with StoreWriter(place, store.fields(), dim=3, attributes={"cutoff": 5.0}) as writer:
+    with StoreWriter(place, store.fields(), dim=3, attributes={"cutoff": 50.0}) as writer:
         writer.write(store.read(range(60)))
     return place
 
@@ -56,7 +56,7 @@ def test_information_is_complete(path: Path, store: MemoryStore) -> None:
     assert (info.nodes.total, info.nodes.min, info.nodes.max) == (int(sizes.nodes.sum()), 2, 8)
     assert info.nodes.mean == pytest.approx(sizes.nodes.mean(), abs=1e-3)
     assert info.edges.total == int(sizes.edges.sum())
-    assert info.attributes == {"cutoff": 5.0}
+    assert info.attributes == {"cutoff": 50.0}
     assert info.fields == tuple(store.fields())
     assert info.fingerprint == store.fingerprint
     assert info.backend == {".h5": "hdf5", ".bp": "adios2"}[path.suffix]
@@ -283,7 +283,8 @@ def test_edges_without_shifts_take_no_space(tmp_path: Path) -> None:
     from hydragnn.graphs.validate import graph_from_arrays
 
     ends = np.arange(5000)
-    plain = graph_from_arrays(np.zeros((5000, 3)) + ends[:, None], ends, ends[::-1].copy())
+    points, cell = np.zeros((5000, 3)) + ends[:, None], np.eye(3)
+    plain = graph_from_arrays(points, ends, ends[::-1].copy(), cell=cell, periodic=True)
     shifted = replace(plain, edge_shifts=plain.edge_shifts + 1.0)
     sizes = []
     for name, graph in (("plain", plain), ("shifted", shifted)):

@@ -27,7 +27,7 @@ from tests.flips import FLIPS, flipped
 def path(request: pytest.FixtureRequest, store: MemoryStore, tmp_path: Path) -> Path:
     """A healthy store of sixty graphs on disk."""
     place = tmp_path / f"store{request.param}"
-    with StoreWriter(place, store.fields(), dim=3, attributes={"cutoff": 5.0}) as writer:
+    with StoreWriter(place, store.fields(), dim=3, attributes={"cutoff": 50.0}) as writer:
         writer.write(store.read(range(60)))
     return place
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
+from hydragnn.graphs import Field, GraphBatch, concatenate, edge_vectors, graph_from_arrays
 from hydragnn.graphs.levels import CLUSTERS, clusters_field
 from hydragnn.graphs.problems import cell_problem, graph_problems
 
@@ -22,6 +22,7 @@ def ring(nodes: int) -> GraphBatch:
         np.random.default_rng(nodes).normal(size=(nodes, 3)),
         np.roll(own, 1),
         own,
+        edge_shifts=9.0 * (own[:, None] == [1, -1, -1]),
         fields=[MASS, KIND],
         nodes={"mass": np.ones(nodes)},
         edges={"kind": own % 3},
@@ -56,6 +57,18 @@ CASES = {
     "a shift that is infinite": ("edge_shifts", 6, torch.inf, "graph 1, edge_shifts: inf in row 2 "),
     "a cell that is NaN": ("cell", 1, torch.nan, "graph 1, cell: nan in row 0 "),
     "a flat periodic cell": ("cell", 1, 0.0, r"graph 1: the cell is singular along its periodic axes \(x, y, z\)"),
+    "a shift beside the cell": (
+        "edge_shifts",
+        6,
+        4.0,
+        r"graph 1, edge_shifts: \(4, 4, 4\) of edge 2 is no whole number of periodic cell vectors; .*\(now x, y, z\)",
+    ),
+    "an axis that is not periodic": (
+        "periodic",
+        1,
+        False,
+        r"graph 1, edge_shifts: \(9, 0, 0\) of edge 1 is no whole number of periodic cell vectors; .*\(now none\)",
+    ),
     "a value that is NaN": ("mass", 4, torch.nan, "graph 1, field mass: nan in row 0 "),
     "a class too large": ("kind", 5, 3, "graph 1, field kind: class 3 is out of range; use 0 to 2"),
     "a negative class": ("kind", 5, -1, "graph 1, field kind: class -1 is out of range"),
@@ -93,6 +106,29 @@ def test_clusters_that_are_no_levels_are_told_of_their_graph_alone(case: str, ba
     assert problems[1].startswith(says)
     without = levels.with_fields({CLUSTERS: clusters}, masks={CLUSTERS: torch.tensor([True, False, True, True])})
     assert graph_problems(without) == {}
+
+
+def test_edges_beyond_the_cutoff_that_made_them_are_problems_of_their_graph(batch: GraphBatch) -> None:
+    lengths = edge_vectors(batch).norm(dim=1)
+    longest = [float(own.max()) for own in lengths.split(batch.counts("edge").tolist())]
+    assert graph_problems(batch, cutoff=max(longest)) == {}
+    second = sorted(longest)[-2]
+    problems = graph_problems(batch, cutoff=second)
+    assert list(problems) == [longest.index(max(longest))]
+    assert f"is {max(longest):.4g} long, beyond the cutoff of {second:.12g}" in next(iter(problems.values()))
+
+
+def test_shifts_of_single_precision_and_along_axes_without_a_cell_vector_are_judged_as_they_are_meant() -> None:
+    cell = np.array([[4.1, 0.0, 0.3], [0.2, 3.7, 0.0], [0.0, 0.0, 0.0]])
+    images = np.array([[-3, 2, 0], [50, -70, 0]])
+
+    def graph(shifts: np.ndarray) -> GraphBatch:
+        return graph_from_arrays(
+            np.eye(2, 3), [0, 1], [0, 1], edge_shifts=shifts, cell=cell, periodic=[True, True, False]
+        )
+
+    assert graph_problems(graph((images @ cell).astype(np.float32))) == {}
+    assert list(graph_problems(graph(images @ cell + [0.0, 0.0, 0.1]))) == [0]
 
 
 def test_valid_graphs_have_no_problems(batch: GraphBatch) -> None:

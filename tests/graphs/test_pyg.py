@@ -1,8 +1,14 @@
 """Exchange with torch_geometric in both directions."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
+from ase.build import bulk, fcc111
+from ase.neighborlist import neighbor_list
 
 from hydragnn.errors import InputError
 from hydragnn.graphs import (
@@ -69,6 +75,198 @@ def test_batches_of_torch_geometric_stack_our_graph_fields() -> None:
     stacked = torch_geometric("data").Batch.from_data_list(to_pyg(concatenate(graphs)))
     assert stacked.energy.tolist() == [[1.0, 1.0], [2.0, 1.0]]
     assert stacked.cell.shape == (2, 3, 3)
+
+
+def bent_crystal(periodic: tuple[bool, bool, bool] = (True, True, True)) -> Atoms:
+    """A cell without right angles whose atoms lie some cells away from each other."""
+    atoms = bulk("NaCl", "rocksalt", a=4.0, cubic=True)
+    atoms.set_cell(atoms.cell.array @ [[1.0, 0.1, 0.0], [0.0, 0.9, 0.05], [0.2, 0.0, 1.1]], scale_atoms=True)
+    atoms.rattle(0.1, seed=0)
+    turns = np.random.default_rng(0).integers(-2, 3, (len(atoms), 3)) * np.array(periodic)
+    atoms.positions += turns @ atoms.cell.array
+    atoms.pbc = periodic
+    return atoms
+
+
+Edges = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Centres, neighbours, images in cell vectors and vectors from centre to neighbour, as ASE finds them."""
+
+
+def tensors(**values: Any) -> dict[str, torch.Tensor]:
+    return {key: torch.as_tensor(np.ascontiguousarray(value)) for key, value in values.items()}
+
+
+def data_of(**values: Any) -> Any:
+    data = Data()
+    for key, value in tensors(**values).items():
+        data[key] = value
+    return data
+
+
+def hydragnn_data(a: Atoms, e: Edges) -> Any:
+    i, j, images, _ = e
+    shifts, pbc = images @ a.cell.array, a.pbc.astype(np.int32)
+    return data_of(pos=a.positions, edge_index=[i, j], edge_shifts=shifts, cell=a.cell.array, pbc=pbc)
+
+
+def mace_data(a: Atoms, e: Edges) -> Any:
+    i, j, images, _ = e
+    shifts = images @ a.cell.array
+    return data_of(positions=a.positions, edge_index=[i, j], shifts=shifts, unit_shifts=images, cell=a.cell.array)
+
+
+def nequip_data(a: Atoms, e: Edges) -> Any:
+    i, j, images, _ = e
+    shift, cell = images.astype(np.float32), a.cell.array[None]
+    return data_of(pos=a.positions, edge_index=[i, j], edge_cell_shift=shift, cell=cell, pbc=a.pbc[None])
+
+
+def fairchem_data(a: Atoms, e: Edges) -> Any:
+    i, j, images, vectors = e
+    lengths, cell = np.linalg.norm(vectors, axis=1).astype(np.float32), a.cell.array[None].astype(np.float32)
+    positions = a.positions.astype(np.float32)
+    return data_of(pos=positions, edge_index=[j, i], cell_offsets=images, cell=cell, natoms=[len(a)], distances=lengths)
+
+
+def sevenn_data(a: Atoms, e: Edges) -> Any:
+    i, j, images, vectors = e
+    cell, shift = a.cell.array, images.astype(float)
+    return data_of(pos=a.positions, edge_index=[i, j], pbc_shift=shift, cell_lattice_vectors=cell, edge_vec=vectors)
+
+
+def matgl_data(a: Atoms, e: Edges) -> Any:
+    i, j, images, vectors = e
+    fractions, cell = a.get_scaled_positions(wrap=False), a.cell.array[None]
+    lengths = np.linalg.norm(vectors, axis=1)
+    return data_of(frac_coords=fractions, edge_index=[i, j], pbc_offset=images, lattice=cell, bond_dist=lengths)
+
+
+def schnetpack_data(a: Atoms, e: Edges) -> Any:
+    i, j, images, _ = e
+    offsets, cell = images @ a.cell.array, a.cell.array[None]
+    return data_of(_positions=a.positions, _idx_i=i, _idx_j=j, _offsets=offsets, _cell=cell, _pbc=a.pbc)
+
+
+def e3nn_data(a: Atoms, e: Edges) -> Any:
+    i, j, images, _ = e
+    return data_of(pos=a.positions, edge_index=[i, j], edge_shift=images.astype(float), lattice=a.cell.array[None])
+
+
+def cdvae_data(a: Atoms, e: Edges) -> Any:
+    i, j, images, _ = e
+    fractions = a.get_scaled_positions(wrap=False)
+    return data_of(frac_coords=fractions, edge_index=[j, i], to_jimages=images, cell=a.cell.array)
+
+
+def turned_data(a: Atoms, e: Edges) -> Any:
+    """The names of the public HydraGNN with the other sign: lengths tell."""
+    data = hydragnn_data(a, e)
+    data.edge_shifts = -data.edge_shifts
+    return data
+
+
+CENTRE_RECEIVES = {"nequip", "fairchem", "schnetpack", "cdvae"}
+CONVENTIONS: dict[str, Callable[[Atoms, Edges], Any]] = {
+    "hydragnn": hydragnn_data,
+    "mace": mace_data,
+    "nequip": nequip_data,
+    "fairchem": fairchem_data,
+    "sevenn": sevenn_data,
+    "matgl": matgl_data,
+    "schnetpack": schnetpack_data,
+    "e3nn": e3nn_data,
+    "cdvae": cdvae_data,
+    "turned": turned_data,
+}
+
+
+@pytest.mark.parametrize("nearest", [None, 3], ids=["all neighbours", "three neighbours"])
+@pytest.mark.parametrize("periodic", [(True, True, True), (True, True, False)], ids=["crystal", "slab"])
+@pytest.mark.parametrize("program", CONVENTIONS)
+def test_edges_of_every_program_have_the_vectors_that_ase_finds(
+    program: str, periodic: tuple[bool, bool, bool], nearest: int | None
+) -> None:
+    atoms = bent_crystal(periodic)
+    i, j, images, vectors = neighbor_list("ijSD", atoms, 3.3)
+    if nearest:
+        rank = np.argsort(np.linalg.norm(vectors, axis=1), kind="stable")
+        chosen = np.sort(np.concatenate([rank[i[rank] == centre][:nearest] for centre in range(len(atoms))]))
+        i, j, images, vectors = i[chosen], j[chosen], images[chosen], vectors[chosen]
+    data = CONVENTIONS[program](atoms, (i, j, images, vectors))
+    data.number = torch.arange(len(i))
+    graph = validate(from_pyg(data, [Field(name="number", on="edge")]))
+    number = graph["number"].long().numpy()
+    ends = (graph.receivers, graph.senders) if program in CENTRE_RECEIVES else (graph.senders, graph.receivers)
+    assert np.array_equal(ends[0], i[number]) and np.array_equal(ends[1], j[number])
+    expected = vectors[number] if program in CENTRE_RECEIVES else -vectors[number]
+    np.testing.assert_allclose(edge_vectors(graph).numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(graph.cell[0].numpy(), atoms.cell.array, rtol=1e-6)
+    assert graph.periodic[0].tolist() == list(periodic)
+
+
+def test_cells_and_flags_may_have_any_usual_form() -> None:
+    atoms = fcc111("Cu", (2, 2, 2), vacuum=5.0)
+    edges = neighbor_list("ijSD", atoms, 3.0)
+    for pbc in (atoms.pbc, atoms.pbc[None], atoms.pbc.astype(np.int64), atoms.pbc.astype(np.float32)):
+        data = hydragnn_data(atoms, edges)
+        data.pbc, data.cell = torch.as_tensor(pbc), torch.as_tensor(atoms.cell.array[None])
+        assert from_pyg(data).periodic[0].tolist() == [True, True, False]
+    molecule = hydragnn_data(
+        Atoms("H2", [[0, 0, 0], [0, 0, 0.7]]), (np.array([0, 1]), np.array([1, 0]), np.zeros((2, 3)), edges[3][:2])
+    )
+    assert not from_pyg(molecule).periodic.any()
+
+
+def changed(**values: Any) -> Any:
+    """Data in the names of the public HydraGNN, with some attributes changed or (None) taken away."""
+    atoms = bent_crystal()
+    data = hydragnn_data(atoms, neighbor_list("ijSD", atoms, 3.3))
+    for key, value in values.items():
+        if value is None:
+            del data[key]
+        else:
+            data[key] = value(data)
+    return data
+
+
+NOT_UNDERSTOOD: dict[str, tuple[Callable[[], Any], str]] = {
+    "an unknown image": (
+        lambda: changed(bond_image=lambda d: d.edge_shifts, edge_shifts=None),
+        "graph 3: the attribute bond_image seems to say how the graph is periodic",
+    ),
+    "no whole cell vectors": (
+        lambda: changed(edge_shifts=lambda d: d.edge_shifts * 0.7),
+        "edge_shifts are not zero but they are no whole numbers of cell vectors",
+    ),
+    "no cell": (lambda: changed(cell=None, pbc=None), "edge_shifts are not zero but there is no cell"),
+    "other lengths": (
+        lambda: changed(edge_length=lambda d: torch.full((len(d.edge_shifts),), 2.0)),
+        "no reading of edge_shifts gives edges that agree with edge_length",
+    ),
+    "two shifts": (
+        lambda: changed(unit_shifts=lambda d: torch.zeros_like(d.edge_shifts)),
+        "no reading of unit_shifts gives edges that agree with the declared cutoff of 3.3",
+    ),
+    "no shifts": (
+        lambda: changed(edge_shifts=None),
+        "the graph is periodic, and no attribute says through which images",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_UNDERSTOOD)
+def test_images_that_are_not_understood_are_refused_by_name(case: str) -> None:
+    make, message = NOT_UNDERSTOOD[case]
+    with pytest.raises(InputError, match=message):
+        from_pyg(make(), cutoff=3.3, name="graph 3")
+
+
+def test_two_attributes_that_disagree_are_refused() -> None:
+    atoms = bulk("Cu", cubic=True)
+    data = mace_data(atoms, neighbor_list("ijSD", atoms, 3.0))
+    data.unit_shifts = data.unit_shifts.flip(0)
+    with pytest.raises(InputError, match="shifts and unit_shifts say different shifts"):
+        from_pyg(data)
 
 
 WRONG = {

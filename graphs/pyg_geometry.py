@@ -1,0 +1,314 @@
+"""Positions, cells and periodic images of torch_geometric data, in the names of the programs that write it."""
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hydragnn.errors import InputError
+
+Data = Any  # torch_geometric.data.Data
+
+POSITIONS = ("pos", "positions", "_positions")
+FRACTIONS = ("frac_coords",)
+CELLS = ("cell", "lattice", "cell_lattice_vectors", "_cell", "supercell_size")
+PERIODIC = ("periodic", "pbc", "_pbc")
+OURS = "periodic"
+"""Attribute of data that ``to_pyg`` made, whose shifts move the sender."""
+
+SHIFTS: dict[str, tuple[bool, int]] = {
+    "edge_shifts": (False, 1),  # the public HydraGNN
+    "shifts": (False, 1),  # MACE
+    "unit_shifts": (True, 1),  # MACE
+    "edge_cell_shift": (True, 0),  # NequIP, Allegro; edges are turned round first
+    "edge_cell_shifts": (True, 0),
+    "cell_offsets": (True, 0),  # fairchem, OCP
+    "to_jimages": (True, 0),  # CDVAE, DiffCSP
+    "pbc_shift": (True, 1),  # SevenNet
+    "pbc_offset": (True, 1),  # matgl, in cell vectors
+    "pbc_offshift": (False, 1),  # matgl, as a length
+    "_offsets": (False, 0),  # SchNetPack, whose edges end at _idx_i
+    "edge_shift": (True, 1),  # e3nn's examples
+    "images": (True, 1),
+    "offset": (True, 1),
+    "offsets": (False, 0),
+}
+"""Which attributes shift one end of every edge: whether they count cell vectors, and which row of ``edge_index`` they move."""
+TURNED = ("edge_cell_shift", "edge_cell_shifts")
+"""Attributes beside which row 0 of ``edge_index`` receives."""
+
+LENGTHS = (
+    "edge_length",
+    "edge_lengths",
+    "edge_len",
+    "edge_dist",
+    "edge_distance",
+    "edge_distances",
+    "distances",
+    "bond_dist",
+)
+VECTORS = ("edge_vec", "edge_vectors", "edge_vector", "bond_vec", "distance_vec", "_Rij")
+MAYBE_LENGTHS = ("edge_attr", "edge_weight")
+"""Attributes that often are lengths: they confirm a reading and refuse none."""
+
+SUSPICIOUS = re.compile("shift|offset|image|translation|pbc|periodic", re.IGNORECASE)
+WHOLE = 1e-3
+"""Cell vectors by which a shift may miss a whole number of them."""
+AGREES = 1e-3
+"""Relative difference between lengths of one edge, since single precision and units in tables round."""
+TIE = 1e-5
+"""Relative difference below which two readings give the same lengths."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Geometry:
+    """Geometry of one graph in this program's convention: a shift moves the sender."""
+
+    positions: Tensor | None
+    edge_index: Int[Tensor, "2 edges"]
+    shifts: Tensor | None
+    cell: Tensor | None
+    periodic: Tensor | bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Reading:
+    """One way to understand an attribute: the shift of the sender, and the lengths that follow."""
+
+    shifts: Float[Tensor, "edges dim"]
+    lengths: Float[Tensor, " edges"]
+
+
+def geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: Collection[str] = ()) -> Geometry:
+    """Return where nodes are and through which images edges run, whichever program wrote the data.
+
+    Attributes are recognised by name. Whether a shift is a length or counts cell vectors, and which end it moves, is what
+    the program of that name means if the lengths of edges agree: with lengths or vectors stored beside, with ``cutoff``, or else
+    with the other readings, of which none may be shorter. Names in ``known`` have another meaning.
+
+    InputError where no reading agrees, several remain, or an attribute looks like an image and is not understood.
+    """
+    edge_index = _edges(data, name)
+    cell = _cell(data, name)
+    positions = _positions(data, cell, name)
+    _, flags = _first(data, PERIODIC)
+    periodic = False if flags is None else torch.as_tensor(flags).reshape(-1)
+    if isinstance(periodic, Tensor) and len(periodic) == 1:
+        periodic = bool(periodic)
+    shifts = None
+    if positions is not None and edge_index.shape[1]:
+        shifts = _shifts(data, positions, edge_index, cell, periodic, cutoff, known, name)
+    if flags is None and shifts is not None and cell is not None:
+        periodic = _crossed(shifts, _square(cell, shifts.shape[1]))
+    return Geometry(positions=positions, edge_index=edge_index, shifts=shifts, cell=cell, periodic=periodic)
+
+
+def _first(data: Data, names: Collection[str]) -> tuple[str, Any]:
+    """The first of the attributes that the data has, with its name."""
+    return next(((name, value) for name in names if (value := data.get(name)) is not None), ("", None))
+
+
+def _edges(data: Data, name: str) -> Tensor:
+    edges = data.get("edge_index")
+    if edges is None and data.get("_idx_i") is not None and data.get("_idx_j") is not None:
+        return torch.stack([torch.as_tensor(data.get("_idx_j")), torch.as_tensor(data.get("_idx_i"))])
+    if edges is None:
+        return torch.zeros(2, 0, dtype=torch.int64)
+    if edges.ndim != 2 or edges.shape[0] != 2:
+        raise InputError(f"{name}: edge_index of shape {tuple(edges.shape)} is not [2, edges]; transpose it")
+    return edges.flip(0) if any(data.get(key) is not None for key in TURNED) else edges
+
+
+def _cell(data: Data, name: str) -> Tensor | None:
+    key, value = _first(data, CELLS)
+    if value is None:
+        return None
+    cell = torch.as_tensor(value).double()
+    cell = cell[0] if cell.ndim == 3 and len(cell) == 1 else cell
+    if cell.ndim == 2 and cell.shape[0] == 1:
+        cell = cell[0]
+    if cell.shape not in {(3, 3), (2, 2), (3,), (2,)}:
+        raise InputError(
+            f"{name}, {key}: shape {tuple(cell.shape)} is not [3, 3]; give the cell vectors of one graph as rows"
+        )
+    return cell
+
+
+def _positions(data: Data, cell: Tensor | None, name: str) -> Tensor | None:
+    key, positions = _first(data, POSITIONS)
+    if positions is not None:
+        return torch.as_tensor(positions)
+    key, fractions = _first(data, FRACTIONS)
+    if fractions is None:
+        return None
+    if cell is None:
+        raise InputError(f"{name}: {key} but neither pos nor a cell; store pos, or the cell vectors as cell")
+    fractions = torch.as_tensor(fractions).double()
+    return fractions @ _square(cell, fractions.shape[-1])
+
+
+def _square(cell: Tensor, dim: int) -> Float[Tensor, "dim dim"]:
+    return (torch.diag(cell) if cell.ndim == 1 else cell)[:dim, :dim]
+
+
+def _shifts(
+    data: Data,
+    positions: Tensor,
+    edge_index: Tensor,
+    cell: Tensor | None,
+    periodic: Tensor | bool,
+    cutoff: float | None,
+    known: Collection[str],
+    name: str,
+) -> Tensor | None:
+    """Shifts of the senders; None where there are none, InputError where some are there and not understood."""
+    count, dim = edge_index.shape[1], positions.shape[1]
+    box = None if cell is None or not bool(cell.any()) else _square(cell, dim)
+    apart = (positions[edge_index[1]] - positions[edge_index[0]]).double()  # [edges, dim], receiver - sender
+    stored = dict(_stored_lengths(data, count))
+    chosen: dict[str, Tensor] = {}
+    for key in SHIFTS:
+        value = None if key in known else data.get(key)
+        if isinstance(value, Tensor) and value.shape == (count, dim):
+            chosen[key] = _read(key, value.double(), apart, box, stored, cutoff, OURS in data, name)
+    if chosen:
+        (first, shifts), *others = chosen.items()
+        for other, same in others:
+            if float((same - shifts).abs().max()) > AGREES * max(1.0, float(shifts.abs().max())):
+                raise InputError(
+                    f"{name}: {first} and {other} say different shifts of the edges; remove the one that is wrong"
+                )
+        return shifts
+    for key, value in data:
+        if not SUSPICIOUS.search(key) or key in known or key in PERIODIC or not isinstance(value, Tensor):
+            continue
+        flags = re.search("pbc|periodic", key, re.IGNORECASE) and value.numel() in (1, 3)
+        if bool(value.any()) and (value.shape == (count, dim) or flags):
+            raise InputError(
+                f"{name}: the attribute {key} seems to say how the graph is periodic and is none that this program knows; store "
+                "the images as edge_shifts (pos[receiver] - pos[sender] + edge_shifts) with cell and pbc, or remove it"
+            )
+    if box is not None:
+        _check_without_images(apart, box, periodic, stored, name)
+    return None
+
+
+def _read(
+    key: str,
+    value: Float[Tensor, "edges dim"],
+    apart: Float[Tensor, "edges dim"],
+    box: Float[Tensor, "dim dim"] | None,
+    stored: dict[str, Tensor],
+    cutoff: float | None,
+    ours: bool,
+    name: str,
+) -> Float[Tensor, "edges dim"]:
+    """The reading of one attribute that lengths agree with; InputError where none does or two do."""
+    in_cells, end = (False, 0) if ours and key == "edge_shifts" else SHIFTS[key]
+    readings: list[_Reading] = []
+    for counts_cells in (in_cells, not in_cells):
+        vectors = _as_lengths(value, counts_cells, box)
+        if vectors is not None:
+            for row in (end, 1 - end):
+                moved = vectors if row == 0 else -vectors  # of the sender, whichever end the program moves
+                readings.append(_Reading(shifts=moved, lengths=(apart - moved).norm(dim=1)))
+    if not readings:
+        where = (
+            "there is no cell" if box is None else "they are no whole numbers of cell vectors, as counts or as lengths"
+        )
+        raise InputError(f"{name}: {key} are not zero but {where}; store the cell of this graph, or remove {key}")
+    agreeing, by = _agreeing(readings, stored, cutoff)
+    if not agreeing:
+        longest = min(float(reading.lengths.max()) for reading in readings)
+        raise InputError(
+            f"{name}: no reading of {key} gives edges that agree with {by} (the shortest goes up to {longest:.4g}); mend {key}"
+        )
+    longest, total = (min(float(measure(r.lengths)) for r in agreeing) for measure in (torch.max, torch.sum))
+    best = [
+        r
+        for r in agreeing
+        if float(r.lengths.max()) <= longest * (1 + TIE) and float(r.lengths.sum()) <= total * (1 + TIE)
+    ]
+    if not best:
+        raise InputError(
+            f"{name}: lengths do not say which end of the edges {key} moves; store the lengths as edge_length, or say the cutoff "
+            "of the edges under [attributes]"
+        )
+    return best[0].shifts
+
+
+def _as_lengths(value: Tensor, counts_cells: bool, box: Tensor | None) -> Tensor | None:
+    """A shift as vectors, from counts of cell vectors or from lengths; None where it is no whole number of cell vectors."""
+    if not bool(value.any()):
+        return value
+    if box is None:
+        return None
+    whole = value if counts_cells else value @ torch.linalg.pinv(box)
+    if bool(((whole - whole.round()).abs() > WHOLE).any()):
+        return None
+    if counts_cells:
+        return whole.round() @ box
+    beside = (whole.round() @ box - value).abs().max() > WHOLE * box.abs().max()  # along a vector that the cell lacks
+    return None if bool(beside) else value
+
+
+def _stored_lengths(data: Data, count: int) -> Iterator[tuple[str, Tensor]]:
+    for key in (*LENGTHS, *VECTORS, *MAYBE_LENGTHS):
+        value = data.get(key)
+        if not isinstance(value, Tensor) or len(value) != count or not value.is_floating_point():
+            continue
+        if key in VECTORS and value.ndim == 2:
+            yield key, value.double().norm(dim=1)
+        elif key not in VECTORS and value.numel() == count:
+            yield key, value.double().reshape(-1)
+
+
+def _agreeing(readings: list[_Reading], stored: dict[str, Tensor], cutoff: float | None) -> tuple[list[_Reading], str]:
+    """The readings that agree with what is known of lengths, and what that is."""
+    for key, lengths in stored.items():
+        agreeing = [reading for reading in readings if _same(reading.lengths, lengths)]
+        if agreeing or key not in MAYBE_LENGTHS:
+            return agreeing, key
+    if cutoff is not None:
+        limit = cutoff * (1 + AGREES)
+        return [r for r in readings if float(r.lengths.max()) <= limit], f"the declared cutoff of {cutoff:.12g}"
+    return readings, ""
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool(((one - other).abs() <= AGREES * (1e-3 + other.abs())).all())
+
+
+def _check_without_images(
+    apart: Tensor, box: Tensor, periodic: Tensor | bool, stored: dict[str, Tensor], name: str
+) -> None:
+    """InputError where edges of a graph with a cell are not as long as they should be without images."""
+    lengths = apart.norm(dim=1)
+    move = "no attribute says through which images edges run; store edge_shifts, or remove cell and pbc"
+    for key, told in stored.items():
+        if key not in MAYBE_LENGTHS and not _same(lengths, told):
+            edge = int((lengths - told).abs().argmax())
+            raise InputError(
+                f"{name}: edge {edge} is {lengths[edge]:.4g} long by its positions and {told[edge]:.4g} by {key}, and {move}"
+            )
+    flags = torch.as_tensor(periodic).expand(3)[: len(box)].to(torch.bool)
+    rows = box * flags[:, None]
+    nearest = (apart - (apart @ torch.linalg.pinv(rows)).round() @ rows).norm(dim=1)
+    beyond = nearest < lengths * (1 - AGREES)
+    if bool(beyond.any()):
+        edge = int((lengths - nearest).argmax())
+        raise InputError(
+            f"{name}: edge {edge} is {lengths[edge]:.4g} long where an image is {nearest[edge]:.4g} away, the graph is periodic, and {move}"
+        )
+
+
+def _crossed(shifts: Float[Tensor, "edges dim"], box: Float[Tensor, "dim dim"]) -> Tensor:
+    """The axes along which edges run through images, where the data does not say which are periodic."""
+    flags = torch.zeros(3, dtype=torch.bool)
+    if bool(shifts.any()):
+        flags[: len(box)] = ((shifts @ torch.linalg.pinv(box)).abs() > 0.5).any(dim=0)
+    return flags
