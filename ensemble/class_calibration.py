@@ -19,7 +19,9 @@ from hydragnn.settings import Count, Fraction, NotNegative, Positive
 
 TINY = float(np.finfo(np.float64).tiny)
 HOTTEST = 20.0
-"""Largest temperature that is tried, and one over the smallest: a perfect model on validation must not become certain."""
+"""Largest temperature that least NLL may choose, and one over the smallest."""
+SATURATED = 1e4
+"""A temperature at which probabilities of any members are nearly equal, since logarithms reach no further than that of ``TINY``."""
 
 Rows = Float[Array, "rows classes"]
 
@@ -117,8 +119,13 @@ def label_scores(
 
 
 def fit_temperature(field: Field, labels: Labels, probabilities: Float[Array, "items *shape_and_classes"]) -> float:
-    """The temperature of least NLL on labelled items (Guo et al. 2017, arXiv:1706.04599); InputError without any."""
-    from scipy.optimize import minimize_scalar  # a quarter of a second, which predictions do not need
+    """The temperature of least NLL on labelled items (Guo et al. 2017, arXiv:1706.04599), but none that makes them surer than their count.
+
+    Where all labels are right, NLL falls with the temperature without end. Yet after n right of n, the next is right with probability
+    (n + 1) / (n + 2): the mean of the Beta(n + 1, 1) that a uniform prior leaves (Laplace's rule of succession; Platt 1999 has the same
+    targets). The mean probability of the likeliest class says how many labels will be right, so it is at most that. InputError without any item.
+    """
+    from scipy.optimize import brentq, minimize_scalar  # a quarter of a second, which predictions do not need
 
     truth, flat = _rows(field, labels, probabilities)
     logs, row = np.log(np.maximum(flat, TINY)), np.arange(len(truth))
@@ -126,8 +133,15 @@ def fit_temperature(field: Field, labels: Labels, probabilities: Float[Array, "i
     def nll(log_temperature: float) -> float:
         return float(-log_softmax(logs / np.exp(log_temperature), axis=1)[row, truth].mean())
 
+    def excess(log_temperature: float) -> float:
+        sure = softmax(logs / np.exp(log_temperature), axis=1).max(axis=1).mean()
+        return float(sure - (len(row) + 1) / (len(row) + 2))
+
     reach = np.log(HOTTEST)
-    return float(np.exp(minimize_scalar(nll, bounds=(-reach, reach), method="bounded").x))
+    best = float(minimize_scalar(nll, bounds=(-reach, reach), method="bounded").x)
+    if excess(best) > 0:
+        best = float(brentq(excess, best, np.log(SATURATED)))
+    return float(np.exp(best))
 
 
 def _rows(field: Field, labels: Labels, probabilities: Array) -> tuple[Int[NDArray[np.int64], " rows"], Rows]:

@@ -8,6 +8,9 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax, softmax
 from scipy.stats import binom
 from sklearn.metrics import roc_auc_score
 
@@ -54,6 +57,37 @@ def test_a_mixture_of_members_is_normalised_and_its_doubt_has_two_parts() -> Non
         target, members[:1], np.ones(1), None, np.ones(len(members[0].probabilities), dtype=np.int64)
     )
     np.testing.assert_allclose(alone.epistemic, 0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("items", [1, 20, 1000])
+@pytest.mark.parametrize("gap", [0.3, 16.0, 600.0])
+def test_labels_that_are_all_right_make_nobody_surer_than_their_count(items: int, classes: int, gap: float) -> None:
+    """Equal members on every item: the rule of succession gives log(n + 1) for the gap of two classes, which has lost nothing to the others."""
+    field = Field(name="phase", on="graph", classes=classes, dtype="int64")
+    labels = np.arange(items) % classes
+    logits = np.where(np.eye(classes)[labels] == 1, gap, 0.0)
+    fitted = fit_classes(field, labels.astype(np.float64), softmax(logits, axis=1), np.arange(items), nominal=0.9)
+    temperature = gap / np.log((items + 1) * (classes - 1))
+    assert fitted.temperature == pytest.approx(max(temperature, 1 / 20), rel=1e-3)  # 1 / 20: the least that is tried
+
+
+@given(seed=st.integers(0, 2**32 - 1), items=st.integers(1, 60), wrong=st.floats(0, 0.5), scale=st.floats(0.1, 50))
+@settings(max_examples=40, deadline=None)
+def test_probabilities_promise_no_more_right_labels_than_were_seen_and_are_those_of_least_nll_below(
+    seed: int, items: int, wrong: float, scale: float
+) -> None:
+    random = np.random.default_rng(seed)
+    field = Field(name="phase", on="graph", classes=3, dtype="int64")
+    p = softmax(scale * random.normal(size=(items, 3)), axis=1)
+    labels = np.where(random.random(items) < wrong, random.integers(3, size=items), p.argmax(axis=1))
+    temperature = fit_classes(field, labels.astype(np.float64), p, np.arange(items), nominal=0.9).temperature
+    mean = temper(p, temperature).max(axis=1).mean()
+    assert mean <= (items + 1) / (items + 2) + 1e-9
+    if mean < (items + 1) / (items + 2) - 1e-6:
+        true = np.arange(items), labels
+        nll = [-log_softmax(np.log(p) / t, axis=1)[true].mean() for t in [temperature, *np.geomspace(0.05, 20, 100)]]
+        assert nll[0] <= min(nll) + 1e-4
 
 
 @pytest.mark.parametrize("factor", [0.3, 3.0], ids=["too timid", "too sure"])
