@@ -1,5 +1,6 @@
 """An ensemble as an ASE calculator: energies, forces and stress with their uncertainties."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -39,7 +40,7 @@ class EnsembleCalculator(Calculator):
 
     A structure without a volume (no periodic axis, or a cell vector of length zero) has no stress. ``results`` also finds ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
     and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), ``domain``: empty, or what about the
-    structure the training data never showed, and ``domain_score``, above 1 where there is something. Neighbours are searched anew
+    structure the training data never showed, and ``domain_score``, above 1 where there is something; of a single run, none of these. Neighbours are searched anew
     only when atoms have moved far enough for new ones (``SkinList``); results do not depend on it. The mean of the members' forces is minus the gradient of their mean energy.
     """
 
@@ -82,7 +83,8 @@ class EnsembleCalculator(Calculator):
                 if np.isfinite(values).all():
                     (results.others if suffix else results)[name + suffix] = _as_ase(name, values * self.factors[name])
         results["free_energy"] = results["energy"]
-        results.others |= {"domain": predictions.domain[0], "domain_score": float(predictions.domain_score[0])}
+        if self.ensemble.knows_domain:
+            results.others |= {"domain": predictions.domain[0], "domain_score": float(predictions.domain_score[0])}
 
 
 def calculator(
@@ -95,6 +97,8 @@ def calculator(
     """
     _allow_code(allow_code)
     ensemble = Ensemble.load(Path(folder), branch=branch)
+    if ensemble.caveat:
+        print(f"note: {ensemble.caveat}", file=sys.stderr, flush=True)
     return EnsembleCalculator(ensemble.compiled() if compile else ensemble)
 
 

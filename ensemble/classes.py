@@ -42,7 +42,7 @@ class ClassEstimate(Estimate):
     truth with the nominal probability: split conformal sets of the least ambiguous kind (LAC; Sadinle, Lei and Wasserman
     2019, arXiv:1609.00451), not randomised. A set may be empty: even the likeliest class is then less probable than the
     truth usually is. ``entropy`` is that of the calibrated probabilities; ``epistemic`` (what members disagree about: mutual
-    information) and ``aleatoric`` (mean entropy of the members) sum to the entropy before calibration. All in nats. Without
+    information; NaN of one member alone) and ``aleatoric`` (mean entropy of the members) sum to the entropy before calibration. All in nats. Without
     a calibration probabilities are the members' raw mixture and every set holds all classes.
     """
 
@@ -82,16 +82,22 @@ class ClassEstimate(Estimate):
             probability = temper(raw, calibration.temperature)
             belongs = _in_sets(every, probability, weights, calibration)
         failed = np.asarray(np.isnan(raw).any(axis=-1))
+        alone = "epistemic" in cls.absent(target, int(np.count_nonzero(weights)), calibrated=calibration is not None)
         return ClassEstimate(
             target=target,
             probability=probability,
             label=np.where(failed, -1, np.nan_to_num(probability).argmax(axis=-1)),
             set=(belongs & ~failed[..., None]).astype(np.uint8),
             entropy=entropy(probability),
-            epistemic=np.maximum(total - aleatoric, 0.0),
+            epistemic=np.full_like(total, np.nan) if alone else np.maximum(total - aleatoric, 0.0),
             aleatoric=aleatoric,
             members=every,
         )
+
+    @classmethod
+    def absent(cls, target: Target, members: int, *, calibrated: bool) -> frozenset[str]:
+        """Of one member what members disagree about, and without a calibration the sets."""
+        return frozenset(name for name, known in {"epistemic": members > 1, "set": calibrated}.items() if not known)
 
     @classmethod
     def blank(cls, target: Target, members: int, items: int) -> "ClassEstimate":

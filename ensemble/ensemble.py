@@ -28,7 +28,13 @@ from hydragnn.ensemble.members import (
     summary_of,
 )
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget
-from hydragnn.ensemble.predictions import Predictions, combine_outcomes, concatenate_predictions, nothing
+from hydragnn.ensemble.predictions import (
+    Predictions,
+    combine_outcomes,
+    concatenate_predictions,
+    estimates_of,
+    nothing,
+)
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen, without_screening
 from hydragnn.ensemble.structures import Structures, made_graphs, structures_for, training_attributes
 from hydragnn.errors import InputError
@@ -122,6 +128,26 @@ class Ensemble:
     def targets(self) -> tuple[Target, ...]:
         """What is predicted, and what was said about it in training."""
         return self.manifest.targets
+
+    @property
+    def knows_domain(self) -> bool:
+        """Return True where it can say whether graphs look like those of training; a run alone cannot."""
+        return bool(self.manifest.domain.file_content)
+
+    @property
+    def caveat(self) -> str:
+        """What a single run cannot say, in a sentence; empty for an ensemble."""
+        if self.manifest.calibration or self.knows_domain:
+            return ""
+        return (
+            f"{self.names[0]} is a single run, so its predictions have no calibrated uncertainty and no domain score; several runs as "
+            "an ensemble have both: hydragnn ensemble RUN RUN ... --out ENSEMBLE"
+        )
+
+    def absent(self, target: Target) -> frozenset[str]:
+        """Return the quantities of a target that this ensemble knows nothing of."""
+        calibrated = target.name in self.manifest.calibration
+        return estimates_of(target).absent(target, int(np.count_nonzero(self.weights)), calibrated=calibrated)
 
     @property
     def inputs(self) -> tuple[Field, ...]:

@@ -130,6 +130,11 @@ class Estimate(ABC):
 
     @classmethod
     @abstractmethod
+    def absent(cls, target: Target, members: int, *, calibrated: bool) -> frozenset[str]:
+        """Return the quantities that nothing is known of where so many members have a weight; files have no columns for them."""
+
+    @classmethod
+    @abstractmethod
     def blank(cls, target: Target, members: int, items: int) -> "Estimate":
         """The estimate of items that could not be predicted."""
 

@@ -46,7 +46,8 @@ class NumberEstimate(Estimate):
     ``std`` is the calibrated standard deviation and ``epistemic`` and ``aleatoric`` are its two parts as standard
     deviations (their squares sum to that of ``std``, but for the calibration's floor and the typical spread that its form may add). Vectors and tensors have one
     uncertainty for all their components. ``lower`` and ``upper`` enclose the truth with the nominal probability. Without
-    a calibration the std is the members' raw one and there are no intervals (NaN).
+    a calibration the std is the members' raw one and there are no intervals (NaN). One member alone disagrees with nobody, so that its
+    ``epistemic`` part is not known (NaN); where it predicts points, neither is ``aleatoric``, nor without a calibration ``std``.
     """
 
     quantities = QUANTITIES
@@ -87,16 +88,29 @@ class NumberEstimate(Estimate):
             factor = variance_factor(target.field, calibration, known)
             std = calibrated_std(target.field, calibration, known)
             width = half_width(target.field, calibration, std)
-        return NumberEstimate(
-            target=target,
-            mean=moments.mean,
-            std=std,
-            epistemic=np.sqrt(parts.epistemic * factor),
-            aleatoric=np.sqrt(parts.aleatoric * factor),
-            lower=moments.mean - width,
-            upper=moments.mean + width,
-            members=member_means(members),
-        )
+        values = {
+            "std": std,
+            "epistemic": np.sqrt(parts.epistemic * factor),
+            "aleatoric": np.sqrt(parts.aleatoric * factor),
+            "lower": moments.mean - width,
+            "upper": moments.mean + width,
+        }
+        absent = cls.absent(target, int(np.count_nonzero(weights)), calibrated=calibration is not None)
+        values |= dict.fromkeys(absent, np.full_like(std, np.nan))
+        return NumberEstimate(target=target, mean=moments.mean, members=member_means(members), **values)
+
+    @classmethod
+    def absent(cls, target: Target, members: int, *, calibrated: bool) -> frozenset[str]:
+        """Of one member the epistemic part, and where it predicts points all of its uncertainty; without a calibration the intervals."""
+        points = members == 1 and target.distribution is Point
+        known = {
+            "std": calibrated or not points,
+            "epistemic": members > 1,
+            "aleatoric": not points,
+            "lower": calibrated,
+            "upper": calibrated,
+        }
+        return frozenset(name for name, is_known in known.items() if not is_known)
 
     @classmethod
     def _of_folds(
@@ -244,11 +258,13 @@ class NumberEstimate(Estimate):
 
 
 def uncertainty_metrics(one: NumberEstimate, target: Labels) -> dict[str, float]:
-    """CRPS, NLL, coverage, interval width, miscalibration area, and Spearman's correlation of spread and error.
+    """CRPS, NLL, coverage, interval width, miscalibration area, and Spearman's correlation of spread and error, as far as they are known.
 
     The error of a vector or tensor is its length where it is compared with the spread, since both belong to the item.
     """
     y, mean, std = target.ravel(), one.mean.ravel(), one.std.ravel()
+    if np.isnan(std).all():
+        return {}
     error = np.abs(target - one.mean)
     axes = turning_axes(one.field)
     if axes:
@@ -256,11 +272,16 @@ def uncertainty_metrics(one: NumberEstimate, target: Labels) -> dict[str, float]
         error, spread = np.sqrt((error**2).sum(axis=last)), one.std.mean(axis=last)
     else:
         spread = one.std
+    intervals = {
+        "coverage": coverage(y, one.lower.ravel(), one.upper.ravel()),
+        "interval_width": float(np.mean(one.upper - one.lower)),
+    }
+    if np.isnan(one.lower).all():
+        intervals = {}
     return {
         "crps": float(np.mean(gaussian_crps(y, mean, std))),
         "nll": float(np.mean(gaussian_nll(y, mean, std))),
-        "coverage": coverage(y, one.lower.ravel(), one.upper.ravel()),
-        "interval_width": float(np.mean(one.upper - one.lower)),
+        **intervals,
         "miscalibration_area": miscalibration_area(y, mean, std),
         "spearman": rank_correlation(error.ravel(), spread.ravel()),
     }

@@ -41,7 +41,7 @@ def total_variance(
     variances: Float[Array, "members *items"],
     weights: Float[Array, " members"],
 ) -> MixtureMoments:
-    """MixtureMoments of the mixture of members with these weights (summing to 1); one member alone has no epistemic part.
+    """MixtureMoments of the mixture of members with these weights (summing to 1); all NaN where the mean is.
 
     Var[y] = Var_members(E[y | member]) + E_members(Var[y | member]).
 
@@ -50,7 +50,7 @@ def total_variance(
     """
     mean = np.tensordot(weights, means, axes=1)
     epistemic = np.tensordot(weights, (means - mean) ** 2, axes=1)
-    aleatoric = np.tensordot(weights, variances, axes=1)
+    aleatoric = np.where(np.isnan(mean), np.nan, np.tensordot(weights, variances, axes=1))
     return MixtureMoments(mean=mean, epistemic=epistemic, aleatoric=aleatoric)
 
 

@@ -4,7 +4,7 @@
 node fields, one per node, for edge fields one per edge, graphs in order (files with edge fields have ``edges`` per graph, and ``senders`` and
 ``receivers`` per edge: numbers of nodes in their graph); QUANTITY is mean, std, epistemic, aleatoric, lower or upper, in the field's
 unit; of classes probability, label, set, entropy, epistemic or aleatoric. The attribute ``heading`` is JSON: fields with units, nominal level, members. Failed graphs have NaN (label -1, no class in their set) and a reason in
-``status``.
+``status``. Arrays of which nothing is known are not there: of a single run its uncertainty, intervals and domain.
 """
 
 import json
@@ -52,8 +52,8 @@ class ArraySink(Sink):
     """A file of the arrays above."""
 
     def piece(self, block: Block) -> Piece:
-        """The arrays of the block."""
-        return block_arrays(block)
+        """The arrays of the block, without those that nothing is known of."""
+        return {name: values for name, values in block_arrays(block).items() if name not in self.heading.absent}
 
 
 class NpzSink(ArraySink, AppendingSink):

@@ -44,8 +44,15 @@ def sink_for(path: Path, ensemble: Ensemble) -> Sink:
         nominal=ensemble.manifest.nominal,
         ensemble=ensemble.digest,
         members=ensemble.names,
+        absent=absent_columns(ensemble),
     )
     return FORMATS[path.suffix](path, heading)
+
+
+def absent_columns(ensemble: Ensemble) -> frozenset[str]:
+    """Return the arrays and columns that a file of this ensemble's predictions does not have, since nothing is known of them."""
+    columns = {f"fields/{one.name}/{quantity}" for one in ensemble.targets for quantity in ensemble.absent(one)}
+    return frozenset(columns | (set() if ensemble.knows_domain else {"domain", "domain_score"}))
 
 
 def check_absent(sink: Sink) -> None:

@@ -76,8 +76,8 @@ class Hdf5Sink(ArraySink):
         for kind in self.kinds(piece):
             rows[kind.on] = len(piece[kind.name])
         failed = sum(status != "ok" for status in piece["status"])
-        outside = sum(map(bool, piece["domain"]))
-        return (*rows, failed, outside, *(size for name in TEXTS for size in heap_sizes(list(piece[name]))))
+        outside = sum(map(bool, piece.get("domain", [])))
+        return (*rows, failed, outside, *(size for name in TEXTS for size in heap_sizes(list(piece.get(name, [])))))
 
     def kinds(self, piece: Piece) -> list[ArrayKind]:
         """The arrays of the file, by one of its pieces."""

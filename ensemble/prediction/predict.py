@@ -46,7 +46,7 @@ from hydragnn.files import write_json
 from hydragnn.imports import allow_code, allowed_code
 from hydragnn.runs.signals import raise_signals
 
-VERSION = 7
+VERSION = 8
 """Of the folder of parts: another one is refused."""
 
 STAGES_OF_TIME = ("preparing", "predicting", "combining", "writing")
@@ -170,6 +170,8 @@ def _predict_opened(
             write_json(parts.folder / "plan.json", schedule.certificate)
             if not quiet:
                 print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
+                if ensemble.caveat:
+                    print(f"note: {ensemble.caveat}", file=sys.stderr, flush=True)
         if opening["held"] >= len(ensemble.members):
             list(ensemble.members)  # loaded before the clock starts
         ready = time.perf_counter()

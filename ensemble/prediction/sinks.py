@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.predictions import Predictions
+from hydragnn.ensemble.predictions import Predictions, estimates_of
 from hydragnn.ensemble.screening import Screened
 from hydragnn.errors import InputError
 from hydragnn.files import flush_directory
@@ -56,6 +56,13 @@ class Heading:
     ensemble: str
     """Digest of the ensemble."""
     members: tuple[str, ...]
+    absent: frozenset[str] = frozenset()
+    """Arrays and columns that are not in the file, as ``fields/NAME/QUANTITY`` or by their names."""
+
+    def quantities(self, target: Target) -> list[str]:
+        """Return what the file holds of a target."""
+        every = estimates_of(target).quantities
+        return [quantity for quantity in every if f"fields/{target.name}/{quantity}" not in self.absent]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""

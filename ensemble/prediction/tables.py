@@ -13,7 +13,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Piece, lines_array, texts
+from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Heading, Piece, lines_array, texts
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
@@ -38,23 +38,27 @@ class CsvSink(AppendingSink):
             place: path.open("wb") for place, path in zip(("graph", *self.places), self.temporaries)
         }
         first: dict[str, tuple[str, ...]] = {place: KEYS[place] for place in self.places}
-        first["graph"] = ("status", "domain", "domain_score", "nodes")
+        known = () if "domain" in self.heading.absent else ("domain", "domain_score")
+        first["graph"] = ("status", *known, "nodes")
         for place, file in self.files.items():
-            file.write(_lines([["graph", *first[place], *_titles(self._on(place))]]).tobytes())
+            file.write(_lines([["graph", *first[place], *_titles(self.heading, self._on(place))]]).tobytes())
 
     def piece(self, block: Block) -> Piece:
         """The lines of graphs, of their nodes and of their edges."""
         predictions = block.predictions
-        scores = ["" if math.isnan(score) else score for score in predictions.domain_score.tolist()]
-        sizes = predictions.nodes_per_graph.tolist()
-        fixed = zip(block.numbers.tolist(), texts(predictions.status), texts(predictions.domain), scores, sizes)
-        values = _numbers([predictions[target.name] for target in self._on("graph")], len(predictions))
+        columns: list[list[Any]] = [block.numbers.tolist(), texts(predictions.status)]
+        if "domain" not in self.heading.absent:
+            scores = ["" if math.isnan(score) else score for score in predictions.domain_score.tolist()]
+            columns += [texts(predictions.domain), scores]
+        fixed = zip(*columns, predictions.nodes_per_graph.tolist())
+        estimates = [predictions[target.name] for target in self._on("graph")]
+        values = _numbers(self.heading, estimates, len(predictions))
         piece = {"graph": _lines([*start, *row] for start, row in zip(fixed, values))}
         for place in self.places:
             targets = self._on(place)
             estimates = [predictions[target.name] for target in targets]
             owners = block.numbers[predictions.graph_of_item(targets[0].name)].tolist()
-            rows = zip(owners, _keys(block, place), _numbers(estimates, len(owners)))
+            rows = zip(owners, _keys(block, place), _numbers(self.heading, estimates, len(owners)))
             piece[place] = _lines([owner, *key, *row] for owner, key, row in rows)
         return piece
 
@@ -91,20 +95,20 @@ def _keys(block: Block, place: Location) -> list[tuple[int, ...]]:
     return [(node,) for count in block.predictions.nodes_per_graph.tolist() for node in range(count)]
 
 
-def _titles(targets: list[Target]) -> list[str]:
+def _titles(heading: Heading, targets: list[Target]) -> list[str]:
     return [
         f"{target.name}{column}_{quantity}"
         for target in targets
-        for quantity in estimates_of(target).quantities
+        for quantity in heading.quantities(target)
         for column in estimates_of(target).columns(target, quantity)
     ]
 
 
-def _numbers(estimates: list[Estimate], rows: int) -> list[list[float | int | str]]:
+def _numbers(heading: Heading, estimates: list[Estimate], rows: int) -> list[list[float | int | str]]:
     """The rows of a table; empty where there is no number, as spreadsheets and pandas expect."""
     table: list[list[float | int | str]] = [[] for _ in range(rows)]
     for estimate in estimates:
-        for quantity in estimate.quantities:
+        for quantity in heading.quantities(estimate.target):
             width = len(estimate.columns(estimate.target, quantity))
             for row, values in zip(table, estimate[quantity].reshape(rows, width).tolist()):
                 row += ["" if value != value else value for value in values]
@@ -128,7 +132,7 @@ class XyzSink(AppendingSink):
 
         text = StringIO()
         for row in range(len(block.predictions)):
-            write(text, _frame(block, row), format="extxyz", parallel=False)
+            write(text, _frame(self.heading, block, row), format="extxyz", parallel=False)
         return {"structures": lines_array(text.getvalue())}
 
     def write(self, piece: Piece) -> None:
@@ -140,7 +144,7 @@ class XyzSink(AppendingSink):
         self.file.close()
 
 
-def _frame(block: Block, row: int) -> Atoms:
+def _frame(heading: Heading, block: Block, row: int) -> Atoms:
     """One structure with its predictions."""
     predictions = block.predictions
     offsets = np.concatenate([[0], np.cumsum(predictions.nodes_per_graph)])
@@ -157,7 +161,7 @@ def _frame(block: Block, row: int) -> Atoms:
     for name, estimate in predictions.fields.items():
         node = estimate.field.on == "node"
         span = slice(offsets[row], offsets[row + 1]) if node else row
-        for quantity in estimate.quantities:
+        for quantity in heading.quantities(estimate.target):
             values = estimate[quantity][span]
             if values.dtype.kind == "f" and np.isnan(values).all():
                 continue  # no interval, or no stress without a volume

@@ -104,8 +104,9 @@ def test_weights_that_are_no_shares_are_refused(
 def test_a_run_is_an_ensemble_of_one_without_intervals(runs: list[Path], frames: list[Atoms]) -> None:
     predictions = Ensemble.load(runs[0]).predict(frames[:3])
     assert predictions.status == ("ok", "ok", "ok")
-    assert (predictions["energy"].epistemic == 0).all()
-    assert np.isnan(predictions["energy"].lower).all()
+    for quantity in ("std", "epistemic", "aleatoric", "lower", "upper"):
+        assert np.isnan(predictions["energy"][quantity]).all() and np.isnan(predictions["forces"][quantity]).all()
+    assert np.isfinite(predictions["energy"].mean).all()
 
 
 def test_one_run_alone_gets_absolute_intervals(

@@ -315,6 +315,18 @@ def test_a_member_that_cannot_be_compiled_predicts_as_it_is(
         Ensemble.load(folder, held=1).compiled()
 
 
+def test_the_calculator_of_a_single_run_has_means_alone(
+    runs: list[Path], frames: list[Atoms], capfd: pytest.CaptureFixture[str]
+) -> None:
+    atoms = frames[3].copy()
+    atoms.calc = calculator(runs[0])
+    assert "is a single run" in capfd.readouterr().err
+    atoms.get_forces()
+    assert set(atoms.calc.results) == {"energy", "free_energy", "forces"}
+    for name in ("energy_std", "forces_std", "energy_lower", "domain", "domain_score"):
+        assert atoms.calc.results.get(name) is None
+
+
 READ = (Field(name="charge", on="graph", role="input"), Field(name="tags", on="node", role="input"))
 
 
