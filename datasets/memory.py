@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 from numpy import ndarray
 
 from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_name
@@ -37,6 +37,7 @@ class MemoryStore:
             self._flat = flat_graphs(batch, tuple(batch.fields.values()))
         self._attributes = dict(attributes or {})
         self._fingerprint = ""
+        self._digests: UInt8[ndarray, "graphs 16"] | None = None
         self._plans: dict[frozenset[str] | None, GatherPlan] = {}
         self._levels: FlatLevels | None = None
 
@@ -54,8 +55,14 @@ class MemoryStore:
     def fingerprint(self) -> str:
         """Hash of the content; equal for equal graphs whatever the backend."""
         if not self._fingerprint:
-            self._fingerprint = fingerprint_of(self.dim, self._flat.fields, graph_digests(self._flat))
+            self._fingerprint = fingerprint_of(self.dim, self._flat.fields, self.digests())
         return self._fingerprint
+
+    def digests(self) -> UInt8[ndarray, "graphs 16"]:
+        """Digest of every graph: equal for graphs that are equal in every bit."""
+        if self._digests is None:
+            self._digests = graph_digests(self._flat)
+        return self._digests
 
     @property
     def flat(self) -> FlatGraphs:

@@ -1,7 +1,8 @@
 """How a run chooses, splits and packs its data."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,10 +34,12 @@ class SplitSettings(Settings):
 
     kind: Literal["random", "composition", "group", "given"] = "random"
     """random: by graph; composition: graphs of one composition stay together; group: by the values of ``field``;
-    given: ``field`` holds 0 (train), 1 (validation), 2 (test), 3 (calibration) for every graph."""
+    given: ``field`` holds 0 (train), 1 (validation), 2 (test), 3 (calibration) for every graph. ``group = "KEY"`` is short for
+    ``kind = "group"`` and ``field = "KEY"``."""
 
     field: str | None = None
-    """Graph field with group labels or with the given parts; only for ``group`` and ``given``."""
+    """Graph field with the given parts, or what groups graphs: a graph field, a text of the store (``name``, ``config_type``), or
+    ``duplicates`` for exact copies; only for ``group`` and ``given``."""
 
     train: float = Field(default=0.8, gt=0, lt=1)
     """Fraction of graphs (or of groups) for training."""
@@ -51,6 +54,19 @@ class SplitSettings(Settings):
 
     seed: int = Field(default=0, ge=0)
     """Seed of the split; independent of the training seed, so that ensemble members share their held-out data."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_full(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "group" not in value:
+            return value
+        if {"kind", "field"} & value.keys():
+            raise ValueError("group stands for kind and field; remove it, or both of them")
+        return {
+            **{key: given for key, given in value.items() if key != "group"},
+            "kind": "group",
+            "field": value["group"],
+        }
 
     @model_validator(mode="after")
     def _check(self) -> "SplitSettings":

@@ -9,8 +9,8 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from hydragnn.datasets.settings import SplitSettings
-from hydragnn.datasets.store import GraphStore
-from hydragnn.errors import InputError
+from hydragnn.datasets.store import GraphStore, stored_label
+from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 
 LEAST = 40
@@ -165,8 +165,43 @@ def graph_values(store: GraphStore, name: str) -> Float64[ndarray, "graphs ..."]
         raise InputError(f"field {name} lives on {location}s; this needs one value per graph, so name a graph field")
     if not column.present.all():
         missing = int(np.flatnonzero(~column.present)[0])
-        raise InputError(f"graph {missing} has no {name}; every graph needs one here")
+        raise InputError(f"{stored_label(store, missing)} has no {name}; every graph needs one here")
     return column.values.astype(np.float64)
+
+
+DUPLICATES = "duplicates"
+"""Field of a group split that stands for exact copies, in a store without a field or text of this name."""
+
+
+def group_labels(store: GraphStore, name: str) -> ndarray:
+    """One label per graph: values of a graph field, texts as numbers, or which graphs are copies of each other.
+
+    InputError where a graph has none.
+    """
+    fields = [field.name for field in store.fields()]
+    if name in fields:
+        return graph_values(store, name)
+    if name in store.texts:
+        texts, labels = np.unique(np.array(list(store.texts[name]), dtype=np.str_), return_inverse=True)
+        if "" in texts[:1]:
+            missing = int(np.flatnonzero(labels == 0)[0])
+            raise InputError(f"{stored_label(store, missing)} has no text {name}; every graph needs one here")
+        return labels.reshape(-1)
+    if name == DUPLICATES:
+        return copy_labels(store)
+    raise InputError(
+        f"split: the store has no field or text {name}; {nearest(name, [*fields, *store.texts, DUPLICATES])}"
+    )
+
+
+def copy_labels(store: GraphStore) -> Int64[ndarray, " graphs"]:
+    """A number per graph, the same for graphs that are equal in every bit, and for no others."""
+    first, second = np.ascontiguousarray(store.digests()).view(np.uint64).T
+    order = np.lexsort((second, first))
+    new = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
+    labels = np.zeros(len(order), dtype=np.int64)
+    labels[order[1:]] = np.cumsum(new)
+    return labels
 
 
 def species_counts(store: GraphStore) -> tuple[Int64[ndarray, "graphs species"], Int64[ndarray, " species"]]:
@@ -198,6 +233,6 @@ def reduced_compositions(store: GraphStore) -> Int64[ndarray, "graphs species"]:
 SPLIT_KINDS: Mapping[str, SplitKind] = {
     "random": ByLabel("graphs", lambda store, field: np.arange(len(store))),
     "composition": ByLabel("compositions", lambda store, field: reduced_compositions(store)),
-    "group": ByLabel("groups", graph_values),
+    "group": ByLabel("groups", group_labels),
     "given": Given(),
 }

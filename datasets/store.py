@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Int64, Shaped
+from jaxtyping import Bool, Int64, Shaped, UInt8
 from numpy import ndarray
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.graphs.texts import Texts
+from hydragnn.graphs.texts import NAME, Texts, label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,6 +56,9 @@ class GraphStore(Protocol):
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""
 
+    def digests(self) -> UInt8[ndarray, "graphs 16"]:
+        """Digest of every graph: equal for graphs that are equal in every bit, whatever their texts."""
+
     @property
     def texts(self) -> Mapping[str, Texts]:
         """One text per graph and key, such as its ``name``; none is read before it is asked for."""
@@ -89,6 +92,11 @@ def read_checked(
     if isinstance(store, DigestedStore):
         return store.read_checked(graphs, fields)
     return store.read(graphs, fields), np.zeros(len(graphs), dtype=np.bool_)
+
+
+def stored_label(store: GraphStore, graph: int) -> str:
+    """Return what messages call a graph of a store: its name, else its number."""
+    return label(store.texts[NAME][graph : graph + 1].values[0] if NAME in store.texts else "", graph)
 
 
 def changed_sentence(graph: int) -> str:

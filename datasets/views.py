@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, UInt8
 from numpy import ndarray
 
 from hydragnn.datasets.disk import DiskStore
@@ -50,6 +50,10 @@ class WithoutEdges:
         """Nodes of every graph, and no edges."""
         sizes = self.store.sizes()
         return Sizes(nodes=sizes.nodes, edges=np.zeros_like(sizes.edges))
+
+    def digests(self) -> UInt8[ndarray, "graphs 16"]:
+        """Those of the store, edges included."""
+        return self.store.digests()
 
     @property
     def texts(self) -> Mapping[str, Texts]:

@@ -14,7 +14,7 @@ from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.far import near_origin
 from hydragnn.graphs.field import LOCATIONS, Field, Location
 from hydragnn.graphs.reversal import reverse_of
-from hydragnn.graphs.texts import NAME, Texts
+from hydragnn.graphs.texts import NAME, Texts, label
 from hydragnn.graphs.topology import Topology
 
 
@@ -366,5 +366,5 @@ def graph_label(batch: GraphBatch, position: int, number: int | None = None) -> 
     >>> graph_label(graph, 0, 17), graph_label(graph.with_texts({"name": ["mp-1234"]}), 0, 17)
     ('graph 17', "graph 'mp-1234'")
     """
-    name = batch.names[position] if batch.names is not None else ""
-    return f"graph '{name}'" if name else f"graph {position if number is None else number}"
+    name = batch.names.select([position]).values[0] if batch.names is not None else ""
+    return label(name, position if number is None else number)

@@ -11,7 +11,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label
 from hydragnn.graphs.field import Field, Location
 from hydragnn.graphs.levels import CLUSTERS, cluster_problems, is_levels
 
@@ -54,7 +54,7 @@ def graph_problems(
     findings += [(fine[place], problem) for place, problem in [*_wrong_images(sound, cutoff), *_wrong_clusters(sound)]]
     for position, problem in [*findings, *_missing_fields(batch, needed)]:
         number = position if numbers is None else numbers[position]
-        by_graph.setdefault(position, f"graph {number}{problem}")
+        by_graph.setdefault(position, f"{graph_label(batch, position, int(number))}{problem}")
     return dict(sorted(by_graph.items()))
 
 

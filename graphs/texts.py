@@ -121,3 +121,8 @@ def as_text(value: Any) -> str:
 def name_among(values: Mapping[str, Any]) -> str:
     """Return the name of a structure among its entries; empty where none is one of ``NAME_KEYS``."""
     return next((text for key in NAME_KEYS if key in values and (text := as_text(values[key]))), "")
+
+
+def label(name: str, number: int) -> str:
+    """Return what messages call a graph: its name, else its number."""
+    return f"graph '{name}'" if name else f"graph {number}"

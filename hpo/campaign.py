@@ -136,7 +136,7 @@ def run_search(
     settings, space = as_begun(settings, out), space_of(settings.search.space, settings.source)
     begun = is_begun(out)
     check_campaign(settings, space, begun=begun)
-    enqueued = check_folder(settings, space, out, resume=resume)
+    enqueued = check_folder(settings, space, out, resume=resume, on_note=on_note)
     if settings.search.together == "auto":
         settings = with_together(settings, space, workers, this_machine() if is_local(settings, workers) else None)
     with ExitStack() as stack:

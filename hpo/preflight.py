@@ -1,6 +1,7 @@
 """What is checked and written before the first trial of a campaign starts."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -186,8 +187,17 @@ APPENDED = ("journal.jsonl", "journal.lock", SAMPLER_LOG, "optuna.log", "packs.t
 """What a controller opens in a campaign's folder to write to; never through links."""
 
 
-def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume: bool) -> list[Point]:
+def check_folder(
+    settings: CampaignSettings,
+    space: Space,
+    out: Path,
+    *,
+    resume: bool,
+    on_note: Callable[[str], None] | None = None,
+) -> list[Point]:
     """The configurations that are tried first, after a look at the campaign's folder.
+
+    ``on_note`` is called with what was left out of earlier campaigns.
 
     InputError for a folder that holds something else, or a campaign that is not to be resumed or has other settings.
     """
@@ -195,7 +205,7 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
     if not path.exists():
         if out.exists() and (not out.is_dir() or any(entry.name not in LEFTOVERS for entry in out.iterdir())):
             raise InputError(f"{out} exists and is not a campaign; choose another folder")
-        return first_points(settings, space)
+        return first_points(settings, space, on_note)
     if not resume:
         raise InputError(f"{out} holds a campaign; continue it with --resume, or choose another folder")
     saved = read_sealed(path)

@@ -4,6 +4,8 @@ import csv
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,17 @@ SHARE = 4
 """One of so many trials may come from earlier campaigns."""
 
 
-def first_points(settings: CampaignSettings, space: Space) -> list[Point]:
+OnNote = Callable[[str], None]
+
+
+def first_points(settings: CampaignSettings, space: Space, on_note: OnNote | None = None) -> list[Point]:
     """The configurations that are tried first: in a default space every architecture once, then the best of earlier campaigns.
 
-    That of an architecture has the middle of every range and the first of all choices.
+    That of an architecture has the middle of every range and the first of all choices. ``on_note`` is called with what was left out.
     """
     kinds = space.parameters.get("model.kind")
     if settings.left_out is None or not isinstance(kinds, Choices):
-        return warm_points(settings, space)
+        return warm_points(settings, space, on_note)
 
     def middle(kind: Choice) -> Point:
         return space.point(
@@ -35,61 +40,133 @@ def first_points(settings: CampaignSettings, space: Space) -> list[Point]:
             )
         )
 
-    points = {point_key(point): point for point in map(middle, kinds.choices) if _is_valid(settings, space, point)}
-    return list({**points, **{point_key(point): point for point in warm_points(settings, space)}}.values())
+    points = {point_key(point): point for point in map(middle, kinds.choices) if not _problem(settings, space, point)}
+    warm = warm_points(settings, space, on_note)
+    return list({**points, **{point_key(point): point for point in warm}}.values())
 
 
-def warm_points(settings: CampaignSettings, space: Space) -> list[Point]:
+def warm_points(settings: CampaignSettings, space: Space, on_note: OnNote | None = None) -> list[Point]:
     """The best configurations of ``search.warm_start`` that are points of the space, source by source in turn.
 
     Given runs, all in their order; else at most a quarter of the trials. InputError for a source that is not one, or that has no point of the space.
     """
     if settings.runs:
         return [{NUMBER: number} for number in range(len(settings.runs))]
-    sources = [_best_first(path, space) for path in settings.search.warm_start]
+    sources = [warm_source(path, space) for path in settings.search.warm_start]
     limit = max(1, settings.search.trials // SHARE)
     selection: dict[str, Point] = {}
-    for rank in range(max(map(len, sources), default=0)):
-        for points in sources:
-            if rank < len(points) and len(selection) < limit and _is_valid(settings, space, points[rank]):
-                selection.setdefault(point_key(points[rank]), points[rank])
+    for rank in range(max((len(source.points) for source in sources), default=0)):
+        for source in sources:
+            if rank < len(source.points):
+                source.take(source.points[rank], selection, limit, partial(_problem, settings, space))
+    for source in sources:
+        if on_note is not None and source.reasons:
+            on_note(
+                f"search.warm_start: {sum(map(len, source.reasons.values()))} of {source.total} configurations in {source.path} "
+                f"are not tried first: {source.why}"
+            )
     return list(selection.values())
 
 
-def _best_first(path: Path, space: Space) -> list[Point]:
+@dataclass(kw_only=True, slots=True)
+class Source:
+    """Configurations of an earlier campaign, best first, and why others are not tried."""
+
+    path: Path
+    total: int
+    points: list[Point]
+    reasons: dict[str, list[str]]
+    """Examples of every reason, one per configuration."""
+
+    @property
+    def why(self) -> str:
+        """The reasons, each with its count and first example."""
+        return "; ".join(
+            f"{len(examples)} {reason}" + (f" ({examples[0]})" if examples[0] else "")
+            for reason, examples in self.reasons.items()
+        )
+
+    def leave(self, reason: str, example: str = "") -> None:
+        """Note a configuration that is not tried."""
+        self.reasons.setdefault(reason, []).append(example)
+
+    def take(self, point: Point, selection: dict[str, Point], limit: int, problem: Callable[[Point], str]) -> None:
+        """Select a point, or note why not."""
+        if point_key(point) in selection:
+            self.leave("tried already")
+        elif len(selection) >= limit:
+            self.leave(f"beyond a quarter of the trials, {limit}")
+        elif sentence := problem(point):
+            self.leave("cannot be trained", sentence)
+        else:
+            selection[point_key(point)] = point
+
+
+def warm_source(path: Path, space: Space) -> Source:
+    """The configurations of an earlier campaign or of a CSV file; InputError where none is a point of the space."""
+    source = Source(path=path, total=0, points=[], reasons={})
     if (path / JOURNAL).is_file():
-        scored = _from_campaign(path)
+        scored = _from_campaign(path, source)
     elif path.suffix == ".csv" and path.is_file():
-        scored = _from_deephyper(path, space)
+        scored = _from_deephyper(path, space, source)
     else:
         raise InputError(f"search.warm_start: {path} is neither a campaign's folder nor a CSV file; check the path")
-    points = [values for _, values in sorted(scored, key=lambda pair: pair[0]) if is_point(space, values)]
-    if not points:
-        raise InputError(f"search.warm_start: no configuration in {path} lies in the search space; remove it or widen")
-    return points
+    for _, example, values in sorted(scored, key=lambda one: one[0]):
+        if is_point(space, values):
+            source.points.append(values)
+        else:
+            source.leave("outside the search space", example)
+    if not source.points:
+        why = f" ({source.why})" if source.reasons else ""
+        raise InputError(
+            f"search.warm_start: no configuration in {path} lies in the search space{why}; remove it or widen"
+        )
+    return source
 
 
-def _from_campaign(folder: Path) -> list[tuple[float, Point]]:
-    trials = replay(folder / JOURNAL).trials.values()
-    return [(trial.value, trial.values) for trial in trials if trial.value is not None]
+def _best_first(path: Path, space: Space) -> list[Point]:
+    """The points of the space in one source."""
+    return warm_source(path, space).points
 
 
-def _from_deephyper(path: Path, space: Space) -> list[tuple[float, Point]]:
+Scored = list[tuple[float, str, Point]]
+"""Score to be minimised, where the configuration stands, and its values."""
+
+
+def _from_campaign(folder: Path, source: Source) -> Scored:
+    trials = replay(folder / JOURNAL).trials
+    source.total = len(trials)
+    scored: Scored = []
+    for number, trial in trials.items():
+        if trial.value is None:
+            source.leave("without a result", f"trial {number}")
+        else:
+            scored.append((trial.value, f"trial {number}", trial.values))
+    return scored
+
+
+def _from_deephyper(path: Path, space: Space, source: Source) -> Scored:
     """DeepHyper maximises ``objective`` and writes parameters as ``p:name``; failures have ``F...`` as objective."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"search.warm_start: cannot read {path}: {error}") from error
     if not rows or "objective" not in rows[0]:
         raise InputError(f"search.warm_start: {path} has no column objective; is it DeepHyper's results.csv?")
     columns = {path_: column for path_ in space.parameters if (column := _column(path_, list(rows[0]), space))}
-    scored: list[tuple[float, Point]] = []
-    for row in rows:
+    source.total = len(rows)
+    scored: Scored = []
+    for line, row in enumerate(rows, start=2):
         score = _number(row["objective"])
-        if score is not None:
-            scored.append((-score, space.point(_reader(row, columns))))
-    return [(score, {k: v for k, v in values.items() if v is not None}) for score, values in scored]
+        if score is None:
+            source.leave("without a result", f"line {line}: objective {row['objective']!r}")
+            continue
+        values = space.point(_reader(row, columns))
+        wrong = [f"{name} = {row.get(columns.get(name, ''), '')!r}" for name, value in values.items() if value is None]
+        example = f"line {line}: {', '.join(wrong)}"
+        scored.append((-score, example, {name: value for name, value in values.items() if value is not None}))
+    return scored
 
 
 def _column(path: str, columns: list[str], space: Space) -> str | None:
@@ -110,7 +187,8 @@ def _reader(row: dict[str, str], columns: dict[str, str]) -> Callable[[str, Para
 def _value(parameter: Parameter, text: str) -> Any:
     """The value that a cell stands for; None where it is none of the parameter's."""
     if isinstance(parameter, Choices):
-        return next((c for c in parameter.choices if text in (str(c), json.dumps(c))), None)
+        exact = (c for c in parameter.choices if text in (str(c), json.dumps(c)))
+        return next(exact, next((c for c in parameter.choices if _is_number(c) and c == _number(text)), None))
     number = _number(text)
     if number is None or not contains(parameter, number):
         return None
@@ -125,9 +203,14 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _is_valid(settings: CampaignSettings, space: Space, point: Point) -> bool:
+def _is_number(choice: Choice) -> bool:
+    return isinstance(choice, int | float) and not isinstance(choice, bool)
+
+
+def _problem(settings: CampaignSettings, space: Space, point: Point) -> str:
+    """Why a configuration cannot be trained; empty where it can."""
     try:
         trial_config(settings, space, point, 0)
-    except InputError:
-        return False
-    return True
+    except InputError as error:
+        return str(error)
+    return ""

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from hydragnn.architectures import GeometricSettings
 from hydragnn.config import hash_of
 from hydragnn.datasets import GraphStore
+from hydragnn.datasets.duplicates import Copies, copies_across, sentence_on_copies
+from hydragnn.datasets.split import PARTS, Split
 from hydragnn.distributed.launch import host_name
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_rows
@@ -60,6 +63,10 @@ def notes_on(plan: RunPlan, ranks: Ranks, device: torch.device, heartbeat: Calla
         derived = any(head.derivatives for head in model.heads)
         notes += [of + sentence for head in model.heads for sentence in _conversions(head, model, branch.store)]
         encoder, store = model.model, branch.store
+        cache = StatisticsCache(store=store, ranks=ranks, device=device, heartbeat=heartbeat)
+        copies = _copies(cache, branch.split)
+        if copies.count:
+            notes.append(of + sentence_on_copies(store, branch.split, copies))
         if derived and encoder.kinks:
             notes.append(f"{of}forces and stress of {encoder.kind} are not smooth: {encoder.kinks}")
         if derived and model.edges and (sentence := without_the_farther(store.attributes)):
@@ -69,7 +76,6 @@ def notes_on(plan: RunPlan, ranks: Ranks, device: torch.device, heartbeat: Calla
         if derived and encoder.envelope == "none":
             notes.append(of + without_envelope(store.attributes))
         if encoder.envelope != "none" and can_be_silenced(store.attributes, encoder.cutoff):
-            cache = StatisticsCache(store=store, ranks=ranks, device=device, heartbeat=heartbeat)
             silenced, edges = _silenced(cache, branch.split.train, encoder.cutoff)
             notes += [of + sentence_on(silenced, edges, encoder.cutoff)] if silenced else []
     return notes
@@ -92,6 +98,18 @@ def _silenced(cache: StatisticsCache, train: NDArray[np.int64], cutoff: float) -
     rows = shared_rows(cache.ranks, cache.device)
     counts: list[int] = cache.value(of, lambda: silenced_edges(cache.store, train, cutoff, rows, cache.heartbeat))
     return counts
+
+
+def _copies(cache: StatisticsCache, split: Split) -> Copies:
+    """How many graphs outside training are copies of others; one rank looks at the digests."""
+    of = {"what": "copies", **{name: digest_of(getattr(split, name)) for name in PARTS}}
+    rows = shared_rows(cache.ranks, cache.device)
+
+    def count() -> list[int]:
+        table = rows(1, 4, lambda _: np.array(astuple(copies_across(cache.store, split)), dtype=np.float64))
+        return [int(value) for value in table[0]]
+
+    return Copies(*cache.value(of, count))
 
 
 def versions() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Parts are disjoint, complete, repeatable, and keep together what must not leak."""
 
+import re
 from collections.abc import Callable
 from typing import get_args
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from hydragnn.datasets import MemoryStore, Split, SplitSettings, make_split
-from hydragnn.datasets.split import SPLIT_KINDS, reduced_compositions
+from hydragnn.datasets.duplicates import copies_across, sentence_on_copies
+from hydragnn.datasets.split import SPLIT_KINDS, copy_labels, reduced_compositions
 from hydragnn.errors import InputError
 from hydragnn.graphs import GraphBatch
 
@@ -82,7 +84,7 @@ BAD = {
         SplitSettings(kind="group", field="label", train=0.95, valid=0.01),
         "valid part of the group split is empty.*more groups",
     ),
-    "unknown field": (SplitSettings(kind="group", field="grain"), "no field grain; it has"),
+    "unknown field": (SplitSettings(kind="group", field="grain"), "the store has no field or text grain; valid: "),
     "node field": (SplitSettings(kind="group", field="forces"), "lives on nodes"),
     "not 0 to 3": (
         SplitSettings(kind="given", field="label"),
@@ -156,3 +158,47 @@ def test_a_missing_label_is_named(graph: Callable[..., GraphBatch]) -> None:
         make_split(store, SplitSettings(kind="group", field="label"))
     with pytest.raises(InputError, match="no field atomic_numbers"):
         make_split(MemoryStore([graph_from_arrays([[0.0, 0.0, 0.0]], [], [])]), SplitSettings(kind="composition"))
+
+
+def with_copies(graph: Callable[..., GraphBatch]) -> MemoryStore:
+    """Eighty graphs, of which twenty are distinct, named for what they are copies of."""
+    names = [f"g{number % 20}" for number in range(80)]
+    graphs = [graph(2 + number % 5, 4, seed=number % 20) for number in range(80)]
+    return MemoryStore([one.with_texts({"name": [name]}) for one, name in zip(graphs, names)])
+
+
+@pytest.mark.parametrize("group", ["duplicates", "name"])
+def test_copies_and_equal_texts_stay_together(group: str, graph: Callable[..., GraphBatch]) -> None:
+    store = with_copies(graph)
+    split = make_split(store, SplitSettings.parse({"group": group, "train": 0.6, "valid": 0.2}))
+    assert split.counts == parts_of(48, 16, 0, 16)
+    labels = np.arange(80) % 20
+    parts = [set(labels[part].tolist()) for part in (split.train, split.valid, split.test)]
+    assert [len(part) for part in parts] == [12, 4, 4]
+    assert copies_across(store, split).count == 0
+
+
+def test_copies_across_parts_are_counted_with_an_example(graph: Callable[..., GraphBatch]) -> None:
+    store = with_copies(graph)
+    assert len(np.unique(copy_labels(store))) == 20
+    split = make_split(store, SplitSettings(train=0.5, valid=0.25))
+    train, valid = (set((part % 20).tolist()) for part in (split.train, split.valid))
+    expected = sum(one % 20 in train for one in split.valid) + sum(one % 20 in train | valid for one in split.test)
+    copies = copies_across(store, split)
+    assert (copies.count, copies.of) == (expected, 40)
+    assert copies.copy % 20 == copies.original % 20
+    assert re.fullmatch(
+        rf"{expected} of 40 graphs outside the training part are exact copies of graphs in another part, such as graph 'g(\d+)' "
+        rf"\((validation|test)\) of graph 'g\1' \(train\), .*split.group = \"duplicates\".*",
+        sentence_on_copies(store, split, copies),
+    )
+
+
+def test_a_text_that_a_graph_lacks_is_named(graph: Callable[..., GraphBatch]) -> None:
+    graphs = [graph(2, 1, seed=k).with_texts({"run": ["" if k == 2 else "a"], "name": [f"g{k}"]}) for k in range(4)]
+    with pytest.raises(InputError, match="graph 'g2' has no text run; every graph needs one here"):
+        make_split(MemoryStore(graphs), SplitSettings(kind="group", field="run"))
+    with pytest.raises(InputError, match="no field or text rum; did you mean run"):
+        make_split(MemoryStore(graphs), SplitSettings(kind="group", field="rum"))
+    with pytest.raises(InputError, match=r"split.*: group stands for kind and field"):
+        SplitSettings.parse({"group": "run", "kind": "random"}, "split")

@@ -24,10 +24,12 @@ from hydragnn.hpo import (
 )
 from hydragnn.hpo.journal import Journal, read_journal
 from hydragnn.hpo.launching.attempts import log_tail
+from hydragnn.hpo.parameters import parsed_parameter
 from hydragnn.hpo.preflight import as_begun, check_folder, write_settings
 from hydragnn.hpo.scheduling.events import Failed
 from hydragnn.hpo.space import space_of
 from hydragnn.hpo.status import campaign_status
+from hydragnn.hpo.warm import warm_source
 from hydragnn.record import read_record
 from hydragnn.runs.attempt import shown_epochs
 
@@ -243,12 +245,39 @@ def test_the_best_of_an_earlier_campaign_are_tried_first(
 def test_a_deephyper_file_is_a_warm_start(settings: Settings, fake_launcher: Launchers, tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text(
         "p:hidden_dim,p:train.learning_rate,p:other,objective,job_id\n"
-        "16,0.01,x,-3.0,0\n64,0.001,x,-1.0,1\n64,0.001,x,F_diverged,2\n999,0.001,x,-0.1,3\n"
+        "16,0.01,x,-3.0,0\n64,0.001,x,-1.0,1\n64,0.001,x,F_diverged,2\n999,0.001,x,-0.1,3\n16,0.02,x,-4.0,4\n"
     )
-    run_search(settings(warm_start=["results.csv"], trials=8), tmp_path / "c", launcher=fake_launcher())
+    notes: list[str] = []
+    earlier = settings(warm_start=["results.csv"], trials=8)
+    run_search(earlier, tmp_path / "c", launcher=fake_launcher(), on_note=notes.append)
+    assert [note for note in notes if "warm_start" in note] == [
+        f"search.warm_start: 3 of 5 configurations in {tmp_path / 'results.csv'} are not tried first: "
+        "1 without a result (line 4: objective 'F_diverged'); 1 outside the search space (line 5: model.hidden_dim = '999'); "
+        "1 beyond a quarter of the trials, 2"
+    ]
     best, second = campaign_history(tmp_path / "c").trials[:2]
     assert best.values == {"model.hidden_dim": 64, "train.learning_rate": 0.001}
     assert second.values == {"model.hidden_dim": 16, "train.learning_rate": 0.01}
+
+
+def test_whole_numbers_that_a_spreadsheet_wrote_with_a_point_are_the_same_choices(tmp_path: Path) -> None:
+    """A column of whole numbers with empty cells, of an inactive parameter, is written as 8.0."""
+    parameters = {
+        "model.kind": {"type": "categorical", "choices": ["schnet", "mfc"]},
+        "model.max_degree": {"type": "categorical", "choices": [4, 8], "when": {"model.kind": "mfc"}},
+        "train.shuffle": {"type": "categorical", "choices": [True, False]},
+        "model.num_layers": {"type": "int", "low": 1, "high": 4},
+    }
+    space = space_of({path: parsed_parameter(path, table, "test") for path, table in parameters.items()})
+    (tmp_path / "results.csv").write_text(
+        "p:kind,p:max_degree,p:num_layers,p:shuffle,objective\nmfc,8.0,2.0,True,-0.3\nschnet,,3.0,True,-0.1\nmfc,4.0,1.0,1,-0.2\n"
+    )
+    source = warm_source(tmp_path / "results.csv", space)
+    assert source.points == [
+        {"model.kind": "schnet", "train.shuffle": True, "model.num_layers": 3},
+        {"model.kind": "mfc", "train.shuffle": True, "model.num_layers": 2, "model.max_degree": 8},
+    ]
+    assert source.reasons == {"outside the search space": ["line 4: train.shuffle = '1'"]}  # a number is no truth value
 
 
 def test_importance_finds_the_parameter_that_matters(

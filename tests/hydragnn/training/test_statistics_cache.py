@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hydragnn.config import RunConfig
-from hydragnn.datasets import DiskStore, MemoryStore, StoreWriter, WithoutEdges, loader
+from hydragnn.datasets import DiskStore, MemoryStore, SplitSettings, StoreWriter, WithoutEdges, loader
 from hydragnn.datasets.manifest import write_manifest
 from hydragnn.datasets.shared import shared_folder
 from hydragnn.distributed import Ranks
@@ -93,6 +93,22 @@ def test_a_second_run_measures_nothing_and_knows_the_same_bits(
     assert known(first) == known(second) == known(anew)
     for one, other, third in zip(batches(anew), batches(first), batches(second), strict=True):
         assert all(torch.equal(one[name], other[name]) and torch.equal(one[name], third[name]) for name in one)
+
+
+def test_copies_in_two_parts_are_noted_and_counted_once(
+    store: MemoryStore, make_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics_cache, "LEAST_GRAPHS", 1)
+    with StoreWriter(tmp_path / "store.h5", store.fields(), dim=store.dim, attributes=store.attributes) as writer:
+        writer.write(store.read([*range(40), *range(20)]).with_texts({"name": [f"g{number}" for number in range(60)]}))
+    config = make_config("schnet")
+    first = assembled(config, DiskStore(tmp_path / "store.h5")).record.notes
+    monkeypatch.setattr("hydragnn.runs.provenance.copies_across", None)
+    assert assembled(config, DiskStore(tmp_path / "store.h5")).record.notes == first
+    assert any("exact copies of graphs in another part, such as graph 'g" in note for note in first)
+    grouped = config.model_copy(update={"split": SplitSettings.parse({"group": "duplicates"})})
+    monkeypatch.undo()
+    assert not any("copies" in note for note in assembled(grouped, DiskStore(tmp_path / "store.h5")).record.notes)
 
 
 def test_other_loss_weights_need_no_new_statistics(
