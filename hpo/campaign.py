@@ -22,6 +22,7 @@ from hydragnn.hpo.launching.local import LocalLauncher, gpus_of_workers
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import OWN_AT_ONCE, OWN_RATE, STEP_RATE, STEPS_AT_ONCE, site_of
 from hydragnn.hpo.launching.steps import Limits, StepLauncher
+from hydragnn.hpo.launching.watchdog import AllocationLauncher
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
@@ -151,6 +152,8 @@ def run_search(
             and (workers or settings.search.workers) == "auto"
         ):
             on_note(f"{len(launcher.slots)} trials at once: this machine has {this_machine()}")
+        if on_note is not None and isinstance(launcher, AllocationLauncher) and launcher.note:
+            on_note(launcher.note)
         if on_note is not None and settings.together_text:
             on_note(settings.together_text)
         journal = stack.enter_context(Journal(out / JOURNAL))
@@ -257,7 +260,7 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
     hang = 60.0 * search.hang_minutes
     if allocation.by == "local":
         return local_launcher(settings)
-    site = site_of(allocation)
+    allocation, site = allocation.fastest_kind(), site_of(allocation)
     if search.trials_per_node > 1 and (largest > 1 or (search.ranks_per_node or 1) > 1):
         raise InputError(
             f"{settings.source}: trials_per_node = {search.trials_per_node} gives each trial one process on a share of a "
@@ -270,7 +273,7 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
         )
     own = allocation.managed or allocation.by == "flux"
     at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
-    ranks = search.ranks_per_node or max(1, allocation.gpus)
+    ranks = search.ranks_per_node or max(1, *(node.gpus for node in allocation.nodes))
     if search.trials_per_node > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
         log = out / "packs.txt"
         shares, together = search.trials_per_node, search.members
@@ -282,7 +285,9 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
             f"than the {at_once} that an allocation carries; set nodes_per_trial to at least "
             f"{-(-len(allocation.nodes) // at_once)}"
         )
-    return StepLauncher(site, allocation, ranks=ranks, limits=Limits(at_once=at_once, rate=rate, hang_seconds=hang))
+    return StepLauncher(
+        site, allocation, ranks=search.ranks_per_node, limits=Limits(at_once=at_once, rate=rate, hang_seconds=hang)
+    )
 
 
 def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) -> LocalLauncher:

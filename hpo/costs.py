@@ -14,6 +14,7 @@ from hydragnn.hpo.scheduling.events import Event, Reached
 from hydragnn.hpo.scheduling.replay import Replay
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.sizing import loss
+from hydragnn.hpo.scheduling.state import speed_of
 from hydragnn.hpo.space import Point, Space
 
 FEWEST = 4
@@ -125,7 +126,8 @@ class Estimates:
         trial = before[0]
         seconds, epochs = event.seconds - trial.seconds, event.epochs - trial.passed
         if seconds > 0 and epochs > 0 and trial.epochs == trial.passed and after.most > after.least:
-            self._sizes.append(Sized(trial=event.trial, slots=len(trial.slots), seconds=seconds / epochs))
+            as_fastest = speed_of(after.plan, trial.slots) / len(trial.slots)
+            self._sizes.append(Sized(trial=event.trial, slots=len(trial.slots), seconds=seconds / epochs * as_fastest))
 
     def of(self, state: State, values: Point) -> tuple[float | None, float | None]:
         """Seconds per epoch on one slot, and slots at which half of the speed is lost; None where nothing is known."""

@@ -17,6 +17,7 @@ from hydragnn.hpo.able import check_model
 from hydragnn.hpo.folder import NAME, SAMPLER_LOG, VERSION, campaign_table, checked_table
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
+from hydragnn.hpo.launching.watchdog import AllocationLauncher
 from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.scheduling.events import Plan, node_of
@@ -167,6 +168,8 @@ def plan_of(settings: CampaignSettings) -> Plan:
 def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
     """The plan on what the launcher has; InputError where a trial needs more nodes."""
     plan = plan_of(settings)
+    if isinstance(launcher, AllocationLauncher):
+        plan = replace(plan, sizes=launcher.sizes)
     if isinstance(launcher, LocalLauncher):
         if plan.min_slots > 1:
             raise InputError(

@@ -65,7 +65,7 @@ class SearchSettings(Settings):
     """Nodes of one trial, or the smallest and the largest number; within these bounds they follow the cost and the idle nodes."""
 
     trials_per_node: int = Field(default=1, ge=1)
-    """Small trials that share a node, for example one per GPU; they are started in packs, many in one job step."""
+    """Small trials that share a node, for example one per GPU, started in packs, many in one job step; where nodes differ the largest has so many."""
 
     together: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
     """So many trials share a process, and its thread or GPU: ``workers`` processes with so many trials each, or so many of

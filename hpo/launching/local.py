@@ -96,7 +96,7 @@ class LocalLauncher:
     ) -> None:
         """``together``: so many trials share one process of each worker; ``gpus``: what shows each worker its own."""
         self._hang_seconds, self._together, self._module = hang_seconds, together, module
-        self._slots = shares_of([f"worker-{number}" for number in range(workers)], together)
+        self._slots = shares_of({f"worker-{number}": together for number in range(workers)})
         self._environment = {**environment_alone(), **importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
         self._environment.update(environment or {})
         self._gpus = {f"worker-{number}": variables for number, variables in enumerate(gpus)}
@@ -260,13 +260,18 @@ class LocalLauncher:
         return Exit(task=attempt.task, code=code, out_of_memory=starved, hung=attempt.hung, message=message)
 
 
-def shares_of(nodes: Sequence[str], shares: int) -> tuple[str, ...]:
-    """The slots of nodes that are shared; first one of each node, so that few trials spread over many.
+def shares_of(shares: Mapping[str, int]) -> tuple[str, ...]:
+    """The slots of nodes, each with its number of shares; first one of each node, so that few trials spread over many.
 
-    >>> shares_of(["n1", "n2"], 2)
-    ('n1/0', 'n2/0', 'n1/1', 'n2/1')
+    >>> shares_of({"n1": 2, "n2": 2, "n3": 1})
+    ('n1/0', 'n2/0', 'n3', 'n1/1', 'n2/1')
     """
-    return tuple(nodes) if shares == 1 else tuple(f"{node}/{share}" for share in range(shares) for node in nodes)
+    return tuple(
+        node if count == 1 else f"{node}/{share}"
+        for share in range(max(shares.values(), default=0))
+        for node, count in shares.items()
+        if share < count
+    )
 
 
 def gpus_of_workers(workers: int) -> tuple[dict[str, str], ...]:

@@ -22,7 +22,7 @@ from typing import IO, Any
 from hydragnn.distributed.launch import RANK_VARIABLE, environment_alone
 from hydragnn.errors import InputError
 from hydragnn.files import open_log
-from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import LastSigns, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import Ears, allow_many_files
 from hydragnn.hpo.launching.launcher import Report, Task, importable, note_of
@@ -97,11 +97,12 @@ class PackLauncher(AllocationLauncher):
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """``shares`` of a node, of which so many that are ``together`` share a process; at most ``rate`` steps begin per second."""
+        """``shares`` of the largest node, of which so many that are ``together`` share a process; at most ``rate`` steps begin per second."""
         allow_many_files()  # two pipes per pack, and where a launcher feeds its first rank only, one pack per node
         super().__init__(site, allocation)
         self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
-        self._shares, self._log, self._together, self._module = shares, log, together, module
+        self._log, self._together, self._module = log, together, module
+        self._shares = allocation.shares(shares, together)
         self._hang_seconds, self._patience = hang_seconds, probe_seconds
         self._numbers, self._bucket = itertools.count(), TokenBucket(rate, BURST)
         self._pack_of: dict[str, Pack] = {}
@@ -121,7 +122,11 @@ class PackLauncher(AllocationLauncher):
     @property
     def slots(self) -> tuple[str, ...]:
         """The shares of all nodes; first one of each node, so that few trials spread over many."""
-        return shares_of(self._allocation.nodes, self._shares)
+        return shares_of(self._shares)
+
+    def size_of(self, slots: int, node: Node) -> float:
+        """See ``AllocationLauncher``; a trial has one GPU at most."""
+        return min(1.0, node.gpus / slots) or node.cores / slots
 
     @property
     def beat_seconds(self) -> float:
@@ -204,20 +209,26 @@ class PackLauncher(AllocationLauncher):
     def _pack(self, node: str) -> Pack:
         """The pack that serves a node; the first call starts those of all nodes, later ones that of a single node."""
         if not self._packs and not self._ended_packs:
-            nodes, size = self._allocation.nodes, self._site.pack_nodes
-            for begin in range(0, len(nodes), size):
-                self._new_pack(nodes[begin : begin + size])
+            sizes: dict[tuple[int, int, int], list[str]] = {}  # a step takes as much of each of its nodes
+            for one in self._allocation.nodes:
+                sizes.setdefault((one.cores, one.gpus, self._shares[one.name]), []).append(one.name)
+            for names, size in ((tuple(names), self._site.pack_nodes) for names in sizes.values()):
+                for begin in range(0, len(names), size):
+                    self._new_pack(names[begin : begin + size])
         elif node not in self._pack_of:
             self._new_pack((node,))
         return self._pack_of[node]
 
     def _new_pack(self, nodes: tuple[str, ...]) -> None:
-        options = ["--nodes", ",".join(nodes), "--shares", str(self._shares), "--gpus", str(self._allocation.gpus)]
+        cores, gpus = self._allocation.least(nodes)
+        options = ["--nodes", ",".join(nodes), "--shares", str(self._shares[nodes[0]]), "--gpus", str(gpus)]
         options += ["--together", str(self._together), "--hang-seconds", str(self._hang_seconds)]
         options += ["--forget", RANK_VARIABLE.pattern]
         step = Step(
             name=f"pack-{os.getpid()}-{next(self._numbers)}",
             nodes=nodes,
+            cores=cores,
+            gpus=gpus,
             program=(sys.executable, "-P", str(WORKER), *options, self._module),
             resident=True,
         )
@@ -312,7 +323,7 @@ class PackLauncher(AllocationLauncher):
     def _be_patient(self, now: float) -> None:
         """Nobody is late whom the scheduler has to start, while it does not answer or has not been asked."""
         nodes = {node for pack in self._at_gates for node in pack.nodes}
-        nodes = nodes if self._watch.answering else set(self._allocation.nodes)
+        nodes = nodes if self._watch.answering else set(self._allocation.names)
         for node in self._probes.keys() & nodes:
             self._probes[node] = now + self._patience
         self._attempts.be_patient(nodes)
@@ -325,7 +336,7 @@ class PackLauncher(AllocationLauncher):
             pack.send(node, "leave")  # in case that it is alive after all
         if self._probes.pop(node, None) is not None:
             self._reports.append(Probed(node=node, healthy=False, message=why))
-        for slot in [node, *(f"{node}/{share}" for share in range(self._shares))]:
+        for slot in [node, *(f"{node}/{share}" for share in range(self._shares[node]))]:
             if slot in self._attempts:
                 self._end(slot, -9, why, suspects=(node,))
 

@@ -50,6 +50,10 @@ class Step:
     name: str
     nodes: tuple[str, ...]
     program: tuple[str, ...]
+    cores: int = 1
+    """That the step takes of each node; all nodes have so many."""
+    gpus: int = 0
+    """The same."""
     ranks: int = 1
     """Per node."""
     resident: bool = False
@@ -81,17 +85,15 @@ class Site(Witness, Protocol):
 class Slurm(SlurmWords):
     """Job steps: ``srun`` on named nodes. ``--overlap``, because a step that lost a node keeps the others busy for minutes."""
 
-    cores: int
-    gpus: int = 0
     pack_nodes: int = PACK_NODES
 
     def command(self, step: Step) -> list[str]:
-        """See ``Site``; all cores, memory and GPUs of the nodes, which the ranks share out among themselves."""
+        """See ``Site``; cores, GPUs and all memory of the nodes, which the ranks share out among themselves."""
         count = len(step.nodes)
         line = ["srun", f"--job-name={step.name}", "--overlap", "--exact", "--export=ALL", "--mem=0", "--cpu-bind=none"]
         line += [f"--nodelist={','.join(step.nodes)}", f"--nodes={count}", f"--ntasks={count * step.ranks}"]
-        line += [f"--ntasks-per-node={step.ranks}", f"--cpus-per-task={max(1, self.cores // step.ranks)}"]
-        line += [f"--gpus-per-node={self.gpus}", "--gpu-bind=none"] if self.gpus else []
+        line += [f"--ntasks-per-node={step.ranks}", f"--cpus-per-task={max(1, step.cores // step.ranks)}"]
+        line += [f"--gpus-per-node={step.gpus}", "--gpu-bind=none"] if step.gpus else []
         if step.resident:
             line += ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
         else:
@@ -153,8 +155,6 @@ class Mpiexec(PbsWords):
 class Flux(FluxWords):
     """``flux run`` inside a Flux instance."""
 
-    cores: int
-    gpus: int = 0
     pack_nodes: int = PACK_NODES
 
     def command(self, step: Step) -> list[str]:
@@ -182,9 +182,9 @@ class Flux(FluxWords):
 def site_of(allocation: Allocation, run: Run = output_of) -> Site:
     """The command lines of an allocation's scheduler; which mpiexec there is, it says itself."""
     if allocation.by == "slurm":
-        return Slurm(cores=allocation.cores, gpus=allocation.gpus)
+        return Slurm()
     if allocation.by == "flux":
-        return Flux(cores=allocation.cores, gpus=allocation.gpus)
+        return Flux()
     version = run(["mpiexec", "--version"])
     if "Open MPI" in version or "OpenRTE" in version:
         raise InputError("mpiexec is Open MPI's, which names its options otherwise; load PALS or MPICH")

@@ -3,14 +3,14 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydragnn.distributed.launch import environment_alone
 from hydragnn.errors import InputError
 from hydragnn.files import open_log
-from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import Heartbeat, is_complete, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable, note_of
@@ -80,12 +80,12 @@ class StepLauncher(AllocationLauncher):
         site: Site,
         allocation: Allocation,
         *,
-        ranks: int,
+        ranks: int | None,
         limits: Limits | None = None,
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """``module`` is what attempts run, in this process's environment with changes."""
+        """``ranks`` on each node of a trial, None: one per GPU; ``module`` is what attempts run, in this process's environment with changes."""
         super().__init__(site, allocation)
         self._ranks, self._limits, self._module = ranks, limits or Limits(), module
         self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
@@ -93,14 +93,18 @@ class StepLauncher(AllocationLauncher):
         self._queue: deque[_Attempt] = deque()
         self._bucket = TokenBucket(self._limits.rate, BURST)
         self._probes = Probes(
-            site, self._rank_line(), ranks, self._environment, self._limits.probe_seconds, self._watch
+            site, self._step_on, self._ranks_on, self._environment, self._limits.probe_seconds, self._watch
         )
         self._closed_until = float("-inf")
 
     @property
     def slots(self) -> tuple[str, ...]:
         """The nodes."""
-        return self._allocation.nodes
+        return self._allocation.names
+
+    def size_of(self, slots: int, node: Node) -> float:
+        """See ``AllocationLauncher``; ranks that are fewer than GPUs leave the rest idle."""
+        return float(min(node.gpus, self._ranks or node.gpus) or node.cores)
 
     @property
     def beat_seconds(self) -> float:
@@ -175,15 +179,20 @@ class StepLauncher(AllocationLauncher):
         self._attempts.clear()
         self._queue.clear()
 
-    def _rank_line(self) -> tuple[str, ...]:
-        node = ("--parts", str(self._ranks), "--gpus", str(self._allocation.gpus))
-        return (sys.executable, "-P", str(RANK), *node, sys.executable, "-P")
+    def _ranks_on(self, nodes: Collection[str]) -> int:
+        """Return how many ranks a step has on each of these nodes."""
+        return self._ranks or max(1, self._allocation.least(nodes)[1])
+
+    def _step_on(self, name: str, nodes: tuple[str, ...], program: Sequence[str]) -> Step:
+        """Return a step of Python with these words, on as much of each node as the smallest of them has."""
+        (cores, gpus), ranks = self._allocation.least(nodes), self._ranks_on(nodes)
+        line = (sys.executable, "-P", str(RANK), "--parts", str(ranks), "--gpus", str(gpus), sys.executable, "-P")
+        return Step(name=name, nodes=nodes, cores=cores, gpus=gpus, ranks=ranks, program=(*line, *program))
 
     def _step(self, task: Task) -> Step:
-        program = [*self._rank_line(), "-m", self._module, *task.arguments]
-        program += ["--ranks", str(len(task.slots) * self._ranks), "--threads", "{threads}"]
-        name = f"trial-{task.trial}-{task.attempt}"
-        return Step(name=name, nodes=task.slots, ranks=self._ranks, program=tuple(program))
+        ranks = len(task.slots) * self._ranks_on(task.slots)
+        program = ["-m", self._module, *task.arguments, "--ranks", str(ranks), "--threads", "{threads}"]
+        return self._step_on(f"trial-{task.trial}-{task.attempt}", task.slots, program)
 
     def _work(self) -> None:
         """Everything that is due, without waiting for any of it."""

@@ -11,16 +11,17 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.launcher import Exit, Report, Revoked, Task
 from hydragnn.hpo.launching.sites import Site, Step, StepProcess
 from hydragnn.hpo.launching.witness import Evidence, NodeState, NodeStates, short_name
-from hydragnn.hpo.scheduling.events import Probed
+from hydragnn.hpo.scheduling.events import Probed, node_of
 
 LOOK_EVERY = 3.0  # seconds between looks at the nodes; sinfo answers from the controller's memory
 LOOKED_AT = 1000.0  # nodes that may be asked for per further second, because the answer of a large machine is long
@@ -241,16 +242,19 @@ class Probes:
     def __init__(
         self,
         site: Site,
-        rank_line: tuple[str, ...],
-        ranks: int,
+        step_on: Callable[..., Step],
+        ranks_of: Callable[[Collection[str]], int],
         environment: Mapping[str, str],
         patience: float,
         watch: SchedulerWatch,
     ) -> None:
-        """``watch`` tells whether the scheduler answers; while it does not, no node is to blame for a probe that fails."""
-        self._watch = watch
-        self._site, self._ranks, self._environment, self._patience = site, ranks, environment, patience
-        self._line, self._numbers = rank_line, itertools.count()
+        """``step_on`` makes a step of a name, nodes and a program, with as many ranks as ``ranks_of`` says.
+
+        ``watch`` tells whether the scheduler answers; while it does not, no node is to blame for a probe that fails.
+        """
+        self._watch, self._step_on, self._ranks_of = watch, step_on, ranks_of
+        self._site, self._environment, self._patience = site, environment, patience
+        self._numbers = itertools.count()
         self._probes: dict[str, _Probe] = {}
         self._again: dict[str, float] = {}
         """When probes are begun again."""
@@ -261,9 +265,8 @@ class Probes:
         if node in self._probes or node in self._again:
             return
         name = f"probe-{os.getpid()}-{next(self._numbers)}"
-        program = [*self._line, "-P", str(PROBE), "--rank", "{part}", "--ranks", str(self._ranks)]
-        program += ["--meet", name, "--threads", "{threads}"]
-        step = Step(name=name, nodes=(node,), ranks=self._ranks, program=tuple(program))
+        program = ["-P", str(PROBE), "--rank", "{part}", "--ranks", str(self._ranks_of([node]))]
+        step = self._step_on(name, (node,), [*program, "--meet", name, "--threads", "{threads}"])
         printed = tempfile.TemporaryFile()  # noqa: SIM115, closed when the answer was read
         try:
             process = StepProcess(self._site, step, printed, self._environment)
@@ -331,10 +334,36 @@ class AllocationLauncher:
 
     def __init__(self, site: Site, allocation: Allocation) -> None:
         self._site, self._allocation = site, allocation
-        self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
+        self._watch = SchedulerWatch(site, allocation.names, allocation.job)
         self._reports: list[Report] = []
         self._revoked = ""
         """Why the allocation is over; empty as long as it lives."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """What attempts can run on."""
+        raise NotImplementedError
+
+    def size_of(self, slots: int, node: Node) -> float:
+        """Return how fast one of so many slots of a node is, in units of a GPU or a core."""
+        raise NotImplementedError
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """How fast a slot of each node is beside the fastest, by its cores or GPUs; empty where all are alike."""
+        counts = Counter(map(node_of, self.slots))
+        sizes = {node.name: self.size_of(counts[node.name], node) for node in self._allocation.nodes}
+        largest = max(sizes.values())
+        return {} if len(set(sizes.values())) == 1 else {name: round(size / largest, 3) for name, size in sizes.items()}
+
+    @property
+    def note(self) -> str:
+        """What the user should know of nodes that differ; empty where all are alike."""
+        allocation, unused = self._allocation, self._allocation.unused
+        idle = f"; {', '.join(unused)} stay idle, having no GPU" if unused else ""
+        if len({(node.cores, node.gpus) for node in allocation.nodes}) == 1 and not idle:
+            return ""
+        return f"nodes differ: {allocation}{idle}; {len(self.slots)} slots for trials"
 
     @property
     def deadline(self) -> float | None:

@@ -1,6 +1,6 @@
 """What can happen to a campaign, and what the scheduler can ask for; both are plain values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -38,6 +38,8 @@ class Plan:
     min_slots: int = 1
     max_slots: int = 1
     """How many slots one trial can use."""
+    sizes: dict[str, float] = field(default_factory=dict)
+    """How fast a slot of each node is beside the fastest, from 0 to 1; empty where all are alike."""
     grace: float = 10.0
     """Seconds that attempts need to save themselves; the campaign leaves so long before the end of a budget."""
 

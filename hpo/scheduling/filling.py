@@ -9,14 +9,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 from msgspec.structs import replace
 
-from hydragnn.hpo.scheduling.events import Action, Cancel, Propose, Start
+from hydragnn.hpo.scheduling.events import Action, Cancel, Propose, Start, node_of
 from hydragnn.hpo.scheduling.health import disturbing_nodes, is_last_chance
 from hydragnn.hpo.scheduling.ordered import Pool
 from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_slots, loss
-from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, segment, with_trial, without_entry
+from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, segment, speed_of, with_trial, without_entry
 from hydragnn.hpo.scheduling.trouble import note_try, num_startable
 
 LOOK = 64
@@ -250,9 +251,21 @@ def _take_elsewhere(state: State, trial: Trial, size: int) -> tuple[tuple[str, .
     if trial.faults:
         others = state.free.without(slot for name in disturbing_nodes(state, trial) for slot in state.nodes[name])
         if len(state.free) > len(others) >= size:
-            slots = others.take(size)[0]
+            slots = _take_alike(state, others, size)[0]
             return slots, state.free.without(slots)
-    return state.free.take(size)
+    return _take_alike(state, state.free, size)
+
+
+def _take_alike(state: State, pool: Pool, size: int) -> tuple[tuple[str, ...], Pool]:
+    """The first slots and the rest; where nodes differ, the fastest slots of one size, since ranks wait for the slowest."""
+    if not state.plan.sizes:
+        return pool.take(size)
+    by_speed: dict[float, list[str]] = {}
+    for slot in pool:
+        by_speed.setdefault(state.plan.sizes.get(node_of(slot), 1.0), []).append(slot)
+    fastest = [slots for _, slots in sorted(by_speed.items(), reverse=True)]
+    alike = next((slots for slots in fastest if len(slots) >= size), list(chain.from_iterable(fastest)))
+    return tuple(alike[:size]), pool.without(alike[:size])
 
 
 def _gain(state: State, trial: Trial, work: float, now: float) -> float:
@@ -309,16 +322,16 @@ def _known_work(state: State, trials: list[Trial]) -> float:
     return sum(known) / len(known) if known else 1.0
 
 
-def _segment_time(state: State, trial: Trial, slots: int, work: float) -> float:
-    """Expected seconds from a start to the next rung."""
+def _segment_time(state: State, trial: Trial, slots: int, work: float, speed: float | None = None) -> float:
+    """Expected seconds from a start to the next rung, on slots that do the work of ``speed`` of the fastest (None: of as many)."""
     until = state.plan.rungs[min(len(trial.results), len(state.plan.rungs) - 1)]
-    epoch = (work if trial.work is None else trial.work) / slots * loss(slots, trial.scaling)
+    epoch = (work if trial.work is None else trial.work) / (speed or slots) * loss(slots, trial.scaling)
     return state.startup.value + epoch * max(0, until - trial.epochs)
 
 
 def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
     """When a running trial is expected to reach its next rung, by its own pace where it has shown one; a late one gets as late again."""
-    end = trial.started + _segment_time(state, trial, len(trial.slots), work)
+    end = trial.started + _segment_time(state, trial, len(trial.slots), work, speed_of(state.plan, trial.slots))
     if len(trial.shown) > 1 and trial.shown[0][1] < trial.shown[1][1]:
         (first, begun), (last, epochs) = trial.shown
         left = max(0.0, state.plan.rungs[len(trial.results)] - epochs)
@@ -328,8 +341,8 @@ def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
 
 def _load_left(state: State, trial: Trial, work: float, now: float) -> Load:
     """What is left of a running trial, its progress judged by the clock."""
-    load, slots = remaining(state, trial, work), len(trial.slots)
-    speed = slots / loss(slots, trial.scaling)
-    whole = (_segment_time(state, trial, slots, work) - state.startup.value) * speed
+    load, slots, fast = remaining(state, trial, work), len(trial.slots), speed_of(state.plan, trial.slots)
+    speed = fast / loss(slots, trial.scaling)
+    whole = (_segment_time(state, trial, slots, work, fast) - state.startup.value) * speed
     part = max(0.0, _segment_end(state, trial, work, now) - max(now, trial.started + state.startup.value)) * speed
     return Load(load.seconds - whole + part, trial.scaling)

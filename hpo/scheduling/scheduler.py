@@ -51,6 +51,7 @@ from hydragnn.hpo.scheduling.state import (
     Trouble,
     in_line,
     nodes_of,
+    speed_of,
     with_entry,
     with_trial,
     with_waiting,
@@ -239,7 +240,7 @@ def _with_measurement(state: State, trial: Trial, event: Reached, now: float) ->
     undisturbed = trial.epochs == trial.passed
     if seconds <= 0 or epochs <= 0 or not (undisturbed or trial.work is None):  # the parts can have had other sizes
         return state
-    work = seconds / epochs * slots / loss(slots, trial.scaling)
+    work = seconds / epochs * speed_of(state.plan, trial.slots) / loss(slots, trial.scaling)
     startup = state.startup.with_value(max(0.0, now - trial.started - seconds)) if undisturbed else state.startup
     state = with_trial(state, replace(trial, work=work, measured=True))
     return replace(state, work=state.work.with_value(work), startup=startup)

@@ -248,6 +248,16 @@ def most_slots(plan: Plan, slots: Sequence[str]) -> int:
     return max(least_slots(plan, slots), min(plan.max_slots, len(slots)))
 
 
+def speed_of(plan: Plan, slots: Sequence[str]) -> float:
+    """Return how many of the fastest slots do the work of these, whose ranks wait for the slowest.
+
+    >>> speed_of(Plan(trials=1, rungs=(1,), sizes={"a": 1.0, "b": 0.5}), ("a", "b"))
+    1.0
+    """
+    slowest = min((plan.sizes.get(node_of(slot), 1.0) for slot in slots), default=1.0) if plan.sizes else 1.0
+    return len(slots) * slowest
+
+
 def attempts_at_once(plan: Plan, slots: Sequence[str]) -> int:
     """How many attempts can run at once, each on as few slots as can be."""
     return len(slots) // least_slots(plan, slots)

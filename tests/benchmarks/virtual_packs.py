@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.hpo.launching import packs
-from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.packs import Pack, PackLauncher
 from hydragnn.hpo.launching.sites import Mpiexec, Site, Step
@@ -168,5 +168,5 @@ def virtual_packs(
         pack_nodes = size
 
     site: Any = OfSize(hydra=True, program="true", pbsnodes=False)
-    allocation = Allocation(by="pbs", nodes=names, cores=1, gpus=0, job="")
+    allocation = Allocation(by="pbs", nodes=alike(names, 1), job="")
     return PackLauncher(site, allocation, shares=1, log=log, rate=1e6), due

@@ -1,5 +1,6 @@
 """What schedulers say about an allocation, and the command lines that follow from it."""
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.launching.allocation import Allocation, hosts, own_gpus, read_allocation
+from hydragnn.hpo.launching.allocation import Allocation, Node, alike, hosts, own_gpus, read_allocation
 from hydragnn.hpo.launching.rank import gpu_variables, local_rank, share
 from hydragnn.hpo.launching.sites import Flux, Mpiexec, Slurm, Step, site_of
 from hydragnn.hpo.launching.witness import Evidence
@@ -46,8 +47,62 @@ def test_an_allocation_of_slurm_is_read_from_the_job() -> None:
     job = SCONTROL.format(limit="02:00:00", end="2026-11-21T18:00:00")
     found = read_allocation(environment, answers(hostnames="n1\nn2\nn3\n", job=job))
     end = time.mktime((2026, 11, 21, 18, 0, 0, 0, 0, -1))
-    nodes = ("n1", "n2", "n3")
-    assert found == Allocation(by="slurm", nodes=nodes, cores=64, gpus=8, deadline=end, job="7", managed=True)
+    nodes = (*alike(("n1", "n2"), 128, 8), *alike(("n3",), 64, 8))
+    assert found == Allocation(by="slurm", nodes=nodes, deadline=end, job="7", managed=True)
+
+
+DETAILS = (
+    "JobId=7 NodeList=n[1-3] TimeLimit=UNLIMITED JOB_GRES=gpu:6   Nodes=n1 CPU_IDs=0-7 Mem=8000 GRES=gpu:4(IDX:0-3)   "
+    "Nodes=n2 CPU_IDs=0-3 Mem=4000 GRES=gpu:tesla:2(IDX:0-1)   Nodes=n3 CPU_IDs=0-3 Mem=0 GRES=(null) MinCPUsNode=1 "
+    "MinMemoryNode=0 TresPerNode=gres:gpu:2"
+)
+"""What scontrol of Slurm 22.05 shows of a job with all that three nodes of different sizes have."""
+
+
+def sizes(allocation: Allocation) -> list[tuple[str, int, int, int | None]]:
+    return [(node.name, node.cores, node.gpus, node.memory) for node in allocation.nodes]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "8,4(x2)", "SLURM_CPUS_ON_NODE": "8"},
+        {"SLURM_JOB_NODELIST": "n[0-3]", "SLURM_JOB_CPUS_PER_NODE": "2,8,4(x2)"},  # it has lost n0
+        {"SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "4"},  # a shell that is no job's own
+    ],
+)
+def test_nodes_of_slurm_have_their_own_cores_gpus_and_memory(variables: dict[str, str]) -> None:
+    found = read_allocation({"SLURM_JOB_ID": "7", **variables}, answers(hostnames="n1\nn2\nn3\n", job=DETAILS))
+    assert sizes(found) == [("n1", 8, 4, 8000 * 2**20), ("n2", 4, 2, 4000 * 2**20), ("n3", 4, 0, None)]
+    used = found.fastest_kind()
+    assert (used.names, used.unused, used.least(["n1", "n2"])) == (("n1", "n2"), ("n3",), (4, 2))
+    assert used.shares(4) == {"n1": 4, "n2": 2}
+
+
+@given(
+    cores=st.lists(st.integers(1, 256), min_size=1, max_size=9),
+    of_largest=st.integers(1, 64),
+    multiple=st.integers(1, 4),
+)
+def test_no_share_of_a_smaller_node_is_smaller_than_those_of_the_largest(
+    cores: list[int], of_largest: int, multiple: int
+) -> None:
+    nodes = tuple(Node(name=f"n{number}", cores=count) for number, count in enumerate(cores))
+    largest = of_largest * multiple
+    for node, shares in zip(nodes, Allocation(by="pbs", nodes=nodes).shares(largest, multiple).values()):
+        assert shares % multiple == 0 and multiple <= shares <= largest
+        assert shares == multiple or shares * max(cores) <= (largest * node.cores) + 0.1 * max(cores)
+    assert len({*Allocation(by="pbs", nodes=alike(["a", "b"], 7)).shares(largest, multiple).values()}) == 1
+
+
+def test_nodes_that_differ_by_some_memory_only_are_alike_and_those_with_much_less_have_fewer_shares() -> None:
+    memory = (515_000, 514_900, 256_000)
+    nodes = tuple(Node(name=str(size), cores=64, memory=size * 2**20) for size in memory)
+    assert Allocation(by="slurm", nodes=nodes[:2]).shares(8) == {"515000": 8, "514900": 8}
+    big = Node(name="big", cores=128, memory=512_000 * 2**20)
+    assert Allocation(by="slurm", nodes=(big, nodes[2])).shares(8) == {"big": 8, "256000": 4}
+    poor = Node(name="poor", cores=64, memory=64_000 * 2**20)
+    assert Allocation(by="slurm", nodes=(big, poor)).shares(8) == {"big": 8, "poor": 1}
 
 
 def test_an_allocation_of_a_real_slurm_is_read(slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +114,7 @@ def test_an_allocation_of_a_real_slurm_is_read(slurm: Any, monkeypatch: pytest.M
         environment = dict(line.decode().rstrip("\n").split("=", 1) for line in lines if b"=" in line)
         found = read_allocation(environment)
         job.communicate(b"\n")
-    assert (found.by, found.nodes, found.cores, found.gpus) == ("slurm", ("n1", "n2", "n3"), 4, 0)
+    assert (found.by, found.nodes) == ("slurm", alike(("n1", "n2", "n3"), 4))
     assert found.deadline == pytest.approx(time.time() + 600, abs=60) and not found.managed
 
 
@@ -87,23 +142,54 @@ def test_a_job_of_slurm_without_a_limit_has_no_deadline() -> None:
 def test_gpus_of_slurm_are_counted_from_whatever_the_job_says(variables: dict[str, str], gpus: int) -> None:
     environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", **variables}
     job = SCONTROL.format(limit="UNLIMITED", end="Unknown")
-    assert read_allocation(environment, answers(hostnames="n1\n", job=job)).gpus == gpus
+    assert read_allocation(environment, answers(hostnames="n1\n", job=job)).nodes[0].gpus == gpus
 
 
 def test_an_allocation_of_pbs_is_read_from_its_node_file_and_qstat(tmp_path: Path) -> None:
-    (tmp_path / "nodes").write_text("x2\nx2\nx1\n")
+    (tmp_path / "nodes").write_text("x2\nx2\nx1\nx1\n")
     environment = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.server", "NCPUS": "104"}
     found = read_allocation(environment, answers(qstat=QSTAT))
     end = time.mktime((2026, 11, 21, 17, 30, 0, 0, 0, -1))
-    assert found == Allocation(by="pbs", nodes=("x2", "x1"), cores=104, gpus=4, deadline=end, job="7.server")
+    assert found == Allocation(by="pbs", nodes=alike(("x2", "x1"), 104, 4), deadline=end, job="7.server")
     assert read_allocation(environment, answers()).deadline is None
+
+
+@pytest.mark.parametrize(
+    ("taken", "gpus"),
+    [
+        ("exec_vnode = (x1[0]:ncpus=52:ngpus=2:mem=64gb+x1[1]:ncpus=52:ngpus=2)+(x2:ncpus=52:\n\tngpus=2)", (4, 2)),
+        ("exec_host = x1/0*52+x1/1*52+x2/0*52", (4, 4)),  # those that were asked for
+        ("Job_Name = lines of the file", (4, 4)),
+    ],
+)
+def test_nodes_of_pbs_have_their_own_cores_and_gpus(tmp_path: Path, taken: str, gpus: tuple[int, int]) -> None:
+    (tmp_path / "nodes").write_text("x1.site\nx1.site\nx2.site\n")
+    environment = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.server", "NCPUS": "104"}
+    found = read_allocation(environment, answers(qstat=f"{QSTAT}    {taken}\n"))
+    assert [(node.name, node.cores, node.gpus) for node in found.nodes] == [
+        ("x1.site", 104, gpus[0]),
+        ("x2.site", 52, gpus[1]),
+    ]
+
+
+def test_nodes_of_flux_have_their_own_cores_and_gpus() -> None:
+    environment = {"FLUX_URI": "local:///run/flux"}
+    groups = [
+        {"rank": "0,2", "children": {"core": "0-7", "gpu": "0-3"}},
+        {"rank": "1", "children": {"core": "0-3"}},
+    ]
+    of_set = json.dumps({"version": 1, "execution": {"R_lite": groups, "nodelist": ["a[1-3]"]}})
+    found = read_allocation(environment, answers(R=of_set))
+    assert [(node.name, node.cores, node.gpus) for node in found.nodes] == [("a1", 8, 4), ("a2", 4, 0), ("a3", 8, 4)]
+    found = read_allocation(environment, answers(list="2 16 8 a[1,3]\n1 4 0 a2\n"))
+    assert [(node.name, node.cores, node.gpus) for node in found.nodes] == [("a1", 8, 4), ("a3", 8, 4), ("a2", 4, 0)]
 
 
 def test_an_allocation_of_flux_wins_over_the_slurm_job_that_it_was_started_in() -> None:
     environment = {"FLUX_URI": "local:///run/flux", "FLUX_JOB_ID": "f2", "SLURM_JOB_ID": "7"}
     resources = answers(resource="2 112 16 tuolumne[1009-1010]\n", timeleft="3600\n")
     found = read_allocation(environment, resources)
-    assert (found.by, found.nodes, found.cores, found.gpus) == ("flux", ("tuolumne1009", "tuolumne1010"), 56, 8)
+    assert (found.by, found.nodes) == ("flux", alike(("tuolumne1009", "tuolumne1010"), 56, 8))
     assert found.deadline == pytest.approx(time.time() + 3600, abs=60)
     assert read_allocation(environment, answers(resource="1 4 0 a\n", timeleft="4294967295\n")).deadline is None
 
@@ -173,11 +259,11 @@ def test_the_number_of_a_rank_on_its_node_is_that_of_its_launcher() -> None:
     assert local_rank({"SLURM_LOCALID": "3"}) == local_rank({"FLUX_TASK_LOCAL_ID": "3", "SLURM_LOCALID": "0"}) == 3
 
 
-STEP = Step(name="trial-3-1", nodes=("a", "b"), ranks=4, program=("python", "x.py"))
+STEP = Step(name="trial-3-1", nodes=("a", "b"), cores=56, gpus=8, ranks=4, program=("python", "x.py"))
 
 
 def test_a_step_of_slurm_owns_its_nodes_and_shares_them_with_what_is_stuck_there() -> None:
-    line = Slurm(cores=56, gpus=8).command(STEP)
+    line = Slurm().command(STEP)
     for option in ("--overlap", "--exact", "--nodelist=a,b", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4"):
         assert option in line
     for option in (
@@ -192,7 +278,7 @@ def test_a_step_of_slurm_owns_its_nodes_and_shares_them_with_what_is_stuck_there
 
 
 def test_a_pack_of_slurm_outlives_its_nodes_and_ranks() -> None:
-    line = Slurm(cores=56).command(Step(name="pack-1", nodes=("a", "b"), program=("python",), resident=True))
+    line = Slurm().command(Step(name="pack-1", nodes=("a", "b"), program=("python",), resident=True))
     assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"} < set(line) and "--input=none" not in line
 
 
@@ -204,7 +290,7 @@ def test_the_two_forms_of_mpiexec() -> None:
 
 
 def test_the_form_of_flux() -> None:
-    site = Flux(cores=56)
+    site = Flux()
     line = " ".join(site.command(STEP))
     assert line.startswith("flux run --job-name=trial-3-1 --requires=host:a,b --nodes=2 --ntasks=8 --exclusive")
     assert line.endswith("python x.py")
@@ -214,7 +300,7 @@ def test_the_form_of_flux() -> None:
 
 
 def test_which_mpiexec_there_is_it_says_itself() -> None:
-    allocation = Allocation(by="pbs", nodes=("a",), cores=4)
+    allocation = Allocation(by="pbs", nodes=alike(("a",), 4))
     assert site_of(allocation, answers(mpiexec="HYDRA build details:")) == Mpiexec(hydra=True, pbsnodes=False)
     assert site_of(allocation, answers(mpiexec="PALS 1.2", pbsnodes="")) == Mpiexec(hydra=False)
     with pytest.raises(InputError, match="Open MPI"):
@@ -222,7 +308,7 @@ def test_which_mpiexec_there_is_it_says_itself() -> None:
 
 
 def test_evidence_is_what_the_launcher_wrote_and_nothing_that_a_trial_prints() -> None:
-    site = Slurm(cores=1)
+    site = Slurm()
     log = "epoch 3\nsrun: error: n2: task 1: Exited with exit code 7\nsrun: error: n1: task 0: Terminated\n"
     assert site.evidence(log).code == 7
     lost = site.evidence("srun: error: Node failure on n[3-4]\n")
@@ -240,21 +326,21 @@ def test_evidence_is_what_the_launcher_wrote_and_nothing_that_a_trial_prints() -
 @pytest.mark.parametrize(
     ("site", "printed", "states"),
     [
-        (Slurm(cores=1), "", {}),
-        (Slurm(cores=1), "a unknown\nb unknown*\n", {}),
+        (Slurm(), "", {}),
+        (Slurm(), "a unknown\nb unknown*\n", {}),
         (
-            Slurm(cores=1),
+            Slurm(),
             "a allocated\nb down*\nc mixed*\nd draining@\n",
             {"a": "well", "b": "lost", "c": "silent", "d": "well"},
         ),
-        (Slurm(cores=1), "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n", {}),
+        (Slurm(), "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n", {}),
         (Mpiexec(hydra=True), "", {"a": "well", "b": "well"}),
         (Mpiexec(hydra=True), "a.site state-unknown,down\nb unknown\n", {}),
         (Mpiexec(hydra=True), "a.site down,offline disk\nb offline\n", {"a": "lost", "b": "well"}),
-        (Flux(cores=1), "", {}),
-        (Flux(cores=1), "flux-resource: ERROR: [Errno 2] Unable to connect to Flux\n", {}),
+        (Flux(), "", {}),
+        (Flux(), "flux-resource: ERROR: [Errno 2] Unable to connect to Flux\n", {}),
         (
-            Flux(cores=1),
+            Flux(),
             "online \noffline a,b\nonline c[1-2]\n",
             {"a": "lost", "b": "lost", "c1": "well", "c2": "well"},
         ),
@@ -270,14 +356,14 @@ def test_what_a_scheduler_says_of_nodes_and_nothing_that_it_does_not_say(
 @pytest.mark.parametrize(
     ("site", "printed", "over"),
     [
-        (Slurm(cores=1), "RUNNING\n", False),
-        (Slurm(cores=1), "SUSPENDED\n", False),
-        (Slurm(cores=1), "COMPLETING\n", True),
-        (Slurm(cores=1), "TIMEOUT\n", True),
-        (Slurm(cores=1), "PENDING\n", True),
-        (Slurm(cores=1), "slurm_load_jobs error: Invalid job id specified\n", True),
-        (Slurm(cores=1), "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", None),
-        (Slurm(cores=1), "", None),
+        (Slurm(), "RUNNING\n", False),
+        (Slurm(), "SUSPENDED\n", False),
+        (Slurm(), "COMPLETING\n", True),
+        (Slurm(), "TIMEOUT\n", True),
+        (Slurm(), "PENDING\n", True),
+        (Slurm(), "slurm_load_jobs error: Invalid job id specified\n", True),
+        (Slurm(), "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", None),
+        (Slurm(), "", None),
         (Mpiexec(hydra=True), "Job Id: 7.pbs\n    Job_Name = x\n    job_state = R\n", False),
         (Mpiexec(hydra=True), "Job Id: 7.pbs\n    job_state = E\n", True),
         (
@@ -288,7 +374,7 @@ def test_what_a_scheduler_says_of_nodes_and_nothing_that_it_does_not_say(
         (Mpiexec(hydra=True), "qstat: Unknown Job Id 7.pbs\n", True),
         (Mpiexec(hydra=True), "Connection refused\nqstat: cannot connect to server pbs (errno=15010)\n", None),
         (Mpiexec(hydra=True), "", None),
-        (Flux(cores=1), "", None),
+        (Flux(), "", None),
     ],
 )
 def test_an_allocation_is_over_only_where_the_scheduler_says_so(
@@ -299,7 +385,7 @@ def test_an_allocation_is_over_only_where_the_scheduler_says_so(
 
 
 def test_a_step_that_the_scheduler_could_not_start_says_nothing_about_nodes() -> None:
-    site = Slurm(cores=1)
+    site = Slurm()
     for line in (
         "srun: error: Unable to confirm allocation for job 1: Unable to contact slurm controller (connect failure)",
         "srun: error: Unable to create step for job 1: Socket timed out on send/recv operation",

@@ -112,3 +112,16 @@ def test_nobody_waits_for_longer_than_a_move_to_more_slots_costs(left: float, wa
     lost = Failed(trial=1, attempt=1, kind="preempted", message="", epochs=0)
     _, actions = after(running_two(work=250.0), 1000.0 - left, lost)
     assert starts(actions) == ([] if waits else [(1, 5)])
+
+
+def test_where_nodes_differ_a_trial_has_nodes_of_one_size_and_its_work_counts_by_their_speed() -> None:
+    nodes, sizes = ("n1", "n2", "n3", "n4"), {"n1": 0.5, "n2": 1.0, "n3": 0.5, "n4": 1.0}
+    plan = Plan(trials=2, rungs=(10, 20), reduction=1, finalists=2, min_slots=2, max_slots=2, sizes=sizes)
+    events = [Proposed(trial=trial, values={"a": trial}) for trial in range(2)]
+    state, actions = after(State(), 0.0, Opened(plan=plan, slots=nodes), *events)
+    assert [action.slots for action in actions if isinstance(action, Start)] == [("n2", "n4"), ("n1", "n3")]
+    launched = [Launched(trial=trial, attempt=1, identity={}) for trial in range(2)]
+    ends = [Reached(trial=0, attempt=1, epochs=10, value=0.5, seconds=100.0)]
+    ends.append(Reached(trial=1, attempt=1, epochs=10, value=0.5, seconds=200.0))  # on nodes of half the speed
+    state, _ = after(state, 200.0, *launched, *ends)
+    assert [state.trials[trial].work for trial in range(2)] == [20.0, 20.0]  # seconds per epoch on a fast node

@@ -19,7 +19,7 @@ import pytest
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_records, campaign_settings, run_search
 from hydragnn.hpo.campaign import batch_memory, launcher_for
-from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Mpiexec
 from hydragnn.hpo.preflight import as_begun, check_campaign
@@ -244,7 +244,7 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 def test_shares_of_nodes_train_in_company(settings: Settings, tmp_path: Path) -> None:
     """A pack of four shares on each of two nodes, two trials in each process."""
     site = Mpiexec(hydra=True, program=str(MPIEXEC), options=("-launcher", "fork"), pbsnodes=False)
-    allocation = Allocation(by="pbs", nodes=("n1", "n2"), cores=4)
+    allocation = Allocation(by="pbs", nodes=alike(("n1", "n2"), 4))
     log = tmp_path / "packs.txt"
     launcher = PackLauncher(site, allocation, shares=4, together=2, log=log, environment={"PYTHONPATH": str(ROOT)})
     campaign = settings(trials=8, trials_per_node=4, together=2)
@@ -319,6 +319,6 @@ def test_a_resumed_campaign_keeps_the_number_that_was_chosen(
 
 
 def test_shares_that_do_not_fill_processes_are_refused(settings: Settings, tmp_path: Path) -> None:
-    allocation = Allocation(by="slurm", nodes=("n1",), cores=8)
+    allocation = Allocation(by="slurm", nodes=alike(("n1",), 8))
     with pytest.raises(InputError, match="make trials_per_node a multiple of together, such as 4"):
         launcher_for(settings(trials_per_node=6), allocation, tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from launcher_contract import AllocationContract, LauncherContract, Made, stand_ins
 
-from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.packs import PackLauncher
@@ -17,8 +17,8 @@ WIDE = tuple(f"n{number:04d}" for number in range(2000))
 SITES = {
     "PALS": Mpiexec(hydra=False, pbsnodes=False),
     "Hydra": Mpiexec(hydra=True, pbsnodes=False),
-    "Slurm": Slurm(cores=4),
-    "Flux": Flux(cores=4),
+    "Slurm": Slurm(),
+    "Flux": Flux(),
 }
 PACK = """#!/bin/sh
 # a launcher and the packs behind it: every request begins, every go is followed by an end, unless the attempt is long
@@ -77,7 +77,7 @@ class TestJobSteps(AllocationContract):
         made: list[Launcher] = []
 
         def make(wide: bool = False) -> Launcher:
-            allocation = Allocation(by="pbs", nodes=WIDE if wide else WIDE[:24], cores=4)
+            allocation = Allocation(by="pbs", nodes=alike(WIDE if wide else WIDE[:24], 4))
             made.append(StepLauncher(site, allocation, ranks=2, limits=Limits(rate=1e9, at_once=90)))
             return made[-1]
 
@@ -95,7 +95,7 @@ class TestPacks(AllocationContract):
         made: list[Launcher] = []
 
         def make(wide: bool = False) -> Launcher:
-            allocation = Allocation(by="pbs", nodes=WIDE if wide else WIDE[:3], cores=4)
+            allocation = Allocation(by="pbs", nodes=alike(WIDE if wide else WIDE[:3], 4))
             made.append(
                 PackLauncher(
                     site,

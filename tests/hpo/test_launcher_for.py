@@ -10,7 +10,7 @@ from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, LocalLauncher
 from hydragnn.hpo.campaign import launcher_for, local_launcher
 from hydragnn.hpo.launching import local
-from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import STEPS_AT_ONCE
 from hydragnn.hpo.launching.steps import StepLauncher
@@ -23,7 +23,7 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def allocation(nodes: int = 4, gpus: int = 0) -> Allocation:
-    return Allocation(by="slurm", nodes=tuple(f"n{k}" for k in range(nodes)), cores=8, gpus=gpus, deadline=9.0)
+    return Allocation(by="slurm", nodes=alike(tuple(f"n{k}" for k in range(nodes)), 8, gpus), deadline=9.0)
 
 
 def test_trials_on_whole_nodes_are_steps(settings: Callable[..., CampaignSettings], tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_shares_of_nodes_and_several_nodes_exclude_each_other(
 def test_without_a_scheduler_trials_are_processes_of_this_machine(
     settings: Callable[..., CampaignSettings], tmp_path: Path
 ) -> None:
-    launcher = launcher_for(settings(workers=3), Allocation(by="local", nodes=("here",), cores=4), tmp_path)
+    launcher = launcher_for(settings(workers=3), Allocation(by="local", nodes=alike(("here",), 4)), tmp_path)
     assert isinstance(launcher, LocalLauncher) and len(launcher.slots) == 3
 
 

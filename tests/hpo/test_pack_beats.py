@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.launcher import Begun, Exit, Task
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Mpiexec
@@ -44,7 +44,7 @@ def launcher(tmp_path: Path) -> Iterator[PackLauncher]:
     site = Mpiexec(hydra=True, program=str(program), pbsnodes=False)
     launcher = PackLauncher(
         site,
-        Allocation(by="pbs", nodes=("n1",), cores=2, gpus=0, job=""),
+        Allocation(by="pbs", nodes=alike(("n1",), 2), job=""),
         shares=2,
         log=tmp_path / "packs.txt",
         hang_seconds=HANG,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.launcher import Exit, Task
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import BURST, Mpiexec
@@ -26,7 +26,7 @@ def launcher(tmp_path: Path) -> PackLauncher:
     program.write_text(MPIEXEC.format(notes=tmp_path / "notes"))
     program.chmod(0o755)
     site = Mpiexec(hydra=True, program=str(program), pbsnodes=False)
-    allocation = Allocation(by="pbs", nodes=NODES, cores=4, gpus=0, job="7")
+    allocation = Allocation(by="pbs", nodes=alike(NODES, 4), job="7")
     return PackLauncher(
         site, allocation, shares=1, log=tmp_path / "packs.txt", rate=RATE, probe_seconds=PATIENCE, environment={}
     )

@@ -394,3 +394,33 @@ def finished(out: Path) -> list[str]:
     """The folders of the trials that are complete."""
     state = replay(out / "journal.jsonl") if (out / "journal.jsonl").exists() else None
     return [f"{t.number:04d}" for t in state.trials.values() if t.status == "finished"] if state else []
+
+
+def test_nodes_of_different_sizes_carry_trials_by_their_own(
+    slurm_module: Any, settings: Callable[..., CampaignSettings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with slurm_module.Cluster(nodes=3, cores=(8, 4, 4)) as cluster:
+        for name, value in {**cluster.environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}"}.items():
+            monkeypatch.setenv(name, value)
+        subprocess.run(["salloc", "-N3", "--no-shell", "--time=60"], check=True, capture_output=True)
+        monkeypatch.setenv("SLURM_JOB_ID", printed("squeue", "-h", "-o", "%i").strip())
+        monkeypatch.setenv("SLURM_CPUS_ON_NODE", "8")  # as a script on the first node sees it
+        notes: list[str] = []
+        for name, trials_per_node, slots in (("steps", 1, 3), ("packs", 8, 16)):
+            followed, allocation = Followed(), read_allocation(os.environ)
+            campaign = settings(trials=5, rungs=[], trials_per_node=trials_per_node)
+            launcher: Any = fake_launcher(monkeypatch)
+            if trials_per_node > 1:
+                log, site = tmp_path / "packs.txt", site_of(allocation)
+                launcher = PackLauncher(site, allocation, shares=trials_per_node, log=log, module="fake_steps")
+            assert len(launcher.slots) == slots
+            out = tmp_path / name
+            result = run_search(campaign, out, launcher=launcher, on_event=followed, on_note=notes.append)
+            assert (result.finished, result.failed, followed.failures()) == (5, 0, [])
+            used = {node_of(slot) for _, uses in followed.uses for slots in uses.values() for slot in slots}
+            assert used == {"n1", "n2", "n3"}
+            plan = next(event.plan for _, event in followed.events if isinstance(event, Opened))
+            assert plan.sizes == ({"n1": 1.0, "n2": 0.5, "n3": 0.5} if name == "steps" else {})
+        assert notes == [
+            f"nodes differ: 1 node with 8 cores, 2 nodes with 4 cores; {n} slots for trials" for n in (3, 16)
+        ]

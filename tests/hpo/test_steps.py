@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hydragnn.files import digest
-from hydragnn.hpo.launching.allocation import Allocation, read_allocation
+from hydragnn.hpo.launching.allocation import Allocation, alike, read_allocation
 from hydragnn.hpo.launching.attempts import verdict
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
 from hydragnn.hpo.launching.packs import PackLauncher
@@ -47,7 +47,7 @@ def on_slurm(job: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     for name, value in job.items():
         monkeypatch.setenv(name, value)
     allocation = read_allocation(os.environ)
-    yield from makers(Slurm(cores=allocation.cores), allocation)
+    yield from makers(Slurm(), allocation)
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
         monkeypatch.setenv(name, value)
     allocation = read_allocation(os.environ)
     launcher = in_packs(
-        Slurm(cores=4), allocation, tmp_path, hang=8.0, FAKE_FAULTS='{"1": "crash", "2": "hang"}', FAKE_PAUSE="0.05"
+        Slurm(), allocation, tmp_path, hang=8.0, FAKE_FAULTS='{"1": "crash", "2": "hang"}', FAKE_PAUSE="0.05"
     )
     try:
         tasks = [task(tmp_path, number, slot) for number, slot in enumerate(launcher.slots)]
@@ -255,7 +255,7 @@ def test_a_pack_that_cannot_start_because_of_one_node_starts_without_it(
 ) -> None:
     for name, value in job.items():
         monkeypatch.setenv(name, value)
-    launcher = in_packs(Slurm(cores=4), Allocation(by="slurm", nodes=("n1", "n9", "n2"), cores=4), tmp_path, shares=1)
+    launcher = in_packs(Slurm(), Allocation(by="slurm", nodes=alike(("n1", "n9", "n2"), 4)), tmp_path, shares=1)
     try:
         for number, slot in enumerate(launcher.slots):
             launcher.start(task(tmp_path, number, slot))
@@ -270,7 +270,7 @@ def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(
     on_slurm: Callable[..., StepLauncher], slurm: Any, tmp_path: Path
 ) -> None:
     launcher = on_slurm(limits=Limits(probe_seconds=5.0))
-    pack = in_packs(Slurm(cores=4), read_allocation(os.environ), tmp_path, shares=1)
+    pack = in_packs(Slurm(), read_allocation(os.environ), tmp_path, shares=1)
     struck, well = task(tmp_path, 0, "n3", "n4", until=1000), task(tmp_path, 1, "n1", "n2", until=1000)
     small_struck, small_well = task(tmp_path, 2, "n4", until=1000), task(tmp_path, 3, "n3", until=1000)
     begin(launcher, struck, well)
