@@ -32,6 +32,10 @@ OTHER_NAMES = {
     "atom": ("atoms",),
 }
 """Names that pint does not know, or takes for something else (A for ampere, au for the distance of the sun)."""
+LONGEST = 100
+"""Characters of a unit."""
+POWER = re.compile(r"([^\W\d]\w*)\s*(\*\*|\^)\s*\(?-?\d(\.\d+)?(?![\d.])")
+"""The power of a unit; powers of numbers, which may have no end, are no units."""
 CLOSE = 1e-6
 """Two scales are equal where they differ by less: programs use constants of different years."""
 
@@ -69,6 +73,8 @@ def in_ase_units(unit: str, what: Quantity, where: str, dim: int = 3) -> float:
 def parsed(unit: str) -> tuple[float, dict[str, float]]:
     """Return a unit in pint's base units, moles counted as numbers, and its dimensions; pint's errors where it is not known."""
     text = re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit.strip("[] "))
+    if "**" in (rest := POWER.sub(" ", text)) or "^" in rest or len(text) > LONGEST:
+        raise ValueError(text)
     text = re.sub(r"[^\W\d]\w*", lambda match: _pint_names().get(match[0], match[0]), text)
     quantity = _registry().Quantity(1.0, text).to_base_units()
     moles = quantity.dimensionality.get("[substance]", 0)

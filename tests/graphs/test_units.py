@@ -127,3 +127,9 @@ def test_an_energy_without_derivatives_may_be_anything_but_per_atom() -> None:
     for unit in ("eV/atom", "meV per atom"):
         with pytest.raises(InputError, match="sum over atoms"):
             label_factors(Field(name="energy", on="graph", unit=unit, role="target"), {}, {})
+
+
+@pytest.mark.parametrize("text", ["2**2**2**2**2**2", "((9**9)**9)**9 eV", "eV^9^9^9^9", "m**9999999999", "eV" * 99])
+def test_a_unit_that_would_take_for_ever_is_refused_at_once(text: str) -> None:
+    with pytest.raises(InputError, match="is not known"):
+        in_ase_units(text, "energy", "field energy")
