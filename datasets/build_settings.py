@@ -15,7 +15,7 @@ from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
 from hydragnn.graphs.levels import with_contracted_levels, with_mesh_levels, with_voxel_levels
 from hydragnn.graphs.texts import NAME, as_text, name_among
 from hydragnn.imports import class_named, is_allowed
-from hydragnn.settings import Settings
+from hydragnn.settings import ActsWith, Settings, refuse_idle
 
 Make = Callable[[], GraphBatch]
 """What makes one graph of a source; InputError where that one cannot be made."""
@@ -234,6 +234,11 @@ class PygBuild(_Build):
 class NpzBuild(_Build):
     """Flat numpy arrays with counts, or rectangular arrays, in ``.npz`` files."""
 
+    acts_with: ClassVar = {
+        "max_neighbours": ActsWith(words="with cutoff", remedy="give one", holds=lambda build: build.cutoff),
+        "undirected": ActsWith(words="with edges", remedy="name their array", holds=lambda build: build.edges),
+    }
+
     kind: Literal["npz"] = "npz"
 
     nodes: str | None = None
@@ -340,6 +345,7 @@ def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
     InputError naming the key and the remedy.
     """
     settings = _kind_of(table.get("kind"), str(origin)).parse(table, source=str(origin))
+    refuse_idle(settings, str(origin))
     folder = origin.parent
     paths: dict[str, Any] = {"files": [str(Path(escape(str(folder))) / file) for file in settings.files]}
     for key in settings.beside:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from hydragnn.datasets.footprint import bytes_of
 from hydragnn.datasets.packing import Budget
-from hydragnn.settings import Settings
+from hydragnn.settings import ActsWith, Settings
 
 
 class DataSettings(Settings):
@@ -31,6 +31,14 @@ class SplitSettings(Settings):
     """Which graphs train, which choose (validation), which calibrate intervals and which only judge (test)."""
 
     before: ClassVar = {"calibration": 0.0}
+    acts_with: ClassVar = dict.fromkeys(
+        ("train", "valid", "seed"),
+        ActsWith(
+            words="where graphs are drawn, and a given split names them itself",
+            remedy='set kind to "random", "composition" or "group"',
+            holds=lambda split: split.kind != "given",
+        ),
+    )
 
     kind: Literal["random", "composition", "group", "given"] = "random"
     """random: by graph; composition: graphs of one composition stay together; group: by the values of ``field``;
@@ -84,6 +92,11 @@ class BatchSettings(Settings):
     """Budget of one optimisation step, over all ranks together; 0 means no limit."""
 
     before: ClassVar = {"budget": "given", "memory": ""}
+    acts_with: ClassVar = {
+        "max_graphs": ActsWith(
+            words='with budget = "given"', remedy="set it", holds=lambda batch: batch.budget == "given"
+        )
+    }
 
     budget: Literal["given", "auto"] = "given"
     """given: batches hold what the limits below say; auto: as much as the memory of all ranks that begin the run, measured before

@@ -12,18 +12,24 @@ from hydragnn.datasets import GraphStore, open_store
 from hydragnn.datasets.fit import check_references
 from hydragnn.errors import InputError, about
 from hydragnn.models import check
-from hydragnn.runs.plan import described_branches
+from hydragnn.runs.plan import described_branches, idle_on_data
+from hydragnn.settings import idle_settings
 
 
-def check_model(config: AnyConfig, stores: Callable[[Path], GraphStore]) -> None:
-    """InputError where a run asks for a model that its data do not allow; ``stores`` opens them. Cutoffs are checked by themselves."""
+def check_model(config: AnyConfig, stores: Callable[[Path], GraphStore]) -> dict[str, str]:
+    """InputError where a run asks for a model that its data do not allow; ``stores`` opens them. Cutoffs are checked by themselves.
+
+    Gives the settings that cannot act on these data, by path, each with the sentence that refuses it.
+    """
     opened = {branch.name: stores(branch.data.store) for branch in config.branches}
-    for branch in described_branches(config, opened, begun=True):
+    described = described_branches(config, opened, begun=True)
+    for branch in described:
         with about(f"branch {branch.settings.name}" if branch.settings.name else ""):
             check(branch.model, measured=False)
             for target in branch.model.targets:
                 if target.references:
                     check_references(target.field, branch.store)
+    return idle_settings(config) | idle_on_data(config, described)
 
 
 def known_keys(model: dict[str, Any], kind: str, kinds: Iterable[str]) -> dict[str, Any]:
@@ -54,3 +60,12 @@ def able_kinds(base: Mapping[str, Any], source: str) -> tuple[list[str], dict[st
         reasons = dict.fromkeys(left_out.values())
         raise InputError(f"{source}: {next(iter(reasons))}")
     return able, left_out
+
+
+def has_positions(base: Mapping[str, Any], kind: str) -> bool:
+    """Return True where graphs of a table's data have positions, or cannot be read, which others refuse."""
+    try:
+        branches = parse_config({**base, "model": {"kind": kind}}).branches
+        return any(open_store(branch.data.store).dim for branch in branches)
+    except InputError:
+        return True

@@ -1,11 +1,12 @@
 """The search space that ships: every architecture that can do the task with its own settings, and how it is trained."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hydragnn.architectures import architecture_of
-from hydragnn.hpo.able import able_kinds
+from hydragnn.architectures.base import Searched
+from hydragnn.hpo.able import able_kinds, has_positions
 
 KIND = "model.kind"
 
@@ -28,9 +29,10 @@ def default_space(base: Mapping[str, Any], source: str) -> tuple[dict[str, dict[
     """
     given = _value(base, KIND)
     kinds, left_out = ([str(given)], {}) if given is not None else able_kinds(base, source)
+    positions = has_positions(base, kinds[0])
     of_model = {
         path: parameter
-        for path, parameter in _model_parameters(kinds).items()
+        for path, parameter in _model_parameters({kind: _searched(kind, positions) for kind in kinds}).items()
         if _value(base, path.partition("#")[0]) is None
     }
     of_training = {
@@ -51,24 +53,29 @@ def left_out_words(left_out: Mapping[str, str]) -> str:
     return ", ".join(f"{kind} ({reason.partition('; ')[0]})" for kind, reason in left_out.items())
 
 
-def _model_parameters(kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the settings of each kind say is searched; kinds with the same range share a parameter."""
+def _searched(kind: str, positions: bool) -> Searched:
+    """What the settings of a kind say is searched, as far as it acts on the data."""
+    settings = architecture_of(kind).Settings
+    return {key: one for key, one in settings.searched.items() if positions or settings.acts_on.get(key) != "lengths"}
+
+
+def _model_parameters(searched: Mapping[str, Searched]) -> dict[str, dict[str, Any]]:
+    """What is searched of each kind; kinds with the same range share a parameter."""
     parameters: dict[str, dict[str, Any]] = {}
-    for key in dict.fromkeys(key for kind in kinds for key in architecture_of(kind).Settings.searched):
-        groups = list(_groups(key, kinds))
+    for key in dict.fromkeys(key for ranges in searched.values() for key in ranges):
+        groups = list(_groups({kind: ranges[key] for kind, ranges in searched.items() if key in ranges}))
         for number, (parameter, members) in enumerate(sorted(groups, key=lambda group: -len(group[1]))):
             path = f"model.{key}" if number == 0 else f"model.{key}#{'+'.join(members)}"
-            when = {} if len(members) == len(kinds) else {"when": {KIND: members}}
+            when = {} if len(members) == len(searched) else {"when": {KIND: members}}
             parameters[path] = {**parameter, **when}
     return parameters
 
 
-def _groups(key: str, kinds: Sequence[str]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+def _groups(ranges: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], list[str]]]:
     """The ranges of a setting, each with the kinds that search it there."""
-    ranges = {kind: architecture_of(kind).Settings.searched.get(key) for kind in kinds}
-    known = {json.dumps(dict(one)): dict(one) for one in ranges.values() if one is not None}
+    known = {json.dumps(dict(one)): dict(one) for one in ranges.values()}
     for text, parameter in known.items():
-        yield parameter, [kind for kind, one in ranges.items() if one is not None and json.dumps(dict(one)) == text]
+        yield parameter, [kind for kind, one in ranges.items() if json.dumps(dict(one)) == text]
 
 
 def _value(base: Mapping[str, Any], path: str) -> Any:

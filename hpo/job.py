@@ -2,11 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from hydragnn.settings import Settings
+from hydragnn.settings import ActsWith, Settings
 
 
 def _one_line(text: str) -> str:
@@ -51,6 +51,14 @@ Site = Literal["slurm", "pbs", "flux", "frontier", "perlmutter", "aurora"]
 
 class JobSettings(Settings):
     """The batch jobs that ``hydragnn search --submit`` makes; elsewhere this section is without effect."""
+
+    acts_with: ClassVar = {
+        "local_storage": ActsWith(
+            words="where something is copied to the nodes",
+            remedy="set stage_environment or stage_data",
+            holds=lambda job: job.stage_environment or job.stage_data or job.store_copy is not None,
+        )
+    }
 
     site: Site
     """The scheduler, or a machine whose usual directives are added: frontier, perlmutter (Slurm), aurora (PBS)."""

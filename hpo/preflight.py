@@ -20,13 +20,15 @@ from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.watchdog import AllocationLauncher
 from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.parameters import place_of
+from hydragnn.hpo.sampler import learns
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
-from hydragnn.hpo.space import Point, Space, ends_of
+from hydragnn.hpo.space import Point, Space, check_conditions, ends_of
 from hydragnn.hpo.stores import check_stores, fingerprints_of, follow_stores, without_places
 from hydragnn.hpo.trial_configs import check_space, check_values, valid_configs
 from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
+from hydragnn.settings import refuse_idle
 
 OWN = ("version", "enqueued", "stores", "left_out", "together_because")
 """Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores,
@@ -46,6 +48,7 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
 
     And for values, above all kinds of models, that cannot do what is asked with these data, unless the campaign has ``begun`` with them.
     """
+    learns(settings.search.sampler)
     _check_sizes(settings)
     if settings.runs:
         configs = [run.config for run in settings.runs]
@@ -56,14 +59,30 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
     for config in configs:
         _check_config(settings, config)
     if not settings.runs and not begun:
+        check_conditions(space, settings.source)
+        for name, section in (("search", settings.search), ("job", settings.job)):
+            if section is not None:
+                refuse_idle(section, f"{settings.source}: [{name}]")
         check_models(settings, space)
         _check_references(settings, configs[0])
 
 
 def check_models(settings: CampaignSettings, space: Space) -> None:
-    """InputError where a value of the space, or kinds that it combines, make no model for these data and heads."""
-    stores = cache(open_store)
-    check_values(settings, space, lambda config: check_model(config, stores))
+    """InputError where a value of the space, or kinds that it combines, make no model for these data and heads, or set what cannot act.
+
+    What the base sets must act in one of the runs at least.
+    """
+    stores, searched = cache(open_store), {place_of(path) for path in space.parameters}
+    idle: list[dict[str, str]] = []
+
+    def check(config: AnyConfig) -> None:
+        idle.append(check_model(config, stores))
+        for path in searched & idle[-1].keys():
+            raise InputError(f"{idle[-1][path]}; where others let it act, give it a when = {{...}}")
+
+    check_values(settings, space, check)
+    for path in (path for path in idle[0] if all(path in one for one in idle)):
+        raise InputError(f"{settings.source}: {idle[0][path]}")
 
 
 def check_cutoffs(settings: CampaignSettings, space: Space) -> None:

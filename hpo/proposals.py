@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydragnn.hpo.costs import Estimates
-from hydragnn.hpo.sampler import MODELS, History, history_of, proposals, stand_in
+from hydragnn.hpo.sampler import history_of, is_known_everywhere, learns, proposals, stand_in
 from hydragnn.hpo.sampler_process import Question, SamplerProcess
 from hydragnn.hpo.scheduling.events import Event, Exhausted, Origin, Proposed
 from hydragnn.hpo.scheduling.scheduler import State
@@ -69,6 +69,7 @@ class Proposals:
         self._ring = ring
         self._thread = ThreadPoolExecutor(1, "sampler")
         self._process = SamplerProcess(settings, log)
+        self._has_process = learns(settings.search.sampler) and is_known_everywhere(settings.search.sampler)
         self._coming: Future[Answer] | None = None
         self._last = Answer(points=[])
         self._ready: deque[tuple[Point, Cost]] = deque()
@@ -142,7 +143,7 @@ class Proposals:
 
     def _begin(self, state: State, first: int, count: int) -> None:
         history = history_of(self._settings, state)
-        if self._settings.search.sampler in MODELS and state.best is not None:
+        if self._has_process and state.best is not None:
             self._process.start()  # it takes seconds to come up, so that it begins with the first result
         known = [*self._known, *(point_key(point) for point, _ in self._ready)]
         self._met, self._last = 0, replace(self._last, silent=False)
@@ -154,10 +155,12 @@ class Proposals:
         """Ask the process where there is something to learn from; random draws are made here."""
         begun = time.monotonic()
         points: list[Point] | None
-        if question.history.trials:
+        if question.history.trials and self._has_process:
             points = self._process.ask(question, known)
         else:
-            points = proposals(self._settings, self._space, History(), question.first, question.count, set(known))
+            points = proposals(
+                self._settings, self._space, question.history, question.first, question.count, set(known)
+            )
         return Answer(
             points=[(point, self._estimates.of(state, point)) for point in points or []],
             exhausted=points is not None and len(points) < question.count,

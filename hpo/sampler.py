@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from itertools import islice
 from typing import Any
 
@@ -19,15 +20,16 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.special import erf, log_ndtr
 
-from hydragnn.errors import InputError
+from hydragnn.errors import InputError, nearest
 from hydragnn.hpo.gaussian import Outlook
 from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.state import attempts_at_once
-from hydragnn.hpo.search_settings import sampler_for
+from hydragnn.hpo.search_settings import BUILT_IN, sampler_for
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, all_points, point_key, random_point, value_at
 from hydragnn.hpo.trial_configs import trial_config
+from hydragnn.imports import without_the_current_folder
 
 DRAWS = 100
 """So many proposals that are invalid or known are thrown away before the sampler counts as exhausted."""
@@ -107,11 +109,19 @@ def stand_in(settings: CampaignSettings, space: Space, number: int, known: Abstr
     return None
 
 
+def without_results(ask: Ask) -> Ask:
+    """Mark a sampler that asks for no results."""
+    vars(ask)["learns"] = False
+    return ask
+
+
+@without_results
 def random_ask(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
     """An independent draw."""
     return random_point(space, np.random.default_rng(_seed(settings.search.seed, number, draw)))
 
 
+@without_results
 def sobol_ask(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
     """The next point of a scrambled Sobol sequence; a point that cannot be used is skipped by a random draw."""
     from scipy.stats import qmc
@@ -237,16 +247,39 @@ class GaussianProcess:
         self._told = history.trials
 
 
-SAMPLERS: dict[str, Ask | type[ParzenEstimators] | type[GaussianProcess]] = {
+SAMPLERS: dict[str, Ask | Callable[[], Ask]] = {
     "tpe": ParzenEstimators,
     "gp": GaussianProcess,
     "qmc": sobol_ask,
     "random": random_ask,
 }
-"""How each finds one configuration, or what is made for every answer and finds them."""
+"""What finds one configuration, or a class of which one is made for every answer. Each is told the results of the campaign, unless its ``learns`` is false."""
 
-MODELS = ("auto", "tpe", "gp")
-"""The samplers that learn; before they have results enough, they draw at random."""
+GROUP = "hydragnn.samplers"
+"""Entry-point group in which packages announce samplers; the name of an entry is what ``search.sampler`` says."""
+
+
+def sampler_of(name: str) -> Ask | Callable[[], Ask]:
+    """The sampler of that name: of this table, or announced by an installed package. InputError names the nearest."""
+    if name in SAMPLERS:
+        return SAMPLERS[name]
+    with without_the_current_folder():
+        announced = {entry.name: entry for entry in entry_points(group=GROUP)}
+        if name in announced:
+            SAMPLERS[name] = announced[name].load()
+            return SAMPLERS[name]
+    raise InputError(f"unknown sampler {name!r}; {nearest(name, ['auto', *SAMPLERS, *announced])}")
+
+
+def learns(name: str) -> bool:
+    """Return True for a sampler that asks for results; before there are enough, it has none."""
+    return name == "auto" or bool(getattr(sampler_of(name), "learns", True))
+
+
+def is_known_everywhere(name: str) -> bool:
+    """Return False for a sampler that only this process knows, because somebody put it into ``SAMPLERS`` here."""
+    with without_the_current_folder():
+        return name == "auto" or name in BUILT_IN or name in entry_points(group=GROUP).names
 
 
 def frozen_trial(space: Space, rungs: tuple[int, ...], trial: Trial, unfinished: TrialState) -> FrozenTrial:
@@ -308,13 +341,14 @@ def valued_trial(space: Space, values: Point, value: float) -> FrozenTrial:
 
 
 def _ask_of(settings: CampaignSettings, history: History) -> Ask:
-    found = SAMPLERS[sampler_for(settings.search.sampler, history.width)]
-    return found() if isinstance(found, type) else found
+    found: Any = sampler_of(sampler_for(settings.search.sampler, history.width))
+    ask: Ask = found() if isinstance(found, type) else found
+    return ask
 
 
 def num_random(settings: CampaignSettings) -> int:
     """Trials that are drawn at random, whatever those before them gave."""
-    if settings.search.sampler not in MODELS:
+    if not learns(settings.search.sampler):
         return settings.search.trials
     return min(STARTUP, max(4, settings.search.trials // 3))
 
@@ -330,7 +364,7 @@ def history_of(settings: CampaignSettings, state: State) -> History:
     Beyond ``HISTORY`` trials: the best, as many spread evenly over all results, and the latest without a result. A model
     learns little from more, and a proposal stays cheap however many trials there are.
     """
-    if settings.search.sampler not in MODELS or _results(state) < num_random(settings):
+    if not learns(settings.search.sampler) or _results(state) < num_random(settings):
         return History(rungs=state.plan.rungs)
     numbers = set(state.trials) if len(state.trials) <= HISTORY else {*_best_and_spread(state), *_latest_open(state)}
     trials = (state.trials[number] for number in sorted(numbers))

@@ -4,16 +4,19 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.parameters import Parameter, parsed_parameter
-from hydragnn.settings import Settings
+from hydragnn.settings import ActsWith, Settings
 
 DEFAULT = "default"
 """What ``search.space`` says in a file for the space that ships."""
+
+BUILT_IN = ("tpe", "gp", "qmc", "random")
+"""The samplers of this package."""
 
 WIDE = 64
 """With so many attempts at once or more, ``auto`` is the Gaussian process; docs/search.md has what both find."""
@@ -22,12 +25,36 @@ WIDE = 64
 class SearchSettings(Settings):
     """How many configurations are tried, which, for how long, and what makes one better than another."""
 
+    acts_with: ClassVar = {
+        **dict.fromkeys(
+            ("reduction", "finalists"),
+            ActsWith(
+                words="where trials are compared at rungs",
+                remedy="set rungs",
+                holds=lambda search: "rungs" in search.model_fields_set,
+            ),
+        ),
+        **dict.fromkeys(
+            ("trials_per_node", "ranks_per_node"),
+            ActsWith(
+                words="in an allocation",
+                remedy='set launcher = "auto"',
+                holds=lambda search: search.launcher != "local",
+            ),
+        ),
+        "workers": ActsWith(
+            words="on this machine",
+            remedy='set launcher = "auto" or "local"',
+            holds=lambda search: search.launcher in ("auto", "local"),
+        ),
+    }
+
     trials: int = Field(default=24, ge=1)
     """Configurations to try, those that fail included."""
 
-    sampler: Literal["auto", "tpe", "gp", "qmc", "random"] = "auto"
+    sampler: str = "auto"
     """auto: gp where 64 trials or more can run at once, otherwise tpe; tpe: Parzen estimators; gp: Gaussian process;
-    qmc: scrambled Sobol points; random: independent draws."""
+    qmc: scrambled Sobol points; random: independent draws; or one that an installed package announces."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of the sampler; with one worker the whole campaign is a function of it."""

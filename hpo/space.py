@@ -1,6 +1,7 @@
 """The search space: which points there are."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -57,9 +58,20 @@ def is_active(parameter: Parameter, values: Point) -> bool:
     False
     """
     return all(
-        path in values and any(values[path] == allowed for allowed in allowed_values(condition))
+        path in values and any(is_equal(values[path], allowed) for allowed in allowed_values(condition))
         for path, condition in parameter.when.items()
     )
+
+
+def is_equal(value: Any, allowed: Any) -> bool:
+    """Return True for one value, of numbers to the rounding of a grid.
+
+    >>> is_equal(0.1 + 2 * 0.1, 0.3)
+    True
+    """
+    if isinstance(value, float) and isinstance(allowed, int | float):
+        return math.isclose(value, allowed, rel_tol=1e-9, abs_tol=1e-12)
+    return bool(value == allowed)
 
 
 def allowed_values(condition: Any) -> list[Any]:
@@ -155,6 +167,18 @@ def _check_condition(path: str, parent: str, condition: Any, parameters: Mapping
     for value in allowed_values(condition):
         if not contains(parameters[parent], value):
             raise InputError(f"{where}: {parent} never is {value!r}; correct the value or the parameter {parent}")
+
+
+def check_conditions(space: Space, source: str) -> None:
+    """InputError for a ``when`` on a continuous range, of which no single value is ever drawn."""
+    for path, parameter in space.parameters.items():
+        for parent in parameter.when:
+            of = space.parameters[parent]
+            if isinstance(of, FloatRange) and of.step is None and of.low < of.high:
+                raise InputError(
+                    f'{source}: search.space."{path}".when never holds: {parent} is a continuous range, of which no single value is '
+                    f"drawn; give {parent} a step or choices, or leave the when out"
+                )
 
 
 def ends_of(parameter: Parameter) -> list[Choice]:

@@ -14,7 +14,7 @@ from hydragnn.errors import InputError
 from hydragnn.hpo.able import known_keys
 from hydragnn.hpo.parameters import Choices, Parameter, place_of
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import NUMBER, Point, Space, all_points, allowed_values, ends_of, random_point
+from hydragnn.hpo.space import NUMBER, Point, Space, all_points, allowed_values, ends_of, is_equal, random_point
 from hydragnn.models.head_kinds import HEAD_KINDS
 from hydragnn.settings import with_value
 
@@ -160,7 +160,7 @@ def _combinations_of_kinds(space: Space) -> list[Point]:
 def _may_be_active(parameter: Parameter, values: Point) -> bool:
     """Return False where one of the values rules a parameter out."""
     return all(
-        path not in values or any(values[path] == allowed for allowed in allowed_values(condition))
+        path not in values or any(is_equal(values[path], allowed) for allowed in allowed_values(condition))
         for path, condition in parameter.when.items()
     )
 

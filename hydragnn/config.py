@@ -13,13 +13,18 @@ from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSetting
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import digest, read_json
 from hydragnn.models.head_settings import READABLE, HeadSettings
-from hydragnn.settings import Settings, read_toml, with_overrides
+from hydragnn.settings import ActsWith, Settings, read_toml, refuse_idle, with_overrides
 
 
 class TrainSettings(Settings):
     """Optimiser, schedule and length of one training run."""
 
     before: ClassVar = {"stage_two": 1.0, "compile": "off"}
+    acts_with: ClassVar = {
+        "plateau_patience": ActsWith(
+            words='with schedule = "plateau"', remedy="set it", holds=lambda train: train.schedule == "plateau"
+        )
+    }
 
     epochs: int = Field(default=100, ge=1)
     """Full budget in epochs; schedules span it, whatever the segments."""
@@ -114,8 +119,25 @@ def check_heads(heads: Sequence[HeadSettings]) -> None:
         raise ValueError("heads: every loss weight is 0; give at least one field a positive weight")
 
 
+def _has_stages(config: "AnyConfig") -> bool:
+    """Return True where a second stage of training would differ from the first."""
+    heads = [head for branch in config.branches for head in branch.heads]
+    return any(head.derivatives and getattr(head, "stage_two_factor", 1.0) != 1.0 for head in heads)
+
+
+ON_STAGES = {
+    "train.stage_two": ActsWith(
+        words="on energy heads with forces or stress, and a stage_two_factor other than 1",
+        remedy='give such a head, with kind = "energy"',
+        holds=_has_stages,
+    )
+}
+
+
 class RunConfig(Settings):
     """The sections of CONFIG.toml, for one data set; ``BranchedConfig`` is for several."""
+
+    acts_with: ClassVar = ON_STAGES
 
     data: DataSettings
     split: SplitSettings = SplitSettings()
@@ -162,6 +184,8 @@ class RunConfig(Settings):
 
 class BranchedConfig(Settings):
     """The sections of CONFIG.toml for several data sets: each has a branch of heads, and all share one trunk."""
+
+    acts_with: ClassVar = ON_STAGES
 
     branches: list[BranchSettings] = Field(min_length=2)
     batch: BatchSettings = BatchSettings()
@@ -264,8 +288,12 @@ def read_config(path: Path, assignments: list[str] | None = None) -> AnyConfig:
 
 
 def config_from_table(table: dict[str, Any], path: Path) -> AnyConfig:
-    """The run that a parsed table describes; relative paths count from the folder of ``path``."""
+    """The run that a user's table describes; relative paths count from the folder of ``path``.
+
+    InputError on anything wrong, and for a setting that was given and cannot act.
+    """
     config = parse_config(with_isolated_atoms(table, path), source=str(path))
+    refuse_idle(config, str(path))
 
     def placed(data: DataSettings) -> DataSettings:
         return data.model_copy(update={"store": (path.parent / data.store).resolve()})

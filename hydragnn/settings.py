@@ -4,7 +4,8 @@ import json
 import os
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
@@ -26,6 +27,22 @@ LARGEST = 10**7
 """Bytes of a TOML file; what is larger is something else."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActsWith:
+    """Condition under which a setting has an effect; given where it has none, the setting is refused."""
+
+    words: str
+    """The condition, after "acts only"."""
+    remedy: str
+    """What makes it hold, as an imperative."""
+    holds: Callable[[Any], bool]
+    """Return True where it does, for the settings that declare it."""
+
+    def sentence(self, path: str) -> str:
+        """Why the setting at ``path`` is refused."""
+        return f"{path} acts only {self.words}; {self.remedy}, or leave {path.rpartition('.')[2]} out"
+
+
 class Settings(pydantic.BaseModel):
     """Base of every configuration model: frozen, no unknown keys, attribute docstrings become ``--help`` texts."""
 
@@ -38,6 +55,9 @@ class Settings(pydantic.BaseModel):
 
     former: ClassVar[Mapping[str, Any]] = {}
     """Defaults that have changed since: that is what stored settings mean which leave the keys out, and they count in hashes."""
+
+    acts_with: ClassVar[Mapping[str, ActsWith]] = {}
+    """Settings that act only under a condition, besides those of base classes; ``train.stage_two`` is one of the section ``train``."""
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -87,6 +107,45 @@ class Settings(pydantic.BaseModel):
         """Plain JSON, complete with defaults; ``parse`` gives the same object back."""
         result: dict[str, Any] = self.model_dump(mode="json")
         return result
+
+
+def idle_settings(settings: Settings) -> dict[str, str]:
+    """Return the settings that were given and cannot act, by path, each with the sentence that refuses it.
+
+    Defaults that were left alone are none of them. A complete table was written by a program, and has none.
+    """
+    return {} if is_complete(settings) else dict(_idle(settings, ""))
+
+
+def refuse_idle(settings: Settings, source: str) -> None:
+    """InputError for the first setting that was given and cannot act."""
+    for sentence in idle_settings(settings).values():
+        raise InputError(f"{source}: {sentence}")
+
+
+def _idle(settings: Settings, prefix: str) -> Iterator[tuple[str, str]]:
+    for kind in reversed(type(settings).__mro__):
+        for key, condition in vars(kind).get("acts_with", {}).items():
+            if is_given(settings, key) and not condition.holds(settings):
+                yield prefix + key, condition.sentence(prefix + key)
+    for name, value in settings:
+        for key, part in enumerate(value) if isinstance(value, list) else [("", value)]:
+            if isinstance(part, Settings):
+                yield from _idle(part, f"{prefix}{name}.{key}." if isinstance(value, list) else f"{prefix}{name}.")
+
+
+def is_given(settings: Settings, path: str) -> bool:
+    """Return True where somebody gave the setting at a path of sections, be it the default."""
+    section, _, rest = path.partition(".")
+    here = section in settings.model_fields_set
+    return here and is_given(getattr(settings, section), rest) if rest else here
+
+
+def is_complete(settings: Settings) -> bool:
+    """Return True where every key was given at every depth, as only a program does."""
+    parts = [part for _, value in settings for part in (value if isinstance(value, list) else [value])]
+    whole = settings.model_fields_set >= type(settings).model_fields.keys()
+    return whole and all(is_complete(part) for part in parts if isinstance(part, Settings))
 
 
 def _takes(annotation: Any, kind: type) -> bool:

@@ -152,27 +152,36 @@ def simulate(
     campaign: Path | str | Table,
     *,
     nodes: int = 9408,
-    hours: float = 6.0,
+    hours: float | None = None,
     seed: int | None = None,
     from_campaign: Path | str | None = None,
-    policies: Sequence[str] = ("adaptive", "static"),
+    policies: Sequence[str] = (),
     final: int | None = None,
     assume: Sequence[str] = (),
     out: Path | str | None = None,
     overrides: Sequence[str] = (),
     allow_code: Sequence[str] = (),
 ) -> "SimulationResult":
-    """Simulate a campaign on many nodes with their faults, one policy beside the other; every figure is simulated."""
+    """Simulate a campaign on many nodes with their faults, one policy beside the other; every figure is simulated.
+
+    It lasts 6 ``hours``, under the ``policies`` "adaptive" and "static", unless others are given; a ``final`` training has neither, and lasts until it is done.
+    """
     _allow_code(allow_code)
     from hydragnn.scripts.simulated import run_simulation
+
+    if final is not None and (hours is not None or policies):
+        given = "policies" if policies else "hours"
+        raise InputError(
+            f"{given} are those of a search, and a final training is simulated to its end; leave them out, or final"
+        )
 
     return run_simulation(
         *_table(campaign, overrides),
         nodes=nodes,
-        hours=hours,
+        hours=6.0 if hours is None else hours,
         seed=seed,
         recorded=Path(from_campaign) if from_campaign else None,
-        policies=policies,
+        policies=policies or ("adaptive", "static"),
         final=final,
         assume=assume,
         out=Path(out) if out else None,
@@ -246,6 +255,8 @@ def build_ensemble(
             quiet=quiet,
             branch=branch,
         )
+    if workers is not None:
+        raise InputError("workers train, and nothing is trained anew here; leave them out, or add --train")
     runs = finished_runs(campaign)
     return ensemble_from_runs(runs, Path(out), top_k=top_k, method=method, campaign=campaign, branch=branch)
 

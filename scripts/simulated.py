@@ -13,7 +13,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import check_target, read_json, write_json
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.simulation import Assumptions, PolicyResult, Scenario, compare_policies, final_training, scenario_of
-from hydragnn.settings import with_overrides
+from hydragnn.settings import refuse_idle, with_overrides
 from hydragnn.terminal import PlainConsole
 
 FINAL_HOURS = 1000.0
@@ -91,6 +91,7 @@ def run_simulation(
     assumptions = Assumptions.parse(
         with_overrides({}, assume, option="--assume", example="node_mtbf_hours=5000"), source="--assume"
     )
+    refuse_idle(assumptions, "--assume")
     seed = settings.search.seed if seed is None else seed
     scenario = scenario_of(settings, assumptions, nodes=nodes, seed=seed, recorded=recorded)
     if final is None:

@@ -1,12 +1,35 @@
 """What a simulated machine and its trials are like; every number that is not measured stands here, with its reason."""
 
+from typing import ClassVar
+
 from pydantic import Field
 
-from hydragnn.settings import Settings
+from hydragnn.settings import ActsWith, Settings
+
+
+def _where(*keys: str) -> ActsWith:
+    """The condition that one of these assumptions is not 0, and not absent."""
+    words = " or ".join(keys)
+    return ActsWith(
+        words=f"with {words}",
+        remedy=f"set {words}",
+        holds=lambda assumptions: any(getattr(assumptions, key) for key in keys),
+    )
 
 
 class Assumptions(Settings):
     """The fault model and the costs of a simulation; rates of 0 switch a fault off."""
+
+    acts_with: ClassVar = {
+        "transient": _where("node_mtbf_hours"),
+        **dict.fromkeys(("cabinet_nodes", "cabinet_back_minutes"), _where("cabinet_minutes")),
+        "late_failure_minutes": _where("late_failures"),
+        **dict.fromkeys(("storm_first_hours", "storm_every_hours", "storm_probes"), _where("storm_minutes")),
+        "probe_misses": _where("black_holes"),
+        "straggler_factor": _where("stragglers"),
+        "late_report_minutes": _where("late_reports", "double_reports"),
+        "queue_hours": _where("walltime_hours"),
+    }
 
     median_node_hours: float | None = Field(default=None, gt=0)
     """Node-hours of one full training, median over configurations; 128 (one hour on 128 nodes) where nothing is recorded."""

@@ -23,6 +23,9 @@ Statistic = Literal["degrees", "species"]
 
 Readout = Literal["last", "every layer"]
 
+EdgeData = Literal["lengths", "inputs"]
+"""What edges have: ``lengths`` where nodes have positions, ``inputs`` where there are lengths or edge features."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompileGain:
@@ -110,6 +113,9 @@ class ArchitectureSettings(Settings):
     searched: ClassVar[Searched] = {"hidden_dim": steps(16, 128, 16), "num_layers": steps(2, 4)}
     """What ``search.space = "default"`` varies; ranges in which a model trains on two cores, and that are worth a GPU."""
 
+    acts_on: ClassVar[Mapping[str, EdgeData]] = {}
+    """Settings that act on what edges have; given where the data have no such thing, they are refused."""
+
     kind: str
     """Name of the architecture, or ``package.module:Name`` of a class of yours."""
 
@@ -196,6 +202,7 @@ class GeometricSettings(ArchitectureSettings):
     """What architectures that see edge lengths have."""
 
     former: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial"}
+    acts_on: ClassVar = dict.fromkeys(("cutoff", "num_radial", "radial", "envelope", "envelope_exponent"), "lengths")
 
     searched: ClassVar[Searched] = {
         **ArchitectureSettings.searched,

@@ -12,6 +12,7 @@ from hydragnn.architectures.base import Architecture, ArchitectureSettings, Grap
 from hydragnn.errors import InputError
 from hydragnn.kernels import Topology, gather_multiply_sum, relation_topology, segment_mean, silu
 from hydragnn.layers import Coarser, MessageGraph, Modes, States, lattice_modes, part_of
+from hydragnn.settings import ActsWith
 
 Reduce = Literal["sum", "mean", "sqrt"]
 
@@ -25,6 +26,10 @@ class RelationalSettings(ArchitectureSettings):
         **ArchitectureSettings.searched,
         "num_layers": steps(2, 6),
         "reduce": one_of("sum", "sqrt", "mean"),
+    }
+
+    acts_with: ClassVar = {
+        "level": ActsWith(words="with a schedule", remedy="give one", holds=lambda model: bool(model.schedule))
     }
 
     relation: str = "relation"

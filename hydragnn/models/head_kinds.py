@@ -12,7 +12,25 @@ from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import Field, Location
 from hydragnn.models.distributions import Categorical, Distribution, Normal, Point
 from hydragnn.models.target import Target
-from hydragnn.settings import Finite, Settings
+from hydragnn.settings import ActsWith, Finite, Settings
+
+WITH_DERIVATIVES: Mapping[str, ActsWith] = {
+    "forces_weight": ActsWith(
+        words="in a head with forces", remedy="name their field in forces", holds=lambda head: bool(head.forces)
+    ),
+    **dict.fromkeys(
+        ("stress_weight", "stress_per_node"),
+        ActsWith(
+            words="in a head with stress", remedy="name its field in stress", holds=lambda head: bool(head.stress)
+        ),
+    ),
+    "stage_two_factor": ActsWith(
+        words="in a head with forces or stress",
+        remedy="name their fields in forces and stress",
+        holds=lambda head: bool(head.derivatives),
+    ),
+}
+"""Settings of energy heads that act on what derives from the energy."""
 
 NumberLoss = Literal["mse", "mae", "huber", "nll", "relative"]
 
@@ -180,6 +198,7 @@ class EnergyHeadSettings(_NumberHead):
 
     former: ClassVar = {"loss": "mse", "per_node": False}
     before: ClassVar = {"stage_two_factor": 1.0, "stress_per_node": False}
+    acts_with: ClassVar = WITH_DERIVATIVES
 
     kind: Literal["energy"] = "energy"
 

@@ -1,7 +1,7 @@
 """Settings of heads as a union by ``kind``, so that a key which a kind does not use is an error; and heads of version 1."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Tag, field_validator, model_validator
 from pydantic import Field as Setting
@@ -10,6 +10,7 @@ from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.models.head_kinds import (
     HEAD_KINDS,
+    WITH_DERIVATIVES,
     ClassesHeadSettings,
     EnergyHeadSettings,
     HeadBase,
@@ -23,6 +24,8 @@ from hydragnn.models.target import Target
 
 class UnnamedHeadSettings(HeadBase):
     """A head without ``kind``, as in version 1: its keys and its field say which kind is meant."""
+
+    acts_with: ClassVar = {key: WITH_DERIVATIVES[key] for key in ("forces_weight", "stress_weight")}
 
     kind: Literal[""] = ""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.architectures import architecture_of
+from hydragnn.architectures.base import EdgeData
 from hydragnn.config import AnyConfig, BranchSettings, TrainSettings
 from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
 from hydragnn.datasets.manifest import cutoff_of
@@ -20,6 +21,7 @@ from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
 from hydragnn.runs.cutoff import check_cutoff, check_pairs
+from hydragnn.settings import ActsWith, is_complete, is_given
 
 Stores = GraphStore | Mapping[str, GraphStore]
 """The store of a run, or those of its branches by their names."""
@@ -133,6 +135,31 @@ def head_factors(head: HeadSettings, model: ModelDescription, store: GraphStore)
     return label_factors(model.fields[head.field], derived, store.attributes, store.dim)
 
 
+ACTS_ON: dict[EdgeData, ActsWith] = {
+    "lengths": ActsWith(
+        words="on lengths of edges, and these graphs have no positions",
+        remedy="build the store with positions",
+        holds=lambda model: bool(model.dim),
+    ),
+    "inputs": ActsWith(
+        words="on lengths or features of edges, and these graphs have none",
+        remedy="build the store with positions or edge features",
+        holds=lambda model: bool(model.dim or any(field.on == "edge" for field in model.input_fields)),
+    ),
+}
+"""What settings of architectures act on, judged by the description of a model. ``data.edges = false`` is an ablation, of which all else may stay as it is."""
+
+
+def idle_on_data(config: AnyConfig, described: Sequence[DescribedBranch]) -> dict[str, str]:
+    """Return the settings of the model that were given and cannot act on these data, each with the sentence that refuses it."""
+    idle = {}
+    for key, what in {} if is_complete(config) else config.model.acts_on.items():
+        condition, path = ACTS_ON[what], f"model.{key}"
+        if is_given(config, path) and not any(condition.holds(one.model) for one in described):
+            idle[path] = condition.sentence(path)
+    return idle
+
+
 def plan_run(
     config: AnyConfig,
     stores: Stores | None = None,
@@ -142,10 +169,13 @@ def plan_run(
 ) -> RunPlan:
     """The plan of a run on the stores that it names, or on ``stores`` that are open already.
 
-    InputError for what ``described_branches`` refuses, and where a part is missing.
+    InputError for what ``described_branches`` refuses, where a part is missing, and for a setting that cannot act, unless the run has ``begun``.
     """
     plans = []
-    for described in described_branches(config, stores, heartbeat, begun=begun):
+    branches = described_branches(config, stores, heartbeat, begun=begun)
+    for sentence in () if begun else idle_on_data(config, branches).values():
+        raise InputError(sentence)
+    for described in branches:
         heartbeat()
         branch = described.settings
         with about(_subject(branch.name)):

@@ -22,6 +22,7 @@ from hydragnn.hpo import (
     campaign_status,
     controller,
     run_search,
+    sampler,
 )
 from hydragnn.hpo.controller import LaunchQueue, steady_clock
 from hydragnn.hpo.journal import read_journal
@@ -193,7 +194,7 @@ def test_reports_of_one_look_share_one_flush(
 def test_a_slow_sampler_delays_no_event_and_random_configurations_stand_in_for_it(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hydragnn.hpo import proposals, sampler
+    from hydragnn.hpo import proposals
 
     out, launcher = tmp_path / "c", Instant("n1", "n2")
     patient: list[bool] = []
@@ -218,6 +219,24 @@ def test_a_slow_sampler_delays_no_event_and_random_configurations_stand_in_for_i
     assert campaign_status(out).stand_ins == sum(event.origin == "stand-in" for event in proposed)
     assert "sampler" in {event.origin for event in proposed}
     assert len({json.dumps(event.values) for event in proposed}) == 9
+
+
+def test_a_sampler_of_another_package_is_told_every_result(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: dict[int, tuple[int, ...]] = {}
+
+    def counting(campaign: Any, space: Any, history: sampler.History, number: int, draw: int) -> Any:
+        results[number] = tuple(trial.number for trial in history.trials if trial.results)
+        return sampler.random_ask(campaign, space, history, number, draw)
+
+    monkeypatch.setitem(sampler.SAMPLERS, "counting", counting)
+    campaign = settings(sampler="counting", rungs=[], trials=20)
+    assert run_search(campaign, tmp_path / "c", launcher=Instant("n1")).finished == 20
+    first = sampler.num_random(campaign)
+    assert results == {number: tuple(range(number)) if number >= first else () for number in range(20)}
+    with pytest.raises(InputError, match="unknown sampler 'countin'; did you mean counting"):
+        run_search(settings(sampler="countin"), tmp_path / "other", launcher=Instant("n1"))
 
 
 def test_with_one_worker_the_sampler_answers_in_its_process_from_the_whole_history(

@@ -12,8 +12,10 @@ from test_space_models import FORCES, STRENGTH, write_paths
 
 from hydragnn.architectures import GraphStatistics, architecture_of, architectures
 from hydragnn.config import RunConfig
+from hydragnn.datasets import StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
+from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
 from hydragnn.hpo.default_space import TRAINING, default_space
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, open_campaign, write_settings
@@ -179,6 +181,28 @@ def test_every_architecture_is_tried_once_before_the_sampler_chooses(sampler: st
     points = check_folder(settings, space_of(settings.search.space), tmp_path / "c", resume=False)
     assert [point["model.kind"] for point in points] == settings.search.space["model.kind"].choices
     assert all(is_point(space_of(settings.search.space), point) for point in points)
+
+
+def test_what_acts_on_lengths_is_not_searched_where_graphs_have_no_positions(tmp_path: Path) -> None:
+    ends = np.array([0, 1, 2]), np.array([1, 2, 0])
+    size, energy = Field(name="size", on="node"), Field(name="energy", on="graph", role="target")
+    with StoreWriter(tmp_path / "flat.h5", [size, energy], dim=0) as writer:
+        for number in range(10):
+            values = {"size": np.full(3, number, dtype=np.float32)}
+            label = {"energy": np.float32(number)}
+            writer.write(graph_from_arrays(np.zeros((3, 0)), *ends, fields=[size, energy], nodes=values, graphs=label))
+    settings = campaign(tmp_path / "flat.h5", [{"kind": "scalar", "field": "energy"}])
+    space = space_of(settings.search.space)
+    assert "pna" in space.parameters["model.kind"].choices and "model.hidden_dim" in space.parameters
+    assert not [path for path in space.parameters if path.partition("#")[0] in ("model.num_radial", "model.radial")]
+    check_campaign(settings, space)
+    radial = {"model.num_radial": {"type": "int", "low": 8, "high": 32}}
+    table = {**settings.base, "model": {"kind": "pna"}, "search": {"space": radial}}
+    asked = campaign_settings(table, SOURCE)
+    with pytest.raises(
+        InputError, match=r"model\.num_radial acts only on lengths of edges, and these graphs have no pos"
+    ):
+        check_campaign(asked, space_of(asked.search.space))
 
 
 def test_a_new_architecture_is_searched_by_being_there(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from rings import write_rings
 
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
-from hydragnn.hpo.preflight import as_begun, open_campaign, write_settings
+from hydragnn.hpo.parameters import FloatRange, IntRange
+from hydragnn.hpo.preflight import as_begun, check_campaign, open_campaign, write_settings
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space import all_points, contains, is_point, random_point, space_of, value_at
 from hydragnn.hpo.trial_configs import check_space, trial_config, valid_configs
@@ -226,3 +227,66 @@ def test_trials_of_an_earlier_campaign_mean_what_they_meant_where_a_key_is_left_
         assert read_json(folder / "campaign.json")["version"] == version
     one_stage = (False, "mse", 1.0, False)
     assert meanings == {1: ("paper", *one_stage), 2: ("smooth", *one_stage), 3: ("smooth", True, "mae", 10.0, True)}
+
+
+PLATEAU = {"type": "int", "low": 2, "high": 9}
+SCHEDULES = {"type": "categorical", "choices": ["cosine", "plateau"]}
+IDLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "of the base": ({"train": {"plateau_patience": 3}}, {}, r"train\.plateau_patience acts only with schedule"),
+    "searched": ({}, {"train.plateau_patience": PLATEAU}, r"train\.plateau_patience acts only with schedule"),
+    "searched with some choices only": (
+        {},
+        {"train.schedule": SCHEDULES, "train.plateau_patience": PLATEAU},
+        r"acts only with schedule.* when = ",
+    ),
+    "of a section": ({"batch": {"budget": "auto", "max_graphs": 9, "memory": "1 GB"}}, {}, r"batch\.max_graphs acts"),
+    "a condition on a continuous range": (
+        {"train": {"schedule": "plateau"}},
+        {"train.plateau_patience": {**PLATEAU, "when": {"train.learning_rate": 1e-3}}},
+        r"never holds: train\.learning_rate is a continuous range",
+    ),
+}
+
+
+def campaign_with(table: dict[str, Any], base: dict[str, Any], space: dict[str, Any], **search: Any) -> Any:
+    whole = {**table, **base, "train": {**table["train"], **base.get("train", {})}}
+    searched = {**table["search"], "space": {"train.learning_rate": RATE, **space}, **search}
+    return campaign_settings({**whole, "search": searched}, SOURCE)
+
+
+@pytest.mark.parametrize(("base", "space", "sentence"), IDLE.values(), ids=IDLE)
+def test_a_setting_that_cannot_act_is_refused_before_the_first_trial_and_never_in_a_campaign_that_began(
+    table: dict[str, Any], base: dict[str, Any], space: dict[str, Any], sentence: str
+) -> None:
+    campaign = campaign_with(table, base, space)
+    with pytest.raises(InputError, match=sentence):
+        check_campaign(campaign, space_of(campaign.search.space))
+    check_campaign(campaign, space_of(campaign.search.space), begun=True)
+
+
+def test_what_acts_in_some_of_the_trials_may_be_said_once_for_all(table: dict[str, Any]) -> None:
+    for base, space in (
+        ({"train": {"plateau_patience": 3}}, {"train.schedule": SCHEDULES}),
+        (
+            {},
+            {"train.schedule": SCHEDULES, "train.plateau_patience": {**PLATEAU, "when": {"train.schedule": "plateau"}}},
+        ),
+    ):
+        campaign = campaign_with(table, base, space)
+        check_campaign(campaign, space_of(campaign.search.space))
+
+
+def test_settings_of_a_search_that_cannot_act_are_refused(table: dict[str, Any]) -> None:
+    del table["search"]["rungs"]
+    campaign = campaign_with(table, {}, {})
+    with pytest.raises(
+        InputError, match=r"\[search\]: reduction acts only where trials are compared at rungs; set rungs"
+    ):
+        check_campaign(campaign, space_of(campaign.search.space))
+
+
+def test_a_condition_holds_on_the_grid_of_a_range_whatever_the_rounding() -> None:
+    rate = FloatRange(low=0.1, high=0.5, step=0.1)
+    space = space_of({"dropout": rate, "layers": IntRange(low=1, high=2, when={"dropout": 0.3})})
+    points = all_points(space) or []
+    assert [round(point["dropout"], 1) for point in points if "layers" in point] == [0.3, 0.3]

@@ -1,0 +1,200 @@
+"""A setting that was given and cannot act is refused; one that is taken changes something."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+
+from hydragnn.architectures import ArchitectureSettings, architecture_of, architectures
+from hydragnn.config import RunConfig, config_from_table
+from hydragnn.conformance_cases import FORCES, INPUTS, SCALARS, STRESS, TENSORS, VECTORS, make_graph, small_settings
+from hydragnn.datasets import MemoryStore
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.models import build_model, degree_statistics, parse_head
+from hydragnn.models.head_settings import HeadSettings
+from hydragnn.runs import train
+from hydragnn.settings import Settings, idle_settings
+
+GRAPH = replace(make_graph(1, 7), graphs={})
+BARE = replace(
+    GRAPH,
+    positions=GRAPH.positions[:, :0],
+    edge_shifts=GRAPH.edge_shifts[:, :0],
+    cell=torch.zeros_like(GRAPH.cell),
+    periodic=torch.zeros_like(GRAPH.periodic),
+    edges={},
+)
+"""The same nodes and edges without positions and edge features."""
+
+OTHER: dict[str, Any] = {
+    "global_attention": {"kind": "linear", "heads": 2},
+    "pooling": {"by": "scores"},
+    "correlation": 2,
+    "cutoff": 7.0,
+    "relation": "other",
+    "level": "other",
+    "schedule": [0, 0],
+    "envelope": "none",
+    "references": {"H": -13.6},
+    "forces": "forces",
+    "stress": "stress",
+    "per_index": 7,
+    "pool": "sum",
+    "correction_of": "size",
+    "class_weights": "balanced",
+}
+"""Other values than the default where the annotation tells none."""
+
+HEADS = {
+    "an energy": {"kind": "energy", "field": "energy"},
+    "forces": {"kind": "energy", "field": "energy", "forces": "forces"},
+    "stress": {"kind": "energy", "field": "energy", "stress": "stress"},
+    **{f"numbers of {field}": {"kind": "scalar", "field": field} for field in ("gap", "charge", "hop")},
+    **{f"vectors of {field}": {"kind": "vector", "field": field} for field in ("dipole", "flow")},
+    **{f"tensors of {field}": {"kind": "tensor", "field": field} for field in ("polarisability", "shielding")},
+    **{f"classes of {field}": {"kind": "classes", "field": field} for field in ("lattice", "site", "bond")},
+}
+
+SAME = {"checkpoint_activations", "conditioning"}
+"""Less memory for the same numbers; and what acts on inputs of graphs alone, and is refused without any."""
+
+
+def other_value(settings: Settings, key: str) -> Any:
+    """A value that the setting does not have yet."""
+    if key in OTHER:
+        return OTHER[key]
+    now, annotation = getattr(settings, key), type(settings).model_fields[key].annotation
+    choices = [
+        one for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal for one in get_args(part)
+    ]
+    if choices:
+        return next((one for one in reversed(choices) if one != now), now)
+    match now:
+        case bool():
+            return not now
+        case int():
+            return now + 2
+        case float():
+            return now + 0.25
+        case list():
+            return now[:-1]
+    raise AssertionError(f"{key} = {now!r}: name another value")
+
+
+def outcome(settings: ArchitectureSettings, batch: GraphBatch, *heads: HeadSettings) -> list[Any]:
+    """Shapes of all weights, and what a step of training computes."""
+    inputs = [field for field in INPUTS if field.name in ("species", "size") or field.name in batch.edges]
+    reads = [field.name for field in inputs if architecture_of(settings.kind).reads(settings, field)]
+    model = build_model(
+        settings,
+        heads or [parse_head({"kind": "scalar", "field": "energy", "hidden_dims": [4]})],
+        [*inputs, *SCALARS, FORCES, STRESS, *VECTORS, *TENSORS],
+        inputs=reads,
+        dim=batch.positions.shape[1],
+        seed=0,
+        statistics=degree_statistics([make_graph(1, 5), make_graph(2, 7)]),
+    ).to(torch.float64)
+    torch.manual_seed(0)
+    values = [value.tolist() for one in model.train()(batch).values() for value in one.tensors().values()]
+    return [*(tuple(weights.shape) for weights in model.parameters()), values]
+
+
+def cases(batch: GraphBatch) -> Iterator[tuple[str, str]]:
+    for kind, architecture in architectures().items():
+        if batch.positions.shape[1] or not architecture.requires:
+            common = set() if kind == "gin" else {*ArchitectureSettings.model_fields}
+            for key in architecture.Settings.model_fields.keys() - common - {"kind", *SAME}:
+                yield kind, key
+
+
+def declared_idle(kind: str, batch: GraphBatch) -> set[str]:
+    """The keys that are refused where somebody gives them and leaves the others alone."""
+    cls = architecture_of(kind).Settings
+    alone = {key for key, condition in vars(cls).get("acts_with", {}).items() if not condition.holds(cls(kind=kind))}
+    return alone | (set() if batch.positions.shape[1] else {*cls.acts_on})
+
+
+def has_effect(kind: str, key: str, batch: GraphBatch, known: list[Any]) -> bool:
+    """Return True where another value changes what is known of the defaults, or is refused."""
+    settings = small_settings(kind)
+    try:
+        changed = small_settings(kind, **{key: other_value(settings, key)})
+        return outcome(changed, batch) != known
+    except InputError:
+        return True
+
+
+@pytest.mark.parametrize("batch", [GRAPH, BARE], ids=["positions", "no positions"])
+def test_a_setting_of_a_model_acts_or_says_on_which_data_it_does_not(batch: GraphBatch) -> None:
+    known = {kind: outcome(small_settings(kind), batch) for kind, _ in cases(batch)}
+    idle = {(kind, key) for kind, key in cases(batch) if not has_effect(kind, key, batch, known[kind])}
+    declared = {(kind, key) for kind, key in cases(batch) if key in declared_idle(kind, batch)}
+    assert idle == declared
+
+
+@pytest.mark.parametrize("table", HEADS.values(), ids=HEADS)
+def test_a_setting_of_a_head_acts_or_is_refused(table: dict[str, Any]) -> None:
+    fields = {field.name: field for field in (*SCALARS, FORCES, STRESS, *VECTORS, *TENSORS)}
+    encoder, before = small_settings("painn"), parse_head(table)
+    known = outcome(encoder, GRAPH, before), before.targets(fields)
+    for key in type(before).model_fields.keys() - {"kind", "field", "hidden_dims"} - table.keys():
+        value = other_value(before, key)
+        if value == getattr(before, key):
+            continue  # there is no other
+        try:
+            after = parse_head({**table, key: value})
+            acts = (outcome(encoder, GRAPH, after), after.targets(fields)) != known
+        except InputError:
+            continue
+        assert acts == (key not in idle_settings(after)), key
+
+
+WITHOUT_TRACE = {
+    "patience",
+    "calibration",
+    "checkpoint_epochs",
+    "checkpoint_seconds",
+    "tensorboard",
+    "compile",
+    "precision",
+}
+"""Graphs that calibrate an ensemble, when files are written, and how the same steps are computed."""
+ALLOWED: dict[str, Any] = {
+    "train.schedule": "constant",
+    "train.patience": 1,
+    "split.train": 0.6,
+    "split.valid": 0.15,
+    "train.clip_norm": 1e-3,
+    "batch.max_nodes": 25,
+    "batch.max_edges": 50,
+}
+
+
+@pytest.mark.parametrize("section", ["train", "split", "batch"])
+def test_a_setting_of_training_changes_the_curves_or_is_refused(
+    section: str, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    heads = [{"kind": "scalar", "field": "charge", "hidden_dims": [8]}]
+    table = make_config("gin", heads).to_json()
+    table["heads"] = heads
+    table["train"] = {"epochs": 6, "precision": "fp64", "learning_rate": 0.5}
+
+    def curves(changes: dict[str, Any]) -> Any:
+        config = config_from_table({**table, section: {**table.get(section, {}), **changes}}, Path("c.toml"))
+        folder = tmp_path / "-".join(map(str, [section, *changes]))
+        return {k: v for k, v in train(config, folder, store=store).curves.items() if "seconds" not in k}
+
+    settings = getattr(config_from_table(table, Path("c.toml")), section)
+    known, idle = curves({}), set()
+    for key in type(settings).model_fields.keys() - WITHOUT_TRACE - {"kind", "field", "budget", "memory"}:
+        try:
+            value = ALLOWED.get(f"{section}.{key}") or other_value(settings, key)
+            if curves({key: value}) == known:
+                idle.add(key)
+        except InputError as error:
+            assert f"{key} acts only" in str(error)
+    assert idle == set()
