@@ -16,6 +16,12 @@ class Busy(InputError):
     code = 75
 
 
+class AllocationEnded(InputError):
+    """The allocation that a command is to run in is over: the same may succeed in a new one; the command line exits with 75."""
+
+    code = 75
+
+
 class SaidByFirst(InputError):
     """What the first of several ranks says for all of them: the others exit as it does and print nothing."""
 

@@ -1,10 +1,18 @@
 """The command ``hydragnn``. What commands need is imported by each, and takes seconds: Ctrl-C meanwhile, or a package that is missing, ends in no traceback."""
 
 import re
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import hydragnn
+from hydragnn.distributed.launch import in_allocation
+
+STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""What asks a search to stop, beside Ctrl-C."""
 
 
 def main() -> None:
@@ -18,9 +26,10 @@ def main() -> None:
     try:
         if re.search(r"--workers[= ](?!1( |$))", " ".join(sys.argv)):
             _load_workers_early(sys.argv[1:3])
-        from hydragnn.scripts.cli import main as command
+        with _search_can_stop(sys.argv[1:]):
+            from hydragnn.scripts.cli import main as command
 
-        command()
+            command()
     except KeyboardInterrupt:
         sys.exit(130)
     except ModuleNotFoundError as error:
@@ -28,6 +37,33 @@ def main() -> None:
         if package in ("", "hydragnn"):
             raise
         _end(f"the package {package} is not installed in {sys.prefix}; `pip install {package}`")
+
+
+@contextmanager
+def _search_can_stop(words: list[str]) -> Iterator[None]:
+    """Let signals end a search that has not begun yet as they end one that runs: with 75 in an allocation, which is over then, else 130."""
+    if words[:1] != ["search"] and "--train" not in words:
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        ended = in_allocation()
+        where = " in a new allocation" if ended else ""
+        print(
+            f"interrupted: stopped by {signal.Signals(number).name} before the search began; start it again{where} with --resume",
+            file=sys.stderr,
+            flush=True,
+        )
+        sys.exit(75 if ended else 130)
+
+    numbers = [number for number in STOPPING if signal.getsignal(number) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _load_workers_early(words: list[str]) -> None:

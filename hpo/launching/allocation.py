@@ -15,9 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
-from hydragnn.errors import InputError
+from hydragnn.distributed.launch import ALLOCATIONS
+from hydragnn.errors import AllocationEnded, InputError
 
 Scheduler = Literal["local", "slurm", "pbs", "flux"]
 Run = Callable[[Sequence[str]], str]
@@ -27,8 +28,6 @@ ANSWER = 30.0  # seconds that a scheduler may take to answer
 FOREVER = 2.0**32 - 1  # seconds that Flux shows for a job without an end
 ALIKE = 0.1
 """Part of a share that may be missing: memory of nodes that are alike differs by some MB."""
-MARKS: dict[Scheduler, str] = {"flux": "FLUX_URI", "slurm": "SLURM_JOB_ID", "pbs": "PBS_NODEFILE"}
-"""The variable by which an allocation shows; Flux first, because it is often started inside a job of another scheduler."""
 
 
 SLURM_OVER: frozenset[str] = frozenset(
@@ -140,11 +139,11 @@ def read_allocation(
 
     InputError where the wanted scheduler has given none, or where it does not answer.
     """
-    schedulers = [name for name, mark in MARKS.items() if environment.get(mark)]
-    kind: Scheduler = want if want != "auto" else schedulers[0] if schedulers else "local"
+    schedulers = [name for name, mark in ALLOCATIONS.items() if environment.get(mark)]
+    kind: Scheduler = want if want != "auto" else cast("Scheduler", schedulers[0]) if schedulers else "local"
     if kind != "local" and kind not in schedulers:
         raise InputError(
-            f'launcher = "{kind}", but this is no allocation of it ({MARKS[kind]} is not set); start the search inside '
+            f'launcher = "{kind}", but this is no allocation of it ({ALLOCATIONS[kind]} is not set); start the search inside '
             'a job, with hydragnn search --submit, or set launcher = "local"'
         )
     readers = {"slurm": _slurm, "pbs": _pbs, "flux": _flux, "local": _local}
@@ -170,11 +169,16 @@ def _local(environment: Mapping[str, str], run: Run) -> Allocation:
 
 def _slurm(environment: Mapping[str, str], run: Run) -> Allocation:
     job = environment["SLURM_JOB_ID"]
-    said = run(["scontrol", "show", "job", "-d", "-o", job])
+    try:
+        said = run(["scontrol", "show", "job", "-d", "-o", job])
+    except InputError as error:
+        if "invalid job id" not in str(error).lower():
+            raise
+        said = "JobState=UNKNOWN"  # slurmctld forgets a job some minutes after its end
     shown = _members(said)
     state = shown.get("JobState", "")
-    if state in SLURM_OVER - {"PENDING"}:
-        raise InputError(
+    if state in {*SLURM_OVER, "UNKNOWN"} - {"PENDING"}:
+        raise AllocationEnded(
             f"job {job} has ended ({state}); take a new allocation, and continue a search there with --resume"
         )
     # the job's own list goes stale as soon as the job loses a node

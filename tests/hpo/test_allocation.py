@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydragnn.errors import InputError
+from hydragnn.errors import AllocationEnded, InputError
 from hydragnn.hpo.launching.allocation import Allocation, Node, alike, hosts, own_gpus, read_allocation
 from hydragnn.hpo.launching.rank import gpu_variables, local_rank, share
 from hydragnn.hpo.launching.sites import Flux, Mpiexec, Slurm, Step, site_of
@@ -398,6 +398,16 @@ def test_a_step_that_the_scheduler_could_not_start_says_nothing_about_nodes() ->
     assert not refused.unreachable and not refused.started
 
 
+@pytest.mark.parametrize("forgotten", ["slurm_load_jobs error: Invalid job id specified", "scontrol did not answer"])
+def test_a_job_that_slurm_has_forgotten_has_ended_and_one_of_which_it_says_nothing_has_not(forgotten: str) -> None:
+    def run(command: Sequence[str]) -> str:
+        raise InputError(forgotten)
+
+    with pytest.raises(InputError) as error:
+        read_allocation({"SLURM_JOB_ID": "7"}, run)
+    assert error.value.code == (75 if "Invalid" in forgotten else 2)
+
+
 def test_a_job_that_has_ended_is_refused() -> None:
-    with pytest.raises(InputError, match=r"job 7 has ended \(CANCELLED\); take a new allocation"):
+    with pytest.raises(AllocationEnded, match=r"job 7 has ended \(CANCELLED\); take a new allocation"):
         read_allocation({"SLURM_JOB_ID": "7"}, answers(scontrol="JobId=7 JobState=CANCELLED NodeList=n[1-2]"))

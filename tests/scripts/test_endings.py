@@ -1,6 +1,7 @@
 """What every ending of a command exits with: 0 is a success, and nothing else is."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from hydragnn.scripts import api, cli, final
 from hydragnn.scripts.__main__ import main
 
 Call = Callable[..., tuple[int, str]]
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 RESULT = Trial(number=0, status="finished", results=(1.0,))
 WAITING = Trial(number=1, status="waiting")
@@ -159,3 +161,25 @@ def test_another_package_of_the_same_name_over_this_one_is_named(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2 and "an environment of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", SIGNALS)
+@pytest.mark.parametrize(("job", "code", "where"), [("", 130, " "), ("7", 75, " in a new allocation ")])
+def test_a_signal_while_a_search_still_loads_its_libraries_ends_it_as_one_that_runs(
+    kind: signal.Signals,
+    job: str,
+    code: int,
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("FLUX_URI", "PBS_NODEFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setattr(sys, "argv", ["hydragnn", "search", "c.toml", "--out", "c"])
+    monkeypatch.setattr(cli, "main", lambda: signal.raise_signal(kind))
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = f"interrupted: stopped by {kind.name} before the search began; start it again{where}with --resume\n"
+    assert (end.value.code, capfd.readouterr().err) == (code, said)
+    assert signal.getsignal(kind) == signal.SIG_DFL
