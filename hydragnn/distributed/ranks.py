@@ -5,8 +5,9 @@ Ranks are started by torchrun, mpirun or srun; without any of them there is one 
 
 import gc
 import hashlib
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hydragnn.distributed.launch import Launch, host_name, on_interfaces, this_launch
+from hydragnn.distributed.launch import Launch, host_name, machine_name, on_interfaces, this_launch
+from hydragnn.distributed.neighbours import OnStopped, next_on_machine, process_namespace, watch_neighbour
 from hydragnn.distributed.rendezvous import PATIENCE, rendezvous
 
 
@@ -51,10 +53,13 @@ class Ranks:
 
 
 @contextmanager
-def join_ranks(folder: Path, device: torch.device | None = None) -> Iterator[Ranks]:
+def join_ranks(
+    folder: Path, device: torch.device | None = None, on_stopped: OnStopped = lambda rank, sentence: None
+) -> Iterator[Ranks]:
     """The ranks that the launcher started, connected for the length of the block.
 
-    A process group that the caller has made already is used as it is. ``folder`` is where ranks without MPI meet.
+    A process group that the caller has made already is used as it is. ``folder`` is where ranks without MPI meet. A rank that
+    stays stopped is ended by another one on its machine, which calls ``on_stopped`` before.
     LaunchError where ranks do not find each other, or where the launcher's count and MPI's disagree, because the ranks
     would train N copies in silence.
     """
@@ -74,7 +79,8 @@ def join_ranks(folder: Path, device: torch.device | None = None) -> Iterator[Ran
             if ranks.first:
                 met.clear(store=backend == "gloo")
             ranks.sum_in_place(torch.zeros(1, device=_device(met.launch)))  # nobody goes on and sees what is cleared
-            yield ranks
+            with _watching(ranks, _device(met.launch), on_stopped):
+                yield ranks
             with suppress(RuntimeError):  # whoever is here has ended the block; a peer that dies now takes nothing away
                 dist.barrier()
         finally:
@@ -83,14 +89,27 @@ def join_ranks(folder: Path, device: torch.device | None = None) -> Iterator[Ran
             dist.destroy_process_group()
 
 
+@contextmanager
+def _watching(ranks: Ranks, device: torch.device, on_stopped: OnStopped) -> Iterator[None]:
+    """Look after the next rank of this machine for the length of the block."""
+    here = _number(f"{machine_name()} {process_namespace()}")
+    machines, pids = ranks.gather(torch.tensor([here, os.getpid()], dtype=torch.int64, device=device)).T.tolist()
+    neighbour = next_on_machine(ranks.rank, machines)
+    with nullcontext() if neighbour is None else watch_neighbour(neighbour, pids[neighbour], on_stopped):
+        yield
+
+
+def _number(text: str) -> int:
+    """Return a hash of a text, because collectives carry numbers; 62 bits keep it positive."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
+
+
 def _ranks_of(launch: Launch) -> Ranks:
     """The ranks with the number of machines they run on."""
     if launch.size == 1:
         return Ranks()
     ranks = Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank)
-    # a hash, because collectives carry numbers; 62 bits keep it positive
-    host = int.from_bytes(hashlib.sha256(host_name().encode()).digest()[:8], "big") >> 2
-    hosts = ranks.gather(torch.tensor(host, dtype=torch.int64, device=_device(launch)))
+    hosts = ranks.gather(torch.tensor(_number(host_name()), dtype=torch.int64, device=_device(launch)))
     return Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank, nodes=len(torch.unique(hosts)))
 
 

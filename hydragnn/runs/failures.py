@@ -4,8 +4,8 @@ import mmap
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from hydragnn.distributed.launch import LaunchError
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json, write_json
-from hydragnn.record import Failure
+from hydragnn.record import Failure, read_record, write_record
 from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.training.context import Diverged
 
@@ -90,6 +90,17 @@ def first_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
             forget_failures(folder)
             return failure
         time.sleep(0.05)
+
+
+def note_stopped_rank(attempt: Attempt, rank: int, sentence: str) -> None:
+    """Record that a rank is lost because it was stopped, and leave word for the first one, which launchers may end before it can."""
+    failure = Failure(kind="lost_node", message=sentence)
+    with suppress(Fenced, InputError, OSError):
+        attempt.check()
+        write_json(attempt.folder / f".failure-{rank}.json", asdict(failure))
+        record = read_record(attempt.folder)
+        if record.status == "running":
+            write_record(replace(record, status="failed", failure=failure), attempt.folder, attempt.check)
 
 
 @contextmanager

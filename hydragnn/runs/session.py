@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,14 @@ from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.compile_choice import for_company
-from hydragnn.runs.failures import failure_of, first_failure, forget_failures, propagate_failure, reserve_memory
+from hydragnn.runs.failures import (
+    failure_of,
+    first_failure,
+    forget_failures,
+    note_stopped_rank,
+    propagate_failure,
+    reserve_memory,
+)
 from hydragnn.runs.folder import (
     alone_in,
     as_begun,
@@ -68,7 +76,7 @@ def train(
     asked, this = select_device(device), Attempt(folder=out, number=attempt, beats=beats)
     this.check()
     config = as_begun(config, out) if resume else config
-    with join_ranks(out, asked) as ranks:
+    with join_ranks(out, asked, partial(note_stopped_rank, this)) as ranks:
         here = own_device(asked, ranks)
         check_folder(config.to_json(), out, resume)  # before anything is put there
         with alone_in(this, ranks, here):

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from hydragnn.distributed import leave, this_launch
+from hydragnn.distributed import leave, neighbours, this_launch
 from hydragnn.runs import assembly, run
 from hydragnn.runs.callback import RunCallback
 from hydragnn.training import loop
@@ -54,6 +54,13 @@ def in_a_step_while_the_first_hangs() -> None:
         in_a_step()
 
 
+def stopped() -> None:
+    """The second rank stops in the fifth step and goes on for nobody; looks at it are fast."""
+    neighbours.LOOK_EVERY = 0.05
+    if this_launch().rank == 1:
+        after(loop, "loss_sums", 5, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
 def killed_before_the_end() -> None:
     """The rank dies after the last checkpoint, before all ranks have come to the end."""
     save = RunCallback.save
@@ -92,6 +99,7 @@ FAULTS = {
         in_a_step,
         limited,
         in_a_step_while_the_first_hangs,
+        stopped,
         killed_before_the_end,
         signal_in_preparation,
     )

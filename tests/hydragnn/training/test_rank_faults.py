@@ -1,6 +1,7 @@
 """What the record says when one of two ranks fails, in the real worker."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,3 +76,13 @@ def test_ranks_that_are_told_to_leave_while_data_are_read_leave_a_paused_record(
     record = read_record(folder)
     assert (record.status, record.attempt, record.failure) == ("paused", 3, None), output
     assert "stopped by SIGUSR1 before the first step" in output and "Traceback" not in output
+
+
+def test_a_rank_that_is_stopped_for_long_is_named_and_ended_and_the_run_with_it(
+    outcome: Callable[..., tuple[Path, str]],
+) -> None:
+    folder, output = outcome("stopped", "all")
+    record = read_record(folder)
+    assert (record.status, record.failure.kind) == ("failed", "lost_node"), output
+    assert re.match(r"rank 1 on \S+ \(process \d+\) was stopped for ", record.failure.message), record.failure
+    assert record.failure.message in output

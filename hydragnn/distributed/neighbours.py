@@ -1,0 +1,73 @@
+"""Neighbours: every rank looks after the next one on its machine, and ends it where it stays stopped.
+
+A stopped process (SIGSTOP) holds up all others in the next collective, and they cannot tell it from one that takes a long step. The system
+can: it has the state of every process. Once a stopped rank is ended its connections break, and all others leave as they do
+whenever a rank is lost. A rank that is alone on its machine has no neighbour; its peers wait for it as long as a collective lasts.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from hydragnn.distributed.launch import host_name
+
+LOOK_EVERY = 5.0
+"""Seconds between two looks at a neighbour."""
+
+LOOKS = 9
+"""So many looks in a row must find it stopped. Looks are counted, because a whole job may be suspended and resumed."""
+
+OnStopped = Callable[[int, str], None]
+"""Called with the number of a stopped rank, and a sentence, before it is ended."""
+
+
+def next_on_machine(rank: int, machines: Sequence[int]) -> int | None:
+    """Return the rank that follows among those of the same machine, the first after the last; None for one that is alone there.
+
+    >>> [next_on_machine(rank, [7, 8, 7, 7]) for rank in range(4)]
+    [2, None, 3, 0]
+    """
+    there = [other for other, machine in enumerate(machines) if machine == machines[rank]]
+    following = there[(there.index(rank) + 1) % len(there)]
+    return None if following == rank else following
+
+
+@contextmanager
+def watch_neighbour(rank: int, pid: int, on_stopped: OnStopped) -> Iterator[None]:
+    """For the length of the block, a thread of its own looks at the process of another rank, and ends it where it stays stopped."""
+    over = threading.Event()
+    with suppress(psutil.Error):  # it has died; the next collective says so
+        neighbour = psutil.Process(pid)
+        threading.Thread(target=_watch, args=(neighbour, rank, on_stopped, over), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch(neighbour: psutil.Process, rank: int, on_stopped: OnStopped, over: threading.Event) -> None:
+    stopped = 0
+    with suppress(psutil.Error):
+        while not over.wait(LOOK_EVERY):
+            stopped = stopped + 1 if neighbour.status() == psutil.STATUS_STOPPED else 0
+            if stopped == LOOKS:
+                sentence = (
+                    f"rank {rank} on {host_name()} (process {neighbour.pid}) was stopped for {LOOKS * LOOK_EVERY:.0f} s, while all others "
+                    "waited for it; it is ended, and the run with it"
+                )
+                print(sentence, file=sys.stderr, flush=True)
+                on_stopped(rank, sentence)
+                neighbour.kill()  # the very process: psutil knows when it began
+                return
+
+
+def process_namespace() -> int:
+    """Return the number of the system's table in which this process has its number; 0 where there is only one."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
