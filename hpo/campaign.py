@@ -28,7 +28,7 @@ from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.trouble import LONGEST
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
-from hydragnn.hpo.space import space_of
+from hydragnn.hpo.space import Point, Space, space_of
 from hydragnn.hpo.table import CampaignView
 from hydragnn.hpo.together import with_together
 from hydragnn.machine import Workers, this_machine, workers_here
@@ -156,8 +156,13 @@ def run_search(
             on_note(launcher.note)
         if on_note is not None and settings.together_text:
             on_note(settings.together_text)
+        enqueued = _looked_again(settings, space, out, enqueued, resume=resume, begun=begun)
         journal = stack.enter_context(Journal(out / JOURNAL))
         stack.callback(launcher.close)
+        enqueued = _looked_again(settings, space, out, enqueued, resume=resume, begun=begun)
+        if on_note is not None:
+            for note in journal.notes:
+                on_note(note)
         write_settings(settings, enqueued, out)
         if on_note is not None and settings.left_out and not begun:
             on_note(
@@ -174,6 +179,13 @@ def run_search(
             state = controller.run(plan)
             stack.close()  # with signals heard, so that a second Ctrl-C does not cut it short
         return result_of(state, out, settings.source, controller.seconds())
+
+
+def _looked_again(
+    settings: CampaignSettings, space: Space, out: Path, enqueued: list[Point], *, resume: bool, begun: bool
+) -> list[Point]:
+    """What is tried first, and the errors of ``check_folder``, where another search has begun in the folder since it was looked at."""
+    return check_folder(settings, space, out, resume=resume) if is_begun(out) and not begun else enqueued
 
 
 def trials_begun_anew(state: State, out: Path) -> list[int]:

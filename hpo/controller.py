@@ -53,6 +53,7 @@ from hydragnn.hpo.trial_configs import trial_config
 from hydragnn.runs.attempt import BEAT_SECONDS, SECONDS_BETWEEN_BEATS
 
 HEARTBEAT = 0.5  # seconds between looks at the clock while nothing happens
+LOOK = 5.0  # seconds between looks for another controller that has taken the campaign over
 ROUND = 0.003  # seconds that each kind of slow work may take between two looks; an event may wait for a round of each, twice
 LAST_ROUND = 3.0  # seconds for the study of a campaign that is left before its end
 SAVING = 0.7  # part of the grace period that attempts get to save themselves; killing and writing take the rest
@@ -82,7 +83,7 @@ class Controller:
         self._hashes: dict[int, str] = {}
         self._stop_reason: str | None = None
         self._clock = steady_clock()
-        self._next_tick = 0.0
+        self._next_tick = self._next_look = 0.0
         self._decisions: list[tuple[float, Event, State]] = []
         self._unwritten: list[Entry] = []
         self._actions: list[Action] = []
@@ -108,9 +109,12 @@ class Controller:
         with ExitStack() as stack:
             stack.enter_context(young_garbage_only())
             stack.callback(self._bell.close)
+            stack.callback(self._study_log.close)
             stack.callback(self._files.shutdown, cancel_futures=True)
             stack.callback(self._proposals.close)
-            self._launcher.recover(trial.identity for trial in self.state.running if trial.identity)
+            self._launcher.recover(
+                self._journal.campaign, [trial.identity for trial in self.state.running if trial.identity]
+            )
             self._take(Opened(plan=plan, slots=self._launcher.slots, deadline=self._launcher.deadline))
             self._commit()
             while not self.state.closed:
@@ -136,6 +140,9 @@ class Controller:
 
     def work(self) -> None:
         """A little of everything that no event waits for; new configurations are written down with the next look's events."""
+        if self._clock() >= self._next_look or self._launch_queue.busy:
+            self._journal.check()  # who slept meanwhile makes nothing ready for trials that are another's now
+            self._next_look = self._clock() + LOOK
         deadline = time.monotonic() + ROUND
         while self.state.ending is None and (event := self._proposals.answer(self.state, deadline)) is not None:
             self._take(event)

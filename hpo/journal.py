@@ -3,7 +3,7 @@
 A line is on disk before its consequences happen. Reading applies decisions and makes none, so that every version reads what another
 wrote: ``then`` holds what an event changed (``scheduling/changes.py``, put in place by ``scheduling/replay.py``), ``line`` counts lines, and every opening says format and program.
 Lines of the first format have the event alone; the rules of version 1, which never change, decide about them again
-(``scheduling/first``), and the next opening writes the whole state down. The last
+(``scheduling/first``), and the next opening writes the whole state down. Which lines count is said in ``lines.py``. The last
 line may be torn by a kill, a full disk or a power cut and is then dropped; any other damage is an error: what a line said had
 consequences, and what follows it cannot be trusted.
 """
@@ -11,19 +11,21 @@ consequences, and what follows it cannot be trusted.
 import gc
 import json
 import os
-import zlib
+import secrets
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from hydragnn import __version__
-from hydragnn.errors import Busy, InputError
-from hydragnn.files import flush_directory, lock_file, open_regular
+from hydragnn.errors import Busy, InputError, TakenOver
+from hydragnn.files import digest, flush_directory, knows_locks, lock_file, open_regular
+from hydragnn.hpo.lines import CLAIM, FORMAT, TORN, Chain, Counted, Line, check_format, damage, encode_line
 from hydragnn.hpo.scheduling.changes import Changes
 from hydragnn.hpo.scheduling.events import DECODER as EVENT
 from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, event_from_json, event_to_json
@@ -32,8 +34,6 @@ from hydragnn.hpo.scheduling.replay import Replay, Written, concerned
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 
 NAME = "journal.jsonl"
-
-FORMAT = 2
 
 TICK = Tick()
 
@@ -50,21 +50,9 @@ class Entry(NamedTuple):
     time: float
     event: Event
     then: Changes | None = None
+    line: int = 0
+    """Where it stands in the journal that it was read from; the first line is 1."""
 
-
-class Line(Struct, frozen=True, kw_only=True, gc=False):
-    """What a line says besides its event; in the order of the names, in which it is read soonest."""
-
-    event: str
-    format: int = FORMAT
-    line: int | None = None
-    program: str = ""
-    then: Written | None = None
-    time: float
-    crc: int
-
-
-LINE = msgspec.json.Decoder(Line)
 
 BRIEF = KINDS - {"opened", "reached", "failed"}
 """Events of which a status needs to know nothing but what was decided about them."""
@@ -76,21 +64,19 @@ def read_journal(path: Path) -> list[tuple[float, Event]]:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Every complete line, with its decisions; an absent file is an empty journal, a torn last line is left out."""
-    return [entry_of(data, line, path, number) for number, (data, line) in enumerate(_lines(path), start=1)]
+    """Every line that counts, with its decisions; an absent file is an empty journal, a torn last line is left out."""
+    return [entry_of(counted, path) for counted in read_lines(path, Chain(path))]
 
 
-def entry_of(data: bytes, line: Line, path: Path, number: int) -> Entry:
+def entry_of(counted: Counted, path: Path) -> Entry:
     """The entry that a line is; InputError where a newer program wrote it."""
-    if line.format > FORMAT:
-        raise InputError(
-            f"{path}: line {number} was written by a newer program ({line.program}); update this one to read it"
-        )
+    data, line, number = counted
+    check_format(line, path, number)
     try:
         event = EVENT.decode(data)
     except msgspec.ValidationError:
         event = event_from_json(msgspec.json.decode(data))
-    return Entry(line.time, event, line.then)
+    return Entry(line.time, event, line.then, number)
 
 
 def replay(path: Path, follow: Callable[[Sequence[Trial], Event, Replay], None] | None = None) -> State:
@@ -115,13 +101,13 @@ def courses(path: Path, entries: Sequence[Entry]) -> Iterator[tuple[Sequence[Tri
     campaign = Replay()
     for number, entry in enumerate(entries):
         before = concerned(campaign, entry.event)
-        if follows(campaign, entry, path, number + 1):
+        if follows(campaign, entry, path):
             yield before, entry, campaign
         elif not any(whole > number for whole in wholes):
-            raise gap(path, number + 1)
+            raise gap(path, entry.line)
 
 
-def follows(campaign: Replay, entry: Entry, path: Path, number: int) -> bool:
+def follows(campaign: Replay, entry: Entry, path: Path) -> bool:
     """Let an entry happen to a campaign; False where it does not follow from those before it."""
     if entry.then is None:
         state = campaign.state
@@ -130,7 +116,7 @@ def follows(campaign: Replay, entry: Entry, path: Path, number: int) -> bool:
             return False
         campaign.become(after)
         return True
-    put_in_place(campaign, entry.then, path, number, entry.event)
+    put_in_place(campaign, entry.then, path, entry.line, entry.event)
     return True
 
 
@@ -159,24 +145,24 @@ def gap(path: Path, number: int) -> InputError:
 
 
 class Journal:
-    """The one writer of a journal; use as a context manager.
+    """A session's hold on a journal; use as a context manager.
 
     InputError where another process writes it, where it is damaged, or where the disk takes no more. ``undecided`` is true
-    where lines have no decisions and no whole state came later.
+    where lines have no decisions and no whole state came later. Lines are only ever appended, and nothing follows from them
+    before they were read back: where another session has claimed the journal, with locks or without, TakenOver is raised.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = acquire_lock(path.with_suffix(".lock"))
         try:
-            self.undecided, self._count, self._length = False, 0, 0
-            for data, line in _lines(path):
-                self._count, self._length = self._count + 1, self._length + len(data)
+            self._chain, self.undecided = Chain(path), False
+            for _, line, _ in read_lines(path, self._chain):
                 self.undecided = line.then is None or (self.undecided and "whole" not in line.then)
-            self._file = open_regular(path, os.O_RDWR | os.O_CREAT)
-            os.ftruncate(self._file, self._length)
-            os.lseek(self._file, 0, os.SEEK_END)
+            self._file = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             flush_directory(path.parent)
+            self._torn, self._void = os.fstat(self._file).st_size > self._chain.length, self._chain.void
+            self._claim()
         except OSError as error:
             os.close(self._lock)
             raise InputError(f"cannot write {path}: {error.strerror or error}") from error
@@ -184,31 +170,100 @@ class Journal:
             os.close(self._lock)
             raise
 
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of the journal's past, and of the place where it is."""
+        notes = []
+        if self._torn:
+            notes.append(f"{self._path}: the last line was cut off by a kill or a full disk, and is left out")
+        if self._void:
+            notes.append(f"{self._path}: {self._void} line(s) of a search that had been replaced are left out")
+        if not knows_locks(self._path.parent):
+            notes.append(
+                f"{self._path.parent}: this file system knows no locks, so that a search which is resumed takes the campaign over "
+                "from one that still runs"
+            )
+        return notes
+
+    @property
+    def campaign(self) -> str:
+        """What names the campaign on its machine, in process environments and names of job steps; a copied folder is another campaign."""
+        return digest([self._chain.campaign, self._path.parent.stat().st_ino])[:8]
+
     def append(self, event: Event, now: float, then: Changes | None = None) -> None:
         """Put an event on disk, with what was decided; once this returns, it survives a kill and a power cut."""
         self.extend([Entry(now, event, then)])
 
     def extend(self, entries: Iterable[Entry]) -> None:
         """Put several entries on disk with one flush; a kill in between keeps the first ones of them."""
-        lines = [self._encode(number, entry) for number, entry in enumerate(entries, start=self._count + 1)]
-        data = memoryview(b"".join(lines))
+        self._write([self._encode(number, entry) for number, entry in enumerate(entries, start=self._chain.count + 1)])
+
+    def check(self) -> None:
+        """Raise TakenOver where another session has claimed the journal."""
+        with self._reopened() as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < self._chain.length:
+                raise damage(self._path, self._chain.count)
+            if size > self._chain.length:
+                self._look(file)
+
+    def _claim(self) -> None:
+        """Take the journal: its end, if it is torn, is closed, and who held it before writes no line that counts any more."""
+        self._session = secrets.token_hex(4)
+        value = {"event": CLAIM, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+        value |= {"line": self._chain.count + 1, "session": self._session, "format": FORMAT, "program": __version__}
+        self._write([(TORN if self._torn else b"") + encode_line(value)])
+
+    def _write(self, lines: list[bytes]) -> None:
+        data, count = b"".join(lines), self._chain.count + len(lines)
         try:
-            while data:
-                data = data[os.write(self._file, data) :]
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)
         except OSError as error:
             raise InputError(
                 f"cannot write {self._path}: {error.strerror or error}; free space, then continue with --resume"
             ) from error
-        self._count += len(lines)
+        with self._reopened() as file:
+            if self._chain.session == self._session and file.read() == data:
+                self._chain.advance(data, count - self._chain.count)
+            else:
+                self._look(file)
+        if self._chain.count < count:
+            raise InputError(
+                f"{self._path}: another process wrote over what was appended; end it, then continue with --resume"
+            )
+
+    def _reopened(self) -> BinaryIO:
+        """The journal as other machines see it, from where it was left."""
+        try:
+            file = os.fdopen(open_regular(self._path), "rb")
+        except OSError as error:
+            raise InputError(f"cannot read {self._path}: {error.strerror or error}") from error
+        file.seek(self._chain.length)
+        return file
+
+    def _look(self, file: BinaryIO) -> None:
+        """Take in what was appended, by whomever; TakenOver where another session holds the journal now."""
+        file.seek(self._chain.length)
+        for _ in self._chain.read(file):
+            pass
+        if self._chain.session != self._session:
+            claim = json.loads(self._chain.claim)
+            since = time.strftime("%H:%M:%S", time.localtime(claim["time"]))
+            raise TakenOver(
+                f"{self._path.parent}: process {claim['pid']} on {claim['host']} goes on with this search since {since}, so that this "
+                f"one leaves with its own trials, and nothing is lost; look with hydragnn status {self._path.parent}"
+            )
 
     def _encode(self, number: int, entry: Entry) -> bytes:
-        value = {"time": entry.time, **event_to_json(entry.event), "line": number}
+        value = {"time": entry.time, **event_to_json(entry.event), "line": number, "session": self._session}
         if entry.then is not None:
             value["then"] = entry.then
         if isinstance(entry.event, Opened):
             value |= {"format": FORMAT, "program": __version__}
-        return _encode_line(value)
+        return encode_line(value)
 
     def close(self) -> None:
         """Give the journal free for another process."""
@@ -274,72 +329,17 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _lines(path: Path) -> Iterator[tuple[bytes, Line]]:
-    """Every complete line, and what it says besides its event."""
+def read_lines(path: Path, chain: Chain) -> Iterator[Counted]:
+    """Every line of a journal that counts, taken into ``chain``; none where there is no file."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
-            yield from complete_lines(file, path)
+            yield from chain.read(file)
     except FileNotFoundError:
         return
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def complete_lines(file: Iterable[bytes], path: Path, before: int = 0) -> Iterator[tuple[bytes, Line]]:
-    """Every line of those that follow the first ``before``, and what it says besides its event; a torn last one is left out."""
-    number, torn = before, b""
-    for number, data in enumerate(file, start=before + 1):
-        if torn:
-            raise damage(path, number - 1)
-        line = decode_line(data)
-        if line is None:
-            if not is_torn(data):
-                raise damage(path, number)
-            torn = data
-            continue
-        if line.line not in (None, number):
-            raise InputError(
-                f"{path}: line {number} was number {line.line} when it was written; lines are missing, restore the file from a copy"
-            )
-        yield data, line
-
-
 def brief_changes(line: Line) -> Written | None:
     """What a line decided, where a status needs to know nothing else of it; otherwise None."""
     return line.then if line.event in BRIEF and line.format <= FORMAT else None
-
-
-def is_torn(line: bytes) -> bool:
-    """Return True where a last line without a value is the beginning of one, or lacks blocks (zeros) that a power cut kept from the disk.
-
-    A line that is whole but for bytes that changed says something that had consequences, and is not to be dropped.
-    """
-    return b"\0\0" in line or not (line.endswith(b"\n") or decode_line(line[:-1] + b"\n"))
-
-
-def damage(path: Path, number: int) -> InputError:
-    """What to raise where a line is not what was written."""
-    return InputError(f"{path} is damaged in line {number}; restore the file from a copy, or begin a new campaign")
-
-
-def _encode_line(value: dict[str, Any]) -> bytes:
-    text = json.dumps(value, sort_keys=True, allow_nan=False)
-    return f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
-
-
-def decode_line(data: bytes) -> Line | None:
-    """What a line says besides its event; None where the line is incomplete or its checksum does not fit.
-
-    The checksum is that of the bytes before it; where these do not fit, that of what they mean, as sorted JSON.
-    """
-    if not data.endswith(b"\n"):
-        return None
-    try:
-        line = LINE.decode(data)
-        if line.crc == zlib.crc32(b"}", zlib.crc32(data[: data.rfind(b', "crc": ')])):
-            return line
-        value = json.loads(data)
-        del value["crc"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return line if zlib.crc32(json.dumps(value, sort_keys=True).encode()) == line.crc else None

@@ -17,7 +17,6 @@ from hydragnn.hpo.forecast import Forecast, forecast
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import (
     brief_changes,
-    complete_lines,
     entry_of,
     follows,
     gap,
@@ -25,6 +24,7 @@ from hydragnn.hpo.journal import (
     put_in_place,
     state_of,
 )
+from hydragnn.hpo.lines import Chain
 from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.replay import Replay, concerned
@@ -181,8 +181,8 @@ class Follower:
         self._sampler, self._space = search.sampler, space_of(search.space)
         self._together = together_text(search, str(table.get("together_because", "")))
         self._campaign, self._timeline_builder = Replay(brief=True), TimelineBuilder()
-        self._position, self._last = 0, 0.0
-        self._count, self._gap = 0, 0
+        self._chain, self._last = Chain(folder / JOURNAL), 0.0
+        self._gap = 0
         self._costs = CostModel()
 
     @property
@@ -196,7 +196,7 @@ class Follower:
         ``show`` is told now and then how many bytes of how many have been read.
         """
         path = self._folder / JOURNAL
-        before = self._position
+        before = self._chain.length
         try:
             with os.fdopen(open_regular(path), "rb", buffering=BLOCK) as file, no_garbage_collection():
                 file.seek(before)
@@ -207,25 +207,24 @@ class Follower:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         if self._gap:
             raise gap(path, self._gap)
-        return self._position > before
+        return self._chain.length > before
 
     def _read(self, file: BinaryIO, path: Path, show: Callable[[int, int], object]) -> None:
         """Line by line; the first that does not follow from those before it is remembered until the whole state comes."""
         campaign, builder, whole = self._campaign, self._timeline_builder, os.fstat(file.fileno()).st_size
-        for data, line in complete_lines(file, path, self._count):
-            if self._count % OFTEN == 0:
-                show(self._position, whole)
-            self._count += 1
-            self._position += len(data)
+        for counted in self._chain.read(file):
+            line = counted.line
+            if self._chain.count % OFTEN == 0:
+                show(self._chain.length, whole)
             self._last = line.time
             if (then := brief_changes(line)) is not None:
-                put_in_place(campaign, then, path, self._count)
+                put_in_place(campaign, then, path, counted.number)
                 builder.observe_brief(campaign, line.time)
                 continue
-            entry = entry_of(data, line, path, self._count)
+            entry = entry_of(counted, path)
             before = concerned(campaign, entry.event)
-            if not follows(campaign, entry, path, self._count):
-                self._gap = self._gap or self._count
+            if not follows(campaign, entry, path):
+                self._gap = self._gap or counted.number
                 continue
             if self._gap and entry.then is not None and "whole" in entry.then:
                 self._gap = 0

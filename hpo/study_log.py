@@ -1,22 +1,27 @@
 """The campaign as an Optuna study on disk, for optuna-dashboard; written from the journal, never read back.
 
-What changed is noted when it happens, put into Optuna's terms between the controller's looks, and flushed beside them.
+What changed is noted when it happens, put into Optuna's terms between the controller's looks, and flushed beside them. Nobody
+else writes the file, so that it needs none of Optuna's locks, which outlive the process that took them. Where it cannot be
+written, it is given up until the next controller makes it anew: the campaign needs it for nothing.
 """
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
+from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import TrialState
 
 from hydragnn.errors import InputError
+from hydragnn.files import open_regular
 from hydragnn.hpo.sampler import frozen_trial
 from hydragnn.hpo.scheduling.events import Event, Proposed, Reached, Settle
 from hydragnn.hpo.scheduling.scheduler import State, Trial
@@ -37,30 +42,26 @@ class StudyLog:
 
     def __init__(self, path: Path, space: Space, state: State, files: Executor) -> None:
         """``files`` writes, beside everything else."""
-        self._path, self._space, self._files = path, space, files
+        self._space, self._files = space, files
         self._flushing: Future[None] | None = None
         self._next = 0.0
         self._changed = dict.fromkeys(number for number, trial in sorted(state.trials.items()) if trial.values)
         self._outcomes: dict[int, TrialState] = {}
         self._written: dict[int, tuple[int, int]] = {}
-        try:
-            path.unlink(missing_ok=True)
-            self._lines = _Lines(JournalFileBackend(str(path)))
-            self._storage = JournalStorage(self._lines)
-            verbosity = optuna.logging.get_verbosity()
-            optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created"
-            name = path.parent.resolve().name
-            self._study = self._storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], name)
-            optuna.logging.set_verbosity(verbosity)
-            self._lines.flush()
-        except OSError as error:
-            raise self._problem(error) from error
+        self._lines = _Lines(path)
+        self._storage = JournalStorage(self._lines)
+        verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created"
+        name = path.parent.resolve().name
+        self._study = self._storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], name)
+        optuna.logging.set_verbosity(verbosity)
+        self._lines.flush()
 
     @property
     def busy(self) -> bool:
         """Return True where something can be written now."""
         flushed = self._flushing is None or self._flushing.done()
-        return bool(self._changed) and flushed and time.monotonic() >= self._next
+        return bool(self._changed) and not self._lines.given_up and flushed and time.monotonic() >= self._next
 
     def follow(self, event: Event) -> None:
         """Note what an event, already in the journal, changed."""
@@ -75,17 +76,21 @@ class StudyLog:
     def write(self, state: State, seconds: float) -> None:
         """Write what changed, for so many seconds at most and not too often."""
         if self.busy:
-            self._finish_flush()
             self._write(state, time.monotonic() + seconds)
             self._next = time.monotonic() + INTERVAL
             self._flushing = self._files.submit(self._lines.flush)
 
     def complete(self, state: State, seconds: float = math.inf) -> None:
         """Write all that changed, as far as so many seconds allow, and wait until it is on disk."""
-        self._finish_flush()
-        self._write(state, time.monotonic() + seconds)
-        self._flushing = self._files.submit(self._lines.flush)
-        self._finish_flush()
+        if self._flushing is not None:
+            self._flushing.result()
+        if not self._lines.given_up:
+            self._write(state, time.monotonic() + seconds)
+            self._lines.flush()
+
+    def close(self) -> None:
+        """Write nothing more."""
+        self._lines.close()
 
     def _write(self, state: State, deadline: float) -> None:
         while self._changed and time.monotonic() < deadline:
@@ -93,14 +98,6 @@ class StudyLog:
             del self._changed[number]
             if number in state.trials and state.trials[number].values:
                 self._bring_up_to_date(state, state.trials[number])
-
-    def _finish_flush(self) -> None:
-        flushing, self._flushing = self._flushing, None
-        try:
-            if flushing is not None:
-                flushing.result()
-        except OSError as error:
-            raise self._problem(error) from error
 
     def _bring_up_to_date(self, state: State, trial: Trial) -> None:
         """Write what of a trial is not in the study yet."""
@@ -126,19 +123,24 @@ class StudyLog:
         values = None if trial.value is None or outcome == TrialState.FAIL else [trial.value]
         self._storage.set_trial_state_values(trial_id, outcome, values)
 
-    def _problem(self, error: OSError) -> InputError:
-        return InputError(
-            f"cannot write {self._path}: {error.strerror or error}; free space, then continue with --resume"
-        )
-
 
 class _Lines(BaseJournalBackend):
-    """Optuna's journal, collected in memory and written to its file many lines at a time; for one writer."""
+    """Optuna's journal, collected in memory and appended to its file many lines at a time; for one writer, which reads nothing back."""
 
-    def __init__(self, file: JournalFileBackend) -> None:
-        self._file = file
+    def __init__(self, path: Path) -> None:
+        """A new file takes the place of one that is there, and of a lock that Optuna left beside it."""
         self._unread: list[dict[str, Any]] = []
         self._unwritten: list[dict[str, Any]] = []
+        self._path, self._file = path, -1
+        with suppress(OSError, InputError):
+            for old in (path, path.with_name(f"{path.name}.lock")):
+                old.unlink(missing_ok=True)
+            self._file = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+
+    @property
+    def given_up(self) -> bool:
+        """Return True where the file could not be written: nothing more is."""
+        return self._file < 0
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         self._unread += json.loads(json.dumps(logs))  # as they will be read from the file
@@ -149,7 +151,19 @@ class _Lines(BaseJournalBackend):
         return unread
 
     def flush(self) -> None:
-        """Put everything on disk."""
+        """Append what was collected, as Optuna's own backend writes it."""
         logs, self._unwritten = self._unwritten, []
-        if logs:
-            self._file.append_logs(logs)
+        data = memoryview("".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode())
+        try:
+            while data and not self.given_up:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            self.close()
+            with suppress(OSError):  # half a study would be taken for the campaign
+                self._path.unlink()
+
+    def close(self) -> None:
+        """Write nothing more."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)

@@ -22,6 +22,12 @@ class AllocationEnded(InputError):
     code = 75
 
 
+class TakenOver(InputError):
+    """Another process goes on with the same work, and this one must leave; the command line exits with 4, as attempts do."""
+
+    code = 4
+
+
 class SaidByFirst(InputError):
     """What the first of several ranks says for all of them: the others exit as it does and print nothing."""
 

@@ -1,6 +1,7 @@
 """Files that are complete or absent: written beside their name, flushed to disk, then renamed."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -180,24 +181,53 @@ def empty_folders_removed(path: Path) -> Iterator[None]:
                     folder.rmdir()
 
 
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF, errno.EINVAL})
+"""Errors of a file system without locks, as of NFS without its lock daemon or for folders, or of Lustre mounted without ``flock``."""
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
+    """Lock an open file or folder: True where it is held now, False where another process holds it, None where its file system knows no locks.
+
+    Every lock is taken here. OSError where locking fails otherwise.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return None
+        raise
+    return True
+
+
+def knows_locks(folder: Path) -> bool:
+    """Return True where the file system of a folder knows locks; OSError where the folder cannot be opened."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return try_lock(descriptor, shared=True) is not None
+    finally:
+        os.close(descriptor)
+
+
 def lock_file(path: Path) -> int | None:
     """A file descriptor that locks ``path`` until it is closed or the process ends, however it ends; None where another one does, or did.
 
-    OSError where the file cannot be written, or its file system knows no locks.
+    Where the file system knows no locks, nobody is kept out. OSError where the file cannot be written.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        held = try_lock(descriptor)
+    except OSError:
         os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            return None
         raise
+    if held is None:
+        return descriptor
     try:
-        stands = os.path.samestat(path.lstat(), os.fstat(descriptor))
+        stands = held and os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         stands = False
-    if not stands:  # who had it has just removed it, and nobody else would see this lock
+    if not stands:  # another one holds it, or has just removed it, and nobody else would see this lock
         os.close(descriptor)
         return None
     return descriptor
@@ -207,7 +237,13 @@ def unlock_file(path: Path, descriptor: int) -> None:
     """Remove a lock and let go of it, also where a child that was forked meanwhile holds the descriptor, too."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    let_go(descriptor)
+
+
+def let_go(descriptor: int) -> None:
+    """Close a descriptor that may hold a lock, which ends also where a child that was forked meanwhile holds it, too."""
+    with contextlib.suppress(OSError):  # no locks there
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
@@ -227,25 +263,11 @@ def alone_in_folder(folder: Path, what: str) -> Iterator[None]:
             yield
             return
         try:
-            if _is_kept_by_other(descriptor):
+            if try_lock(descriptor) is False:
                 raise Busy(f"another process {what} {folder}; wait for it, or choose another path")
             yield
         finally:
-            with contextlib.suppress(
-                OSError
-            ):  # said at once, since a child that was forked meanwhile holds the descriptor, too
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-
-
-def _is_kept_by_other(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+            let_go(descriptor)
 
 
 def check_no_link(path: Path) -> None:

@@ -5,6 +5,7 @@ in ``attempts.py``.
 """
 
 import os
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -91,8 +92,8 @@ class Launcher(Protocol):
     def beat_seconds(self) -> float:
         """How far apart the heartbeats of each run may be on the file system that all share."""
 
-    def recover(self, identities: Iterable[Identity]) -> None:
-        """Make sure that attempts of a dead controller run no more, before anything new is started."""
+    def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
+        """Make sure that attempts of a dead controller of the campaign run no more, before anything new is started under its name."""
 
     def start(self, task: Task) -> None:
         """Create the attempt's process; ``poll`` reports that it begun, or its exit where it never started. Never blocks long."""
@@ -128,6 +129,19 @@ def importable() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(root), *([inherited] if inherited else [])])}
 
 
+MARK = "HYDRAGNN_CAMPAIGN"
+"""The environment variable that says of every process of a campaign whose it is; names of job steps begin with its value."""
+
+
+def is_ours(identity: Identity, campaign: str) -> bool:
+    """Return True where the very process exists on this machine and was started for that campaign: what a file says alone ends nothing."""
+    try:
+        mark = psutil.Process(int(identity["pid"])).environ().get(MARK)
+    except (psutil.Error, OSError, KeyError, ValueError, TypeError, OverflowError):
+        return False
+    return bool(campaign) and mark == campaign and identity.get("host") == socket.gethostname() and is_alive(identity)
+
+
 def is_alive(identity: Identity) -> bool:
     """Return True where the very process exists on this machine and is no zombie, which is nobody's to collect where the controller has died.
 
@@ -137,5 +151,5 @@ def is_alive(identity: Identity) -> bool:
         process = psutil.Process(int(identity["pid"]))
         same = abs(process.create_time() - float(identity["created"])) < 1.0
         return same and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.NoSuchProcess, KeyError, ValueError):
+    except (psutil.NoSuchProcess, KeyError, ValueError, TypeError, OverflowError):
         return False

@@ -24,7 +24,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import open_log
 from hydragnn.hpo.launching.attempts import Heartbeat, seconds_between_beats
 from hydragnn.hpo.launching.descriptors import readable
-from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable, is_alive, note_of
+from hydragnn.hpo.launching.launcher import MARK, Begun, Exit, Report, Task, importable, is_alive, is_ours, note_of
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 from hydragnn.machine import visible_gpus
 
@@ -120,10 +120,11 @@ class LocalLauncher:
         """As rare as so many workers ask for."""
         return seconds_between_beats(len(self.slots), self._hang_seconds)
 
-    def recover(self, identities: Iterable[Identity]) -> None:
-        """Kill attempts that an earlier controller started on this machine and that still exist, and wait for their end."""
+    def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
+        """Kill attempts that an earlier controller of the campaign started on this machine and that still exist, and wait for their end."""
+        self._environment[MARK] = campaign
         for identity in identities:
-            if identity.get("host") == socket.gethostname():
+            if is_ours(identity, campaign):
                 _end(identity)
 
     def start(self, task: Task) -> None:

@@ -25,7 +25,7 @@ from hydragnn.files import open_log
 from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import LastSigns, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import Ears, allow_many_files
-from hydragnn.hpo.launching.launcher import Report, Task, importable, note_of
+from hydragnn.hpo.launching.launcher import MARK, Report, Task, importable, note_of
 from hydragnn.hpo.launching.local import MODULE, WORKER, shares_of
 from hydragnn.hpo.launching.packattempts import LAST_WORDS, OpenEnds, PackAttempts
 from hydragnn.hpo.launching.sites import BURST, STEP_RATE, Site, Step, StepProcess, TokenBucket, end_steps
@@ -133,10 +133,11 @@ class PackLauncher(AllocationLauncher):
         """Rare, because what decides comes through the pipes."""
         return seconds_between_beats(len(self.slots), math.inf)
 
-    def recover(self, identities: Iterable[Identity]) -> None:
-        """End the packs of a dead controller, and with them all of its attempts."""
+    def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
+        """End the packs of a dead controller of the campaign, and with them all of its attempts."""
+        self._environment[MARK] = campaign
         unique = {(one.get("job"), one.get("step"), one.get("pid")): one for one in identities}
-        end_steps(self._site, unique.values())
+        end_steps(self._site, campaign, unique.values())
 
     def start(self, task: Task) -> None:
         """Ask the slot's worker for an attempt; where there can be none, ``poll`` reports its end."""

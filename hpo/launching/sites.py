@@ -11,14 +11,14 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, ClassVar, Protocol, runtime_checkable
 
 import psutil
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation, Run, output_of
-from hydragnn.hpo.launching.launcher import is_alive
+from hydragnn.hpo.launching.launcher import MARK, is_alive, is_ours
 from hydragnn.hpo.launching.witness import FluxWords, PbsWords, SlurmWords, Witness
 from hydragnn.hpo.scheduling.events import Identity
 
@@ -222,7 +222,7 @@ class TokenBucket:
 
 
 class StepProcess:
-    """Started at its gate; a file takes what all its ranks write."""
+    """Started at its gate, under a name that begins with its campaign's; a file takes what all its ranks write."""
 
     _helpers: ClassVar[list[subprocess.Popen[bytes]]] = []
     """Programs that send signals to steps, which may outlive them; kept until they have ended."""
@@ -235,6 +235,8 @@ class StepProcess:
         environment: Mapping[str, str],
         errors: IO[bytes] | int = subprocess.STDOUT,
     ) -> None:
+        campaign = environment.get(MARK)
+        step = replace(step, name=f"{campaign}-{step.name}") if campaign else step
         self.name = step.name
         self._site, self._killed_at = site, float("inf")
         gate = GATE.format(input="" if step.resident else "< /dev/null")
@@ -313,13 +315,16 @@ class StepProcess:
             self._helpers.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet))
 
 
-def end_steps(site: Site, identities: Iterable[Identity], run: Run = output_of) -> None:
-    """Make sure that steps of a dead controller run no more; those on lost nodes cannot answer, and are fenced."""
+def end_steps(site: Site, campaign: str, identities: Iterable[Identity], run: Run = output_of) -> None:
+    """Make sure that steps of a dead controller of the campaign run no more; those on lost nodes cannot answer, and are fenced.
+
+    Steps that are not named for the campaign are nobody's to end, whatever the identities say.
+    """
     jobs: dict[str, set[str]] = {}
     for identity in identities:
-        if identity.get("host") == socket.gethostname():
+        if is_ours(identity, campaign):
             _end_process(identity)
-        if identity.get("job") and identity.get("step"):
+        if identity.get("job") and campaign and str(identity.get("step")).startswith(f"{campaign}-"):
             jobs.setdefault(str(identity["job"]), set()).add(str(identity["step"]))
     for job, names in jobs.items():
         _end_named(site, job, names, run)

@@ -13,7 +13,7 @@ from hydragnn.files import open_log
 from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import Heartbeat, is_complete, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import readable
-from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable, note_of
+from hydragnn.hpo.launching.launcher import MARK, Begun, Exit, Report, Task, importable, note_of
 from hydragnn.hpo.launching.local import MODULE
 from hydragnn.hpo.launching.sites import (
     BURST,
@@ -116,9 +116,10 @@ class StepLauncher(AllocationLauncher):
         """How many run at once, at most."""
         return min(self._limits.at_once, len(self.slots))
 
-    def recover(self, identities: Iterable[Identity]) -> None:
-        """End the steps of a dead controller, by their names in its job and by their process on this machine."""
-        end_steps(self._site, identities)
+    def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
+        """End the steps of a dead controller of the campaign, by their names in its job and by their process on this machine."""
+        self._environment[MARK] = campaign
+        end_steps(self._site, campaign, identities)
 
     def start(self, task: Task) -> None:
         """Put the step's launcher at its gate; where there can be none, ``poll`` reports its end."""

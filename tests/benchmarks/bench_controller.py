@@ -83,7 +83,7 @@ class Virtual:
         self.due: dict[int, float] = {}
         """When the attempts ended that were reported last, by trial."""
 
-    def recover(self, identities: Iterable[Identity]) -> None:
+    def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
         """Nothing to do: processes of a virtual launcher end with it."""
 
     def start(self, task: Task) -> None:

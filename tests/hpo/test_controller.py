@@ -51,7 +51,7 @@ class Instant:
         self.on_start: Callable[[Task], None] = lambda task: None
         self.on_go: Callable[[Task], None] = self.succeed
 
-    def recover(self, identities: Iterable[Identity]) -> None:
+    def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
         pass
 
     def start(self, task: Task) -> None:

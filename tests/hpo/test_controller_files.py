@@ -16,8 +16,8 @@ from hydragnn.hpo.scheduling.events import Event
 
 ASKED = ("open", "os.rename", "os.remove", "os.mkdir", "os.listdir", "os.scandir", "os.truncate")
 """What Python says of the operations that a file system has to answer."""
-OF_A_LOOK = 2
-"""In the controller's own thread: the lines of the journal, and their flush."""
+OF_A_LOOK = 3
+"""In the controller's own thread: the lines of the journal, their flush, and a look whether another controller wrote before them."""
 OF_A_VERDICT = 1
 """One after the other for one report, beside those of other reports: its record."""
 

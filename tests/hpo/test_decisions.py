@@ -121,7 +121,7 @@ def test_a_missing_line_is_named(tmp_path: Path) -> None:
 def test_a_journal_of_a_newer_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr("hydragnn.hpo.journal.FORMAT", 3)
+        patch.setattr("hydragnn.hpo.journal.FORMAT", 4)
         patch.setattr("hydragnn.hpo.journal.__version__", "7.1")
         campaign(0).write(path)
     with pytest.raises(InputError, match=r"line 1 was written by a newer program \(7\.1\); update this one"):

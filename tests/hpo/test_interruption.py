@@ -217,13 +217,24 @@ def test_an_attempt_that_its_journal_never_knew_does_no_work(tmp_path: Path, fak
 def test_attempts_of_a_dead_controller_are_ended_before_new_ones_start(fake_launcher: Launchers) -> None:
     import socket
 
-    orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    orphan = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"],
+        start_new_session=True,
+        env={**os.environ, "HYDRAGNN_CAMPAIGN": "c0ffee00"},
+    )
     reaper = threading.Thread(target=orphan.wait)
     reaper.start()
     identity = {"host": socket.gethostname(), "pid": orphan.pid, "created": psutil.Process(orphan.pid).create_time()}
     launcher = fake_launcher()
-    launcher.recover([{**identity, "created": identity["created"] - 100}, {**identity, "host": "elsewhere"}])
+    launcher.recover(
+        "c0ffee00", [{**identity, "created": identity["created"] - 100}, {**identity, "host": "elsewhere"}]
+    )
     assert orphan.poll() is None, "another process with the same number is left alone"
-    launcher.recover([identity])
+    launcher.recover("decaf000", [identity])
+    launcher.recover("", [identity, {**identity, "pid": None}, {**identity, "pid": -1}])
+    assert orphan.poll() is None, (
+        "what another campaign started, or nobody knows who, is left alone whatever a journal says"
+    )
+    launcher.recover("c0ffee00", [identity])
     reaper.join(timeout=PATIENCE)
     assert orphan.returncode == -signal.SIGKILL

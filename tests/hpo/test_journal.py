@@ -1,15 +1,19 @@
 """The journal is the campaign: a torn end is tolerated, damage elsewhere is refused, one process writes."""
 
 import json
+import os
+import random
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.errors import InputError
-from hydragnn.hpo.journal import Entry, Journal, decode_line, read_journal, replay
+from hydragnn.errors import InputError, TakenOver
+from hydragnn.hpo.journal import Entry, Journal, read_journal, replay
+from hydragnn.hpo.lines import decode_line
 from hydragnn.hpo.scheduling.events import Event, Exhausted, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping
 
 EVENTS: list[Event] = [
@@ -77,7 +81,7 @@ def test_a_journal_cut_anywhere_keeps_every_complete_line_and_goes_on(
     data = written(path)
     cut %= len(data) + 1
     path.write_bytes(data[:cut])
-    complete = data[:cut].count(b"\n")
+    complete = max(0, data[:cut].count(b"\n") - 1)  # the first line is the claim
     assert [event for _, event in read_journal(path)] == EVENTS[:complete]
     with Journal(path) as journal:
         journal.append(Exhausted(trial=9), 99.0)
@@ -90,11 +94,12 @@ def test_a_tail_of_zeros_after_a_power_cut_is_left_out(tmp_path: Path) -> None:
     assert len(read_journal(path)) == len(EVENTS)
 
 
-@pytest.mark.parametrize("line", [0, 3])
+@pytest.mark.parametrize("line", [0, 1, 4])
 def test_damage_in_the_middle_is_refused_with_the_line(tmp_path: Path, line: int) -> None:
     path = tmp_path / "journal.jsonl"
     lines = written(path).splitlines(keepends=True)
     lines[line] = lines[line].replace(b'"trial": 0', b'"trial": 5').replace(b'"trials": 3', b'"trials": 4')
+    lines[line] = lines[line].replace(b'"line": 1,', b'"line": 2,')
     path.write_bytes(b"".join(lines))
     with pytest.raises(InputError, match=f"damaged in line {line + 1}"):
         read_journal(path)
@@ -137,5 +142,103 @@ def test_a_journal_written_under_other_rules_is_not_misread(tmp_path: Path) -> N
     with Journal(path) as journal:
         journal.append(EVENTS[0], 0.0)
         journal.append(Reached(trial=0, attempt=1, epochs=1, value=0.5), 1.0)  # nothing was started
-    with pytest.raises(InputError, match=r"line 2 does not follow.*another version"):
+    with pytest.raises(InputError, match=r"line 3 does not follow.*another version"):
         replay(path)
+
+
+class Stalled(Exception):
+    """A process that was stopped or killed within an append."""
+
+
+@pytest.fixture
+def without_locks() -> Iterator[None]:
+    """A file system on which every process gets every lock, as with Lustre's ``localflock``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hydragnn.files.try_lock", lambda descriptor, shared=False: None)
+        yield
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_a_session_that_was_replaced_leaves_and_says_who_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as first:
+        first.append(EVENTS[0], 0.0)
+        with Journal(path) as second:
+            for action in (first.check, lambda: first.append(EVENTS[1], 1.0)):
+                with pytest.raises(
+                    TakenOver, match=rf"process {os.getpid()} on \S+ goes on .* look with hydragnn status"
+                ):
+                    action()
+            second.append(EVENTS[2], 2.0)
+    assert read_journal(path) == [(0.0, EVENTS[0]), (2.0, EVENTS[2])]
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_whoever_appends_whenever_the_journal_holds_what_was_acknowledged_in_its_order(tmp_path: Path) -> None:
+    """Sessions begin, append and are cut off in the middle of a write, in any order."""
+    for seed in range(40):
+        chance, path = random.Random(seed), tmp_path / f"{seed}" / "journal.jsonl"
+        acknowledged, begun = random_sessions(chance, path)
+        read = [event.trial for _, event in read_journal(path) if isinstance(event, Exhausted)]
+        assert [number for number in read if number in acknowledged] == acknowledged, seed
+        with Journal(path) as journal:
+            journal.append(Exhausted(trial=begun), 0.0)
+        assert [event for _, event in read_journal(path)][-1] == Exhausted(trial=begun), seed
+
+
+def random_sessions(chance: random.Random, path: Path) -> tuple[list[int], int]:
+    """The numbers that were acknowledged, and how many were tried."""
+    sessions: list[Journal] = []
+    holder: Journal | None = None
+    acknowledged: list[int] = []
+    number, write = 0, os.write
+    for _ in range(chance.randrange(2, 25)):
+        short = chance.choice([None, None, None, 0, 1, 40, 100, 300])
+
+        def cut(file: int, lines: bytes, short: int | None = short) -> int:
+            write(file, lines[:short])
+            if short is not None and short < len(lines):
+                raise Stalled
+            return len(lines)
+
+        chosen = chance.randrange(len(sessions) + 1)
+        batch = range(number, number := number + chance.randrange(1, 4))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "write", cut)
+            try:
+                if chosen == len(sessions):
+                    sessions.append(holder := Journal(path))
+                    continue
+                sessions[chosen].extend(Entry(float(k), Exhausted(trial=k)) for k in batch)
+            except Stalled:
+                del sessions[chosen : chosen + 1]
+            except TakenOver:
+                assert sessions[chosen] is not holder, "the latest session was sent away"
+            else:
+                assert sessions[chosen] is holder, "two sessions go on"
+                acknowledged += batch
+    return acknowledged, number
+
+
+def test_a_torn_end_stays_where_it_is_and_the_session_that_goes_on_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    data = written(path)
+    path.write_bytes(data[:-9])
+    with Journal(path) as journal:
+        assert [note.partition(": ")[2] for note in journal.notes] == [
+            "the last line was cut off by a kill or a full disk, and is left out"
+        ]
+    assert path.read_bytes().startswith(data[:-9])
+    with Journal(path) as journal:
+        assert journal.notes == []
+    assert [event for _, event in read_journal(path)] == EVENTS[:-1]
+
+
+def test_a_write_that_the_system_takes_in_pieces_is_whole_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:150]))
+        journal.extend(Entry(float(second), event) for second, event in enumerate(EVENTS))
+    assert [event for _, event in read_journal(tmp_path / "journal.jsonl")] == EVENTS

@@ -193,17 +193,32 @@ def test_steps_of_a_dead_controller_are_found_by_their_names_and_ended(
     on_slurm: Callable[..., StepLauncher], tmp_path: Path
 ) -> None:
     launcher, one = on_slurm(FAKE_PAUSE="0.2"), task(tmp_path, 0, "n1", until=1000)
+    launcher.recover("c0ffee00", [])
     (begun,) = begin(launcher, one)
     appears(one.folder / "heartbeat")
     elsewhere = {**begun.identity, "host": "another machine"}
-    on_slurm().recover([elsewhere])
+    on_slurm().recover("c0ffee00", [elsewhere])
     exits(launcher)
     second = task(tmp_path, 1, "n1", until=1000)
     (begun,) = begin(launcher, second)
     appears(second.folder / "record.json")
-    on_slurm().recover([begun.identity])
+    on_slurm().recover("c0ffee00", [begun.identity])
     exits(launcher)
     assert read_record(second.folder).epochs < 1000
+
+
+def test_steps_of_another_campaign_in_the_same_job_go_on_whatever_a_journal_says(
+    on_slurm: Callable[..., StepLauncher], tmp_path: Path
+) -> None:
+    """Both have a first attempt at trial 0."""
+    launcher, one = on_slurm(FAKE_PAUSE="0.2"), task(tmp_path, 0, "n1", until=1000)
+    launcher.recover("c0ffee00", [])
+    (begun,) = begin(launcher, one)
+    assert begun.identity["step"] == "c0ffee00-trial-0-1"
+    appears(one.folder / "heartbeat")
+    for step in ("c0ffee00-trial-0-1", "decaf000-trial-0-1", "trial-0-1"):
+        on_slurm().recover("decaf000", [{**begun.identity, "step": step}])
+    assert launcher.poll(1.0) == []
 
 
 def test_a_healthy_node_passes_the_probe_of_two_ranks(on_slurm: Callable[..., StepLauncher]) -> None:
