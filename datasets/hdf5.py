@@ -18,12 +18,23 @@ from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.manifest import Layout, PartInfo
 from hydragnn.datasets.reservation import SLACK_BYTES, engine_errors, reserve
 from hydragnn.errors import InputError
+from hydragnn.files import NO_LOCKS
 
 CHUNK_BYTES = 1 << 18
 POSITIONED = hasattr(os, "preadv") and hasattr(h5py.h5d.DatasetID, "chunk_iter")
 """Whether this system reads bytes at a place, and this HDF5 (1.12.3 or later) tells where they lie."""
 VERSIONS = ("v110", "v110")
 """Of the format, oldest and newest."""
+
+
+def open_hdf5(path: Path, mode: str, **options: Any) -> Any:
+    """An HDF5 file; without HDF5's own lock where the file system knows none. OSError as of h5py."""
+    try:
+        return h5py.File(path, mode, **options)
+    except OSError as error:
+        if error.errno not in NO_LOCKS or "lock file" not in str(error):
+            raise
+    return h5py.File(path, mode, locking=False, **options)
 
 
 class ReservedHdf5:
@@ -34,7 +45,7 @@ class ReservedHdf5:
         self._path = path
         with path.open("xb") as file:
             file.write(_empty_file())  # by Python, which survives
-        self.file = h5py.File(path, "r+", libver=VERSIONS)
+        self.file = open_hdf5(path, "r+", libver=VERSIONS)
         reserve(path, SLACK_BYTES)  # after HDF5 has looked how long the file is
 
     @contextmanager
@@ -165,7 +176,11 @@ class Hdf5PartReader:
         self._path = path
         self._places: dict[str, ChunkPlaces | None] = {}
         try:
-            self._file = h5py.File(path, "r")
+            self._file = open_hdf5(path, "r")
+        except BlockingIOError as error:
+            raise InputError(
+                f"{path} is locked by another process that writes it; wait for it, then run it again"
+            ) from error
         except OSError as error:
             raise InputError(
                 f"{path} cannot be read as HDF5 ({' '.join(str(error).split())}); copy the store again"

@@ -1,6 +1,5 @@
 """Whole stores in memory, kept once per machine where several ranks read the same graphs."""
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -18,21 +17,22 @@ from hydragnn.datasets.memory import MemoryStore
 from hydragnn.datasets.store import GraphStore
 from hydragnn.datasets.views import disk_store
 from hydragnn.errors import InputError
-from hydragnn.files import digest
+from hydragnn.files import digest, knows_locks, try_lock, wait_for_lock
 from hydragnn.graphs.field import Field
 
 
 def load_into_memory(store: GraphStore, shared_by_node: bool = False) -> MemoryStore:
     """All graphs of a store in memory; with ``shared_by_node`` the processes of this user and machine share one copy.
 
-    The first process copies the arrays into shared memory, the others map them; the last one to leave removes them.
+    The first process copies the arrays into shared memory, the others map them; the last one to leave removes them. Where that
+    place knows no locks, nobody could tell which is the last, and each process has its own copy.
     InputError where shared memory is full.
     """
     if isinstance(store, MemoryStore) and not shared_by_node:
         return store
-    if not shared_by_node:
-        return MemoryStore(_flat(store), store.attributes)
     folder = shared_folder(store)
+    if not shared_by_node or not knows_locks(folder.parent):
+        return MemoryStore(_flat(store), store.attributes)
     with _alone(folder) as users:
         try:
             if not folder.is_dir():
@@ -43,7 +43,7 @@ def load_into_memory(store: GraphStore, shared_by_node: bool = False) -> MemoryS
                 f"cannot keep the store in shared memory at {folder}: {error.strerror or error}; read it from disk instead"
             ) from error
         descriptor = os.open(users, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # held as long as this process uses the copy
+        try_lock(descriptor, shared=True)  # held as long as this process uses the copy
     shared = MemoryStore(flat, store.attributes)
     weakref.finalize(shared, _leave, descriptor, folder)
     return shared
@@ -85,7 +85,7 @@ def _gate(path: Path) -> int:
     """The lock file, open and locked; one that was removed while we waited is let go, since others no longer see it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        wait_for_lock(descriptor)
         if _inode(path) == os.fstat(descriptor).st_ino:
             return descriptor
         os.close(descriptor)
@@ -128,11 +128,10 @@ def _leave(descriptor: int, folder: Path) -> None:
     """Remove the shared copy if no other process uses it."""
     try:
         with _alone(folder) as users:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_lock(descriptor):
+                return  # another process still reads it, and will remove it
             shutil.rmtree(folder, ignore_errors=True)
             users.unlink(missing_ok=True)
             folder.with_suffix(".lock").unlink(missing_ok=True)
-    except BlockingIOError:
-        return  # another process still reads it, and will remove it
     finally:
         os.close(descriptor)

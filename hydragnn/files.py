@@ -188,10 +188,20 @@ NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSU
 def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
     """Lock an open file or folder: True where it is held now, False where another process holds it, None where its file system knows no locks.
 
-    Every lock is taken here. OSError where locking fails otherwise.
+    OSError where locking fails otherwise.
     """
+    return _lock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+
+def wait_for_lock(descriptor: int) -> None:
+    """Lock an open file, once nobody else holds it; at once where its file system knows no locks."""
+    _lock(descriptor, fcntl.LOCK_EX)
+
+
+def _lock(descriptor: int, kind: int) -> bool | None:
+    """Lock as ``try_lock`` says; every lock of this package is taken here, or in ``guest.py``, which imports nothing."""
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind)
     except BlockingIOError:
         return False
     except OSError as error:
