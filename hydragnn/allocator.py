@@ -41,11 +41,18 @@ def keep_memory() -> bool:
     mallopt = getattr(libc, "mallopt", None)
     if mallopt is None or not all(mallopt(option, value) == 1 for option, value in OPTIONS.values()):
         return False
-    if OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() != STRICT:
+    if OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() != STRICT and not address_space_is_limited():
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if not takes_tensors(memory):
             _ask_for_large_pages(libc, memory // 2)
     return True
+
+
+def address_space_is_limited() -> bool:
+    """Return True where this process has a limit on addresses (``ulimit -v``), of which a reserve would leave too few for libraries."""
+    import resource  # not on every system
+
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def takes_tensors(size: int) -> bool:

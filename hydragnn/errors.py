@@ -53,6 +53,26 @@ class MissingPackageError(InputError):
         )
 
 
+NO_MEMORY = (
+    "there is no memory for this command or the libraries that it loads; give it more (the memory of its job, `ulimit -v`), or use "
+    "smaller batches"
+)
+
+
+def wants_memory(error: BaseException | None) -> bool:
+    """Return True where an error, or one that led to it, says that the system gives no memory.
+
+    >>> wants_memory(ImportError("libx.so: failed to map segment from shared object")), wants_memory(ImportError("no x"))
+    (True, False)
+    """
+    while error is not None:
+        words = str(error).lower()
+        if isinstance(error, MemoryError) or "failed to map segment" in words or "allocate memory" in words:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def nearest(word: str, valid: list[str]) -> str:
     """The hint for a misspelled word: the closest valid one, or the whole list where none is close.
 

@@ -10,6 +10,7 @@ from types import FrameType
 
 import hydragnn
 from hydragnn.distributed.launch import in_allocation
+from hydragnn.errors import NO_MEMORY, wants_memory
 
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """What asks a search to stop, beside Ctrl-C."""
@@ -37,6 +38,10 @@ def main() -> None:
         if package in ("", "hydragnn"):
             raise
         _end(f"the package {package} is not installed in {sys.prefix}; `pip install {package}`")
+    except (ImportError, MemoryError) as error:
+        if not wants_memory(error):
+            raise
+        _end(NO_MEMORY)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from hydragnn.allocator import keep_memory
-from hydragnn.errors import InputError, Interrupted, SaidByFirst
+from hydragnn.errors import NO_MEMORY, InputError, Interrupted, SaidByFirst, wants_memory
 from hydragnn.machine import Workers
 from hydragnn.scripts import api
 from hydragnn.scripts.conformance_command import conformance
@@ -446,5 +446,10 @@ def main() -> None:
     except Interrupted as error:
         _say(f"interrupted: {error}")
         _exit(error.code)
+    except RuntimeError as error:  # of torch
+        if not wants_memory(error):
+            raise
+        _say(f"error: {NO_MEMORY}")
+        _exit(2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `hydragnn ... | head` is not an error

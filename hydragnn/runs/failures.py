@@ -28,6 +28,7 @@ OUT_OF_MEMORY = (
     "unable to allocate",
     "bad_alloc",
     "status_alloc_failed",
+    "failed to map segment",
 )
 NO_MEMORY_FOR_A_MESSAGE = "[enforce fail a"  # of "[enforce fail at alloc_cpu.cpp": what a string holds without the heap
 PEER_LOST = ("connection closed by peer", "connection reset", "gloo", "nccl", "broken pipe", "timed out")

@@ -87,3 +87,24 @@ def test_threads_spin_shortly_unless_somebody_has_said_how_they_wait(given: dict
     command = [sys.executable, "-c", program]
     output = subprocess.run(command, env={**own, **given}, capture_output=True, text=True, check=True, timeout=120)
     assert output.stdout.split() == [said, "False"]  # torch is not loaded yet, and will read it
+
+
+ADDRESSES = """
+import os, resource
+from pathlib import Path
+import torch
+from hydragnn.allocator import keep_memory
+def addresses():
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+limit = addresses() + 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # which an arena of this machine's memory would fit in
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+before, kept = addresses(), keep_memory()
+print(kept, addresses() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the allocator of glibc")
+def test_where_addresses_are_limited_none_are_taken_ahead() -> None:
+    command = [sys.executable, "-c", ADDRESSES]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.split()
+    assert said[0] == "True" and int(said[1]) < 2**28

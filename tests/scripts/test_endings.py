@@ -183,3 +183,29 @@ def test_a_signal_while_a_search_still_loads_its_libraries_ends_it_as_one_that_r
     said = f"interrupted: stopped by {kind.name} before the search began; start it again{where}with --resume\n"
     assert (end.value.code, capfd.readouterr().err) == (code, said)
     assert signal.getsignal(kind) == signal.SIG_DFL
+
+
+def test_libraries_that_find_no_memory_end_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def load() -> None:
+        """As scipy does under a limit of addresses."""
+        try:
+            raise ImportError("_ccallback_c.so: failed to map segment from shared object")
+        except ImportError as error:
+            raise ImportError("the scipy install you are using seems to be broken") from error
+
+    monkeypatch.setattr(cli, "main", load)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capfd.readouterr().err.startswith(
+        "error: there is no memory for this command or the libraries that it loads"
+    )
+
+    def broken() -> None:
+        raise ImportError("cannot import name 'x'")
+
+    monkeypatch.setattr(cli, "main", broken)
+    with pytest.raises(ImportError, match="name 'x'"):
+        main()
