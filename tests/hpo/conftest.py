@@ -7,72 +7,9 @@ from typing import Any
 
 import pytest
 from rings import write_rings
+from tiny import campaign_table, environment, write_module
 
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_settings
-
-TRAINING = '''
-"""Stands in for hydragnn.runs.run: same command line, same record, curves that depend on the configuration only.
-
-Its epochs take FAKE_PAUSE seconds each, until the folder of the campaign has a file ``hurry``.
-"""
-import argparse, json, math, os, signal, sys, time
-from pathlib import Path
-from hydragnn.record import Cost, Failure, RunRecord, write_record
-from hydragnn.files import digest, write_atomically
-
-parser = argparse.ArgumentParser()
-parser.add_argument("folder", type=Path)
-parser.add_argument("--until", type=int)
-parser.add_argument("--attempt", type=int, default=0)
-parser.add_argument("--micro-batches", type=int, default=1)
-options = parser.parse_args()
-folder = options.folder
-config = json.loads((folder / "config.json").read_text())
-with (folder / "pids.txt").open("a") as file:
-    file.write(f"{os.getpid()}\\n")
-stopped = []
-signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
-assert json.loads((folder / "attempt.json").read_text())["attempt"] == options.attempt or not options.attempt
-state = folder / "weights.json"
-weights = json.loads(state.read_text()) if state.exists() else []
-rate, width, seed = config["train"]["learning_rate"], config["model"]["hidden_dim"], config["train"]["seed"]
-pause = float(os.environ.get("FAKE_PAUSE", "0"))
-
-def record(status, failure=None):
-    curve = [abs(math.log10(rate) + 3) + abs(width - 48) / 48 + 1 / (epoch + 1) for epoch in range(len(weights))]
-    curves = {"valid/loss": curve, "valid/energy/mae": [2 * c for c in curve], "valid/energy/rmse": [3 * c for c in curve]}
-    later = {"train": ("compile",), "batch": ("budget", "memory")}  # as hash_of, without torch
-    meant = {**config, **{at: {key: value for key, value in config[at].items() if key not in later[at]} for at in later if at in config}}
-    write_record(RunRecord(config=config, config_hash=digest(meant), data_hash="d", seed=seed,
-        status=status, attempt=options.attempt, epochs=len(weights), curves=curves, trivial={"valid/energy/mae": 10.0}, failure=failure,
-        cost=Cost(seconds=0.1 * len(weights), graphs_per_second=100.0)), folder)
-
-fault = os.environ.get("FAKE_FAULT", "")
-once = folder / "faulted"
-if fault and (seed % 3 == 1 or fault.startswith("all")):
-    kind = fault.removeprefix("all ")
-    if kind == "crash":
-        print("something is broken"); sys.exit(9)
-    if kind == "kill once" and not once.exists():
-        once.touch(); os.kill(os.getpid(), signal.SIGKILL)
-    if kind == "hang once" and not once.exists():
-        once.touch(); time.sleep(600)
-    if kind == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        (folder / "deaf").touch(); time.sleep(600)
-    if kind in ("diverged", "configuration"):
-        record("failed", Failure(kind=kind, message="as planned")); sys.exit(3)
-while len(weights) < options.until and not stopped:
-    if not (folder.parents[1] / "hurry").exists():
-        time.sleep(pause)
-    weights.append(hash((seed, rate, width, len(weights))) % 1000003)
-    write_atomically(state, json.dumps(weights))
-    record("running")
-if len(weights) >= options.until:
-    record("finished" if len(weights) >= config["train"]["epochs"] else "paused")
-else:
-    record("paused")
-'''
 
 Settings = Callable[..., CampaignSettings]
 
@@ -88,24 +25,7 @@ def store_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def table(store_file: Path) -> dict[str, Any]:
     """A campaign as it comes from TOML."""
-    return {
-        "data": {"store": str(store_file)},
-        "model": {"kind": "schnet"},
-        "heads": [{"field": "energy"}],
-        "train": {"epochs": 6},
-        "search": {
-            "trials": 9,
-            "sampler": "random",
-            "seed": 3,
-            "rungs": [1, 3],
-            "reduction": 3,
-            "finalists": 2,
-            "space": {
-                "train.learning_rate": {"type": "float", "low": 1e-5, "high": 1e-1, "log": True},
-                "model.hidden_dim": {"type": "int", "low": 8, "high": 128},
-            },
-        },
-    }
+    return campaign_table(store_file)
 
 
 @pytest.fixture
@@ -122,27 +42,13 @@ def settings(table: dict[str, Any], tmp_path: Path) -> Settings:
 def fake_launcher(tmp_path: Path) -> Callable[..., LocalLauncher]:
     """A maker of launchers whose attempts run the module above in real processes."""
     folder = tmp_path / "modules"
-    (folder / "fake").mkdir(parents=True)
-    (folder / "fake" / "__init__.py").write_text(
-        "import hydragnn.record\n"
-    )  # once per worker, before it forks attempts
-    (folder / "fake" / "training.py").write_text(TRAINING)
+    write_module(folder)
 
     def made(workers: int = 1, pause: float = 0.0, fault: str = "", hang_seconds: float = 600.0) -> LocalLauncher:
         settings = environment(folder, pause, fault)
         return LocalLauncher(workers, module="fake.training", environment=settings, hang_seconds=hang_seconds)
 
     return made
-
-
-def environment(folder: Path, pause: float, fault: str) -> dict[str, str]:
-    root = Path(__file__).resolve().parents[2]
-    return {
-        "PYTHONPATH": f"{root}:{folder}",
-        "FAKE_PAUSE": str(pause),
-        "FAKE_FAULT": fault,
-        "PYTHONHASHSEED": "0",
-    }
 
 
 @pytest.fixture
