@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import optuna
 import pytest
 import tomli_w
 from campaigns import course
@@ -21,6 +23,7 @@ from hydragnn.hpo import (
     campaign_records,
     parameter_importance,
     run_search,
+    study_log,
 )
 from hydragnn.hpo.journal import Journal, read_journal
 from hydragnn.hpo.launching.attempts import log_tail
@@ -184,6 +187,26 @@ def test_a_finished_campaign_resumed_gives_its_result_and_can_be_extended(
     slots = {"launcher": "local", "nodes_per_trial": [1, 4], "max_node_hours": 9.0, "grace_seconds": 5.0}
     more = run_search(settings(trials=12, **slots), tmp_path / "c", launcher=fake_launcher(), resume=True)
     assert more.trials == 12
+
+
+def test_a_lock_that_optuna_left_and_a_study_that_cannot_be_written_hold_nothing_up(
+    settings: Settings, fake_launcher: Launchers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "c"
+    run_search(settings(trials=2), out, launcher=fake_launcher())
+    (out / "optuna.log.lock").symlink_to("c/optuna.log")
+    run_search(settings(trials=3), out, launcher=fake_launcher(), resume=True)
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "optuna.log")))
+    (study,) = storage.get_all_studies()
+    assert [trial.number for trial in storage.get_all_trials(study._study_id)] == [0, 1, 2]
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(study_log, "os", SimpleNamespace(**{**vars(os), "write": full}))
+    result = run_search(settings(trials=4), out, launcher=fake_launcher(), resume=True)
+    assert (result.ending, result.trials) == ("finished", 4)
+    assert not (out / "optuna.log").exists()
 
 
 def test_a_folder_is_not_taken_over(settings: Settings, fake_launcher: Launchers, tmp_path: Path) -> None:

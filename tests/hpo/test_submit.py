@@ -376,9 +376,9 @@ def test_a_job_cancels_its_successor_only_where_nothing_is_left_to_do(
 ) -> None:
     usual = ["search", "submit 7" if site != "flux" else "submit f7"]
     assert carried(site, code=0, successor="8")() == (0, sorted([*usual, f"{cancel} 8"]))
-    for code in (2, 75, 130, 137):
+    for code in (2, 4, 75, 130, 137):
         (tmp_path / "log").unlink()
-        expected = sorted([*usual, f"{cancel} 8"] if code == 2 else usual)
+        expected = sorted([*usual, f"{cancel} 8"] if code in (2, 4) else usual)
         assert carried(site, code=code, successor="8")() == (code, expected)
     (tmp_path / "log").unlink()
     assert carried(site, code=75, successor="")() == (75, sorted([*usual, "submit --over"])), "none yet: asks again"
