@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase.data import chemical_symbols
 from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
 ELEMENTS = 119
@@ -114,8 +115,15 @@ def reference_sums(normalisation: Normalisation, name: str, batch: GraphBatch) -
     unknown = per_node.isnan()
     if bool(unknown.any()):
         node = int(unknown.nonzero()[0])
-        raise InputError(
-            f"graph {int(batch.owner('node')[node])} of the batch has atomic number {int(batch[ATOMIC_NUMBERS][node])}, for "
-            f"which {name} has no reference value; train on data that holds this element, or give its energy in the references of the head"
-        )
+        graph = int(batch.owner("node")[node])
+        label = graph_label(batch, graph) + ("" if batch.names is not None and batch.names[graph] else " of the batch")
+        raise no_reference(label, int(batch[ATOMIC_NUMBERS][node]), name)
     return sums.index_add(0, batch.owner("node"), per_node)
+
+
+def no_reference(graph: str, number: int, field: str) -> InputError:
+    """The error for a graph with an element that a field has no reference value for."""
+    return InputError(
+        f"{graph} has atomic number {number} ({chemical_symbols[number]}), for which {field} has no reference value; train on data that "
+        "holds this element, or give its energy in the references of the head"
+    )

@@ -19,8 +19,10 @@ from hydragnn.datasets.manifest import Manifest, checksum, cutoff_of, part_files
 from hydragnn.datasets.packing import Budget, pack
 from hydragnn.datasets.part_texts import texts_path
 from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked
+from hydragnn.datasets.views import disk_store
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch, graph_label, volumes
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.problems import graph_problems
 from hydragnn.graphs.validate import check_structure
@@ -68,13 +70,16 @@ class StoreInfo:
     """Digest of the graphs; equal in every copy, whatever its backend and parts."""
     texts: Mapping[str, int]
     """Keys of texts, such as ``name``, and how many graphs have one."""
+    notes: tuple[str, ...] = ()
+    """What was noticed when it was built."""
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain JSON, with the graphs that have and lack each field."""
-        known = {**asdict(replace(self, fields=())), "path": str(self.path)}
+        known = {**asdict(replace(self, fields=())), "path": str(self.path), "notes": list(self.notes)}
         counts = [{"present": (there := self.present[one.name]), "missing": self.graphs - there} for one in self.fields]
         fields = [{**field.to_json(), **count} for field, count in zip(self.fields, counts)]
-        return {name: fields if name == "fields" else value for name, value in known.items() if name != "present"}
+        unsaid = {"present", *(() if self.notes else ("notes",))}
+        return {name: fields if name == "fields" else value for name, value in known.items() if name not in unsaid}
 
     def __str__(self) -> str:
         """The store in a line."""
@@ -106,14 +111,17 @@ def store_info(path: Path) -> StoreInfo:
     )
 
 
-def present_graphs(store: DiskStore, field: Field) -> NDArray[np.bool_]:
-    """Return which graphs have a field; of parts where all have it, nothing is read."""
+def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:
+    """Return which graphs have a field; of parts on disk where all have it, nothing is read."""
+    disk = disk_store(store)
+    if disk is None:
+        return store.column(field.name).present
     return np.concatenate(
         [
             part.rows(mask_name(field), 0, part.info.graphs) != 0
             if field.name in part.info.masked
             else np.ones(part.info.graphs, dtype=np.bool_)
-            for part in store.parts
+            for part in disk.parts
         ]
     )
 
@@ -182,11 +190,12 @@ def check_graphs(
     fields: Collection[str],
     *,
     needed: Collection[str] = (),
+    stress: Collection[str] = (),
     alive: Callable[[], None] = lambda: None,
 ) -> None:
     """Read the graphs with these fields and raise InputError that names the first one that is not valid, or not as it was written.
 
-    Every graph must have the fields ``needed``. ``alive`` is called between reads, for whoever watches.
+    Every graph must have the fields ``needed``, and where it has one of the fields ``stress`` also a volume. ``alive`` is called between reads, for whoever watches.
     """
     sizes, ascending = store.sizes(), np.sort(graphs)
     edges = max(BLOCK * 1024, int(sizes.edges.max(initial=0)))
@@ -196,6 +205,7 @@ def check_graphs(
         batch, changed = read_checked(store, numbers, fields)
         problems = {place: changed_sentence(int(numbers[place])) for place in np.flatnonzero(changed).tolist()}
         problems |= graph_problems(batch, numbers, needed=needed, cutoff=cutoff_of(store.attributes))
+        problems |= _flat_stress(batch, numbers, stress)
         collected += [problems[place] for place in sorted(problems)]
     if len(collected) > 1:
         raise InputError(
@@ -203,6 +213,19 @@ def check_graphs(
         )
     if collected:
         raise InputError(collected[0])
+
+
+def _flat_stress(batch: GraphBatch, numbers: Int64[ndarray, " graphs"], stress: Collection[str]) -> dict[int, str]:
+    """What is wrong with graphs that have a stress and no volume, by their position."""
+    flat = (volumes(batch) == 0).numpy()
+    return {
+        place: (
+            f"{graph_label(batch, place, int(numbers[place]))} has a label of {name} and no volume (no periodic axis, or a cell vector of "
+            "length zero), where no stress is defined; give its cell, or take the label away"
+        )
+        for name in stress
+        for place in np.flatnonzero(flat & batch.present(name).numpy()).tolist()
+    }
 
 
 def files_are_whole(store: DiskStore, parts: slice, alive: Callable[[], None] = lambda: None) -> bool:

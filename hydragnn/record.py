@@ -66,7 +66,8 @@ class RunRecord:
     ``valid/loss``, plus ``epoch`` (counted from 1). ``trivial`` holds the same metrics for the mean of the training part (names
     ``valid/<field>/mae`` and so on; forces: zero). ``test`` is filled only by an explicit evaluation. Status ``paused`` is the end of a segment.
     ``attempt`` is the attempt that wrote the record, as its starter counts; 0 where nobody counts. ``unseen_inputs`` are fields
-    of the store with role input that the architecture does not see, and that were left out therefore. ``notes`` are sentences
+    of the store with role input that the architecture does not see, and that were left out therefore. ``labels`` counts the graphs
+    of each part that have a label, by target. ``notes`` are sentences
     on what else limits the result, such as forces that are not smooth and edges that an envelope silences. ``compiled`` says that steps
     were taken by a compiled function. ``memory_budget`` is what batches that fill memory hold at most: bytes, and by branch what they
     are counted by (``datasets/footprint.py``). ``branches`` says what
@@ -85,6 +86,7 @@ class RunRecord:
     compiled: bool = False
     memory_budget: dict[str, Any] = member(default_factory=dict)
     parts: dict[str, int] = member(default_factory=dict)
+    labels: dict[str, dict[str, int]] = member(default_factory=dict)
     curves: dict[str, list[float | None]] = member(default_factory=dict)
     best: dict[str, float] = member(default_factory=dict)
     trivial: dict[str, float] = member(default_factory=dict)

@@ -46,7 +46,9 @@ def build_store(
     """
     from hydragnn.datasets.build import build_store as build
     from hydragnn.datasets.build import read_build_settings
+    from hydragnn.datasets.disk import open_store
     from hydragnn.datasets.parallel_build import build_with_workers
+    from hydragnn.datasets.precision import precision_notes
     from hydragnn.distributed import this_launch
     from hydragnn.scripts.showing import graphs_made
 
@@ -63,7 +65,7 @@ def build_store(
             build_with_workers(settings, Path(out), processes, tell)
         else:
             build(settings, Path(out), tell)
-    return store_info(out)
+    return replace(store_info(out), notes=tuple(precision_notes(open_store(out))))
 
 
 def store_info(store: Path | str) -> "StoreInfo":

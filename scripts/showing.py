@@ -35,12 +35,28 @@ def run_summary(record: RunRecord, out: Path) -> dict[str, Any]:
         "epochs": record.epochs,
         "parameters": record.parameters,
         **({"inputs that the model does not see": ", ".join(record.unseen_inputs)} if record.unseen_inputs else {}),
+        **({"labels": missing} if (missing := missing_labels(record)) else {}),
         **({"notes": "; ".join(record.notes)} if record.notes else {}),
         "best epoch": record.best.get("epoch"),
         "best": errors,
         "trivial predictor": record.trivial,
         "graphs per second": record.cost.graphs_per_second,
         "seconds": record.cost.seconds,
+    }
+
+
+def missing_labels(record: RunRecord) -> dict[str, str]:
+    """How many graphs of each part have a label, of the targets that some lack."""
+    parts = {
+        target: record.branches[name].parts if (name := target.partition("@")[2]) else record.parts
+        for target in record.labels
+    }
+    return {
+        target: ", ".join(
+            f"{part} {there} of {parts[target][part]}" for part, there in counts.items() if parts[target][part]
+        )
+        for target, counts in record.labels.items()
+        if any(there < parts[target][part] for part, there in counts.items())
     }
 
 

@@ -181,6 +181,12 @@ def _encoder_settings(value: Mapping[str, Any]) -> ArchitectureSettings:
     return settings
 
 
+def as_derivative(field: Field, what: str, dim: int) -> Field:
+    """The field of forces or of a stress, which turns with the graph whatever it was declared as."""
+    shape, parity = {"forces": ((dim,), "vector"), "stress": ((dim, dim), "tensor")}[what]
+    return replace(field, parity=parity) if field.shape == shape else field  # type: ignore[arg-type]
+
+
 def make_description(
     model: ArchitectureSettings,
     heads: Sequence[HeadSettings],
@@ -198,6 +204,8 @@ def make_description(
     for name in needed:
         if name not in known:
             raise InputError(f"the data have no field {name}; {nearest(name, list(known))}")
+    for head in heads:
+        known |= {name: as_derivative(known[name], what, dim) for what, name in head.derivatives.items()}
     return ModelDescription(
         model=model,
         heads=tuple(head.named(known[head.field]) for head in heads),

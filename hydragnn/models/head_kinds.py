@@ -138,9 +138,20 @@ class _ItemHead(HeadBase):
 class _PooledHead(_NumberHead):
     """What heads have that predict numbers of nodes or of graphs."""
 
+    former: ClassVar = {"per_node": False}
+
     extensive: bool = False
-    """The value of a graph grows with its number of nodes (energies, dipoles): it is normalised without a mean, and its
-    errors are stated per node, too."""
+    """The value of a graph grows with its number of nodes (energies, dipoles): it is normalised without a mean, its
+    errors are stated per node, too, and the loss counts them per node unless ``per_node = false``: else large graphs outweigh small ones."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _balance(cls, value: Any, info: Any) -> Any:
+        """Errors of extensive fields count per node where nobody says otherwise; earlier programs said so."""
+        is_stored = info.context is not None and info.context.get("stored", False)
+        if is_stored or not isinstance(value, dict) or value.get("extensive") is not True or "per_node" in value:
+            return value
+        return {**value, "per_node": True}
 
     @model_validator(mode="after")
     def _check_extensive(self) -> "_PooledHead":

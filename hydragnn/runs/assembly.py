@@ -49,7 +49,7 @@ def assemble(
     parameters = parallelize(model, ranks, placement, plan.training)
     by_branch = [branch.targets for branch in data.branches]
     context = training_context(plan.training, by_branch, placement.device, ranks.rank, ranks.sum_in_place)
-    notes = notes_on(plan, ranks, device, heartbeat)
+    notes = notes_on(plan, data, ranks, device, heartbeat)
     compiling, reasons = choose_compiling(plan, placement.device, ranks.size)
     notes = [*notes, *reasons]
     if compiling:

@@ -34,15 +34,19 @@ from hydragnn.datasets import (
     normalise,
 )
 from hydragnn.datasets.arrays import array_name, flat_graphs
+from hydragnn.datasets.normalisation import no_reference
+from hydragnn.datasets.precision import lost_digits
+from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.survey import BLOCK, summary_from_json
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.errors import InputError, about
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.far import near_origin
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.levels import CLUSTERS, is_levels
 from hydragnn.models import ModelDescription, Target
+from hydragnn.runs.label_notes import label_notes, labels_in_parts
 from hydragnn.runs.plan import BranchPlan, RunPlan
 from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of
 from hydragnn.training.class_metrics import balanced_weights
@@ -63,6 +67,10 @@ class Draft:
     normalisation: Normalisation
     valid: Mapping[str, Any]
     """Moments of the validation part's labels and the trivial predictor's errors there, as JSON."""
+    notes: tuple[str, ...]
+    """On the labels."""
+    labels: Mapping[str, Mapping[str, int]]
+    """Graphs of each part that have a label, by target."""
 
 
 def prepare_data(
@@ -111,6 +119,7 @@ def make_draft(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: 
         "valid": digest_of(split.valid),
         "inputs": [field.to_json() for field in model.input_fields],
         "targets": [without_weights(target) for target in model.targets],
+        "parts": {name: digest_of(getattr(split, name)) for name in split.counts},
     }
     found = cache.value(of, lambda: measure(plan, cache))
     heartbeat()
@@ -121,6 +130,8 @@ def make_draft(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: 
         summaries={name: summary_from_json(value) for name, value in found["summaries"].items()},
         normalisation=normalisation_from_json(found["normalisation"]),
         valid=found["valid"],
+        notes=tuple(found["notes"]),
+        labels=found["labels"],
     )
 
 
@@ -140,6 +151,9 @@ def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
     targets = with_class_weights(model.targets, store, train, ranks, device)
     survey = Survey(store, train, shared_rows(ranks, device), cache.heartbeat)
     normalisation = fit_normalisation(store, train, inputs=model.input_fields, targets=targets, survey=survey)
+    for target in targets:
+        if not target.derivative and not target.field.classes:
+            refuse_lost_digits(survey, target)
     cache.heartbeat()
     scaled = [field for field in model.input_fields if field.name in normalisation.scales]
     return {
@@ -149,7 +163,15 @@ def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
         "valid": first_ranks_value(
             lambda: valid_statistics(store, train, valid, targets, normalisation), ranks, device
         ),
+        "notes": first_ranks_value(lambda: label_notes(store, train, targets), ranks, device),
+        "labels": first_ranks_value(lambda: labels_in_parts(store, plan.split, targets), ranks, device),
     }
+
+
+def refuse_lost_digits(survey: Survey, target: Target) -> None:
+    """InputError for labels whose numbers stand farther apart than what there is to learn."""
+    if sentence := lost_digits(survey, target.field, extensive=target.extensive):
+        raise InputError(sentence)
 
 
 def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
@@ -164,10 +186,12 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
     def look() -> bool:
         nonlocal looked
         looked = True
-        check_values(store, used, [*model.fields], model.inputs, cache.ranks, cache.device, cache.heartbeat)
+        named = [*model.fields], model.inputs, stress_fields(model)
+        check_values(store, used, *named, cache.ranks, cache.device, cache.heartbeat)
         return True
 
     of = {"what": "valid graphs", "graphs": digest_of(used), "fields": sorted(model.fields), "needed": [*model.inputs]}
+    of["stress"] = stress_fields(model)
     cache.value(of, look)
     if not looked and not as_written(store, cache):
         look()
@@ -240,6 +264,8 @@ def branch_data(
         valid=valid,
         valid_moments={name: moments_from(value) for name, value in draft.valid["moments"].items()},
         trivial=draft.valid["trivial"],
+        notes=draft.notes,
+        labels=draft.labels,
     )
 
 
@@ -288,6 +314,7 @@ def check_values(
     graphs: NDArray[np.int64],
     names: Sequence[str],
     inputs: Sequence[str],
+    stress: Sequence[str],
     ranks: Ranks,
     device: torch.device,
     heartbeat: Callable[[], None],
@@ -295,7 +322,7 @@ def check_values(
     """InputError on all ranks that names the first of the graphs that is not valid; every rank looks at a share of them."""
 
     def problem_of(numbers: NDArray[np.int64]) -> None:
-        check_graphs(store, numbers, names, needed=inputs, alive=heartbeat)
+        check_graphs(store, numbers, names, needed=inputs, stress=stress, alive=heartbeat)
 
     if ranks.size == 1:
         return problem_of(graphs)
@@ -310,6 +337,11 @@ def check_values(
             "a rank found damaged graphs in its copy of the store, and the first rank none; copy the store anew"
         )
     return None
+
+
+def stress_fields(model: ModelDescription) -> list[str]:
+    """Return the fields that are learned as the stress of an energy."""
+    return [target.field.name for target in model.targets if target.derivative == "stress"]
 
 
 def with_elements(names: Sequence[str], normalisation: Normalisation) -> list[str]:
@@ -358,6 +390,7 @@ def valid_statistics(
     normalisation: Normalisation,
 ) -> dict[str, Any]:
     """Moments of the validation part's labels and the trivial predictor's errors there, as JSON."""
+    check_species(store, valid, normalisation)
     predict = trivial_predictor(store, train, targets, normalisation)
     trivial = errors_on(predict, store, valid, targets, Budget(max_graphs=1024))
     labels = {target.name: labels_of(store, valid, target) for target in targets if not target.field.classes}
@@ -366,6 +399,18 @@ def valid_statistics(
         for name, value in ((name, moments_of(values)) for name, values in labels.items())
     }
     return {"moments": moments, "trivial": flat_metrics(trivial, "valid")}
+
+
+def check_species(store: GraphStore, valid: NDArray[np.int64], normalisation: Normalisation) -> None:
+    """InputError that names the first graph of the validation part with an element that has no reference value."""
+    for name, references in normalisation.references.items():
+        counts, species = species_counts(store)
+        unknown = ~np.isin(species, list(references))
+        wrong = valid[counts[valid][:, unknown].any(axis=1)]
+        if len(wrong):
+            number = int(wrong[0])
+            label = graph_label(store.read([number], []), 0, number)
+            raise no_reference(f"{label} of the validation part", int(species[unknown & (counts[number] > 0)][0]), name)
 
 
 def labels_of(store: GraphStore, graphs: NDArray[np.int64], target: Target) -> Tensor:

@@ -46,6 +46,7 @@ def first_record(
         seed=plan.training.seed,
         parameters=parameters,
         parts={part: sum(counts[part] for counts in parts.values()) for part in next(iter(parts.values()))},
+        labels={name: dict(counts) for branch in data.branches for name, counts in branch.labels.items()},
         branches={name: BranchRecord(data_hash=hashes[name], parts=parts[name]) for name in hashes if name},
         trivial=dict(data.trivial),
         unseen_inputs=list(dict.fromkeys(unseen)),
@@ -55,11 +56,14 @@ def first_record(
     )
 
 
-def notes_on(plan: RunPlan, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]) -> list[str]:
+def notes_on(
+    plan: RunPlan, data: RunData, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
+) -> list[str]:
     """Sentences on what limits the results of a run; all ranks call it together."""
     notes = []
-    for branch in plan.branches:
+    for branch, known in zip(plan.branches, data.branches):
         model, of = branch.model, f"branch {branch.name}: " if branch.name else ""
+        notes += [of + sentence for sentence in known.notes]
         derived = any(head.derivatives for head in model.heads)
         notes += [of + sentence for head in model.heads for sentence in _conversions(head, model, branch.store)]
         encoder, store = model.model, branch.store
@@ -82,9 +86,15 @@ def notes_on(plan: RunPlan, ranks: Ranks, device: torch.device, heartbeat: Calla
 
 
 def _conversions(head: HeadSettings, model: ModelDescription, store: GraphStore) -> Iterator[str]:
-    """What to tell of labels in other units than the derivatives of their energy."""
+    """What to tell of labels in other units than the derivatives of their energy, or of another parity."""
     for what, factor in head_factors(head, model, store).items():
         field = model.fields[head.derivatives[what]]
+        stored = next(one for one in store.fields() if one.name == field.name)
+        if stored.parity != field.parity:
+            yield (
+                f'{field.name} is taken as a {field.parity}, since it is a derivative of {head.field}; say parity = "{field.parity}" in the '
+                "build file"
+            )
         if factor != 1.0:
             yield (
                 f"{field.name} is learned and predicted in {field.unit}: {factor:.8g} times the derivative of {head.field} in "

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import field as member
 from fractions import Fraction
 from itertools import islice
 from math import ceil, floor
@@ -94,6 +95,10 @@ class BranchData:
     """Moments of the whole validation part's labels, in the fields' units."""
     trivial: Mapping[str, float]
     """Errors of the trivial predictor on the whole validation part, by their names in a run record."""
+    notes: tuple[str, ...] = ()
+    """On the labels."""
+    labels: Mapping[str, Mapping[str, int]] = member(default_factory=dict)
+    """Graphs of each part that have a label, by target."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

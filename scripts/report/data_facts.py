@@ -9,8 +9,9 @@ from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
 from hydragnn.config import RunConfig
-from hydragnn.datasets import open_store
-from hydragnn.datasets.split import make_split
+from hydragnn.datasets import GraphStore, open_store
+from hydragnn.datasets.split import Split, make_split
+from hydragnn.datasets.tools import present_graphs
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
@@ -47,13 +48,19 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         nodes=sizes.nodes,
         edges=sizes.edges,
         parts={name: count for name, count in split.counts.items() if count or name != "calibration"},
-        fields=[field.to_json() for field in store.fields()],
+        fields=[{**field.to_json(), "present": _present_in(store, field, split)} for field in store.fields()],
         attributes=dict(store.attributes),
         composition=_composition(read, kinds) if kinds else {},
         composition_of=_composition_name(kinds),
         targets=tuple(_target(fields[name], read) for name in target_names),
         sampled=sum(len(indices) for indices in picked.values()),
     )
+
+
+def _present_in(store: GraphStore, field: Field, split: Split) -> dict[str, int]:
+    """How many graphs of every part have a field."""
+    present = present_graphs(store, field)
+    return {name: int(present[getattr(split, name)].sum()) for name in split.counts}
 
 
 def evenly_spaced(indices: NDArray[np.int64], nodes: NDArray[np.int64], graphs: int, budget: int) -> NDArray[np.int64]:

@@ -140,7 +140,7 @@ def parts_table(data: DataFacts, cross_validated: bool = False) -> Table:
 def fields_table(data: DataFacts) -> Table:
     """Fields of the store."""
     return Table(
-        header=("field", "on", "shape", "unit", "turns as", "role"),
+        header=("field", "on", "shape", "unit", "turns as", "role", "graphs that have it"),
         rows=tuple(
             (
                 str(field["name"]),
@@ -149,11 +149,19 @@ def fields_table(data: DataFacts) -> Table:
                 pretty_unit(str(field["unit"])) or "–",
                 f"{field['classes']} classes" if field["classes"] else str(field["parity"]),
                 str(field["role"]),
+                _present(field["present"], data.parts),
             )
             for field in data.fields
         ),
         caption="Fields of the store.",
     )
+
+
+def _present(counts: Mapping[str, int], parts: Mapping[str, int]) -> str:
+    """How many graphs of every part have a field, where not all have it."""
+    if all(counts[part] == total for part, total in parts.items()):
+        return "all"
+    return ", ".join(f"{counts[part]} of {total} {part}" for part, total in parts.items())
 
 
 def space_table(campaign: CampaignFacts) -> Table | None:

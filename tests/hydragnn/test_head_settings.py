@@ -88,7 +88,7 @@ VERSION_1: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "sum": (
         {"field": "energy", "pool": "sum"},
-        {"kind": "scalar", "field": "energy", "pool": "sum", "extensive": True},
+        {"kind": "scalar", "field": "energy", "pool": "sum", "extensive": True, "per_node": False},
     ),
     "per node": (
         {"field": "energy", "per_node": True},
@@ -98,7 +98,7 @@ VERSION_1: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vectors": ({"field": "forces"}, {"kind": "vector", "field": "forces"}),
     "dipole": (
         {"field": "dipole", "pool": "sum"},
-        {"kind": "vector", "field": "dipole", "pool": "sum", "extensive": True},
+        {"kind": "vector", "field": "dipole", "pool": "sum", "extensive": True, "per_node": False},
     ),
     "classes": ({"field": "phase"}, {"kind": "classes", "field": "phase", "pool": "mean"}),
 }

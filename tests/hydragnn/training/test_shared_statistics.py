@@ -77,5 +77,5 @@ class OtherRankFoundDamage(Ranks):
 def test_damage_that_only_another_rank_sees_ends_the_run(store: MemoryStore) -> None:
     with pytest.raises(InputError, match="and the first rank none; copy the store anew"):
         check_values(
-            store, np.arange(10), ["energy"], [], OtherRankFoundDamage(size=2), torch.device("cpu"), lambda: None
+            store, np.arange(10), ["energy"], [], [], OtherRankFoundDamage(size=2), torch.device("cpu"), lambda: None
         )

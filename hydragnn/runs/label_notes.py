@@ -1,0 +1,121 @@
+"""Labels of a data set: how many there are, what composition leaves open, forces that look turned round."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from ase.data import chemical_symbols
+from jaxtyping import Float64
+from numpy import ndarray
+from numpy.typing import NDArray
+
+from hydragnn.datasets import GraphStore, Split
+from hydragnn.datasets.split import species_counts
+from hydragnn.datasets.tools import present_graphs
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.models import Target
+
+LOOKED_AT = 1000
+"""Graphs of the training part that are searched for neighbouring structures."""
+NEAR = 0.3
+"""Structures are neighbours where no atom is farther from where it was than this part of the median edge."""
+LEAST_PAIRS = 12
+
+
+def label_notes(store: GraphStore, train: NDArray[np.int64], targets: Sequence[Target]) -> list[str]:
+    """Return what one should know of the labels of a training part before the first step."""
+    notes: list[str] = []
+    for target in targets:
+        if target.references and not target.given_references:
+            notes += undetermined_references(store, train, target.field.name)
+        if target.derivative == "forces":
+            notes += turned_forces(store, train, target.source, target.field.name)
+    return notes
+
+
+def labels_in_parts(store: GraphStore, split: Split, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
+    """Return how many graphs of each part have a label, by target."""
+    return {
+        target.name: {part: int(present[getattr(split, part)].sum()) for part in split.counts}
+        for target in targets
+        for present in [present_graphs(store, target.field)]
+    }
+
+
+def undetermined_references(store: GraphStore, train: NDArray[np.int64], energy: str) -> Iterator[str]:
+    """Return which reference energies the compositions of the training part leave open."""
+    present = store.column(energy).present
+    counts, species = species_counts(store)
+    counts = counts[train[present[train]]]
+    species, counts = species[counts.any(axis=0)], np.unique(counts[:, counts.any(axis=0)], axis=0)
+    _, sizes, rows = np.linalg.svd(counts.astype(np.float64))
+    rank = int((sizes > 1e-9 * sizes.max(initial=0.0)).sum())
+    if rank < len(species):
+        open_ones = species[np.abs(rows[rank:]).max(axis=0) > 1e-9]
+        yield (
+            f"compositions of the training part do not determine the reference energies of {energy} ({rank} are independent, and there are "
+            f"{len(species)} elements): those of {', '.join(chemical_symbols[z] for z in open_ones)} are a choice, and energies of other "
+            "compositions may be far off; give the references of isolated atoms"
+        )
+
+
+def turned_forces(store: GraphStore, train: NDArray[np.int64], energy: str, forces: str) -> Iterator[str]:
+    """Return that energies rise along the forces, where neighbouring structures of the training part show it."""
+    known = {field.name for field in store.fields()}
+    if not {ATOMIC_NUMBERS, energy, forces} <= known or store.dim != 3:
+        return
+    batch = store.read(np.sort(train)[:LOOKED_AT], [ATOMIC_NUMBERS, energy, forces])
+    changes = neighbour_changes(batch, energy, forces)
+    if len(changes) < LEAST_PAIRS:
+        return
+    expected, actual = changes.T
+    scale = float(np.sqrt(np.square(expected).sum() * np.square(actual).sum()))
+    agreement = float((expected * actual).sum()) / scale if scale else 0.0
+    if agreement < -max(0.3, 3 / np.sqrt(len(changes))):
+        against = int((expected * actual < 0).sum())
+        yield (
+            f"energies rise along the forces in {against} of {len(changes)} pairs of neighbouring structures: {forces} seem to have the other "
+            "sign (the gradient of the energy is minus the force); if so, say scale = -1.0 for them in the build file"
+        )
+
+
+def neighbour_changes(batch: GraphBatch, energy: str, forces: str) -> Float64[ndarray, "pairs 2"]:
+    """Return minus the work of the mean force and the change of the energy, between structures that follow each other.
+
+    Compared are structures of the same atoms, in coordinates of their cells, so that strain adds to the energy alone.
+    """
+    lengths = edge_vectors(batch).norm(dim=1)
+    reach = NEAR * float(lengths.median()) if len(lengths) else 0.0
+    usable = batch.present(energy) & batch.present(forces)
+    last: dict[bytes, int] = {}
+    rows = []
+    cells, offsets = batch.cell.numpy(), batch.node_offsets.tolist()
+    positions, pull = batch.positions.numpy(), batch[forces].double().numpy()
+    numbers, energies = batch[ATOMIC_NUMBERS].numpy(), batch[energy].double().flatten().numpy()
+    for graph in np.flatnonzero(usable.numpy()).tolist():
+        here = slice(offsets[graph], offsets[graph + 1])
+        before = last.get(species := numbers[here].tobytes())
+        last[species] = graph
+        if before is None:
+            continue
+        there = slice(offsets[before], offsets[before + 1])
+        moved = _moved(positions[there], positions[here], cells[before], cells[graph], batch.periodic[graph].numpy())
+        if np.abs(moved).max() < reach:
+            work = float((0.5 * (pull[there] + pull[here]) * moved).sum())
+            rows.append([-work, energies[graph] - energies[before]])
+    return np.array(rows, dtype=np.float64).reshape(-1, 2)
+
+
+def _moved(
+    old: NDArray[np.float64],
+    new: NDArray[np.float64],
+    old_cell: NDArray[np.float64],
+    cell: NDArray[np.float64],
+    periodic: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Displacements to the nearest image, without those of the strain."""
+    if not periodic.all() or not np.linalg.det(old_cell) or not np.linalg.det(cell):
+        return new - old
+    fractional = new @ np.linalg.inv(cell) - old @ np.linalg.inv(old_cell)
+    moved: NDArray[np.float64] = (fractional - np.rint(fractional)) @ cell
+    return moved
