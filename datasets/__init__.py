@@ -40,6 +40,7 @@ from hydragnn.datasets.tools import (
     check_graphs,
     check_store,
     convert_store,
+    examine_store,
     files_are_whole,
     store_info,
 )

@@ -25,7 +25,7 @@ from hydragnn.datasets.build_settings import (
 from hydragnn.datasets.source_arrays import npz_graphs
 from hydragnn.datasets.source_files import ase_graphs, divides, mesh_graphs, pyg_graphs
 from hydragnn.datasets.source_tables import grain_graphs
-from hydragnn.datasets.tools import refuse_absent_fields
+from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch, volumes
@@ -58,7 +58,7 @@ def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], No
             writer.write_graphs(some)
             if progress is not None:
                 progress(writer.graphs)
-    refuse_absent_fields(out)
+    refuse_useless(out)
 
 
 @contextmanager

@@ -254,7 +254,7 @@ class NpzBuild(_Build):
     """Array with the number of pairs of each graph."""
 
     undirected: bool = False
-    """Add the reverse of every pair."""
+    """Add the reverse of every pair: for arrays that list each pair once. Those that list both directions leave it out."""
 
     cutoff: float | None = Setting(default=None, gt=0)
     """Make edges between nodes within this distance instead of reading them."""
@@ -314,8 +314,8 @@ class GrainsBuild(_Build):
     positions: list[str] = Setting(default_factory=list)
     """Columns with the coordinates of grain centres; empty for grains without geometry."""
 
-    undirected: bool = True
-    """Add the reverse of every contact."""
+    undirected: bool = False
+    """Add the reverse of every contact: for tables that list each contact from one side. Those that list both sides leave it out."""
 
 
 class OwnBuild(_Build, ABC):

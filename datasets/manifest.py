@@ -14,6 +14,7 @@ from hydragnn.datasets.arrays import array_specs
 from hydragnn.datasets.part_texts import TextsInfo, texts_info
 from hydragnn.errors import InputError
 from hydragnn.files import read_sealed, write_sealed
+from hydragnn.graphs.defects import Defect, defects_from_json
 from hydragnn.graphs.field import Field, field_from_json
 
 FORMAT = "hydragnn-store"
@@ -51,11 +52,13 @@ class PartInfo:
     files: dict[str, FileChecksum]
     texts: TextsInfo | None = None
     """None where no graph has a text."""
+    defects: dict[str, Defect] | None = None
+    """Oddities of its graphs by name, counted from the first graph of the part; None where its writer did not look."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the part as plain JSON."""
-        table = asdict(self)
-        return table if self.texts else {key: value for key, value in table.items() if key != "texts"}
+        absent = {key for key in ("texts", "defects") if getattr(self, key) is None}
+        return {key: value for key, value in asdict(self).items() if key not in absent}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,6 +177,9 @@ def _check_counts(manifest: Manifest, graphs: int) -> None:
             raise ValueError(f"{part.name} counts less than there can be")
         if not part.files or not fields.issuperset(part.masked) or not arrays.keys() >= part.stored.keys():
             raise ValueError(f"{part.name} has no files, or names arrays that are not there")
+        for defect in (part.defects or {}).values():
+            if not (0 < defect.graphs <= part.graphs and 0 <= defect.first < part.graphs):
+                raise ValueError(f"{part.name} counts defects of graphs that it does not have")
         for name, stored in part.stored.items():
             if stored != sorted({*stored}.intersection(range(len(part.blocks)))):
                 raise ValueError(f"{part.name} stores {name} in blocks that it does not have")
@@ -191,7 +197,8 @@ def part_from_json(table: dict[str, Any]) -> PartInfo:
     if any(Path(name).name != name for name in (table["name"], *files)):
         raise ValueError(f"part {table['name']} lies outside the store")
     texts = texts_info(table["texts"], len(blocks)) if "texts" in table else None
-    return PartInfo(**{**table, "blocks": blocks, "files": files, "texts": texts})
+    defects = defects_from_json(table["defects"]) if "defects" in table else None
+    return PartInfo(**{**table, "blocks": blocks, "files": files, "texts": texts, "defects": defects})
 
 
 def part_name(number: int, backend: Backend) -> str:

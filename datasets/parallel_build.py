@@ -24,7 +24,7 @@ import torch
 from hydragnn.allocator import keep_memory
 from hydragnn.datasets.build import attributes_of, count_of, fields_of, graphs_of, groups_of, makers_of, no_graphs
 from hydragnn.datasets.build_settings import BuildSettings, Make
-from hydragnn.datasets.tools import refuse_absent_fields
+from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import StoreWriter, clear_unfinished, finish_store, only_maker
 from hydragnn.errors import InputError
 from hydragnn.forked import workers_context
@@ -194,7 +194,7 @@ def _build_alone(settings: BuildSettings, out: Path, workers: int, progress: Cal
     try:
         first, graphs = first_and_count(settings, out)
         finish_store(out, _write_parts(settings, out, first, graphs, workers, progress or (lambda graphs: None)))
-        refuse_absent_fields(out)
+        refuse_useless(out)
     except BaseException as error:
         clear_unfinished(out, folder=True)
         if isinstance(error, BrokenProcessPool):

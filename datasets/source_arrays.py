@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import offsets_of
 from hydragnn.datasets.build_settings import FieldSettings, Make, NpzBuild
-from hydragnn.datasets.tables import Table, find_files, read_npz, stack_rows, table_column
+from hydragnn.datasets.tables import Table, check_sides, find_files, read_npz, stack_rows, table_column
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 
@@ -206,6 +206,7 @@ def _edges(
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise InputError(f"{name}: {settings.edges} of shape {pairs.shape} is not [pairs, 2]; transpose it")
     first, second = pairs[:, 0], pairs[:, 1]
+    check_sides(first, second, settings.undirected, f"{name}, {settings.edges}")
     if settings.undirected:
         return np.concatenate([first, second]), np.concatenate([second, first]), None
     return first, second, None

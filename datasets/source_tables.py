@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.datasets.build_settings import FieldSettings, GrainsBuild, Make
-from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows, table_column
+from hydragnn.datasets.tables import Table, check_sides, find_files, read_table, stack_rows, table_column
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
@@ -34,6 +34,8 @@ def grain_graphs(settings: GrainsBuild) -> Iterator[Make]:
         senders, receivers = (
             table_column(tables["edge"], key, settings.edges)[here["edge"]] for key in ("sender", "receiver")
         )
+        says = settings.undirected if "undirected" in settings.model_fields_set else None
+        check_sides(senders, receivers, says, f"{settings.edges}, {name}")
         values: dict[Location, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
         for field in settings.fields:
             values[field.on][field.name] = _value(field, tables, sources, here, name, settings.undirected)

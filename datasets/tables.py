@@ -86,3 +86,26 @@ def stack_rows(values: list[Any], field: FieldSettings) -> Any:
     if whole.ndim == 0 or field.column >= whole.shape[-1]:
         raise InputError(f"field {field.name}: there is no column {field.column} in values of shape {whole.shape}")
     return whole[..., field.column]
+
+
+def check_sides(senders: NDArray[Any], receivers: NDArray[Any], undirected: bool | None, where: str) -> None:
+    """Raise InputError where pairs contradict ``undirected``: both directions are listed, or one alone and nothing was said (None).
+
+    >>> check_sides(np.array([0, 1]), np.array([1, 0]), False, "contacts.csv")
+    """
+    one, other = (np.asarray(ends)[senders != receivers] for ends in (senders, receivers))
+    if undirected is False or not len(one):
+        return
+    size = int(max(one.max(), other.max())) + 1
+    both = np.isin(one * size + other, other * size + one)
+    if undirected and both.any():
+        pair = int(both.argmax())
+        raise InputError(
+            f"{where}: the pair {one[pair]}, {other[pair]} is listed in both directions, and undirected = true would double it; leave "
+            "undirected out"
+        )
+    if undirected is None and not both.any():
+        raise InputError(
+            f"{where}: every pair is listed in one direction; say undirected = true to add the other one, or undirected = false for "
+            "edges that run one way"
+        )

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import gather
 from hydragnn.datasets.manifest import Manifest, checksum, cutoff_of, part_files, read_manifest
 from hydragnn.datasets.packing import Budget, pack
-from hydragnn.datasets.part_texts import texts_path
+from hydragnn.datasets.part_texts import TextsReader, texts_path
 from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked
 from hydragnn.datasets.views import disk_store
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, graph_label, volumes
+from hydragnn.graphs.defects import Defects, graph_defects, joined_defects
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.problems import graph_problems
+from hydragnn.graphs.texts import NAME, Texts, label
 from hydragnn.graphs.validate import check_structure
 
 BLOCK = 4096
@@ -71,7 +74,7 @@ class StoreInfo:
     texts: Mapping[str, int]
     """Keys of texts, such as ``name``, and how many graphs have one."""
     notes: tuple[str, ...] = ()
-    """What was noticed when it was built."""
+    """What was noticed of its graphs when they were written, and of its fields when it was built."""
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain JSON, with the graphs that have and lack each field."""
@@ -108,7 +111,29 @@ def store_info(path: Path) -> StoreInfo:
         + sum(part.texts.bytes for part in parts if part.texts),
         texts={key: sum(part.texts.graphs.get(key, 0) for part in parts if part.texts) for key in store.texts},
         fingerprint=store.fingerprint,
+        notes=store_notes(store),
     )
+
+
+def store_notes(store: DiskStore) -> tuple[str, ...]:
+    """Return a sentence for each defect that the manifest counts."""
+    parts, collected, start = store.manifest.parts, [], 0
+    for part in parts:
+        if part.defects is None:
+            return ("an earlier version wrote the store and counted no odd graphs; hydragnn data check counts them",)
+        collected.append((part.defects, start))
+        start += part.graphs
+    return _notes(store, joined_defects(collected))
+
+
+def _notes(store: DiskStore, defects: Defects) -> tuple[str, ...]:
+    return tuple(defect.sentence(name, len(store), _called(store, defect.first)) for name, defect in defects.items())
+
+
+def _called(store: DiskStore, graph: int) -> str:
+    """What messages call a graph of a store."""
+    names = store.texts.get(NAME)
+    return label(names.select([graph]).values[0] if names is not None else "", graph)
 
 
 def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:
@@ -126,17 +151,24 @@ def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:
     )
 
 
-def refuse_absent_fields(path: Path) -> None:
-    """Remove a store that was made now and raise InputError where it has a field that no graph has."""
+def refuse_useless(path: Path) -> None:
+    """Remove a store that was made now and raise InputError where no graph has a field, or any two nodes within the cutoff."""
     store = DiskStore(path)
     absent = [field.name for field in store.fields() if not present_graphs(store, field).any()]
+    sizes, cutoff = store.sizes(), cutoff_of(store.attributes)
+    several = int((sizes.nodes > 1).sum())
     store.close()
+    problem = ""
     if absent:
-        shutil.rmtree(path)
-        raise InputError(
-            f"no graph has the field {absent[0]}, so that no store was made; name the right key for it in the build file, or leave "
-            "the field out"
+        problem = f"no graph has the field {absent[0]}, so that no store was made; name the right key for it in the build file, or leave the field out"
+    elif cutoff is not None and several and not sizes.edges.any():
+        problem = (
+            f"no two nodes of any of the {several} graphs of several nodes are within the cutoff of {cutoff:.12g}, so that no store was made; "
+            "give the cutoff in the unit of positions (Angstrom for atoms)"
         )
+    if problem:
+        shutil.rmtree(path)
+        raise InputError(problem)
 
 
 def _size_summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> SizeSummary:
@@ -159,29 +191,48 @@ def convert_store(source: Path, target: Path) -> None:
                 raise InputError(f"{source}: {changed_sentence(start + int(changed.argmax()))}")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreCheck:
+    """What was found by reading a whole store, one sentence each."""
+
+    problems: list[str]
+    """Empty where every bit is as it was written and every graph is valid."""
+    notes: list[str]
+    """Defects of valid graphs, each with a count and an example."""
+
+
 def check_store(path: Path) -> list[str]:
-    """What is wrong with a store, one sentence each; empty where every bit is as it was written and every graph is valid.
+    """What is wrong with a store, one sentence each; empty where every bit is as it was written and every graph is valid."""
+    return examine_store(path).problems
+
+
+def examine_store(path: Path) -> StoreCheck:
+    """Read all of a store and return what is wrong with it, and what is odd about its graphs.
 
     Files are compared with their size and hash before an engine sees them; then every graph with its digest, and its
-    values with the rules of graphs (indices in range, edges sorted, finite numbers, classes in range).
-    InputError where there is no store to check.
+    values with the rules of graphs (indices in range, edges sorted, finite numbers, classes in range, shifts of its cell, edges within
+    the cutoff). InputError where there is no store to check.
     """
     manifest = read_manifest(path)
     problems: list[str] = []
     digests = []
-    first = 0
+    defects: list[tuple[Defects, int]] = []
+    first, whole = 0, True
     for info in manifest.parts:
         part = Part(path, info, manifest)
         broken = list(_broken_files(part))
         problems += broken
+        whole &= not broken
         if not broken:
-            digest, wrong = _check_content(part, manifest, first)
+            digest, wrong, odd = _check_content(part, manifest, first)
             digests.append(digest)
+            defects += odd
             problems += wrong
         first += info.graphs
     if not problems and fingerprint_of(manifest.dim, manifest.fields, np.concatenate(digests)) != manifest.fingerprint:
         problems.append(f"{path}: the fingerprint of the graphs is not the one in the manifest; write the store again")
-    return problems
+    notes = _notes(DiskStore(path), joined_defects(defects)) if whole else ()
+    return StoreCheck(problems=problems, notes=list(notes))
 
 
 def check_graphs(
@@ -255,9 +306,16 @@ def _broken_files(part: Part) -> Iterator[str]:
         yield f"{texts} was changed after it was written; copy the store again"
 
 
-def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[Any], list[str]]:
-    """The digests of the part's graphs, and what is wrong with them; ``first`` is the number of its first graph."""
+def _names_from(texts: TextsReader, start: int, rows: Int64[ndarray, " rows"]) -> list[str]:
+    return texts.read(NAME, rows + start)
+
+
+def _check_content(
+    part: Part, manifest: Manifest, first: int
+) -> tuple[NDArray[Any], list[str], list[tuple[Defects, int]]]:
+    """The digests of the part's graphs, what is wrong with them and what is odd; ``first`` is the number of its first graph."""
     cutoff = cutoff_of(manifest.attributes)
+    defects: list[tuple[Defects, int]] = []
     collected, problems = [np.zeros((0, 16), dtype=np.uint8)], []
     for start in range(0, part.info.graphs, BLOCK):
         stop = min(start + BLOCK, part.info.graphs)
@@ -270,11 +328,16 @@ def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[
             if len(different):
                 problems.append(f"{where}: {changed_sentence(first + start + int(different[0]))}")
             batch = gather(flat, np.arange(stop - start))
+            if part.texts is not None:
+                read = partial(_names_from, part.texts, start)
+                batch = batch.with_texts({NAME: Texts.unread(read, stop - start)})
             check_structure(batch)
-            wrong = list(graph_problems(batch, range(first + start, first + stop), cutoff=cutoff).values())
-            problems += [f"{part.path}, {problem}" for problem in wrong[:LISTED]]
+            wrong = graph_problems(batch, range(first + start, first + stop), cutoff=cutoff)
+            problems += [f"{part.path}, {problem}" for problem in list(wrong.values())[:LISTED]]
             if len(wrong) > LISTED:
                 problems.append(f"{where}: {len(wrong) - LISTED} more are not valid")
+            if not wrong:
+                defects.append((graph_defects(batch), first + start))
         except InputError as error:
             problems.append(f"{where}: {error}")
-    return np.concatenate(collected), problems
+    return np.concatenate(collected), problems, defects

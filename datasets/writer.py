@@ -31,6 +31,7 @@ from hydragnn.datasets.part_texts import TextsInfo, TextsWriter, texts_path
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import alone_in_folder, flush_directory, read_sealed, write_sealed
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.defects import Defect, graph_defects, joined_defects
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.validate import validate
@@ -106,6 +107,7 @@ class StoreWriter:
         self._stored: dict[str, list[int]] = {}
         self._masked: set[str] = set()
         self._digests: list[Array] = []
+        self._defects: dict[str, Defect] = {}
         self._rows = dict.fromkeys(("node", "edge", "graph"), 0)
         self._engine: PartWriter | None = None
         self._alone = ExitStack()
@@ -117,19 +119,19 @@ class StoreWriter:
 
     def write(self, batch: GraphBatch) -> None:
         """Add the graphs of a batch; InputError where they are not valid or the place is full."""
-        self._add(self._checked(batch))
+        self._add(*self._checked(batch))
 
     def write_graphs(self, graphs: Sequence[GraphBatch]) -> None:
         """Add graphs as ``write`` would one after the other, several times as fast; an error still names the graph."""
         try:
-            flat = self._checked(concatenate(graphs))
+            flat, defects = self._checked(concatenate(graphs))
         except InputError:
             for graph in graphs:
                 self.write(graph)
         else:
-            self._add(flat)
+            self._add(flat, defects)
 
-    def _checked(self, batch: GraphBatch) -> FlatGraphs:
+    def _checked(self, batch: GraphBatch) -> tuple[FlatGraphs, dict[str, Defect]]:
         number = self._first + self.graphs
         try:
             flat = flat_graphs(validate(batch, number, cutoff=cutoff_of(self.attributes)), self.fields)
@@ -137,9 +139,10 @@ class StoreWriter:
             raise InputError(f"{error} (in what was written from graph {number} on)") from error
         if flat.dim != self.dim:
             raise InputError(f"graph {number} has dimension {flat.dim}, the store {self.dim}; keep them apart")
-        return flat
+        return flat, graph_defects(batch)
 
-    def _add(self, flat: FlatGraphs) -> None:
+    def _add(self, flat: FlatGraphs, defects: dict[str, Defect]) -> None:
+        self._defects = joined_defects([(self._defects, 0), (defects, self.graphs)])
         self._block.waiting.append(flat)
         self._block.graphs += len(flat)
         self._block.bytes += sum(array.nbytes for array in flat.arrays.values())
@@ -208,6 +211,7 @@ class StoreWriter:
             masked=sorted(self._masked),
             files=files,
             texts=texts,
+            defects=self._defects,
         )
 
     def _finish_texts(self, final: Path) -> TextsInfo | None:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label
-from hydragnn.graphs.field import Field, Location
+from hydragnn.graphs.defects import edge_codes
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
 from hydragnn.graphs.levels import CLUSTERS, cluster_problems, is_levels
 
 Finding = tuple[int, str]
@@ -25,6 +26,9 @@ SINGULAR = 1e-8
 
 WHOLE = 1e-3
 """Part of the larger of cell and shift by which a shift may miss a whole number of cell vectors."""
+
+CLOSEST = 1e-3
+"""Distance in the unit of positions below which two atoms are one written twice."""
 
 LONGEST = 1 + 1e-4
 """Times the cutoff: what edges may measure in single precision."""
@@ -41,7 +45,8 @@ def graph_problems(
 
     Checked are: at least one node; edges inside their graph and sorted by receiver; finite positions, shifts, cells and
     values; classes in range; independent cell vectors along periodic axes; shifts that are whole numbers of these; edges within
-    the ``cutoff`` that made them, if one did; clusters that are nested; and that every graph has the fields ``needed``.
+    the ``cutoff`` that made them, if one did, and between atoms that are apart; one target per edge among those that are the same to
+    a model; clusters that are nested; and that every graph has the fields ``needed``.
     A graph with several problems is told of the first. The sentences call graphs by their ``numbers``, by default their
     positions. Offsets, shapes and dtypes are trusted: ``validate`` and the readers of stores check them.
     """
@@ -51,7 +56,8 @@ def graph_problems(
     wrong = {position for position, _ in findings}
     fine = [graph for graph in range(batch.num_graphs) if graph not in wrong]
     sound = batch.select(fine) if wrong else batch
-    findings += [(fine[place], problem) for place, problem in [*_wrong_images(sound, cutoff), *_wrong_clusters(sound)]]
+    sound_checks = (_wrong_images(sound, cutoff), _contradictions(sound), _wrong_clusters(sound))
+    findings += [(fine[place], problem) for check in sound_checks for place, problem in check]
     for position, problem in [*findings, *_missing_fields(batch, needed)]:
         number = position if numbers is None else numbers[position]
         by_graph.setdefault(position, f"{graph_label(batch, position, int(number))}{problem}")
@@ -149,9 +155,18 @@ def _wrong_images(batch: GraphBatch, cutoff: float | None) -> Iterator[Finding]:
         return
     if bool(batch.edge_shifts.any()):
         yield from _broken_shifts(batch)
-    if cutoff is None:
+    atoms = ATOMIC_NUMBERS in batch.nodes
+    if cutoff is None and not atoms:
         return
     lengths = edge_vectors(batch).norm(dim=1)
+    if atoms and bool((lengths < CLOSEST).any()):
+        meeting = ((lengths < CLOSEST) & (batch.senders != batch.receivers)).nonzero().flatten()
+        for graph, edge in _firsts(meeting, batch.edge_offsets):
+            at = int(batch.edge_offsets[graph]) + edge
+            ends = sorted(int(end[at] - batch.node_offsets[graph]) for end in (batch.senders, batch.receivers))
+            yield graph, f": atoms {ends[0]} and {ends[1]} are {float(lengths[at]):.2g} apart; remove the duplicate"
+    if cutoff is None:
+        return
     for graph, edge in _firsts((lengths > cutoff * LONGEST).nonzero().flatten(), batch.edge_offsets):
         length = float(lengths[int(batch.edge_offsets[graph]) + edge])
         sentence = (
@@ -192,6 +207,40 @@ def _firsts(edges: Tensor, offsets: Tensor) -> Iterator[tuple[int, int]]:
 
 def _axes(flags: NDArray[np.bool_]) -> str:
     return ", ".join(axis for axis, flag in zip("xyz", flags) if flag) or "none"
+
+
+def _contradictions(batch: GraphBatch) -> Iterator[Finding]:
+    """Graphs with two edges that are the same to a model and have different targets."""
+    fields = [field for field in batch.fields.values() if field.on == "edge"]
+    targets = [field for field in fields if field.role == "target"]
+    if not targets or not batch.num_edges:
+        return
+    codes = edge_codes(batch)
+    order = np.argsort(codes, kind="stable")
+    same = codes[order[1:]] == codes[order[:-1]]
+    first, second = torch.from_numpy(order[:-1][same]), torch.from_numpy(order[1:][same])
+    for field in fields:
+        if field.role == "input":
+            equal = ~_differ(batch[field.name], first, second)
+            first, second = first[equal], second[equal]
+    for target in targets:
+        differ = _differ(batch[target.name], first, second)
+        pairs = sorted(zip(first[differ].tolist(), second[differ].tolist()))
+        starts = torch.tensor([pair[0] for pair in pairs], dtype=torch.int64)
+        for graph, edge in _firsts(starts, batch.edge_offsets):
+            base = int(batch.edge_offsets[graph])
+            other = next(two - base for one, two in pairs if one == base + edge)
+            sentence = (
+                f": edges {edge} and {other} have the same ends, image and inputs, and different {target.name}, which no model can tell "
+                "apart; list each contact once, and leave undirected out where both of its sides are listed"
+            )
+            yield graph, sentence
+
+
+def _differ(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Whether rows differ in any number."""
+    columns = values.reshape(len(values), math.prod(values.shape[1:]))
+    return (columns[first] != columns[second]).any(dim=1)
 
 
 def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:

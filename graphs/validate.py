@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.far import into_cell
 from hydragnn.graphs.field import Field, Location
 from hydragnn.graphs.problems import ITEMS, cell_problem, graph_problems, without_label
 from hydragnn.graphs.topology import Topology
@@ -36,7 +37,8 @@ def graph_from_arrays(
 
     ``positions`` is [nodes, 2 or 3], or None (then every node field gives the number of nodes). Edges are sorted by
     receiver (stable) and the edge fields follow. Values of graph fields have the shape of their Field. ``cell`` holds
-    the cell vectors as rows ([3, 3]; [2, 2] in two dimensions) or the edge lengths of an orthogonal box.
+    the cell vectors as rows ([3, 3]; [2, 2] in two dimensions) or the edge lengths of an orthogonal box. Where a node of a
+    periodic graph is more than ten cells away, all are brought into the cell, with the shifts that keep every edge.
 
     Raises InputError, naming the graph, the field and the fix, for an index out of range, NaN or infinite values,
     wrong lengths, shapes or dtypes, classes out of range, a graph without nodes, undeclared and missing fields.
@@ -61,11 +63,13 @@ def graph_from_arrays(
         values[field.on][field.name] = field_values(raw, field, items[field.on], name)
     sender, receiver, shifts, values["edge"] = _by_receiver(sender, receiver, shifts, values["edge"])
     flags = _flags(periodic, dim, name)
+    box = _box(cell, flags, dim, name)
+    points, shifts = into_cell(points, sender, receiver, shifts, box[:dim, :dim], flags[:dim])
     batch = GraphBatch(
         positions=points,
         topology=Topology.square(sender, receiver, count),
         edge_shifts=shifts,
-        cell=_box(cell, flags, dim, name)[None],
+        cell=box[None],
         periodic=flags[None],
         node_offsets=torch.tensor([0, count]),
         edge_offsets=torch.tensor([0, len(sender)]),

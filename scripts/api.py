@@ -65,7 +65,8 @@ def build_store(
             build_with_workers(settings, Path(out), processes, tell)
         else:
             build(settings, Path(out), tell)
-    return replace(store_info(out), notes=tuple(precision_notes(open_store(out))))
+    info = store_info(out)
+    return replace(info, notes=(*info.notes, *precision_notes(open_store(out))))
 
 
 def store_info(store: Path | str) -> "StoreInfo":

@@ -130,12 +130,12 @@ def data_info(store: Path, as_json: AsJson = False) -> None:
 
 @data.command("check")
 def data_check(store: Path, as_json: AsJson = False) -> None:
-    """Read all of a store: checksums, offsets, indices, NaN; exits with 2 where there is a problem."""
-    from hydragnn.datasets import check_store
+    """Read all of a store: checksums, indices, NaN, shifts, lengths, odd graphs; exits with 2 where there is a problem."""
+    from hydragnn.datasets import examine_store
 
-    problems = check_store(store)
-    show_value({"store": str(store), "problems": problems}, as_json)
-    if problems:
+    check = examine_store(store)
+    show_value({"store": str(store), "problems": check.problems, "notes": check.notes}, as_json)
+    if check.problems:
         raise typer.Exit(2)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from hydragnn.datasets.build import fields_of, one_thread
 from hydragnn.datasets.build_settings import BuildSettings
 from hydragnn.datasets.parallel_build import Source, blocks_for, check_whole, first_and_count
-from hydragnn.datasets.tools import refuse_absent_fields
+from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import clear_unfinished, finish_store, only_maker
 from hydragnn.distributed import LaunchError
 from hydragnn.ensemble.prediction.group import Group
@@ -179,7 +179,7 @@ def _problem_of_store(tally: RankTally, counted: int | None) -> str:
             raise InputError(min(failed, key=lambda failure: int(failure["block"]))["sentence"])
         check_whole(out, counted, sum(note["graphs"] for note in done))
         finish_store(out, max(note["parts"] for note in done))
-        refuse_absent_fields(out)
+        refuse_useless(out)
     except InputError as error:
         clear_unfinished(out, folder=True)
         return str(error)

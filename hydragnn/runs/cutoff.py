@@ -46,6 +46,17 @@ def check_pairs(attention: GlobalAttentionSettings | None, store: GraphStore) ->
         )
 
 
+def check_edges_exist(kind: str, attention: GlobalAttentionSettings | None, store: GraphStore) -> None:
+    """InputError for a store in which no graph has an edge, where nothing but edges carries messages."""
+    sizes = store.sizes()
+    several = int((sizes.nodes > 1).sum())
+    if attention is None and several and not sizes.edges.any():
+        raise InputError(
+            f"none of the {several} graphs of several nodes has an edge, and model {kind} learns from edges; build the store with a cutoff "
+            "in the unit of positions, or set data.edges = false for a model of nodes alone"
+        )
+
+
 def can_be_silenced(attributes: Mapping[str, Any], cutoff: float) -> bool:
     """Return True where edges of the store may be longer than the model's cutoff."""
     known = cutoff_of(attributes)

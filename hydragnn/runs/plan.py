@@ -20,7 +20,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
-from hydragnn.runs.cutoff import check_cutoff, check_pairs
+from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
 from hydragnn.settings import ActsWith, is_complete, is_given
 
 Stores = GraphStore | Mapping[str, GraphStore]
@@ -111,6 +111,7 @@ def described_branches(
             visible = store if branch.data.edges else WithoutEdges(store)
             if branch.data.edges and not begun:
                 check_cutoff(getattr(encoder, "cutoff", None), store.attributes)
+                check_edges_exist(encoder.kind, encoder.global_attention, store)
             model = make_description(
                 encoder,
                 branch.heads,

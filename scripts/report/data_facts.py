@@ -9,9 +9,9 @@ from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
 from hydragnn.config import RunConfig
-from hydragnn.datasets import GraphStore, open_store
+from hydragnn.datasets import GraphStore, disk_store, open_store
 from hydragnn.datasets.split import Split, make_split
-from hydragnn.datasets.tools import present_graphs
+from hydragnn.datasets.tools import present_graphs, store_notes
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
@@ -50,6 +50,7 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         parts={name: count for name, count in split.counts.items() if count or name != "calibration"},
         fields=[{**field.to_json(), "present": _present_in(store, field, split)} for field in store.fields()],
         attributes=dict(store.attributes),
+        notes=store_notes(disk) if (disk := disk_store(store)) else (),
         composition=_composition(read, kinds) if kinds else {},
         composition_of=_composition_name(kinds),
         targets=tuple(_target(fields[name], read) for name in target_names),

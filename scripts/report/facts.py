@@ -269,6 +269,7 @@ class DataFacts:
     parts: Mapping[str, int]
     fields: Sequence[Mapping[str, Any]]
     attributes: Mapping[str, Any]
+    notes: tuple[str, ...]
     composition: Mapping[str, float]
     composition_of: str
     targets: tuple[Target, ...]

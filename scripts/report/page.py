@@ -170,6 +170,7 @@ def data(facts: Facts) -> Section:
             if store_facts.sampled < total
             else ""
         )
+        + "".join(f" Note: {note}." for note in store_facts.notes)
     )
     return Section(
         anchor="data",

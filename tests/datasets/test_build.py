@@ -204,7 +204,7 @@ def test_every_kind_of_source_names_its_graphs(kind: str, tmp_path: Path) -> Non
         "pyg": {"files": ["a.pt"]},
         "npz": {"files": ["a.npz"], "nodes": "n", "positions": "pos", "cutoff": 2.0},
         "mesh": {"files": ["*.vtk"], "labels": "labels.csv"},
-        "grains": {"files": ["grains.csv"], "edges": "contacts.csv", "graphs": "graphs.csv"},
+        "grains": {"files": ["grains.csv"], "edges": "contacts.csv", "graphs": "graphs.csv", "undirected": True},
     }[kind]
     defaults = {"pyg": "a.pt#0 a.pt#1", "npz": "a.npz#0 a.npz#1", "mesh": "g0.vtk g1.vtk", "grains": "3 8"}
     assert list(built(tmp_path, kind=kind, **table).texts["name"]) == defaults[kind].split()
@@ -348,6 +348,7 @@ def test_grain_tables(tmp_path: Path) -> None:
         edges="contacts.csv",
         graphs="micro.csv",
         positions=["x", "y"],
+        undirected=True,
         fields=[
             {"name": "texture", "on": "node", "shape": [2], "key": ["phi", "size"]},
             {"name": "area", "on": "edge"},
@@ -362,6 +363,47 @@ def test_grain_tables(tmp_path: Path) -> None:
     assert "build" not in open_store(tmp_path / "out.h5").attributes, (
         "one file is not enough to tell how grains become graphs"
     )
+
+
+SIDES: dict[str, tuple[list[list[int]], bool | None, list[list[int]] | str]] = {
+    "both sides": ([[0, 1], [1, 0], [1, 2], [2, 1]], None, [[0, 1], [1, 0], [1, 2], [2, 1]]),
+    "both sides, and more asked for": ([[0, 1], [1, 0]], True, "the pair 0, 1 is listed in both directions"),
+    "one side": ([[0, 1], [1, 2]], True, [[0, 1], [1, 0], [1, 2], [2, 1]]),
+    "one way": ([[0, 1], [1, 2]], False, [[0, 1], [1, 2]]),
+}
+
+
+@pytest.mark.parametrize("kind", ["grains", "npz"])
+@pytest.mark.parametrize("case", SIDES)
+def test_pairs_are_taken_as_they_are_listed_and_never_doubled(kind: str, case: str, tmp_path: Path) -> None:
+    pairs, undirected, expected = SIDES[case]
+    (tmp_path / "grains.csv").write_text("graph,size\n0,1\n0,2\n0,3\n")
+    rows = "".join(f"0,{sender},{receiver}\n" for sender, receiver in pairs)
+    (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n" + rows)
+    np.savez(tmp_path / "a.npz", n=[3], size=[1.0, 2.0, 3.0], e=pairs, m=[len(pairs)])
+    table: dict[str, Any] = {
+        "grains": {"files": ["grains.csv"], "edges": "contacts.csv"},
+        "npz": {"files": ["a.npz"], "nodes": "n", "edges": "e", "edge_counts": "m"},
+    }[kind]
+    table |= {"kind": kind, "fields": [{"name": "size", "on": "node"}]}
+    table |= {} if undirected is None else {"undirected": undirected}
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            built(tmp_path, **table)
+    else:
+        actual = built(tmp_path, **table)
+        assert sorted(zip(actual.senders.tolist(), actual.receivers.tolist())) == sorted(map(tuple, expected))
+
+
+def test_contacts_of_one_side_need_a_word(tmp_path: Path) -> None:
+    (tmp_path / "grains.csv").write_text("graph,size\n0,1\n0,2\n")
+    (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n0,0,1\n")
+    with pytest.raises(
+        InputError, match="microstructure 0: every pair is listed in one direction; say undirected = true"
+    ):
+        built(
+            tmp_path, kind="grains", files=["grains.csv"], edges="contacts.csv", fields=[{"name": "size", "on": "node"}]
+        )
 
 
 def test_a_folder_name_with_special_characters_is_no_pattern(tmp_path: Path) -> None:

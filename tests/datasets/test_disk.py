@@ -283,9 +283,9 @@ def test_edges_without_shifts_take_no_space(tmp_path: Path) -> None:
     from hydragnn.graphs.validate import graph_from_arrays
 
     ends = np.arange(5000)
-    points, cell = np.zeros((5000, 3)) + ends[:, None], np.eye(3)
+    points, cell = np.zeros((5000, 3)) + ends[:, None], 1000.0 * np.eye(3)
     plain = graph_from_arrays(points, ends, ends[::-1].copy(), cell=cell, periodic=True)
-    shifted = replace(plain, edge_shifts=plain.edge_shifts + 1.0)
+    shifted = replace(plain, edge_shifts=plain.edge_shifts + 1000.0)
     sizes = []
     for name, graph in (("plain", plain), ("shifted", shifted)):
         with StoreWriter(tmp_path / f"{name}.h5", [], dim=3) as writer:

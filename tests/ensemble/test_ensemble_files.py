@@ -170,6 +170,7 @@ kind = "grains"
 files = ["grains.csv"]
 edges = "contacts.csv"
 graphs = "microstructures.csv"
+undirected = true
 [[fields]]
 name = "charge"
 on = "node"

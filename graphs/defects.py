@@ -1,0 +1,198 @@
+"""Graphs that are valid and perhaps not what their author thinks: how many there are, and one of them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+from numpy.typing import NDArray
+
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+
+PLACE = 1e-8
+"""Nodes nearer than this part of the extent of their graph lie at one place."""
+BOND = 1.25
+"""Atoms nearer than so many times the sum of their covalent radii are bonded."""
+_MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
+"""Odd numbers that make one of several whole numbers, so that equal rows are found by one sort."""
+
+ADVICE = {
+    "no edges": "give edges, or a larger cutoff in the unit of positions",
+    "lone nodes": "no message reaches them; compare the cutoff with the unit of positions",
+    "bonds without edges": "species and distances suggest bonds between atoms that no path of edges joins; raise the cutoff",
+    "several components": "no message goes from one to the other; join them, or make each a graph",
+    "parallel edges": "edges with the same ends and image are summed twice; list each once",
+    "coincident nodes": "nodes at one place are perhaps one node, as in a mesh whose cells have points of their own; merge them",
+}
+"""Defects by name, and what to do about each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defect:
+    """How many graphs have a defect, and the first of them."""
+
+    graphs: int
+    first: int
+    """Number of the first graph that has it."""
+    detail: str
+    """What that graph has."""
+
+    def sentence(self, name: str, among: int, called: str) -> str:
+        """Return the defect in a sentence; ``called`` is the first graph.
+
+        >>> Defect(graphs=2, first=7, detail="4 nodes").sentence("lone nodes", 40, "mp-8")
+        'lone nodes in 2 of 40 graphs, for example mp-8 (4 nodes): no message reaches them; compare the cutoff with the unit of positions'
+        """
+        return f"{name} in {self.graphs} of {among} graphs, for example {called} ({self.detail}): {ADVICE[name]}"
+
+
+Defects = Mapping[str, Defect]
+"""Defects that some graph has, by name."""
+
+
+def graph_defects(batch: GraphBatch) -> dict[str, Defect]:
+    """Return what is odd about the topology and geometry of valid graphs.
+
+    Found are graphs of several nodes without edges, with nodes that no edge touches, with components that no path joins (of
+    atoms only where species and distances suggest a bond between them), with two edges of the same ends, image and kinds,
+    and with nodes at one place.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> graph_defects(graph_from_arrays([[0.0, 0.0], [0.0, 1.0], [0.0, 1.0]], [0], [1]))["coincident nodes"].detail
+    '3 nodes at 2 places'
+    """
+    found: dict[str, Defect] = {}
+    for name, graphs, detail in _found(batch):
+        if len(graphs):
+            found[name] = Defect(graphs=len(graphs), first=int(graphs[0]), detail=detail(int(graphs[0])))
+    return {name: found[name] for name in ADVICE if name in found}
+
+
+def joined_defects(parts: Iterable[tuple[Defects, int]]) -> dict[str, Defect]:
+    """Return the defects of graphs that follow each other, from those of parts and the number of the first graph of each."""
+    total: dict[str, Defect] = {}
+    for defects, start in parts:
+        for name, defect in defects.items():
+            known = total.get(name)
+            here = replace(defect, first=start + defect.first)
+            total[name] = here if known is None else replace(known, graphs=known.graphs + here.graphs)
+    return {name: total[name] for name in ADVICE if name in total}
+
+
+def defects_from_json(table: Mapping[str, Any]) -> dict[str, Defect]:
+    """Return what ``asdict`` made of defects, those of later versions left out; KeyError, TypeError where it is damaged."""
+    return {
+        name: Defect(graphs=int(one["graphs"]), first=int(one["first"]), detail=str(one["detail"]))
+        for name, one in table.items()
+        if name in ADVICE
+    }
+
+
+Found = tuple[str, Int64[ndarray, " graphs"], Callable[[int], str]]
+"""A defect, the graphs that have it in ascending order, and what one of them has."""
+
+
+def _found(batch: GraphBatch) -> Iterator[Found]:
+    nodes, edges = batch.counts("node").numpy(), batch.counts("edge").numpy()
+    offsets = batch.node_offsets.numpy()
+    yield "no edges", np.flatnonzero((nodes > 1) & (edges == 0)), lambda graph: f"{nodes[graph]} nodes"
+    labels = _component_labels(batch)
+    lone = _degrees(batch) == 0
+    owner = batch.owner("node").numpy()
+    lone_nodes = np.bincount(owner[lone], minlength=len(nodes))
+    with_edges = np.flatnonzero((lone_nodes > 0) & (edges > 0))
+    yield "lone nodes", with_edges, lambda graph: f"{lone_nodes[graph]} of {nodes[graph]} nodes"
+    parts = np.bincount(owner[_is_first(labels)], minlength=len(nodes))
+    if ATOMIC_NUMBERS in batch.nodes and batch.dim == 3:
+        apart = [graph for graph in np.flatnonzero(parts > 1).tolist() if _has_cut_bond(batch, graph, labels, offsets)]
+        graphs = np.array(apart, dtype=np.int64)
+        yield "bonds without edges", graphs, lambda graph: f"{parts[graph]} components"
+    else:
+        graphs = np.flatnonzero(parts - lone_nodes > 1)
+        yield "several components", graphs, lambda graph: f"{parts[graph]} components of {nodes[graph]} nodes"
+    twice = _repeated(edge_codes(batch), batch.owner("edge").numpy(), len(nodes))
+    yield "parallel edges", np.flatnonzero(twice), lambda graph: f"{twice[graph]} of {edges[graph]} edges"
+    if batch.dim:
+        same = _repeated(_place_codes(batch, offsets), owner, len(nodes))
+        places = nodes - same
+        yield "coincident nodes", np.flatnonzero(same), lambda graph: f"{nodes[graph]} nodes at {places[graph]} places"
+
+
+def _degrees(batch: GraphBatch) -> NDArray[np.int64]:
+    """Edges that begin or end at every node."""
+    ends = np.bincount(batch.senders.numpy(), minlength=batch.num_nodes)
+    return ends + np.bincount(batch.receivers.numpy(), minlength=batch.num_nodes)
+
+
+def _component_labels(batch: GraphBatch) -> NDArray[np.int32]:
+    """The number of the component of every node, in ascending order of first nodes."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    senders, offsets = batch.senders.numpy().astype(np.int32), batch.topology.row_offsets.numpy().astype(np.int32)
+    weights = np.ones(len(senders), dtype=np.int8)
+    matrix = csr_matrix((weights, senders, offsets), shape=(batch.num_nodes, batch.num_nodes))
+    labels: NDArray[np.int32] = connected_components(matrix, directed=False)[1]
+    return labels
+
+
+def _is_first(labels: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Whether a node is the first of its component."""
+    first = np.zeros(len(labels), dtype=np.bool_)
+    first[np.unique(labels, return_index=True)[1]] = True
+    return first
+
+
+def _has_cut_bond(batch: GraphBatch, graph: int, labels: NDArray[np.int32], offsets: NDArray[np.int64]) -> bool:
+    """Return True where two atoms of different components are as near as bonded ones."""
+    from ase.data import covalent_radii
+
+    from hydragnn.graphs.search import completed_cell, pairs_within
+
+    own = slice(int(offsets[graph]), int(offsets[graph + 1]))
+    radii = covalent_radii[np.minimum(batch.nodes[ATOMIC_NUMBERS][own].numpy(), len(covalent_radii) - 1)]
+    periodic = batch.periodic[graph].numpy()
+    cell = completed_cell(batch.cell[graph].numpy(), periodic, "graph")
+    first, second, _, lengths = pairs_within(
+        batch.positions[own].numpy(), cell, periodic, BOND * 2 * float(radii.max()), "graph"
+    )
+    bonded = lengths < BOND * (radii[first] + radii[second])
+    return bool((labels[own][first[bonded]] != labels[own][second[bonded]]).any())
+
+
+def edge_codes(batch: GraphBatch) -> NDArray[np.uint64]:
+    """One number per edge, equal where ends, image and kinds are."""
+    codes = (batch.receivers.numpy() * batch.num_nodes + batch.senders.numpy()).view(np.uint64)
+    if batch.dim and bool(batch.edge_shifts.any()):
+        largest = float(batch.edge_shifts.abs().max())
+        steps = np.rint(batch.edge_shifts.numpy() * (2**40 / largest)).astype(np.int64)
+        codes = codes * _MIX[3] + (steps.view(np.uint64) * _MIX[: batch.dim]).sum(axis=1)
+    for field in batch.fields.values():
+        if field.on == "edge" and field.classes:
+            kinds = batch[field.name].numpy().reshape(batch.num_edges, -1)
+            for column in kinds.T:
+                codes = codes * _MIX[0] + column.astype(np.uint64)
+    return codes
+
+
+def _place_codes(batch: GraphBatch, offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """One number per node, equal where graph and place are."""
+    positions, owner = batch.positions.numpy(), batch.owner("node").numpy()
+    least = np.minimum.reduceat(positions, offsets[:-1])
+    extent = (np.maximum.reduceat(positions, offsets[:-1]) - least).max(axis=1)
+    step = np.where(extent > 0, extent * PLACE, 1.0)[owner, None]
+    steps = np.rint((positions - least[owner]) / step).astype(np.int64)
+    return (steps.view(np.uint64) * _MIX[: batch.dim]).sum(axis=1) + owner.astype(np.uint64) * _MIX[3]
+
+
+def _repeated(codes: NDArray[np.uint64], owner: NDArray[np.int64], graphs: int) -> NDArray[np.int64]:
+    """How many items of every graph repeat an earlier one; one sort tells that none does."""
+    ascending = np.sort(codes)
+    if not (ascending[1:] == ascending[:-1]).any():
+        return np.zeros(graphs, dtype=np.int64)
+    again = np.ones(len(codes), dtype=np.bool_)
+    again[np.unique(codes, return_index=True)[1]] = False
+    return np.bincount(owner[again], minlength=graphs)

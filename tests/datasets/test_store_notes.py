@@ -1,0 +1,156 @@
+"""Stores count the graphs that are not what their author thinks, and call one of each kind by its name."""
+
+import json
+from pathlib import Path
+
+import ase.io
+import meshio
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+from ase.neighborlist import neighbor_list
+
+import hydragnn
+from hydragnn.datasets import StoreWriter, examine_store, finish_store, open_store, store_info
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, GraphBatch, edge_vectors, graph_from_arrays
+from hydragnn.graphs.pyg import torch_geometric
+
+PLATE = {"kind": "mesh", "files": ["*.vtu"]}
+
+
+def plates(folder: Path) -> None:
+    """A square of 4 x 4 in 32 triangles, once with shared points and once with points of every triangle's own."""
+    side = np.arange(5.0)
+    points = np.stack([*(axis.ravel() for axis in np.meshgrid(side, side)), np.zeros(25)], axis=1)
+    corner = (np.arange(4)[:, None] * 5 + np.arange(4)).reshape(-1, 1)
+    cells = (corner[:, None] + [[0, 1, 5], [1, 6, 5]]).reshape(-1, 3)
+    meshio.write(folder / "shared.vtu", meshio.Mesh(points, [("triangle", cells)]))
+    torn = meshio.Mesh(points[cells.ravel()], [("triangle", np.arange(96).reshape(-1, 3))])
+    meshio.write(folder / "torn.vtu", torn)
+
+
+NOTES = [
+    "several components in 1 of 2 graphs, for example graph 'torn.vtu' (32 components of 96 nodes)",
+    "coincident nodes in 1 of 2 graphs, for example graph 'torn.vtu' (96 nodes at 25 places)",
+]
+
+
+def test_a_torn_mesh_is_named_by_build_info_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plates(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    built = hydragnn.build_store(PLATE, tmp_path / "p.h5", quiet=True)
+    checked = examine_store(tmp_path / "p.h5")
+    assert checked.problems == []
+    for notes in (built.notes, store_info(tmp_path / "p.h5").notes, checked.notes):
+        assert [note.split(":")[0] for note in notes] == NOTES
+    assert json.loads(json.dumps(built.to_json()))["notes"] == checked.notes
+
+
+def test_a_store_of_an_earlier_version_does_not_know_and_its_check_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plates(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    hydragnn.build_store(PLATE, tmp_path / "p.h5", quiet=True)
+    manifest = tmp_path / "p.h5" / "manifest.json"
+    table = json.loads(manifest.read_text())
+    del table["checksum"], table["parts"][0]["defects"]
+    manifest.write_text(json.dumps(table))
+    (note,) = store_info(tmp_path / "p.h5").notes
+    assert note.endswith("counted no odd graphs; hydragnn data check counts them")
+    assert [note.split(":")[0] for note in examine_store(tmp_path / "p.h5").notes] == NOTES
+
+
+def lone(number: int) -> GraphBatch:
+    """Three nodes, of which one has no edge where the number is odd."""
+    return graph_from_arrays(np.eye(3), [0, 1], [1, 2 if number % 2 == 0 else 0])
+
+
+def test_parts_count_as_one_store_does(tmp_path: Path) -> None:
+    for part, numbers in enumerate(([0, 2], [4, 1, 3], [5])):
+        with StoreWriter(tmp_path / "s.h5", [], dim=3, part=part) as writer:
+            for number in numbers:
+                writer.write(lone(number))
+    finish_store(tmp_path / "s.h5", 3)
+    info = store_info(tmp_path / "s.h5")
+    assert info.notes == tuple(examine_store(tmp_path / "s.h5").notes)
+    assert [note.split(":")[0] for note in info.notes] == [
+        "lone nodes in 3 of 6 graphs, for example graph 3 (1 of 3 nodes)"
+    ]
+
+
+def test_defects_that_a_manifest_cannot_have_are_damage(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "s.h5", [], dim=3) as writer:
+        writer.write(lone(1))
+    manifest = tmp_path / "s.h5" / "manifest.json"
+    table = json.loads(manifest.read_text())
+    del table["checksum"]
+    table["parts"][0]["defects"]["lone nodes"]["first"] = 1
+    manifest.write_text(json.dumps(table))
+    with pytest.raises(InputError, match="is damaged"):
+        open_store(tmp_path / "s.h5")
+
+
+def test_a_cutoff_in_other_units_than_positions_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ase.io.write("a.xyz", [Atoms("Cu"), bulk("Cu", cubic=True), bulk("Ag", cubic=True)])
+    with pytest.raises(InputError, match=r"any of the 2 graphs of several nodes are within the cutoff of 0\.36"):
+        hydragnn.build_store({"kind": "ase", "files": ["a.xyz"], "cutoff": 0.36}, "a.h5", quiet=True)
+    assert not Path("a.h5").exists()
+    ase.io.write("b.xyz", [Atoms("Cu"), Atoms("Ag")])
+    assert hydragnn.build_store({"kind": "ase", "files": ["b.xyz"], "cutoff": 0.36}, "b.h5", quiet=True).notes == ()
+
+
+def test_a_model_of_edges_does_not_train_where_no_graph_has_one(tmp_path: Path) -> None:
+    charge, size = Field(name="charge", on="node"), Field(name="size", on="graph", role="target")
+    with StoreWriter(tmp_path / "s.h5", [charge, size], dim=3) as writer:
+        for number in range(20):
+            values = {"nodes": {"charge": [number, 1.0]}, "graphs": {"size": float(number)}}
+            writer.write(graph_from_arrays(np.eye(2, 3), [], [], fields=[charge, size], **values))
+    config = {
+        "data": {"store": str(tmp_path / "s.h5")},
+        "model": {"kind": "schnet", "hidden_dim": 4, "num_layers": 1},
+        "heads": [{"kind": "scalar", "field": "size"}],
+        "train": {"epochs": 1},
+    }
+    with pytest.raises(
+        InputError, match=r"none of the 20 graphs of several nodes has an edge, and model schnet learns from edges"
+    ):
+        hydragnn.train(config, tmp_path / "run", quiet=True)
+
+
+def test_lists_of_the_public_hydragnn_are_built_with_the_lengths_that_ase_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graphs, lengths = [], []
+    for seed in range(3):
+        atoms = bulk("Cu", cubic=True)
+        atoms.rattle(0.08, seed=seed)
+        i, j, images, d = neighbor_list("ijSd", atoms, 3.6)
+        data = torch_geometric("data").Data(
+            pos=torch.tensor(atoms.positions), edge_index=torch.tensor(np.stack([i, j]))
+        )
+        data.cell, data.pbc = torch.tensor(atoms.cell.array), torch.ones(3, dtype=torch.int32)
+        data.edge_shifts = torch.tensor(images @ atoms.cell.array)
+        graphs.append(data)
+        lengths += d.tolist()
+    torch.save(graphs, "list.pt")
+    table = {"kind": "pyg", "files": ["list.pt"], "attributes": {"cutoff": 3.6}}
+    assert hydragnn.build_store(table, "p.h5", quiet=True).notes == ()
+    batch = open_store(Path("p.h5")).read([0, 1, 2])
+    np.testing.assert_allclose(sorted(edge_vectors(batch).norm(dim=1).tolist()), sorted(lengths), atol=1e-12)
+    assert batch.periodic.all()
+    with pytest.raises(InputError, match=r"list\.pt, graph 0: no reading of edge_shifts .* declared cutoff of 2"):
+        hydragnn.build_store({**table, "attributes": {"cutoff": 2.0}}, "q.h5", quiet=True)
+    manifest = Path("p.h5/manifest.json")
+    changed = json.loads(manifest.read_text())
+    del changed["checksum"]
+    changed["attributes"]["cutoff"] = 2.6
+    manifest.write_text(json.dumps(changed))
+    problems = examine_store(Path("p.h5")).problems
+    assert len(problems) == 3 and all("beyond the cutoff of 2.6" in problem for problem in problems)
+    assert "graph 'list.pt#1': edge" in problems[1]
