@@ -88,7 +88,7 @@ class Allocation:
     def least(self, names: Collection[str]) -> tuple[int, int]:
         """Return the cores and GPUs that each of these nodes has at least: one job step takes as much from each."""
         wanted = set(names)
-        chosen = [node for node in self.nodes if node.name in wanted]
+        chosen = [node for node in self.nodes if node.name in wanted] or self.nodes
         return min(node.cores for node in chosen), min(node.gpus for node in chosen)
 
     def shares(self, of_largest: int, multiple: int = 1) -> dict[str, int]:

@@ -360,7 +360,8 @@ class AllocationLauncher:
     def note(self) -> str:
         """What the user should know of nodes that differ; empty where all are alike."""
         allocation, unused = self._allocation, self._allocation.unused
-        idle = f"; {', '.join(unused)} stay idle, having no GPU" if unused else ""
+        more = ", ..." if len(unused) > HANDFUL else ""
+        idle = f"; idle, having no GPU: {', '.join(unused[:HANDFUL])}{more}" if unused else ""
         if len({(node.cores, node.gpus) for node in allocation.nodes}) == 1 and not idle:
             return ""
         return f"nodes differ: {allocation}{idle}; {len(self.slots)} slots for trials"

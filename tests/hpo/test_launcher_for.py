@@ -11,8 +11,9 @@ from hydragnn.hpo import CampaignSettings, LocalLauncher
 from hydragnn.hpo.campaign import launcher_for, local_launcher
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.allocation import Allocation, alike
+from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.sites import STEPS_AT_ONCE
+from hydragnn.hpo.launching.sites import STEPS_AT_ONCE, Slurm
 from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.machine import ROOM, Machine, workers_here
 
@@ -85,3 +86,25 @@ def test_a_search_on_auto_leaves_every_worker_its_memory(
         assert len(launcher.slots) == expected
         launcher.close()
     assert workers_here("auto") == 12 and workers_here(5) == 5
+
+
+def test_a_step_takes_of_each_node_what_the_smallest_has_and_nodes_without_a_gpu_stay_idle_beside_others(
+    settings: Callable[..., CampaignSettings], tmp_path: Path
+) -> None:
+    nodes = (*alike(["n1"], 8, 4), *alike(["n2", "n3"], 4, 2), *alike(["n4"], 64))
+    unequal = Allocation(by="slurm", nodes=nodes)
+    launcher = launcher_for(settings(nodes_per_trial=[1, 2]), unequal, tmp_path)
+    assert isinstance(launcher, StepLauncher) and launcher.slots == ("n1", "n2", "n3")
+    assert launcher.sizes == {"n1": 1.0, "n2": 0.5, "n3": 0.5}
+    said = (
+        "1 node with 8 cores and 4 GPUs, 2 nodes with 4 cores and 2 GPUs; idle, having no GPU: n4; 3 slots for trials"
+    )
+    assert launcher.note == f"nodes differ: {said}"
+    for slots, cores, gpus in ((("n1",), 8, 4), (("n1", "n2"), 4, 2), (("n2", "n3"), 4, 2)):
+        step = launcher._step(Task(trial=0, attempt=1, until=1, folder=tmp_path, slots=slots))
+        assert (step.cores, step.gpus, step.ranks) == (cores, gpus, gpus)
+        line = Slurm().command(step)
+        assert {f"--gpus-per-node={gpus}", f"--ntasks={gpus * len(slots)}", "--cpus-per-task=2"} < set(line)
+    packs = launcher_for(settings(trials_per_node=4), unequal, tmp_path)
+    assert isinstance(packs, PackLauncher) and packs.sizes == {}
+    assert packs.slots == ("n1/0", "n2/0", "n3/0", "n1/1", "n2/1", "n3/1", "n1/2", "n1/3")

@@ -257,7 +257,7 @@ def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
         results = {number: verdict(end, digest(CONFIG), "valid/loss") for number, end in ended.items()}
         assert {number for number, one in results.items() if isinstance(one, Reached)} == {0, 4, 5, 6, 7}
         assert ended[1].code == 9 and ended[2].hung and read_record(tasks[3].folder).status == "paused"
-        assert {one["node"] for task in tasks for one in ranks_of(task)} == set(allocation.nodes)
+        assert {one["node"] for task in tasks for one in ranks_of(task)} == set(allocation.names)
         assert {(one["size"], one["threads"]) for task in tasks for one in ranks_of(task)} == {(1, 1)}
         launcher.probe("n2")
         assert until(launcher, bool) == [Probed(node="n2", healthy=True)]
@@ -310,7 +310,7 @@ def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(
         (end,) = (r for r in until(pack, lambda found: len(found) == 2) if isinstance(r, Exit))
         assert end.task == small_struck and end.suspects == ("n4",)
         epochs = read_record(small_well.folder).epochs
-        assert read_allocation(os.environ).nodes == ("n1", "n2", "n3")
+        assert read_allocation(os.environ).names == ("n1", "n2", "n3")
         pack.cancel(3, 20.0)
         exits(pack)
         assert read_record(small_well.folder).status == "paused" and read_record(small_well.folder).epochs >= epochs

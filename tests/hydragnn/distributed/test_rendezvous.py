@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -287,3 +290,20 @@ def test_what_a_rank_starts_beside_its_launcher_is_alone(rank: dict[str, str]) -
     own = {"PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "OMPI_MCA_btl": "self", "FLUX_URI": "x"}
     assert environment_alone({**own, **rank}) == own
     assert launch_from(environment_alone({**own, **rank}), 50).size == 1
+
+
+@pytest.mark.skipif(not shutil.which("script"), reason="no program script to make a terminal")
+def test_the_shell_of_a_real_interactive_step_is_alone_and_its_tasks_are_ranks(slurm: Any, root: Path) -> None:
+    program = "from hydragnn.distributed.launch import this_launch as l; print(l().by, l().size)"
+    for option, expected in (("--pty", "alone 1"), ("--label", "slurm 3")):
+        shell = f"srun -N1 -n3 --overcommit --mpi=none {option} bash -c '{sys.executable} -c \"{program}\"; true'"
+        environment = {**os.environ, **slurm.environment, "PYTHONPATH": str(root)}
+        done = subprocess.run(
+            ["script", "-qec", shell, "/dev/null"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.stdout.count(expected) == (1 if option == "--pty" else 3), done.stdout
