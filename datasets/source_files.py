@@ -1,5 +1,6 @@
 """Graphs from files that other programs write: atoms (ASE), torch_geometric lists, meshes (meshio)."""
 
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from functools import partial
@@ -13,6 +14,7 @@ from hydragnn.datasets.build_settings import AseBuild, Make, MeshBuild, PygBuild
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows
 from hydragnn.errors import InputError
+from hydragnn.files import knows_locks
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 
@@ -122,6 +124,11 @@ def _read_frame(text: str, path: Path, number: int) -> Any:
 
 
 def _unreadable(path: Path, number: int, error: Exception) -> InputError:
+    if isinstance(error, sqlite3.OperationalError) and not knows_locks(path.parent):
+        return InputError(
+            f"{path}: structure {number} cannot be read ({error}): SQLite needs locks, which this file system does not know; "
+            "copy the file to another one"
+        )
     return InputError(
         f"{path}: structure {number} "
         f"{species_problem(error) or f'cannot be read by ASE ({type(error).__name__}: {error}); check the file and format'}"

@@ -95,7 +95,7 @@ class StatisticsCache:
                 path.parent.mkdir(mode=0o777, parents=True, exist_ok=True)
                 lock = lock_file(path.with_suffix(".lock"))
             except OSError:
-                return None  # no place, or no locks there
+                return None  # no place
             if lock is not None:
                 locks.append(lock)  # and look again: the one who had it has written
             elif time.monotonic() > end:

@@ -196,7 +196,7 @@ def main() -> int:
             result = soak(Course(Path(temporary), options.trials, 0.02), options.kills, options.workers, options.seed)
             print(f"{lost(result, options.trials)} trials lost: {result}")
             return int(lost(result, options.trials) > 0 or result["twice"] > 0 or result["longest"] > 30.0)
-        course, bad = Course(Path(temporary), 9, 1.0), 0
+        course, bad = Course(Path(temporary), 9, 5.0), 0
         for number in range(options.two):
             kind = {"stopped": number % 2 == 1, "error": (0, 37, 38)[number % 3]}
             result = two(course, f"c{number}", **kind)
