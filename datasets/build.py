@@ -1,5 +1,7 @@
 """Stores from files: ``hydragnn data build``."""
 
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -38,12 +40,13 @@ TOGETHER, EDGES_TOGETHER = 64, 2**20
 __all__ = ["build_store", "count_of", "graphs_of", "makers_of", "read_build_settings"]
 
 
-def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], None] | None = None) -> None:
+def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[int], None] | None = None) -> None:
     """Make a store at ``out`` (.h5 or .bp) from files; ``progress`` hears how many graphs were written so far.
 
     Streams: memory does not grow with the number of graphs. InputError for anything wrong in the files, naming the file
     and the graph; then no store is left behind.
     """
+    out = Path(out)
     graphs = graphs_of(settings)
     first = next(graphs, None)
     if first is None:
@@ -111,6 +114,43 @@ def makers_of(settings: BuildSettings) -> Iterator[Make]:
         yield partial(complete, make, number)
 
 
+@contextmanager
+def _own_code(settings: OwnBuild, graph: str) -> Iterator[None]:
+    """InputError for whatever a reader of the user's own raises, with the line that raised it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # whatever their code raises
+        lines = traceback.extract_tb(error.__traceback__)
+        own = sys.modules[type(settings).__module__].__file__
+        line = next((one for one in reversed(lines) if one.filename == own), lines[-1])
+        raise InputError(
+            f"{', '.join(settings.files)}, {graph}: the source {settings.kind} raised {type(error).__name__}: {error} "
+            f"({Path(line.filename).name}, line {line.lineno}); repair it, or the file"
+        ) from error
+
+
+def _own_makers(settings: OwnBuild) -> Iterator[Make]:
+    def made(make: Make, number: int) -> GraphBatch:
+        with _own_code(settings, f"graph {number}"):
+            graph = make()
+            if not isinstance(graph, GraphBatch) or len(graph) != 1:
+                raise TypeError(f"it made {graph!r:.80}, which is not one graph")
+            return graph
+
+    number = 0
+    with _own_code(settings, "before its graphs"):
+        makers = iter(settings.graphs())
+    while True:
+        with _own_code(settings, f"before graph {number}"):
+            make = next(makers, None)
+        if make is None:
+            return
+        yield partial(made, make, number)
+        number += 1
+
+
 def count_of(settings: BuildSettings) -> int | None:
     """The number of graphs, where counting is far less work than making them; None where nobody knows before they are read."""
     known = divides(settings) if isinstance(settings, AseBuild) else not isinstance(settings, OwnBuild)
@@ -130,7 +170,7 @@ def _makers(settings: BuildSettings) -> Iterator[Make]:
         case GrainsBuild():
             return grain_graphs(settings)
         case OwnBuild():
-            return settings.graphs()
+            return _own_makers(settings)
 
 
 def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:

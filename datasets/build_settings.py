@@ -210,6 +210,9 @@ class _Build(Settings):
 class AseBuild(_Build):
     """Atoms in any format that ASE reads, extended XYZ (also compressed) above all."""
 
+    keeps_atoms: ClassVar[bool] = False
+    """True where graphs keep everything that structures have, as a text."""
+
     kind: Literal["ase"] = "ase"
 
     cutoff: float = Setting(gt=0)

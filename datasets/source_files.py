@@ -10,6 +10,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+from hydragnn.datasets.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.build_settings import AseBuild, Make, MeshBuild, PygBuild
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows
@@ -43,7 +44,8 @@ def _graph(read: Callable[[], Any], settings: AseBuild, number: str, cutoff: flo
     from hydragnn.graphs.atomic import from_ase
 
     atoms = read()
-    return from_ase(atoms, cutoff, **how).with_texts(settings.texts_of(atoms.info, number))
+    kept = {ATOMS: [atoms_text(atoms)]} if settings.keeps_atoms else {}
+    return from_ase(atoms, cutoff, **how).with_texts(settings.texts_of(atoms.info, number) | kept)
 
 
 def frame_name(path: Path, index: str, number: int) -> str:
@@ -215,7 +217,8 @@ def _separate(collated: Any, slices: Any) -> list[Any]:
 
 def mesh_graphs(settings: MeshBuild) -> Iterator[Make]:
     """One graph per mesh file, which is read when it is made; InputError naming the file."""
-    labels = read_table(Path(settings.labels)) if settings.labels else {}
+    numbers = [key for field in settings.fields if field.on == "graph" and not field.optional for key in field.keys]
+    labels = read_table(Path(settings.labels), numbers) if settings.labels else {}
     for path in find_files(settings.files):
         yield partial(_mesh_graph, path, settings, labels)
 

@@ -20,12 +20,16 @@ Array = NDArray[Any]
 
 def grain_graphs(settings: GrainsBuild) -> Iterator[Make]:
     """One graph per value of the column ``graph``, in ascending order; InputError naming table, column and graph."""
-    grains = _join([read_table(path) for path in find_files(settings.files)], settings.files)
-    tables: dict[Location, Table] = {"node": grains, "edge": read_table(Path(settings.edges)), "graph": {}}
+    numbers: dict[Location, list[str]] = {"node": [*settings.positions], "edge": ["sender", "receiver"], "graph": []}
+    for field in settings.fields:
+        numbers[field.on] += field.keys
+    grains = _join([read_table(path, numbers["node"]) for path in find_files(settings.files)], settings.files)
+    edges = read_table(Path(settings.edges), numbers["edge"])
+    tables: dict[Location, Table] = {"node": grains, "edge": edges, "graph": {}}
     sources: dict[Location, str] = {"node": ", ".join(settings.files), "edge": settings.edges}
     sources["graph"] = settings.graphs or "the build file (no table of graphs)"
     if settings.graphs is not None:
-        tables["graph"] = read_table(Path(settings.graphs))
+        tables["graph"] = read_table(Path(settings.graphs), numbers["graph"])
     labels = np.unique(table_column(grains, "graph", sources["node"]))
     rows = {location: _rows(table, labels, sources[location]) for location, table in tables.items() if table}
     for number, label in enumerate(labels):

@@ -96,7 +96,7 @@ def read_checked(
 
 def stored_label(store: GraphStore, graph: int) -> str:
     """Return what messages call a graph of a store: its name, else its number."""
-    return label(store.texts[NAME][graph : graph + 1].values[0] if NAME in store.texts else "", graph)
+    return label(store.texts[NAME][graph] if NAME in store.texts else "", graph)
 
 
 def changed_sentence(graph: int) -> str:

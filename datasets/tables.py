@@ -27,22 +27,38 @@ def find_files(patterns: list[str]) -> list[Path]:
     return list(paths)
 
 
-def read_table(path: Path) -> Table:
-    """The columns of a CSV or npz file by name; InputError where it is missing, damaged or ragged."""
+def read_table(path: Path, numbers: Collection[str] = ()) -> Table:
+    """The columns of a CSV or npz file by name; InputError where it is missing, damaged or ragged.
+
+    And where a cell of one of the columns ``numbers`` holds none.
+    """
     if path.suffix == ".npz":
         return read_npz(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file))
+            reader = csv.reader(file)
+            lines = [(reader.line_num, row) for row in reader if row or reader.line_num == 1]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot read {path}: {error}; give a CSV file with a header") from error
-    if not rows or not all(rows[0]):
+    if not lines or not all(lines[0][1]):
         raise InputError(f"{path} has no header; name every column in the first line")
-    header, body = [name.strip() for name in rows[0]], [row for row in rows[1:] if row]
-    for number, row in enumerate(body, start=2):
+    header, body = [name.strip() for name in lines[0][1]], lines[1:]
+    for number, row in body:
         if len(row) != len(header):
             raise InputError(f"{path}, line {number}: {len(row)} values for {len(header)} columns; repair the line")
-    return {name: _column([row[position] for row in body]) for position, name in enumerate(header)}
+        for name, cell in zip(header, row):
+            if name in numbers and not _is_number(cell):
+                what = f"{cell!r}, which is no number; repair it" if cell.strip() else "nothing; fill it in"
+                raise InputError(f"{path}, line {number}: the column {name} holds {what}, or remove the row")
+    return {name: _column([row[position] for _, row in body]) for position, name in enumerate(header)}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _column(texts: list[str]) -> NDArray[Any]:

@@ -90,8 +90,9 @@ class StoreInfo:
         return f"{self.path}: {self.graphs} graphs, {self.nodes.total} nodes, {self.edges.total} edges; {names}"
 
 
-def store_info(path: Path) -> StoreInfo:
+def store_info(path: Path | str) -> StoreInfo:
     """What a store holds; InputError where there is none."""
+    path = Path(path)
     store = DiskStore(path)
     sizes = store.sizes()
     parts = store.manifest.parts
@@ -176,11 +177,13 @@ def _size_summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> SizeSummary:
     return SizeSummary(total=total, min=low, mean=round(total / len(counts), 3), max=high)
 
 
-def convert_store(source: Path, target: Path) -> None:
+def convert_store(source: Path | str, target: Path | str) -> None:
     """The same graphs in a new store, one part, engine by suffix; the fingerprint stays.
 
     InputError where the source cannot be read or is not as it was written, or the target is taken or full.
     """
+    source = Path(source)
+    target = Path(target)
     store = DiskStore(source)
     with StoreWriter(target, store.fields(), dim=store.dim, attributes=store.attributes) as writer:
         for start in range(0, len(store), BLOCK):
@@ -201,18 +204,19 @@ class StoreCheck:
     """Defects of valid graphs, each with a count and an example."""
 
 
-def check_store(path: Path) -> list[str]:
+def check_store(path: Path | str) -> list[str]:
     """What is wrong with a store, one sentence each; empty where every bit is as it was written and every graph is valid."""
     return examine_store(path).problems
 
 
-def examine_store(path: Path) -> StoreCheck:
+def examine_store(path: Path | str) -> StoreCheck:
     """Read all of a store and return what is wrong with it, and what is odd about its graphs.
 
     Files are compared with their size and hash before an engine sees them; then every graph with its digest, and its
     values with the rules of graphs (indices in range, edges sorted, finite numbers, classes in range, shifts of its cell, edges within
     the cutoff). InputError where there is no store to check.
     """
+    path = Path(path)
     manifest = read_manifest(path)
     problems: list[str] = []
     digests = []

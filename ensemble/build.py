@@ -45,8 +45,8 @@ MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json
 
 
 def build_ensemble(
-    runs: Sequence[Path],
-    out: Path,
+    runs: Sequence[Path | str],
+    out: Path | str,
     *,
     weights: Sequence[float] | None = None,
     selection: Mapping[str, Any] | None = None,
@@ -63,9 +63,11 @@ def build_ensemble(
     store is not the one they were trained on, or ``out`` is there already; Interrupted after a signal that asks to stop. Of runs with
     several branches, the ensemble is of the one that is named.
     """
+    folders = [Path(one) for one in runs]
+    out = Path(out)
     check_out(out)
     with stopping_at_once(out) as check, empty_folders_removed(out.parent), in_making(out) as making:
-        members = _members(runs, weights, branch)
+        members = _members(folders, weights, branch)
         raw = ensemble_of(members)
         store = store or _store_of(members[0])
         _check_store(members[0], store)
@@ -93,7 +95,7 @@ def build_ensemble(
             data=_data(members[0], store, split, folds, out),
             selection={**(selection or {}), "diversity": basis.diversity},
         )
-        _write(out, making, runs, manifest, basis.evaluation, basis.arrays, check)
+        _write(out, making, folders, manifest, basis.evaluation, basis.arrays, check)
     return basis.evaluation
 
 
@@ -133,7 +135,7 @@ def check_finished(run: Path) -> None:
     if record.status not in FINISHED:
         raise InputError(
             f"{run} is {record.status} after {record.epochs} epochs and cannot become a member yet; finish it with "
-            f"hydragnn train ... --out {run} --resume (a trial by resuming its search), or leave it out"
+            f"hydragnn train {run} --resume (a trial by resuming its search), or leave it out"
         )
     trained_config(run)
 

@@ -33,8 +33,8 @@ class Choice:
 
 
 def ensemble_from_runs(
-    runs: Sequence[Path],
-    out: Path,
+    runs: Sequence[Path | str],
+    out: Path | str,
     *,
     top_k: int = 5,
     method: str = "top-k",
@@ -45,9 +45,11 @@ def ensemble_from_runs(
     branch: str = "",
 ) -> Evaluation:
     """Choose members among finished runs as ``select_runs`` does, and build the ensemble; gives its evaluation."""
+    folders = [Path(one) for one in runs]
+    out = Path(out)
     check_out(out)
     with stopping_at_once(out) as check:
-        choice = select_runs(runs, top_k=top_k, method=method, by=by, price=price, campaign=campaign, branch=branch)
+        choice = select_runs(folders, top_k=top_k, method=method, by=by, price=price, campaign=campaign, branch=branch)
         check()
     return build_ensemble(
         choice.folders, out, weights=choice.weights, selection=choice.selection, nominal=nominal, branch=branch

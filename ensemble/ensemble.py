@@ -1,5 +1,6 @@
 """Several models speaking as one."""
 
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -60,7 +61,7 @@ class Ensemble:
     @classmethod
     def load(
         cls,
-        folder: Path,
+        folder: Path | str,
         dtype: torch.dtype | None = None,
         held: int | None = None,
         branch: str = "",
@@ -78,6 +79,7 @@ class Ensemble:
         InputError where the folder is something else, damaged or from a newer version.
         """
         _allow_code(allow_code)
+        folder = Path(folder)
         if (folder / NAME).is_file():
             manifest = read_manifest(folder)
             own = manifest.targets[0].branch
@@ -201,8 +203,10 @@ class Ensemble:
             return self._predict_screened(screen(source, self._read_by_members(source.fields)))
         if isinstance(source, Atoms):
             return self._predict_atoms([source])
-        if isinstance(source, Sequence):
+        if isinstance(source, Sequence) and all(isinstance(one, Atoms) for one in source):
             return self._predict_atoms(source)
+        if not isinstance(source, GraphStore):
+            raise InputError(f"predict takes graphs, a store or atoms, not {_kind_of(source)}")
         return self._predict_store(source, None, {})
 
     def predict_checked(self, batch: GraphBatch) -> Predictions:
@@ -213,9 +217,10 @@ class Ensemble:
         graphs, failures = made_graphs(self.structures.makers(frames))
         if graphs:
             numbers = np.array([number for number, _ in graphs])
-            return self._predict_store(MemoryStore([graph for _, graph in graphs]), numbers, failures)
+            reasons = {number: unbuilt.reason for number, unbuilt in failures.items()}
+            return self._predict_store(MemoryStore([graph for _, graph in graphs]), numbers, reasons)
         if failures:
-            return concatenate_predictions([self.nothing(0, 0, reason) for reason in failures.values()])
+            return concatenate_predictions([self.nothing(0, 0, unbuilt.reason) for unbuilt in failures.values()])
         raise InputError("there is no structure to predict; give at least one")
 
     def _predict_store(
@@ -251,7 +256,7 @@ class Ensemble:
             read.whole.counts("edge").numpy(),
             read.reasons,
         )
-        return self._with_domain(together, read, outcomes)
+        return self._with_domain(replace(together, texts=read.whole.texts), read, outcomes)
 
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """The prediction for one graph that could not be tried."""
@@ -267,6 +272,25 @@ class Ensemble:
         view = GraphView(batch=read.valid, scale=self.manifest.domain.scale, doubts=own)
         texts = self.manifest.domain.scores(view).spread_over(read.fine, len(predictions))
         return replace(predictions, domain=texts.reasons, domain_scores=texts.scores)
+
+
+def _kind_of(source: object) -> str:
+    """What was given in place of graphs, and what to do with it."""
+    first = (
+        next((one for one in source if not isinstance(one, Atoms)), source)
+        if isinstance(source, list | tuple)
+        else source
+    )
+    packages = [one.__module__.partition(".")[0] for one in type(first).__mro__]
+    package = "torch_geometric" if "torch_geometric" in packages else packages[0]
+    kind = f"{package}'s {type(first).__name__}"
+    if isinstance(first, str | os.PathLike):
+        return f"the path {os.fspath(first)!r}; predict files with hydragnn.predict(model, source, out), or open a store with open_store"
+    if kind.startswith("torch_geometric"):
+        return f"{kind}; make a graph of each Data with hydragnn.graphs.from_pyg, and join them with hydragnn.graphs.concatenate"
+    if isinstance(first, GraphBatch):
+        return "a list of graphs; join them with hydragnn.graphs.concatenate"
+    return f"{kind}; see docs/python.md"
 
 
 def _compiled(member: Member, others: Sequence[TrainedModel]) -> TrainedModel:

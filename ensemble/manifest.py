@@ -110,7 +110,7 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
         if len(manifest.spaces) != len(manifest.members):
             raise ValueError("the training domain is of other members")
         return manifest
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
 
 

@@ -85,10 +85,11 @@ def load_member(
     return Member(name=name, weight=weight, model=trained, config=config, record=record, latent=latent)
 
 
-def load_run(folder: Path, *, weight: float = 1.0, dtype: torch.dtype | None = None, branch: str = "") -> Member:
+def load_run(folder: Path | str, *, weight: float = 1.0, dtype: torch.dtype | None = None, branch: str = "") -> Member:
     """The finished run in ``folder``, or one branch of it, as a member; InputError where it has no model yet."""
+    folder = Path(folder)
     if not (folder / "model" / "model.json").is_file():
-        raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train ... --out {folder} --resume")
+        raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train {folder} --resume")
     return load_member(
         folder, model=folder / "model", name=folder.resolve().name, weight=weight, dtype=dtype, branch=branch
     )

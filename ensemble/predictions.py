@@ -16,6 +16,7 @@ from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.errors import InputError, nearest
+from hydragnn.graphs.texts import NAME, Texts, join_texts
 from hydragnn.models import Categorical, Distribution, Normal, Point, Target
 
 ESTIMATES: Mapping[type[Distribution], type[Estimate]] = {
@@ -43,6 +44,8 @@ class Predictions:
     """Empty where a graph looks like the training data, otherwise what is foreign about it."""
     domain_scores: Mapping[str, Float[Array, " graphs"]] = member(default_factory=dict)
     """By detector, 0 for what is usual and above 1 for what is foreign; NaN for graphs that nothing could be said about."""
+    texts: Mapping[str, Texts] = member(default_factory=dict)
+    """One text per graph and key, such as its ``name``."""
 
     def __len__(self) -> int:
         return len(self.status)
@@ -65,6 +68,11 @@ class Predictions:
         if name not in self.fields:
             raise InputError(f"there is no prediction of {name}; {nearest(name, list(self.fields))}")
         return self.fields[name]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of every graph; empty where it has none."""
+        return tuple(self.texts[NAME]) if NAME in self.texts else ("",) * len(self)
 
     @property
     def ok(self) -> Bool[NDArray[np.bool_], " graphs"]:
@@ -145,6 +153,7 @@ def concatenate_predictions(parts: Sequence[Predictions]) -> Predictions:
         status=tuple(status for part in parts for status in part.status),
         domain=tuple(flag for part in parts for flag in part.domain),
         domain_scores={name: _scores(parts, name) for part in parts for name in part.domain_scores},
+        texts=join_texts([(part.texts, len(part)) for part in parts]),
     )
 
 

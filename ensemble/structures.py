@@ -9,6 +9,7 @@ from typing import Any
 from ase import Atoms
 
 from hydragnn.datasets import CoarseningSettings, Make, open_store
+from hydragnn.datasets.atoms_text import ATOMS, atoms_text
 from hydragnn.ensemble.manifest import Manifest
 from hydragnn.ensemble.members import Member
 from hydragnn.errors import InputError
@@ -18,6 +19,7 @@ from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.skin import SkinList
+from hydragnn.graphs.texts import NAME, name_among
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +50,29 @@ class Structures:
         graph = with_encodings(graph, self.encodings)
         return graph if self.coarsening is None else self.coarsening.applied(graph)
 
-    def makers(self, frames: Iterable[Atoms], first: int = 0) -> Iterator[Make]:
-        """What makes the graph of each structure, which are numbered from ``first`` on."""
-        return (partial(self.graph, atoms, f"structure {number}") for number, atoms in enumerate(frames, start=first))
+    def makers(
+        self, frames: Iterable[Atoms], first: int = 0, source: str = "", *, keep: bool = False
+    ) -> Iterator[Make]:
+        """What makes the graph of each structure, which are numbered from ``first`` on.
+
+        A graph is called as its structure, else by ``source`` and number; with ``keep`` it keeps all that its structure has.
+        """
+        for number, atoms in enumerate(frames, start=first):
+            texts = {NAME: name_among(atoms.info) or (f"{source}#{number}" if source else "")}
+            texts |= {ATOMS: atoms_text(atoms)} if keep else {}
+            yield NamedMake(make=partial(self.graph, atoms, f"structure {number}"), texts=texts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedMake:
+    """Makes a graph with texts, which are known also where it cannot be made."""
+
+    make: Make
+    texts: Mapping[str, str]
+
+    def __call__(self) -> GraphBatch:
+        """Return the graph; InputError where it cannot be made."""
+        return self.make().with_texts({key: [text] for key, text in self.texts.items()})
 
 
 def reads_atoms(manifest: Manifest) -> bool:
@@ -101,15 +123,24 @@ def _largest_cutoff(members: Sequence[Member]) -> float:
     return float(max(cutoffs))
 
 
-def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[tuple[int, GraphBatch]], dict[int, str]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unbuilt:
+    """Why a graph could not be made, and its texts as far as they are known."""
+
+    reason: str
+    texts: Mapping[str, str] = member(default_factory=dict)
+
+
+def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[tuple[int, GraphBatch]], dict[int, Unbuilt]]:
     """The graphs that can be made with their numbers from ``first`` on, and why the others cannot."""
     graphs: list[tuple[int, GraphBatch]] = []
-    failures: dict[int, str] = {}
+    failures: dict[int, Unbuilt] = {}
     for number, make in enumerate(makers, start=first):
         try:
             graphs.append((number, make()))
         except InputError as error:
-            failures[number] = str(error)
+            texts = make.texts if isinstance(make, NamedMake) else {}
+            failures[number] = Unbuilt(reason=str(error), texts=texts)
     return graphs, failures
 
 

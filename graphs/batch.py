@@ -366,5 +366,5 @@ def graph_label(batch: GraphBatch, position: int, number: int | None = None) -> 
     >>> graph_label(graph, 0, 17), graph_label(graph.with_texts({"name": ["mp-1234"]}), 0, 17)
     ('graph 17', "graph 'mp-1234'")
     """
-    name = batch.names.select([position]).values[0] if batch.names is not None else ""
+    name = batch.names[position] if batch.names is not None else ""
     return label(name, position if number is None else number)

@@ -65,12 +65,15 @@ def graph_problems(
 
 
 def without_label(field: Field) -> str:
-    """What to do with a graph that lacks the field: half of it leads to the next error.
+    """What to do with a graph that lacks the field, in a file and in Python.
 
     >>> without_label(Field(name="energy", on="graph"))
-    'where the graph has no energy, leave it out of both its fields and its graphs'
+    'where it has no energy, leave the value out (in a BUILD.toml the field is optional = true, in Python neither fields nor graphs have it)'
     """
-    return f"where the graph has no {field.name}, leave it out of both its fields and its {ITEMS[field.on]}"
+    return (
+        f"where it has no {field.name}, leave the value out (in a BUILD.toml the field is optional = true, in Python neither "
+        f"fields nor {ITEMS[field.on]} have it)"
+    )
 
 
 def cell_problem(cell: Tensor, periodic: Tensor) -> str:

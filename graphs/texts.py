@@ -62,7 +62,9 @@ class Texts:
     @overload
     def __getitem__(self, index: slice) -> "Texts": ...
     def __getitem__(self, index: int | slice) -> "str | Texts":
-        return self.select(index) if isinstance(index, slice) else self.values[index]
+        if isinstance(index, slice):
+            return self.select(index)
+        return self.select([index]).values[0]  # and reads no other
 
     def __len__(self) -> int:
         return len(self.values if self._rows is None else self._rows)

@@ -259,7 +259,12 @@ def _array(raw: Any, where: str) -> Tensor:
     except ValueError as error:
         raise InputError(f"{where}: rows of different lengths ({error}); give a rectangular array") from error
     if array.dtype.kind not in "biufc":
-        raise InputError(f"{where}: {array.dtype} values are not numbers; convert them first")
+        first = (
+            f"texts such as {str(array.flat[0])!r}"
+            if array.dtype.kind in "US" and array.size
+            else f"{array.dtype} values"
+        )
+        raise InputError(f"{where}: {first} are not numbers; convert them first")
     if array.dtype.kind == "u":
         array = array.astype(np.int64)
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))

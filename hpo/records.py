@@ -66,26 +66,29 @@ class CampaignHistory:
     """Which one found configurations, and why where the program chose it."""
 
 
-def campaign_records(out: Path) -> list[tuple[int, RunRecord, Path]]:
+def campaign_records(out: Path | str) -> list[tuple[int, RunRecord, Path]]:
     """(trial number, record, run folder) of every trial that left a record, in order; paused and failed ones too.
 
     InputError where ``out`` is not a campaign, or a record is damaged.
     """
+    out = Path(out)
     open_campaign(out)
     folders = {int(path.parent.name): path.parent for path in out.glob("trials/*/record.json")}
     return [(number, read_record(folder), folder) for number, folder in sorted(folders.items())]
 
 
-def finished_runs(out: Path) -> list[Path]:
+def finished_runs(out: Path | str) -> list[Path]:
     """Run folders of the trials that were trained to their end, best objective first; InputError where there is none yet."""
+    out = Path(out)
     trials = [trial for trial in campaign_history(out).trials if trial.status == "finished"]
     if not trials:
         raise InputError(f"no trial of {out} is trained to its end yet; continue the search with --resume")
     return [trial.folder for trial in sorted(trials, key=lambda trial: (trial.value or 0.0, trial.number))]
 
 
-def campaign_history(out: Path) -> CampaignHistory:
+def campaign_history(out: Path | str) -> CampaignHistory:
     """The course of the campaign in folder ``out``, read from its journal; safe while the campaign runs."""
+    out = Path(out)
     settings = open_campaign(out)
     builder = _timeline_builder(out / JOURNAL)
     state, timeline = builder.state, builder.timeline()

@@ -273,8 +273,9 @@ class Follower:
         return Costs(measured=len(measured), error=self._costs.error, scaling=self._costs.scaling)
 
 
-def campaign_status(folder: Path) -> CampaignStatus:
+def campaign_status(folder: Path | str) -> CampaignStatus:
     """How the campaign in a folder stands; InputError where there is none."""
+    folder = Path(folder)
     follower = Follower(folder)
     with no_garbage_collection():
         follower.update()

@@ -254,8 +254,9 @@ def parse_config(table: Any, source: str = "configuration", *, stored: bool = Fa
     return kind.parse(table, source, stored=stored)
 
 
-def stored_config(path: Path) -> AnyConfig:
+def stored_config(path: Path | str) -> AnyConfig:
     """The run whose ``config.json`` is ``path``, as it was begun; InputError where it is missing or damaged."""
+    path = Path(path)
     return parse_config(read_json(path), str(path), stored=True)
 
 
@@ -282,18 +283,20 @@ def _without_later_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def read_config(path: Path, assignments: list[str] | None = None) -> AnyConfig:
+def read_config(path: Path | str, assignments: list[str] | None = None) -> AnyConfig:
     """The run that a TOML file and ``--set key=value`` assignments describe; InputError on anything wrong."""
+    path = Path(path)
     return config_from_table(with_overrides(read_toml(path), assignments or []), path)
 
 
-def config_from_table(table: dict[str, Any], path: Path) -> AnyConfig:
-    """The run that a user's table describes; relative paths count from the folder of ``path``.
+def config_from_table(table: dict[str, Any], path: Path, *, stored: bool = False) -> AnyConfig:
+    """The run that a user's table describes, or one that a program ``stored``; relative paths count from the folder of ``path``.
 
-    InputError on anything wrong, and for a setting that was given and cannot act.
+    InputError on anything wrong, and for a setting that a user gave and that cannot act.
     """
-    config = parse_config(with_isolated_atoms(table, path), source=str(path))
-    refuse_idle(config, str(path))
+    config = parse_config(with_isolated_atoms(table, path), source=str(path), stored=stored)
+    if not stored:
+        refuse_idle(config, str(path))
 
     def placed(data: DataSettings) -> DataSettings:
         return data.model_copy(update={"store": (path.parent / data.store).resolve()})

@@ -74,17 +74,20 @@ def wants_memory(error: BaseException | None) -> bool:
 
 
 def nearest(word: str, valid: list[str]) -> str:
-    """The hint for a misspelled word: the closest valid one, or the whole list where none is close.
+    """The hint for a misspelled word: the closest valid one, whatever its case, or the whole list where none is close.
 
     >>> nearest("cutof", ["cutoff", "kind"])
     'did you mean cutoff?'
+    >>> nearest("PaiNN", ["painn", "pna"])
+    'did you mean painn?'
     >>> nearest("zzz", ["cutoff", "kind"])
     'valid: cutoff, kind'
     """
     from difflib import get_close_matches
 
-    close = get_close_matches(word, valid, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else "valid: " + ", ".join(sorted(valid))
+    by_letters = {one.lower(): one for one in reversed(valid)}
+    close = get_close_matches(word.lower(), by_letters, n=1, cutoff=0.65)
+    return f"did you mean {by_letters[close[0]]}?" if close else "valid: " + ", ".join(sorted(valid))
 
 
 @contextmanager

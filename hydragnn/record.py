@@ -125,8 +125,9 @@ def write_record(record: RunRecord, folder: Path, check: Callable[[], None] | No
     write_sealed(folder / "record.json", asdict(record), check)
 
 
-def read_record(folder: Path) -> RunRecord:
+def read_record(folder: Path | str) -> RunRecord:
     """The record of the run in ``folder``; InputError where it is missing, damaged or from a newer version."""
+    folder = Path(folder)
     path = folder / "record.json"
     value = read_sealed(path)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int):

@@ -199,21 +199,50 @@ def with_overrides(
     *,
     option: str = "--set",
     example: str = "model.hidden_dim=128",
+    own: bool = True,
 ) -> dict[str, Any]:
     """A copy of ``table`` with ``a.b=value`` assignments applied; values are TOML, bare words are strings.
 
-    Both are the user's own, so that they may name code. ``option`` and ``example`` are named where one is no assignment.
+    Assignments are the user's own, so that they may name code; so may a table that is the user's ``own``. ``option`` and ``example`` are named where one is no assignment.
 
     >>> with_overrides({"model": {"kind": "schnet"}}, ["model.hidden_dim=128", "model.kind=painn"])
     {'model': {'kind': 'painn', 'hidden_dim': 128}}
     """
-    result: dict[str, Any] = json.loads(json.dumps(table))
+    result = plain_table(table)
     for assignment in assignments:
         path, separator, text = assignment.partition("=")
         if not separator or not path.strip():
             raise InputError(f"{option} {assignment}: expected key=value, for example {example}")
-        with_value(result, path.strip(), _toml_value(text.strip()))
-    allow_named(result)
+        value = _toml_value(text.strip())
+        allow_named(value)
+        with_value(result, path.strip(), value)
+    if own:
+        allow_named(result)
+    return result
+
+
+def plain_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a table as JSON has it, with paths as texts; InputError for what a file could not say.
+
+    >>> plain_table({"data": {"store": Path("a.h5")}, "heads": ({"field": "energy"},)})
+    {'data': {'store': 'a.h5'}, 'heads': [{'field': 'energy'}]}
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if hasattr(value, "tolist"):  # of numpy or torch
+            return value.tolist()
+        raise InputError(
+            f"the configuration holds {value!r:.80}, a {type(value).__name__}; give numbers, texts, paths, lists and tables"
+        )
+
+    try:
+        result: dict[str, Any] = json.loads(json.dumps(table, default=plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the configuration is no table of plain values ({error}); name its keys by texts") from error
     return result
 
 

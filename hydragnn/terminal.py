@@ -59,7 +59,7 @@ class Printed:
         """``raised`` are raised all the same; characters that the stream cannot encode are written out."""
         self.stream, self.raised = stream, raised
         self.failure: OSError | None = None
-        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:

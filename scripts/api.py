@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
+from hydragnn.files import read_json
 from hydragnn.imports import allow_code as _allow_code
 from hydragnn.machine import Workers, this_machine, workers_here
 from hydragnn.record import RunRecord
+from hydragnn.scripts.run_sources import CONFIG, run_folder, run_of
 from hydragnn.settings import read_toml, store_override, with_overrides
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ def store_info(store: Path | str) -> "StoreInfo":
 
 def train(
     config: "Path | str | Table | AnyConfig",
-    out: Path | str,
+    out: Path | str | None = None,
     *,
     resume: bool = False,
     overrides: Sequence[str] = (),
@@ -88,6 +90,8 @@ def train(
 ) -> RunRecord:
     """Train one model into the folder ``out``; with ``resume`` continue a run that was interrupted.
 
+    ``config`` may be the folder of a run, which resumes there, or its ``config.json``.
+
     ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration.
     """
     _allow_code(allow_code)
@@ -95,9 +99,13 @@ def train(
     from hydragnn.runs import console_progress
     from hydragnn.runs import train as run
 
+    source = config
     if not isinstance(config, AnyConfig):
-        config = config_from_table(*_table(config, overrides))
-    return run(config, Path(out), resume=resume, memory=memory, progress=None if quiet else console_progress())
+        own = run_of(config)
+        table, path = _table(config if own is None else own / CONFIG, overrides)
+        config = config_from_table(table, path, stored=own is not None)
+    place = run_folder(source, out, resume=resume)
+    return run(config, place, resume=resume, memory=memory, progress=None if quiet else console_progress())
 
 
 def search(
@@ -229,8 +237,8 @@ def build_ensemble(
     from hydragnn.scripts.final import trained_ensemble
     from hydragnn.scripts.members import campaign_or_runs, check_no_options, recorded_runs
 
-    check_out(Path(out))
     campaign = campaign_or_runs([Path(source)] if isinstance(source, Path | str) else [Path(one) for one in source])
+    check_out(Path(out))
     if store is not None:
         name_store(campaign if isinstance(campaign, list) else recorded_runs(campaign), Path(store), branch)
     if isinstance(campaign, list):
@@ -344,6 +352,8 @@ def _table(source: Path | str | Table, overrides: Sequence[str]) -> tuple[Table,
     if isinstance(source, dict):
         return with_overrides(source, list(overrides)), Path.cwd() / "configuration"
     path = Path(source)
+    if path.name == CONFIG:
+        return with_overrides(read_json(path), list(overrides), own=False), path
     return with_overrides(read_toml(path), list(overrides)), path
 
 

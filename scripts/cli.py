@@ -15,6 +15,7 @@ from hydragnn.machine import Workers
 from hydragnn.scripts import api
 from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.kernel_commands import bench, kernels
+from hydragnn.scripts.run_sources import run_folder
 from hydragnn.scripts.showing import leave_together, run_summary, show_value
 from hydragnn.settings import store_override
 from hydragnn.terminal import PlainConsole, printing, visible
@@ -85,6 +86,7 @@ AllowCode = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="Where the result goes; must not exist yet, unless resuming.")]
+NewOut = Annotated[Path, typer.Option("--out", help="Where the result goes; must not exist yet.")]
 
 
 @app.command()
@@ -109,7 +111,7 @@ def quickstart(
 @data.command("build")
 def data_build(
     source: Annotated[Path, typer.Argument(help="BUILD.toml: which files, which fields; see docs/data.md.")],
-    out: Out,
+    out: NewOut,
     workers: Annotated[Any, at_once("Processes that make graphs, on as many cores; auto: on all.")] = 1,
     assignments: Set = None,
     as_json: AsJson = False,
@@ -155,9 +157,17 @@ def data_convert(
 @app.command()
 def train(
     config: Annotated[
-        Path, typer.Argument(help="CONFIG.toml; sections data, split, batch, model, heads, train; or branches.")
+        Path,
+        typer.Argument(
+            help="CONFIG.toml; sections data, split, batch, model, heads, train; or branches. Or a run folder, or its config.json."
+        ),
     ],
-    out: Out,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Where the run goes; must not exist yet, unless resuming. A run folder resumes in itself."
+        ),
+    ] = None,
     resume: Resume = False,
     assignments: Set = None,
     memory: Annotated[
@@ -167,7 +177,10 @@ def train(
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too."""
+    """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too.
+
+    `hydragnn train RUN --resume` continues the run in that folder; `hydragnn train RUN/config.json --out NEW` begins another like it.
+    """
     record = api.train(
         config,
         out,
@@ -177,7 +190,7 @@ def train(
         quiet=as_json,
         allow_code=allow_code or [],
     )
-    leave_together(run_summary(record, out), as_json, 3 if record.status == "failed" else 0)
+    leave_together(run_summary(record, run_folder(config, out)), as_json, 3 if record.status == "failed" else 0)
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """Prediction files made of arrays: HDF5 (in ``hdf5``), ADIOS2 BP and npz, with the same names in each.
 
-``graph``, ``nodes``, ``status``, ``domain`` and ``domain_score`` have one row per graph; ``fields/NAME/QUANTITY`` has one row per graph or, for
+``graph``, ``nodes``, ``name``, ``status``, ``domain`` and ``domain_score`` have one row per graph; ``fields/NAME/QUANTITY`` has one row per graph or, for
 node fields, one per node, for edge fields one per edge, graphs in order (files with edge fields have ``edges`` per graph, and ``senders`` and
 ``receivers`` per edge: numbers of nodes in their graph); QUANTITY is mean, std, epistemic, aleatoric, lower or upper, in the field's
 unit; of classes probability, label, set, entropy, epistemic or aleatoric. The attribute ``heading`` is JSON: fields with units, nominal level, members. Failed graphs have NaN (label -1, no class in their set) and a reason in
@@ -24,6 +24,7 @@ def block_arrays(block: Block) -> dict[str, Column]:
         "graph": block.numbers,
         "nodes": block.predictions.nodes_per_graph,
         **edge_arrays(block),
+        "name": texts(block.predictions.names),
         "status": texts(block.predictions.status),
         "domain": texts(block.predictions.domain),
         "domain_score": block.predictions.domain_score,

@@ -43,7 +43,7 @@ ENTRY = np.dtype(
         ("units", "<i8"),
         ("seconds", "<f8"),
         ("largest", "<f8"),
-        ("sizes", "<i8", (9,)),
+        ("sizes", "<i8", (11,)),
         ("work", "<i8"),
         ("check", "<u8"),
         ("digest", "V16"),

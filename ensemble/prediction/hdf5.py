@@ -28,7 +28,7 @@ ROWS = 4096
 ITEMS = 1 << 17
 """Nodes or edges whose graphs are a chunk of rows, or so."""
 
-TEXTS = ("status", "domain")
+TEXTS = ("status", "domain", "name")
 """The arrays of texts."""
 
 PLACES = ("graph", "node", "edge")

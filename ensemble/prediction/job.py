@@ -107,7 +107,8 @@ class Inputs:
         if is_store(job.source):
             check_same(job.source, source, self.stored().store.fingerprint)
             return self.stored()
-        building = Building(rule_for(job.source, ensemble), job.parts.folder, source)
+        rule = rule_for(job.source, ensemble, keep=job.out.suffix == ".xyz")
+        building = Building(rule, job.parts.folder, source)
         try:
             build_together(building, group, check)
             return building.source()

@@ -46,16 +46,16 @@ from hydragnn.files import write_json
 from hydragnn.imports import allow_code, allowed_code
 from hydragnn.runs.signals import raise_signals
 
-VERSION = 8
+VERSION = 9
 """Of the folder of parts: another one is refused."""
 
 STAGES_OF_TIME = ("preparing", "predicting", "combining", "writing")
 
 
 def predict_to_file(
-    model: Path,
-    source: Path,
-    out: Path,
+    model: Path | str,
+    source: Path | str,
+    out: Path | str,
     *,
     resume: bool = False,
     batch: BatchSettings | None = None,
@@ -77,6 +77,9 @@ def predict_to_file(
     ``held`` members in memory (by default as many as fit). The rank that writes the file gives the result, the others
     None. The plan and what became of it lie beside the file as ``OUT.plan.json``.
     """
+    model = Path(model)
+    source = Path(source)
+    out = Path(out)
     own = branch_for(model, source, branch)
     job = Job(model=model, source=source, out=out, resume=resume, batch=batch, held=held, branch=own)
     with (
@@ -160,7 +163,8 @@ def _predict_opened(
         graphs = inputs.graphs(group, check, opening["source"], fresh=opening["fresh"])
         sizes = graphs.store.sizes()
         limits = job.batch.limits if job.batch else default_budget(sizes)
-        chunks = chunks_of(sizes, graphs.numbers, limits, graphs.failures)
+        reasons = {number: unbuilt.reason for number, unbuilt in graphs.failures.items()}
+        chunks = chunks_of(sizes, graphs.numbers, limits, reasons)
         sink, parts = sink_for(job.out, ensemble), job.parts
         if opening["finished"]:
             look_together(group, parts.records, FOUND)()

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
-from hydragnn.datasets.build_settings import for_prediction, read_build_settings, settings_of_rule
+from hydragnn.datasets.build_settings import AseBuild, for_prediction, read_build_settings, settings_of_rule
 from hydragnn.datasets.tables import find_files
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
@@ -30,6 +30,8 @@ class FromStructures:
 
     path: Path
     structures: Structures
+    keep: bool = False
+    """True where graphs keep all that their structures have, for a file that is to have it, too."""
 
     @property
     def name(self) -> str:
@@ -52,7 +54,7 @@ class FromStructures:
 
     def makers(self, block: Block) -> Iterator[Make]:
         """Each structure with its neighbours."""
-        return self.structures.makers(frames_of(self.path, block), block[0])
+        return self.structures.makers(frames_of(self.path, block), block[0], self.path.name, keep=self.keep)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +96,14 @@ Rule = FromStructures | FromFiles
 """How files become graphs, block by block."""
 
 
-def rule_for(source: Path, ensemble: Ensemble) -> Rule:
-    """How ``source`` becomes graphs that the ensemble can predict.
+class KeepingAse(AseBuild):
+    """Atoms whose graphs keep all that their structures have."""
+
+    keeps_atoms: ClassVar[bool] = True
+
+
+def rule_for(source: Path, ensemble: Ensemble, *, keep: bool = False) -> Rule:
+    """How ``source`` becomes graphs that the ensemble can predict; with ``keep`` they keep all that structures have.
 
     A BUILD.toml says it itself. A file becomes graphs as those of the training store did, which remembers it where
     ``hydragnn data build`` or a recipe made it; of atoms, any other file is one of structures. InputError where nobody knows.
@@ -108,8 +116,11 @@ def rule_for(source: Path, ensemble: Ensemble) -> Rule:
     elif _is_like_training(source, ensemble):
         settings = settings_of_rule(ensemble.training_attributes["build"], source, "the training store")
     else:
-        return FromStructures(path=source, structures=ensemble.structures)
-    return FromFiles(name=str(source), settings=for_prediction(settings, inputs), inputs=inputs)
+        return FromStructures(path=source, structures=ensemble.structures, keep=keep)
+    settings = for_prediction(settings, inputs)
+    if keep and isinstance(settings, AseBuild):
+        settings = KeepingAse.model_construct(**dict(settings))
+    return FromFiles(name=str(source), settings=settings, inputs=inputs)
 
 
 def _is_like_training(source: Path, ensemble: Ensemble) -> bool:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from shutil import rmtree
@@ -18,7 +18,7 @@ from hydragnn.datasets.manifest import part_name, read_manifest, write_manifest
 from hydragnn.datasets.part_texts import texts_path
 from hydragnn.ensemble.prediction.entries import unique_name
 from hydragnn.ensemble.prediction.rules import Block, Rule
-from hydragnn.ensemble.structures import made_graphs
+from hydragnn.ensemble.structures import Unbuilt, made_graphs
 from hydragnn.errors import InputError
 from hydragnn.files import digest, read_sealed, write_sealed
 from hydragnn.graphs.joining import concatenate
@@ -34,7 +34,7 @@ class Source:
     store: GraphStore
     numbers: Int[NDArray[np.int64], " graphs"] | None
     """None where they are those in the store."""
-    failures: dict[int, str]
+    failures: dict[int, Unbuilt]
 
 
 def is_store(path: Path) -> bool:
@@ -89,7 +89,7 @@ class Building:
 
         InputError where they cannot be written: that says nothing of the files, and is no note for those who resume.
         """
-        first, numbers, failures = block[0], list[int](), dict[str, str]()
+        first, numbers, failures = block[0], list[int](), dict[str, Any]()
         with self._writing():
             out.parent.mkdir(parents=True)
         writer: StoreWriter | None = None
@@ -109,7 +109,7 @@ class Building:
                     writer = writer or StoreWriter(out, fields, dim=batch.dim, attributes=attributes)
                     writer.write(batch)
                 numbers += [number for number, _ in graphs]
-                failures |= {str(number): reason for number, reason in failed.items()}
+                failures |= {str(number): asdict(unbuilt) for number, unbuilt in failed.items()}
                 first += len(some)
             if writer:
                 writer.close()
@@ -127,9 +127,9 @@ class Building:
             error = (
                 f"{self.rule.name} was changed while graphs were made of it; delete {self.scratch} and predict again"
             )
-        failures = {number: reason for note in notes for number, reason in note.get("failures", {}).items()}
+        failures = {number: unbuilt for note in notes for number, unbuilt in note.get("failures", {}).items()}
         if not error and not any(note["numbers"] for note in notes):
-            reason = next(iter(failures.values()), "there is nothing in it")
+            reason = next((unbuilt["reason"] for unbuilt in failures.values()), "there is nothing in it")
             error = f"nothing in {self.rule.name} can be turned into a graph: {reason}"
         if not error:
             self._join_stores([number for number, note in enumerate(notes) if note["numbers"]])
@@ -174,7 +174,7 @@ class Building:
         return Source(
             store=open_store(self.scratch / "graphs.h5"),
             numbers=np.array(summary["numbers"], dtype=np.int64),
-            failures={int(number): reason for number, reason in summary["failures"].items()},
+            failures={int(number): Unbuilt(**unbuilt) for number, unbuilt in summary["failures"].items()},
         )
 
     def _folder(self, number: int) -> Path:

@@ -12,9 +12,10 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from numpy.typing import NDArray
 
+from hydragnn.datasets.atoms_text import ATOMS, restore_atoms
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Heading, Piece, lines_array, texts
-from hydragnn.ensemble.predictions import estimates_of
+from hydragnn.ensemble.predictions import Predictions, estimates_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.models import Target
@@ -39,14 +40,14 @@ class CsvSink(AppendingSink):
         }
         first: dict[str, tuple[str, ...]] = {place: KEYS[place] for place in self.places}
         known = () if "domain" in self.heading.absent else ("domain", "domain_score")
-        first["graph"] = ("status", *known, "nodes")
+        first["graph"] = ("name", "status", *known, "nodes")
         for place, file in self.files.items():
             file.write(_lines([["graph", *first[place], *_titles(self.heading, self._on(place))]]).tobytes())
 
     def piece(self, block: Block) -> Piece:
         """The lines of graphs, of their nodes and of their edges."""
         predictions = block.predictions
-        columns: list[list[Any]] = [block.numbers.tolist(), texts(predictions.status)]
+        columns: list[list[Any]] = [block.numbers.tolist(), texts(predictions.names), texts(predictions.status)]
         if "domain" not in self.heading.absent:
             scores = ["" if math.isnan(score) else score for score in predictions.domain_score.tolist()]
             columns += [texts(predictions.domain), scores]
@@ -118,8 +119,9 @@ def _numbers(heading: Heading, estimates: list[Estimate], rows: int) -> list[lis
 class XyzSink(AppendingSink):
     """Extended XYZ: energy, forces and stress as results, everything else in ``info`` and ``arrays`` by name.
 
-    The mean (of classes: the label) of a field has the field's name, the other quantities NAME_std and so on. A structure
-    that could not be built, or is not valid, has no atoms.
+    The mean (of classes: the label) of a field has the field's name, the other quantities NAME_std and so on. Whatever else a
+    structure had in its file it keeps, results and names that predictions have with ``input_`` before them. A structure that
+    could not be built, or is not valid, has no atoms.
     """
 
     def open(self) -> None:
@@ -132,7 +134,9 @@ class XyzSink(AppendingSink):
 
         text = StringIO()
         for row in range(len(block.predictions)):
-            write(text, _frame(self.heading, block, row), format="extxyz", parallel=False)
+            atoms = _frame(self.heading, block, row)
+            _restore(atoms, block.predictions, row, _taken(self.heading))
+            write(text, atoms, format="extxyz", parallel=False)
         return {"structures": lines_array(text.getvalue())}
 
     def write(self, piece: Piece) -> None:
@@ -174,6 +178,27 @@ def _frame(heading: Heading, block: Block, row: int) -> Atoms:
     if results:
         atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms
+
+
+def _taken(heading: Heading) -> set[str]:
+    """Names that predictions have in a structure."""
+    names = {
+        name
+        for target in heading.targets
+        for quantity in estimates_of(target).quantities
+        for name in (target.name, f"{target.name}_{quantity}")
+    }
+    return {"graph", "status", "domain", "domain_score", *names}
+
+
+def _restore(atoms: Atoms, predictions: Predictions, row: int, taken: set[str]) -> None:
+    """Give a structure its texts, and what it had in the file that it comes from."""
+    own = {key: texts[row] for key, texts in predictions.texts.items()}
+    if kept := own.pop(ATOMS, ""):
+        restore_atoms(atoms, kept, taken)
+    for key, text in own.items():
+        if text and key not in taken:
+            atoms.info.setdefault(key, text)
 
 
 def _atoms(batch: GraphBatch, row: int) -> Atoms:

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Piece, Sink, joined, size_of
 from hydragnn.ensemble.prediction.sources import Source
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, without_screening
+from hydragnn.graphs.texts import Texts
 
 NOTE_EVERY = 0.5
 """Seconds between two times that a rank tells."""
@@ -137,7 +139,10 @@ class Worker:
         chunk = self.chunks[number]
         if chunk.reason:
             nodes, edges = (0, 0) if read is None else (read.whole.num_nodes, read.whole.num_edges)
+            unbuilt = self.graphs.failures.get(int(chunk.numbers[0]))
+            texts = {key: Texts([text]) for key, text in unbuilt.texts.items()} if unbuilt else {}
             predictions = self.ensemble.nothing(nodes, edges, chunk.reason)
+            predictions = replace(predictions, texts=texts if read is None else read.whole.texts)
         else:
             assert read is not None
             predictions = self.ensemble.combine(read, outcomes)

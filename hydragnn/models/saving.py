@@ -80,9 +80,10 @@ def _checksum(weights: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def read_description(folder: Path, branch: str = "") -> tuple[ModelDescription, Normalisation]:
+def read_description(folder: Path | str, branch: str = "") -> tuple[ModelDescription, Normalisation]:
     """What ``model.json`` says, of one branch where there are several; InputError where it is missing or damaged, comes from a
     newer version or has no such branch."""
+    folder = Path(folder)
     branches = _read(folder)
     return branches[_position([description for description, _ in branches], branch, folder)]
 
@@ -120,11 +121,12 @@ def _position(descriptions: Sequence[ModelDescription], branch: str, folder: Pat
     raise InputError(f"the model in {folder} has {problem}; name one of {', '.join(names)} (--branch, branch=)")
 
 
-def load_graph_model(folder: Path, branch: str = "") -> tuple[GraphModel, Normalisation]:
+def load_graph_model(folder: Path | str, branch: str = "") -> tuple[GraphModel, Normalisation]:
     """The model in ``folder`` with its weights, of several branches the one that is named.
 
     InputError where files are missing, damaged or do not fit together, and where there is no such branch.
     """
+    folder = Path(folder)
     branches = _read(folder)
     descriptions = [description for description, _ in branches]
     position = _position(descriptions, branch, folder)

@@ -158,7 +158,7 @@ def denormalise(
 
 
 def load_model(
-    folder: Path,
+    folder: Path | str,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     branch: str = "",
@@ -171,7 +171,7 @@ def load_model(
     do not fit together, or there is no such branch.
     """
     _allow_code(allow_code)
-    model, normalisation = load_graph_model(folder, branch)
+    model, normalisation = load_graph_model(Path(folder), branch)
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
     return TrainedModel(model=model, normalisation=normalisation, dtype=dtype)
 

@@ -20,6 +20,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
+from hydragnn.models.checks import check
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
 from hydragnn.settings import ActsWith, is_complete, is_given
 
@@ -121,6 +122,7 @@ def described_branches(
                 edges=branch.data.edges,
                 branch=branch.name,
             )
+            check(model, measured=False)
             check_pairs(encoder.global_attention, store)
             for head in model.heads:
                 head_factors(head, model, store)

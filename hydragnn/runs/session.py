@@ -1,7 +1,7 @@
 """One run in its folder: begin or resume, train to the end of a segment, leave a record that says how it ended."""
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from hydragnn.runs.folder import (
     table_as_begun,
 )
 from hydragnn.runs.memory import within_memory
-from hydragnn.runs.plan import Stores, plan_run
+from hydragnn.runs.plan import Stores, described_branches, plan_run
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.signals import interrupt_at_once, trap_signals
 from hydragnn.runs.stopwatch import Stopwatch
@@ -47,7 +47,7 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
 
 def train(
     config: AnyConfig,
-    out: Path,
+    out: Path | str,
     *,
     until: int | None = None,
     resume: bool = False,
@@ -72,13 +72,15 @@ def train(
     SIGINT, SIGTERM, SIGHUP or SIGUSR1, with a checkpoint written, Fenced where a later attempt owns the run, and whatever a defect
     of ours raises, after recording it.
     """
+    out = Path(out)
     check_request(until, micro_batches)
     asked, this = select_device(device), Attempt(folder=out, number=attempt, beats=beats)
     this.check()
     config = as_begun(config, out) if resume else config
     with join_ranks(out, asked, partial(note_stopped_rank, this)) as ranks:
         here = own_device(asked, ranks)
-        check_folder(config.to_json(), out, resume)  # before anything is put there
+        with errors_of_configuration_first(config, store, resume=resume):
+            check_folder(config.to_json(), out, resume)  # before anything is put there
         with alone_in(this, ranks, here):
             run, heart, stopwatch = ready_run(
                 config, this, ranks, here, resume=resume, store=store, parts=micro_batches, memory=memory
@@ -87,6 +89,16 @@ def train(
                 callback = RunCallback(run, ranks, stopwatch, signals, heart, progress)
                 steps = steps_to_end(run, callback, until)
                 return take_steps(steps, lambda asked: take_step(run.state, asked.share, run.context, asked.rate))
+
+
+@contextmanager
+def errors_of_configuration_first(config: AnyConfig, store: Stores | None, *, resume: bool) -> Iterator[None]:
+    """Where the folder in this block is no place for the run, raise what is wrong with the configuration instead, if anything is."""
+    try:
+        yield
+    except InputError:
+        described_branches(config, store, begun=resume)
+        raise
 
 
 def ready_run(

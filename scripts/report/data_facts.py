@@ -15,6 +15,7 @@ from hydragnn.datasets.tools import present_graphs, store_notes
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.texts import NAME, Texts
 from hydragnn.runs.moved import is_data
 from hydragnn.scripts.report.facts import DataFacts, Target, Values
 
@@ -45,6 +46,7 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         path=path,
         fingerprint=store.fingerprint,
         dim=store.dim,
+        names=store.texts.get(NAME, Texts(())),
         nodes=sizes.nodes,
         edges=sizes.edges,
         parts={name: count for name, count in split.counts.items() if count or name != "calibration"},

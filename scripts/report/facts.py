@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.graphs.texts import Texts
 from hydragnn.hpo import Timeline
 from hydragnn.record import RunRecord
 
@@ -274,6 +275,8 @@ class DataFacts:
     composition_of: str
     targets: tuple[Target, ...]
     sampled: int
+    names: Texts = member(default_factory=lambda: Texts(()))
+    """Of all graphs; empty where they have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

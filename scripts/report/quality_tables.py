@@ -197,7 +197,11 @@ def worst_table(points: Points, data: DataFacts | None) -> Table:
         members = np.flatnonzero(group == worst)
         row = members[np.argmax(np.abs(points.error[members]))]
         graph = int(graphs[worst])
-        cells = [str(graph), str(data.nodes[graph]) if data is not None and graph < len(data.nodes) else "–"]
+        name = data.names[graph] if data is not None and graph < len(data.names) else ""
+        cells = [
+            f"{name} ({graph})" if name else str(graph),
+            str(data.nodes[graph]) if data is not None and graph < len(data.nodes) else "–",
+        ]
         cells += [measured(float(value)) for value in (error[worst], points.target[row], points.mean[row])]
         if points.spread is not None:
             cells.append(measured(float(points.spread[members].mean())))

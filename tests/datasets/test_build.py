@@ -1,7 +1,7 @@
 """Stores from files of other programs: what goes in comes out, and what cannot go in is named."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,18 @@ from ase import Atoms
 from ase.build import bulk
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from hydragnn.datasets import build_store, check_store, open_store, read_build_settings, store_info
+from hydragnn.datasets import Make, OwnBuild, build_store, check_store, open_store, read_build_settings, store_info
 from hydragnn.datasets.build import graphs_of
 from hydragnn.datasets.build_settings import for_prediction, settings_of_rule
 from hydragnn.datasets.parallel_build import build_with_workers
 from hydragnn.errors import InputError
-from hydragnn.graphs import GraphBatch, edge_vectors, with_laplacian_encoding, with_random_walk_encoding
+from hydragnn.graphs import (
+    GraphBatch,
+    edge_vectors,
+    graph_from_arrays,
+    with_laplacian_encoding,
+    with_random_walk_encoding,
+)
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.pyg import to_pyg, torch_geometric
 
@@ -549,3 +555,50 @@ def test_structural_encodings_are_asked_for_in_the_build_file(tmp_path: Path) ->
     assert actual.fields["random_walk_encoding"].role == "input"
     torch.testing.assert_close(third["laplacian_encoding"], expected["laplacian_encoding"])
     torch.testing.assert_close(third["random_walk_encoding"], expected["random_walk_encoding"])
+
+
+class Rereads(OwnBuild):
+    """Makes a good graph and then one that fails, as its file says."""
+
+    def graphs(self) -> Iterator[Make]:
+        yield lambda: graph_from_arrays([[0.0, 0.0]], [], [])
+        text = Path(self.files[0]).read_text()
+        if text == "listing":
+            raise KeyError("column")
+        yield lambda: graph_from_arrays([[float(text), 0.0]], [], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "x",
+            r"graph 1: the source .* raised ValueError: could not convert string to float: 'x' \(test_build.py, line \d+\)",
+        ),
+        ("listing", r"before graph 1: the source .* raised KeyError: 'column' \(test_build.py, line \d+\)"),
+    ],
+)
+def test_whatever_a_source_of_your_own_raises_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "a.dat").write_text(text)
+    settings = Rereads(kind="tests:Rereads", files=[str(tmp_path / "a.dat")])
+    with pytest.raises(InputError, match=words):
+        build_store(settings, tmp_path / "out.h5")
+    assert not (tmp_path / "out.h5").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "cell"),
+    [("graphs", "8,", "nothing; fill it in"), ("contacts", "8,0,zero", "'zero', which is no number; repair it")],
+)
+def test_a_cell_that_is_no_number_is_named_by_file_line_and_column(
+    table: str, line: str, cell: str, tmp_path: Path
+) -> None:
+    (tmp_path / "grains.csv").write_text("graph\n3\n3\n8\n8\n")
+    (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n3,0,1\n\n8,0,1\n")
+    (tmp_path / "graphs.csv").write_text("graph,strain\n3,0.1\n\n8,0.2\n")
+    path = tmp_path / f"{table}.csv"
+    path.write_text("\n".join([*path.read_text().split("\n")[:3], line, ""]))
+    fields = [{"name": "strain", "on": "graph", "role": "target"}]
+    column = "strain" if table == "graphs" else "receiver"
+    with pytest.raises(InputError, match=rf"{table}.csv, line 4: the column {column} holds {cell}, or remove the row"):
+        built(tmp_path, kind="grains", files=["grains.csv"], edges="contacts.csv", graphs="graphs.csv", fields=fields)

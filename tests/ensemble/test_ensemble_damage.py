@@ -78,6 +78,12 @@ def test_a_calibration_that_says_something_else_is_refused(received: Path, chang
         Ensemble.load(received)
 
 
+def test_a_weight_that_no_number_holds_is_refused(received: Path) -> None:
+    damage(received, {"weight": 10**400}, "members", 0)
+    with pytest.raises(InputError, match=r"ensemble.json is damaged"):
+        Ensemble.load(received)
+
+
 def test_weights_of_members_that_are_no_shares_are_refused(received: Path) -> None:
     for value in (None, "x", [], -1.0, 0.0, 2.0, float("nan"), float("inf")):
         damage(received, {"weight": value}, "members", 0)

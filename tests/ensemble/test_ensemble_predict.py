@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
@@ -19,7 +20,8 @@ from hydragnn.ensemble.prediction import hdf5, work
 from hydragnn.ensemble.prediction.entries import ENTRY
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
-from hydragnn.graphs import Field, GraphBatch
+from hydragnn.graphs import Field, GraphBatch, to_pyg
+from hydragnn.graphs.pyg import torch_geometric
 from tests.ensemble.finished import finished_units
 from tests.flips import FLIPS, flipped
 
@@ -115,11 +117,20 @@ def test_a_single_run_claims_no_uncertainty_and_no_domain(
         names = {
             name for path in (out, out.with_suffix(".nodes.csv")) for name in path.read_text().split("\n")[0].split(",")
         }
-        expected = {"graph", "status", "nodes", "node", "energy_mean", *(f"forces_{axis}_mean" for axis in "xyz")}
+        expected = {
+            "graph",
+            "name",
+            "status",
+            "nodes",
+            "node",
+            "energy_mean",
+            *(f"forces_{axis}_mean" for axis in "xyz"),
+        }
         assert {name.strip() for name in names} == expected
     elif suffix == ".xyz":
         for atoms in read(out, ":"):
-            assert set(atoms.info) <= {"graph", "status"} and set(atoms.arrays) == {"numbers", "positions"}
+            names = {name for name in (*atoms.info, *atoms.arrays) if not name.startswith("input_")}
+            assert names <= {"graph", "name", "status", "numbers", "positions"}
     else:
         if suffix == ".bp":
             import adios2
@@ -128,7 +139,7 @@ def test_a_single_run_claims_no_uncertainty_and_no_domain(
                 (names,) = [set(stream.available_variables()) for _ in stream.steps()]
         else:
             names = set(arrays_of(out))
-        assert names == {"graph", "nodes", "status", "fields/energy/mean", "fields/forces/mean"}
+        assert names == {"graph", "nodes", "name", "status", "fields/energy/mean", "fields/forces/mean"}
 
 
 def test_graphs_that_failed_have_no_number_for_any_quantity(ensemble: Path, structures: Path, tmp_path: Path) -> None:
@@ -149,6 +160,21 @@ def test_predictions_are_taken_by_field_and_say_so(ensemble: Path, frames: list[
             use(predictions)
 
 
+def test_what_is_neither_graphs_nor_atoms_is_refused_with_the_way_to_make_them(
+    ensemble: Path, store: MemoryStore
+) -> None:
+    loaded, data = Ensemble.load(str(ensemble)), to_pyg(store.read([0, 1]))
+    for what, words in (
+        (torch_geometric("data").Batch.from_data_list(data), "torch_geometric's DataBatch; make a graph of each"),
+        (data, "torch_geometric's Data; make a graph of each Data with hydragnn.graphs.from_pyg"),
+        ("in.xyz", "the path 'in.xyz'; predict files with hydragnn.predict"),
+        ([store.read([0])], "a list of graphs; join them with hydragnn.graphs.concatenate"),
+        (3, "builtins's int"),
+    ):
+        with pytest.raises(InputError, match=f"predict takes graphs, a store or atoms, not {words}"):
+            loaded.predict.__wrapped__(loaded, what) if hasattr(loaded.predict, "__wrapped__") else loaded.predict(what)
+
+
 def test_tables_have_one_line_per_graph_and_one_per_node(
     ensemble: Path, structures: Path, tmp_path: Path, frames: list[Atoms]
 ) -> None:
@@ -163,6 +189,54 @@ def test_tables_have_one_line_per_graph_and_one_per_node(
     np.testing.assert_allclose([float(row["energy_mean"]) for row in graphs[2:]], direct["energy"].mean, rtol=1e-6)
     assert len(nodes) == sum(len(frames[i]) for i in (0, 2, 3, 4, 5))
     assert {"forces_x_mean", "forces_z_upper"} <= set(nodes[0])
+
+
+def labelled(frames: list[Atoms], path: Path) -> None:
+    """Three structures with all that files have, of which the second cannot be a graph."""
+    some = [atoms.copy() for atoms in frames[2:5]]
+    some[1].positions[1] = some[1].positions[0]
+    for number, atoms in enumerate(some):
+        atoms.info |= {"config_type": f"kind {number}", "weight": 0.5 * number, "status": "draft", "strain": np.eye(3)}
+        atoms.arrays["tag"], atoms.arrays["site"] = np.arange(len(atoms)), np.array(["a"] * len(atoms))
+        atoms.calc = SinglePointCalculator(atoms, energy=float(number), dipole=np.ones(3), forces=atoms.positions * 2.0)
+    some[0].info["material_id"] = "mp-7"
+    write(path, some)
+
+
+@pytest.mark.parametrize("as_build", [False, True], ids=["structures", "BUILD.toml"])
+def test_structures_keep_what_they_had(ensemble: Path, frames: list[Atoms], tmp_path: Path, as_build: bool) -> None:
+    labelled(frames, tmp_path / "in.xyz")
+    (tmp_path / "b.toml").write_text('kind = "ase"\nfiles = ["in.xyz"]\ncutoff = 5.0\n')
+    given = read(tmp_path / "in.xyz", index=":")
+    predict_to_file(ensemble, tmp_path / ("b.toml" if as_build else "in.xyz"), tmp_path / "out.xyz")
+    back = read(tmp_path / "out.xyz", index=":")
+    for number in (0, 2):
+        info, arrays = back[number].info, back[number].arrays
+        assert (info["config_type"], info["weight"]) == (f"kind {number}", 0.5 * number)
+        assert (info["status"], info["input_status"], info["input_energy"]) == ("ok", "draft", float(number))
+        np.testing.assert_array_equal(info["strain"], np.eye(3))
+        np.testing.assert_array_equal(arrays["tag"], np.arange(len(back[number])))
+        assert set(arrays["site"]) == {"a"}
+        np.testing.assert_allclose(arrays["input_forces"], given[number].get_forces(), atol=1e-7)
+        assert back[number].get_potential_energy() != float(number)
+    assert back[0].info["material_id"] == back[0].info["name"] == "mp-7"
+    assert back[2].info["name"] == "in.xyz#2"
+    if not as_build:
+        assert (len(back[1]), back[1].info["config_type"], back[1].info["name"]) == (0, "kind 1", "in.xyz#1")
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".npz", ".csv"])
+def test_predictions_have_the_names_of_their_graphs(
+    suffix: str, ensemble: Path, frames: list[Atoms], tmp_path: Path
+) -> None:
+    labelled(frames, tmp_path / "in.xyz")
+    predict_to_file(ensemble, tmp_path / "in.xyz", tmp_path / f"out{suffix}")
+    if suffix == ".csv":
+        with (tmp_path / "out.csv").open() as file:
+            names = [row["name"] for row in csv.DictReader(file)]
+    else:
+        names = [str(name) for name in arrays_of(tmp_path / f"out{suffix}")["name"]]
+    assert names == ["mp-7", "in.xyz#1", "in.xyz#2"]
 
 
 def test_structures_come_back_with_energies_forces_and_their_uncertainties(

@@ -5,11 +5,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hydragnn.config import RunConfig, parse_config, read_config
-from hydragnn.errors import InputError
-from hydragnn.settings import read_toml, with_overrides
+from hydragnn.errors import InputError, nearest
+from hydragnn.settings import plain_table, read_toml, with_overrides
 
 GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": [{"field": "energy"}]}
 
@@ -134,3 +135,20 @@ def test_a_pipe_without_end_is_cut_off(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"has more than 10 MB"):
             read_toml(Path(f"/dev/fd/{endless.stdout.fileno()}"))
         endless.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("PaiNN", "did you mean painn?"), ("pain", "did you mean painn?"), ("location", "valid: on, optional, painn")],
+)
+def test_the_nearest_word_is_near_whatever_its_case(word: str, hint: str) -> None:
+    assert nearest(word, ["painn", "optional", "on"]) == hint
+
+
+def test_a_table_of_python_is_what_a_file_could_say() -> None:
+    table = {"data": {"store": Path("a.h5")}, "train": {"epochs": np.int64(3)}, "heads": ({"field": "energy"},)}
+    assert plain_table(table) == {"data": {"store": "a.h5"}, "train": {"epochs": 3}, "heads": [{"field": "energy"}]}
+    with pytest.raises(InputError, match=r"holds <object object.*, a object; give numbers, texts, paths"):
+        plain_table({"data": object()})
+    with pytest.raises(InputError, match="no table of plain values"):
+        plain_table({"heads": {("a", "b"): 1}})

@@ -14,7 +14,7 @@ from hydragnn.errors import InputError
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.scripts.cli import app, main
 from hydragnn.scripts.report import canvas
-from hydragnn.terminal import PlainConsole, visible
+from hydragnn.terminal import PlainConsole, Printed, visible
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202etxt.exe"
 WRITTEN_OUT = "\\x1b[2J\\x1b]0;title\\x07\\x0d\\x9b31m\\u202etxt.exe"
@@ -69,3 +69,12 @@ def test_a_picture_holds_names_that_xml_cannot() -> None:
 
     drawn = canvas.picture("name", "a title", draw)
     assert WRITTEN_OUT in drawn and "\x1b" not in drawn
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_what_a_stream_cannot_encode_is_written_out(errors: str) -> None:
+    paper = io.BytesIO()
+    stream = Printed(io.TextIOWrapper(paper, encoding="ascii", errors=errors))
+    stream.write("eV/\u00c5")
+    stream.flush()
+    assert paper.getvalue() == b"eV/\\xc5"

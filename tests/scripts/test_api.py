@@ -2,21 +2,33 @@
 
 import dataclasses
 import inspect
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
 import hydragnn
-from hydragnn.config import AnyConfig
-from hydragnn.datasets import StoreInfo
-from hydragnn.ensemble import Ensemble, Estimate, Evaluation, PredictionResult
-from hydragnn.hpo import CampaignResult, CampaignStatus
+from hydragnn.config import AnyConfig, read_config
+from hydragnn.datasets import StoreInfo, check_store, convert_store, open_store
+from hydragnn.ensemble import (
+    Ensemble,
+    Estimate,
+    Evaluation,
+    PredictionResult,
+    build_ensemble,
+    calculator,
+    predict_to_file,
+)
+from hydragnn.errors import InputError
+from hydragnn.hpo import CampaignResult, CampaignStatus, campaign_history, finished_runs
 from hydragnn.hpo.submit import Submission
-from hydragnn.record import RunRecord
+from hydragnn.models import load_model
+from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts import api
 from hydragnn.scripts.doctor import Installation
 from hydragnn.scripts.simulated import SimulationResult
@@ -115,3 +127,23 @@ def test_static_tools_see_the_types_in_a_users_program(root: Path, tmp_path: Pat
     revealed = [text.replace("builtins.", "") for text in re.findall(r'Revealed type is "(.*)"', done.stdout)]
     assert [text.rpartition(" -> ")[2] for text in revealed[: len(GIVES)]] == [written(kind) for kind in GIVES.values()]
     assert revealed[len(GIVES) :] == list(uses.values())
+
+
+@pytest.mark.parametrize("what", ["nowhere", "", "notes.txt", os.devnull])
+def test_every_function_that_takes_a_path_takes_its_text_and_says_what_is_wrong(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("[")
+    functions: list[Callable[[str], Any]] = [
+        *(load_model, Ensemble.load, calculator, hydragnn.load, hydragnn.store_info, hydragnn.status, hydragnn.report),
+        *(open_store, check_store, read_record, read_config, campaign_history, finished_runs),
+        *(lambda path: convert_store(path, "out.bp"), lambda path: build_ensemble([path], "out")),
+        *(lambda path: hydragnn.train(path, "out"), lambda path: hydragnn.predict(path, path, "out.h5")),
+        *(lambda path: hydragnn.build_ensemble(path, "out"), lambda path: hydragnn.evaluate(path, path)),
+        *(lambda path: predict_to_file(path, path, "out.h5"), lambda path: hydragnn.build_store(path, "out.h5")),
+    ]
+    for function in functions:
+        with pytest.raises(InputError):
+            function(what)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt"}

@@ -191,6 +191,26 @@ def test_a_run_trains_predicts_and_reports_for_machines(
 GROUPS = ("data", "kernels", "bench")
 
 
+def test_a_run_is_continued_by_its_folder_and_begun_anew_by_its_configuration(
+    run: Callable[..., tuple[int, str, str]], store: Path, tmp_path: Path
+) -> None:
+    config, one, two = _written(tmp_path / "run.toml", RUN, store), str(tmp_path / "one"), str(tmp_path / "two")
+    assert run("train", str(config))[2].startswith("error: --out is missing")
+    assert run("train", str(config), "--out", one, "--json")[0] == 0
+    assert "is a run; continue it with --resume" in run("train", one)[2]
+    begun = (tmp_path / "one" / "record.json").read_text()
+    for source in (one, f"{one}/config.json"):
+        code, out, _ = run("train", source, "--resume", "--json")
+        assert (code, json.loads(out)["run"]) == (0, one)
+    assert json.loads(begun)["config_hash"] == json.loads((tmp_path / "one" / "record.json").read_text())["config_hash"]
+    assert run("train", f"{one}/config.json", "--out", two, "--json", "--set", "train.epochs=1")[0] == 0
+    before, after = (json.loads((Path(folder) / "config.json").read_text()) for folder in (one, two))
+    assert after == {**before, "train": {**before["train"], "epochs": 1}}
+    assert "is a folder without a run" in run("train", str(tmp_path), "--resume")[2]
+    bad = _written(tmp_path / "bad.toml", RUN.replace('"moment"', '"momentum"'), store)  # before what is said of --out
+    assert "the store has no field momentum; did you mean moment" in run("train", str(bad), "--out", one)[2]
+
+
 def test_every_command_teaches(run: Callable[..., tuple[int, str, str]]) -> None:
     for command in ("quickstart", "train", "search", "status", "ensemble", "predict", "report", "doctor", *GROUPS):
         code, out, _ = run(command, "--help")
