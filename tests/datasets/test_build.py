@@ -502,6 +502,10 @@ FILES = {
             "edges": "contacts.csv",
             "fields": [{"name": "size", "on": "node"}],
         },
+        "grains.csv, line 3: the column size holds 'oops', which is no number; repair it, or remove the row",
+    ),
+    "contacts without grains": (
+        {"kind": "grains", "files": ["grains.csv"], "edges": "contacts.csv"},
         "contacts.csv: graph 9 has rows here but no grains",
     ),
     "ragged table": (
