@@ -1,12 +1,14 @@
 """What attempts show: while they run by their heartbeats, at their end by the record that they left, which alone is the verdict."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
+from typing import Literal
 
 from hydragnn.config import parse_config
 from hydragnn.errors import InputError
@@ -33,6 +35,13 @@ OPERATIONS_A_SECOND = 45.0
 """Of the file system, for the signs of life of all runs of a campaign together: of fifty, some are left for what happens."""
 OPERATIONS_OF_A_BEAT = 10.0
 """A look at ``attempt.json``, the heartbeat, the watchdog's look at it, and those of a record between checkpoints, which is written no more often."""
+
+FILE_PATIENCE = 10.0
+"""Seconds that a file may take to be written before its file system counts as stalled."""
+AT_ONCE = 0.05
+"""Seconds in which a file system in order answers."""
+STALLS = 5
+"""So many patiences in a row in which all are silent, although files are answered for, are excused."""
 
 Clock = Callable[[], float]
 
@@ -68,6 +77,19 @@ class LastSigns:
         self._times.pop(name, None)
         self._times[name] = self._clock()
 
+    def num_recent(self, seconds: float) -> int:
+        """How many gave a sign within so many seconds."""
+        earliest = self._clock() - seconds
+        return sum(1 for _ in takewhile(lambda time: time >= earliest, reversed(self._times.values())))
+
+    def __len__(self) -> int:
+        """How many are expected to give signs."""
+        return len(self._times)
+
+    def begin_anew(self) -> None:
+        """Count all silences from now on."""
+        self._times = dict.fromkeys(self._times, self._clock())
+
     def forget(self, name: str) -> None:
         """Expect nothing more of this one."""
         self._times.pop(name, None)
@@ -83,6 +105,82 @@ class LastSigns:
         """
         earliest = self._clock() - patience
         return [name for name, _ in takewhile(lambda sign: sign[1] < earliest, self._times.items())]
+
+
+Judgement = Literal["hung", "stall", "wait"]
+"""What silence means: the silent run hangs, nothing about any run, or that is not known yet."""
+
+
+class Witness:
+    """Judgement of silence: where the larger part of runs falls silent at once, or files are not answered for, no run is to blame."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._probe: _FileProbe | None = None
+        self._stalls = 0
+        """Stalls in a row in which files were answered for."""
+
+    def judge(self, recent: int, watched: int, folder: Path | None) -> Judgement:
+        """What it means that a run is silent, where so many of those ``watched`` showed life in the latter half of the patience.
+
+        ``folder`` is where a file is written to ask the file system, by a thread, which may hang; None asks nobody. After a stall all silences begin anew.
+        Where files are answered for, and all stay silent for ``STALLS`` patiences in a row, they hang.
+        """
+        if is_plausible(recent, watched):
+            self._stalls = 0
+            return "hung"
+        if folder is not None:
+            self._probe = self._probe or _FileProbe(folder, self._clock)
+            answer = self._probe.answer()
+            if answer is None:
+                return "wait"
+            if self._probe.ended:
+                self._probe = None
+            if not answer:
+                return "stall"
+        if watched == 1 or self._stalls >= STALLS:
+            return "hung"
+        self._stalls += 1
+        return "stall"
+
+
+def is_plausible(recent: int, watched: int) -> bool:
+    """Return True where silence is news about who is silent: others show life, at least as many.
+
+    >>> is_plausible(3, 6), is_plausible(2, 6), is_plausible(0, 1)
+    (True, False, False)
+    """
+    return 2 * recent >= watched
+
+
+class _FileProbe:
+    """A file that a thread writes, looks at and removes, because a file system that stalls stops who asks it."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._clock, self._begun, self._ok = clock, clock(), False
+        self._path = folder / f".probe-{os.getpid()}.tmp"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._thread.join(AT_ONCE)
+
+    @property
+    def ended(self) -> bool:
+        """Return True where the thread is over."""
+        return not self._thread.is_alive()
+
+    def answer(self) -> bool | None:
+        """True where the file system answered in time, False where it does not, None where it still may."""
+        late = self._clock() - self._begun > FILE_PATIENCE
+        if not self.ended:
+            return False if late else None
+        return self._ok
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            self._path.write_bytes(b"")
+            self._path.stat()
+            self._path.unlink()
+            self._ok = self._clock() - self._begun <= FILE_PATIENCE
 
 
 @dataclass(kw_only=True, slots=True)
@@ -116,6 +214,15 @@ class Heartbeat:
         if stamp != self._stamp:
             self._stamp, self._changed = stamp, now
         return now - self._changed > self.patience
+
+    @property
+    def is_recent(self) -> bool:
+        """Return True where something changed in the latter half of the patience."""
+        return self.clock() - self._changed <= self.patience / 2
+
+    def begin_anew(self) -> None:
+        """Count silence from now on."""
+        self._changed = self.clock()
 
     def lingers(self, attempt: int) -> bool:
         """Return True where the attempt has left its last record, and some of its processes do not end, for example on a lost node."""

@@ -22,7 +22,7 @@ import torch
 from hydragnn.distributed.launch import environment_alone
 from hydragnn.errors import InputError
 from hydragnn.files import open_log
-from hydragnn.hpo.launching.attempts import Heartbeat, seconds_between_beats
+from hydragnn.hpo.launching.attempts import Heartbeat, Witness, seconds_between_beats
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import MARK, Begun, Exit, Report, Task, importable, is_alive, is_ours, note_of
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
@@ -96,6 +96,7 @@ class LocalLauncher:
     ) -> None:
         """``together``: so many trials share one process of each worker; ``gpus``: what shows each worker its own."""
         self._hang_seconds, self._together, self._module = hang_seconds, together, module
+        self._witness = Witness()
         self._slots = shares_of({f"worker-{number}": together for number in range(workers)})
         self._environment = {**environment_alone(), **importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
         self._environment.update(environment or {})
@@ -247,10 +248,17 @@ class LocalLauncher:
                 self._send(slot, "kill")
 
     def _kill_the_hung(self) -> None:
-        for slot, attempt in self._attempts.items():
-            if attempt.heartbeat and not attempt.hung and attempt.heartbeat.stopped():
-                attempt.hung = True
-                self._send(slot, "kill")
+        beats = {slot: one.heartbeat for slot, one in self._attempts.items() if one.heartbeat and not one.hung}
+        silent = [slot for slot, heartbeat in beats.items() if heartbeat.stopped()]
+        if not silent:
+            return
+        recent = sum(heartbeat.is_recent for heartbeat in beats.values())
+        judgement = self._witness.judge(recent, len(beats), self._attempts[silent[0]].task.folder)
+        for slot in silent if judgement == "hung" else ():
+            self._attempts[slot].hung = True
+            self._send(slot, "kill")
+        for heartbeat in beats.values() if judgement == "stall" else ():
+            heartbeat.begin_anew()
 
     def _exit(self, attempt: _Attempt, code: int) -> Exit:
         killed_by_us = attempt.hung or attempt.killed_at == float("inf")

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hydragnn.hpo.launching.attempts import LastSigns, is_complete
+from hydragnn.hpo.launching.attempts import LastSigns, Witness, is_complete
 from hydragnn.hpo.launching.launcher import Begun, Exit, Task
 from hydragnn.hpo.launching.watchdog import SchedulerWatch
 from hydragnn.hpo.scheduling.events import Identity, node_of
@@ -41,7 +41,7 @@ class PackAttempts(dict[str, PackAttempt]):
     def __init__(self, hang_seconds: float) -> None:
         """So long a run may show no life."""
         super().__init__()
-        self._hang = hang_seconds
+        self._hang, self._witness = hang_seconds, Witness()
         self._slot_of: dict[int, str] = {}
         self._unbegun, self._running = LastSigns(), LastSigns()
         self._leaving: dict[str, None] = {}
@@ -93,7 +93,8 @@ class PackAttempts(dict[str, PackAttempt]):
     def to_kill(self, now: float) -> list[str]:
         """The slots of attempts that hang or did not leave in time, each once."""
         late = [slot for slot in self._leaving if self[slot].killed is None and now >= self[slot].kill_at]
-        hung = self._running.silent(self._hang)
+        silent = self._running.silent(self._hang)
+        hung = silent if silent and self._are_hung(silent) else []
         for slot in hung:
             self._running.forget(slot)
             self[slot].hung = slot not in late
@@ -101,6 +102,14 @@ class PackAttempts(dict[str, PackAttempt]):
             self[slot].killed = self[slot].killed or now
             self._leaving[slot] = None
         return late
+
+    def _are_hung(self, silent: list[str]) -> bool:
+        """Return True where silent attempts are to blame for their silence; in a stall all silences begin anew."""
+        recent, folder = self._running.num_recent(self._hang / 2), self[silent[0]].task.folder
+        judgement = self._witness.judge(recent, len(self._running), folder)
+        if judgement == "stall":
+            self._running.begin_anew()
+        return judgement == "hung"
 
     def deaf(self, now: float) -> list[str]:
         """The slots of killed attempts whose workers do not say so."""

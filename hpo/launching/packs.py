@@ -23,7 +23,7 @@ from hydragnn.distributed.launch import RANK_VARIABLE, environment_alone
 from hydragnn.errors import InputError
 from hydragnn.files import open_log
 from hydragnn.hpo.launching.allocation import Allocation, Node
-from hydragnn.hpo.launching.attempts import LastSigns, seconds_between_beats, text_since
+from hydragnn.hpo.launching.attempts import LastSigns, Witness, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import Ears, allow_many_files
 from hydragnn.hpo.launching.launcher import MARK, Report, Task, importable, note_of
 from hydragnn.hpo.launching.local import MODULE, WORKER, shares_of
@@ -110,8 +110,8 @@ class PackLauncher(AllocationLauncher):
         self._at_gates = deque[Pack]()
         self._ears = Ears()
         self._open_ends = OpenEnds(self._watch, self._ears.ring)
-        self._last_signs = LastSigns()
-        """Of nodes."""
+        self._last_signs, self._witness = LastSigns(), Witness()
+        """Of nodes, whose lines come through pipes."""
         self._attempts = PackAttempts(hang_seconds)
         self._probes: dict[str, float] = {}
         self._ended_packs: list[tuple[Pack, float]] = []
@@ -300,7 +300,7 @@ class PackLauncher(AllocationLauncher):
         if now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY
-        for node in self._last_signs.silent(SILENCE):
+        for node in self._silent_nodes():
             self._lose(node, f"no sign of life for {SILENCE:.0f} s")
             self._reports.append(Probed(node=node, healthy=False, message="no sign of life"))
         self._be_patient(now)
@@ -313,6 +313,16 @@ class PackLauncher(AllocationLauncher):
             self._send(slot, "kill")
         for slot in self._attempts.deaf(now):
             self._end(slot, -9, "killed; its worker did not answer")
+
+    def _silent_nodes(self) -> list[str]:
+        """Return the nodes that showed no life for too long, unless most nodes are silent at once."""
+        silent = self._last_signs.silent(SILENCE)
+        if not silent or len(self._last_signs) == 1:
+            return silent
+        judgement = self._witness.judge(self._last_signs.num_recent(SILENCE / 2), len(self._last_signs), None)
+        if judgement == "stall":
+            self._last_signs.begin_anew()
+        return silent if judgement == "hung" else []
 
     def _leave(self) -> None:
         """The allocation is over: its packs end by themselves."""

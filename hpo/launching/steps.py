@@ -11,7 +11,7 @@ from hydragnn.distributed.launch import environment_alone
 from hydragnn.errors import InputError
 from hydragnn.files import open_log
 from hydragnn.hpo.launching.allocation import Allocation, Node
-from hydragnn.hpo.launching.attempts import Heartbeat, is_complete, seconds_between_beats, text_since
+from hydragnn.hpo.launching.attempts import Heartbeat, Witness, is_complete, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import MARK, Begun, Exit, Report, Task, importable, note_of
 from hydragnn.hpo.launching.local import MODULE
@@ -90,6 +90,7 @@ class StepLauncher(AllocationLauncher):
         self._ranks, self._limits, self._module = ranks, limits or Limits(), module
         self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._attempts: dict[int, _Attempt] = {}
+        self._witness = Witness()
         self._queue: deque[_Attempt] = deque()
         self._bucket = TokenBucket(self._limits.rate, BURST)
         self._probes = Probes(
@@ -244,7 +245,7 @@ class StepLauncher(AllocationLauncher):
             if now >= attempt.kill_at:
                 attempt.step.kill()
             elif attempt.heartbeat is not None and not attempt.killed:
-                attempt.hung = attempt.heartbeat.stopped()
+                attempt.hung = attempt.heartbeat.stopped() and self._is_hung(attempt)
                 attempt.killed = attempt.hung or attempt.heartbeat.lingers(attempt.task.attempt)
                 if attempt.killed:
                     attempt.step.kill()
@@ -261,6 +262,15 @@ class StepLauncher(AllocationLauncher):
         elif self._is_explained(attempt):
             del self._attempts[attempt.task.trial]
             self._reports.append(self._exit(attempt))
+
+    def _is_hung(self, attempt: _Attempt) -> bool:
+        """Return True where a silent attempt is to blame for its silence; in a stall all silences begin anew."""
+        running = (one for one in self._attempts.values() if one.ended is None and not one.killed)
+        beats = [one.heartbeat for one in running if one.heartbeat is not None]
+        judgement = self._witness.judge(sum(beat.is_recent for beat in beats), len(beats), attempt.task.folder)
+        for beat in beats if judgement == "stall" else ():
+            beat.begin_anew()
+        return judgement == "hung"
 
     def _note_end(self, attempt: _Attempt, code: int, now: float) -> None:
         """Remember what a step's launcher said at its end."""
