@@ -196,6 +196,7 @@ def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
                 "machine is one process; set it to 1, or search inside an allocation"
             )
         return replace(plan, max_slots=1)
+    plan = replace(plan, moves=True)
     nodes = len({node_of(slot) for slot in launcher.slots})
     if plan.min_slots > nodes:
         raise InputError(

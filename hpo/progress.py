@@ -10,10 +10,25 @@ from hydragnn.hpo.scheduling.events import Event, Launched, Progressed
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, shown_epochs
 
 FIRST_LOOK = 60.0
-"""Seconds from the launch of an attempt to the first look at its heartbeat; every next one is twice as late."""
+"""Seconds from the launch of an attempt to the first look at its heartbeat; every next one is twice as late, or sooner."""
+
+LONGEST_LOOK = 300.0
+"""Seconds between two looks at most, where few run, so that an attempt that becomes slow is noticed."""
+
+LOOKS_A_SECOND = 2.0
+"""So many looks at all attempts together at most, once they are that far apart."""
 
 BEATS_BEFORE = 4
 """So many beats before that look at least, so that the age of what it finds hardly changes the pace."""
+
+
+def next_look(after: float, running: int) -> float:
+    """When the look after one so many seconds after the launch is due: twice as late, or sooner, as many as run.
+
+    >>> [next_look(after, 100) for after in (60.0, 240.0, 480.0)], next_look(960.0, 9408)
+    ([120.0, 480.0, 780.0], 1920.0)
+    """
+    return after + min(after, max(LONGEST_LOOK, running / LOOKS_A_SECOND))
 
 
 class AttemptProgress:
@@ -46,7 +61,8 @@ class AttemptProgress:
             if running(trial, attempt):
                 look = self._files.submit(shown_epochs, self._folder_of(trial), attempt)
                 self._looks.append((trial, attempt, look))
-                heappush(self._due, (now + after, 2 * after, trial, attempt))
+                later = next_look(after, len(self._due) + 1)
+                heappush(self._due, (now + later - after, later, trial, attempt))
         looks, self._looks = self._looks, []
         progress: list[Progressed] = []
         for trial, attempt, look in looks:

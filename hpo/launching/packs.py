@@ -274,7 +274,10 @@ class PackLauncher(AllocationLauncher):
 
     def _handle_report(self, pack: Pack, slot: str, report: dict[str, Any]) -> None:
         if "healthy" in report and self._probes.pop(slot, None) is not None:
-            self._reports.append(Probed(node=slot, healthy=report["healthy"], message=report["message"]))
+            seconds = report.get("seconds", 0.0)
+            self._reports.append(
+                Probed(node=slot, healthy=report["healthy"], message=report["message"], seconds=seconds)
+            )
         attempt = self._attempts.get(slot)
         if attempt is None:
             return

@@ -7,12 +7,14 @@ evidence about the scheduler; then heartbeats and the exits of steps decide.
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -320,13 +322,24 @@ class Probes:
             printed = file.read().decode(errors="replace")
         lines = printed.strip().splitlines()
         if HEALTHY in lines:
-            return [Probed(node=node, healthy=True)]
+            return [Probed(node=node, healthy=True, seconds=seconds_in(lines))]
         if not late and self._watch.excuses(self._site.evidence(printed), [node], probe.begun):
             self._again[node] = time.monotonic() + AGAIN
             return []
         output = "\n".join(lines)[-LAST_WORDS:] or "nothing"
         message = f"no answer within {self._patience:.0f} s" if late else f"the probe failed; it said: {output}"
         return [Probed(node=node, healthy=False, message=message)]
+
+
+def seconds_in(lines: Iterable[str]) -> float:
+    """How long its work took, as a probe printed it; 0 where it did not.
+
+    >>> seconds_in(["a warning", "seconds 0.25", "healthy"]), seconds_in(["healthy"])
+    (0.25, 0.0)
+    """
+    with suppress(ValueError):
+        return next((float(line.split()[1]) for line in lines if re.fullmatch(r"seconds [0-9.]+", line)), 0.0)
+    return 0.0
 
 
 class AllocationLauncher:

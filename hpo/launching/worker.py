@@ -324,7 +324,13 @@ def probe_report(probe: subprocess.Popen[bytes]) -> dict[str, Any]:
     """What a probe that has ended found."""
     printed = probe.communicate()[0].decode(errors="replace").strip()
     healthy = "healthy" in printed.splitlines()
-    return {"healthy": healthy, "message": "" if healthy else f"the probe failed; it said: {printed[-300:]}"}
+    timed = [line.split()[1] for line in printed.splitlines() if line.startswith("seconds ")]
+    seconds = float(timed[0]) if healthy and timed else 0.0
+    return {
+        "healthy": healthy,
+        "seconds": seconds,
+        "message": "" if healthy else f"the probe failed; it said: {printed[-300:]}",
+    }
 
 
 def own_name(nodes: Sequence[str], environment: Mapping[str, str]) -> str:

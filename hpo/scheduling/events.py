@@ -42,6 +42,8 @@ class Plan:
     """How fast a slot of each node is beside the fastest, from 0 to 1; empty where all are alike."""
     grace: float = 10.0
     """Seconds that attempts need to save themselves; the campaign leaves so long before the end of a budget."""
+    moves: bool = False
+    """Slow attempts go on elsewhere; there are nodes to go to."""
 
 
 class Happening(Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
@@ -125,6 +127,8 @@ class Probed(Happening, frozen=True, kw_only=True):
     node: str
     healthy: bool
     message: str = ""
+    seconds: float = 0.0
+    """How long a fixed piece of work took; 0: nobody says."""
 
 
 class Stopping(Happening, frozen=True, kw_only=True):

@@ -164,6 +164,7 @@ def start_attempt(state: State, trial: Trial, size: int, now: float) -> tuple[St
         started=now,
         turn=state.starts,
         shown=(),
+        slow=0,
         identity=None,
         cancelled="",
     )
@@ -332,8 +333,8 @@ def _segment_time(state: State, trial: Trial, slots: int, work: float, speed: fl
 def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
     """When a running trial is expected to reach its next rung, by its own pace where it has shown one; a late one gets as late again."""
     end = trial.started + _segment_time(state, trial, len(trial.slots), work, speed_of(state.plan, trial.slots))
-    if len(trial.shown) > 1 and trial.shown[0][1] < trial.shown[1][1]:
-        (first, begun), (last, epochs) = trial.shown
+    if len(trial.shown) > 1 and trial.shown[0][1] < trial.shown[-1][1]:
+        (first, begun), (last, epochs) = trial.shown[0], trial.shown[-1]
         left = max(0.0, state.plan.rungs[len(trial.results)] - epochs)
         end = last + left * (last - first) / (epochs - begun)
     return end if end > now else max(now + min(LATE, now - trial.started), 2 * now - end)

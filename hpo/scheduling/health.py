@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from hydragnn.hpo.scheduling.events import Action, Probe, Probed, node_of
 from hydragnn.hpo.scheduling.node_health import Node, NodeHealth, Strike
 from hydragnn.hpo.scheduling.ordered import Pool
+from hydragnn.hpo.scheduling.slowness import SLOW
 from hydragnn.hpo.scheduling.state import State, Trial, with_node, without_node
 
 STRIKES = 2
@@ -30,8 +31,10 @@ PATIENCE = 600.0
 """Seconds after which a probe without an answer counts as failed."""
 
 
-def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float) -> tuple[State, list[Action]]:
-    """Hold a machine fault of ``trial`` against the suspects, or against all of its nodes where there are none."""
+def add_strikes(
+    state: State, trial: Trial, suspects: Iterable[str], now: float, *, slow: bool = False
+) -> tuple[State, list[Action]]:
+    """Hold a machine fault of ``trial``, or that it was ``slow``, against the suspects, or against all of its nodes where there are none."""
     if state.simple:
         return state, []
     used: dict[str, tuple[str, ...]] = {}
@@ -42,7 +45,7 @@ def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float)
     out: list[str] = []
     for name in named or used:
         node = state.health.get(name, Node())
-        strike = Strike(trial=trial.number, attempt=trial.attempt, slots=used.get(name, state.nodes[name]))
+        strike = Strike(trial=trial.number, attempt=trial.attempt, slots=used.get(name, state.nodes[name]), slow=slow)
         node = replace(node, strikes=(*node.strikes, strike))
         state = with_node(state, name, node)
         if len(node.strikes) >= STRIKES and node.status != "quarantined":
@@ -100,18 +103,49 @@ def apply_probe(state: State, event: Probed, now: float) -> tuple[State, list[Ac
         if node.status == "quarantined":
             return state, []
         return _clear_partners(_quarantine(state, event.node, now, event.message), event.node), []
+    if event.seconds and event.node in state.health:
+        return _compare_speed(state, event.node, event.seconds, now), []
+    return _take_back(state, event.node, now), []
+
+
+def _take_back(state: State, name: str, now: float) -> State:
+    """The state after a node has answered its probe well."""
+    node = state.health.get(name, Node())
     if node.status == "pool":
-        return state, []
+        return state
     struck_out = len(node.strikes) >= STRIKES
-    if _is_starved(state) or not (struck_out or _has_to_wait(state, event.node)):
-        return _readmit(state, event.node), []
+    if _is_starved(state) or not (struck_out or _has_to_wait(state, name)):
+        return _readmit(state, name)
     if node.status == "quarantined":
-        return state, []
+        return state
     if struck_out:
-        return _quarantine(state, event.node, now, "attempts keep failing on it"), []
+        return _quarantine(state, name, now, "attempts keep failing on it")
     message = "it waits until a node that failed with it is in use"
     waits = replace(node, status="quarantined", until=now + BACK_OFF, message=message)
-    return replace(with_node(state, event.node, waits), due=min(state.due, waits.until)), []
+    return replace(with_node(state, name, waits), due=min(state.due, waits.until))
+
+
+def _compare_speed(state: State, name: str, seconds: float, now: float) -> State:
+    """The state after a node said how long its work took: once all that were slow together have, those that took much longer are out."""
+    node = replace(state.health[name], seconds=seconds)
+    state = with_node(state, name, node)
+    faults = {strike.fault for strike in node.strikes if strike.slow}
+    group = {name, *(partner for fault in faults for partner in state.health.partners(name, fault))}
+    if any(state.health[one].status == "probing" and not state.health[one].seconds for one in group):
+        return state
+    times = {one: state.health[one].seconds for one in sorted(group) if state.health[one].seconds}
+    reference = node.reference or min(times.values())
+    for one, own in times.items():
+        strikes = tuple(strike for strike in state.health[one].strikes if strike.fault not in faults or len(times) == 1)
+        is_slow = own > SLOW * reference
+        changed = replace(state.health[one], strikes=strikes, reference=reference if is_slow else 0.0)
+        state = with_node(state, one, changed)
+        if is_slow and changed.status != "quarantined":
+            message = f"it is slow: its probe took {own / reference:.1f} times as long as that of another node"
+            state = _quarantine(state, one, now, message)
+        elif not is_slow:
+            state = _take_back(state, one, now)
+    return state
 
 
 def revisit_nodes(state: State, now: float) -> tuple[State, list[Action]]:
@@ -121,6 +155,8 @@ def revisit_nodes(state: State, now: float) -> tuple[State, list[Action]]:
         if state.health[name].status == "quarantined":
             state = _probing(state, name, now)
             actions.append(Probe(node=name))
+        elif state.health[name].seconds:  # it waited for those that were slow with it
+            state = _take_back(state, name, now)
         else:
             state = _clear_partners(_quarantine(state, name, now, "it does not answer its probe"), name)
     return state, actions
@@ -166,7 +202,7 @@ def next_visit(state: State) -> float:
 
 
 def _probing(state: State, name: str, now: float) -> State:
-    node = replace(state.health.get(name, Node()), status="probing", until=now + PATIENCE)
+    node = replace(state.health.get(name, Node()), status="probing", until=now + PATIENCE, seconds=0.0)
     return _hold_back(state, name, node)
 
 
@@ -205,7 +241,7 @@ def _clear_partners(state: State, culprit: str) -> State:
 def _has_to_wait(state: State, name: str) -> bool:
     """True while another node that failed with this one is idle: in one attempt again, a second fault would not tell which is bad."""
     partners: set[str] = set()
-    for strike in state.health[name].strikes:
+    for strike in (strike for strike in state.health[name].strikes if not strike.slow):
         for partner in state.health.partners(name, strike.fault):
             partners.add(partner)
             if len(partners) >= FEW:

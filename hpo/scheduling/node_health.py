@@ -14,12 +14,14 @@ Fault = tuple[int, int]
 
 
 class Strike(Struct, frozen=True, kw_only=True):
-    """An attempt that a fault of the machine ended while it used the node."""
+    """An attempt that a fault of the machine ended, or that was slow, while it used the node."""
 
     trial: int
     attempt: int
     slots: tuple[str, ...]
     """The node's slots that it used."""
+    slow: bool = False
+    """True where it did not fail, but was slow."""
 
     @property
     def fault(self) -> Fault:
@@ -40,6 +42,10 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spells: int = 0
     """Quarantines so far; each is twice as long as the one before."""
     message: str = ""
+    seconds: float = 0.0
+    """How long its last probe took for a fixed piece of work; 0: nobody says."""
+    reference: float = 0.0
+    """How long that of another node took, beside which it is slow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from hydragnn.hpo.scheduling.health import (
 )
 from hydragnn.hpo.scheduling.node_health import Node, NodeStatus
 from hydragnn.hpo.scheduling.sizing import loss
+from hydragnn.hpo.scheduling.slowness import REASON, move_if_slow
 from hydragnn.hpo.scheduling.state import (
     Rung,
     State,
@@ -111,7 +112,7 @@ def _dispatch(state: State, event: Event, now: float) -> tuple[State, list[Actio
             trial = _current(state, event.trial, event.attempt)
             return (state if trial is None else with_trial(state, replace(trial, identity=event.identity))), []
         case Progressed():
-            return _on_progress(state, event, now), []
+            return _on_progress(state, event, now)
         case Reached():
             return _on_reached(state, event, now)
         case Failed():
@@ -199,12 +200,14 @@ def _on_proposal(state: State, event: Proposed | Exhausted) -> tuple[State, list
     return with_waiting(state, trial), []
 
 
-def _on_progress(state: State, event: Progressed, now: float) -> State:
-    """Remember where an attempt was first and last seen; its pace lies between."""
+def _on_progress(state: State, event: Progressed, now: float) -> tuple[State, list[Action]]:
+    """Remember where an attempt was first and last seen, and before; its pace lies between."""
     trial = _current(state, event.trial, event.attempt)
     if trial is None or trial.cancelled:
-        return state
-    return note_life(with_trial(state, replace(trial, shown=(*trial.shown[:1], (now, event.epochs)))), trial)
+        return state, []
+    shown = (*trial.shown[:1], *trial.shown[1:][-1:], (now, event.epochs))
+    trial = replace(trial, shown=shown)
+    return move_if_slow(note_life(with_trial(state, trial), trial), trial)
 
 
 def _on_reached(state: State, event: Reached, now: float) -> tuple[State, list[Action]]:
@@ -224,6 +227,7 @@ def _on_reached(state: State, event: Reached, now: float) -> tuple[State, list[A
         seconds=event.seconds,
         memory_mb=event.memory_mb or trial.memory_mb,
         faults=trial.faults if state.simple else 0,
+        moved=0,
         trouble=0,
         failure=None,
         slots=(),
@@ -259,8 +263,9 @@ def _on_failed(state: State, event: Failed, now: float) -> tuple[State, list[Act
     slots = trial.slots
     actions: list[Action] = []
     state, in_trouble = note_failure(state, trial, event, now)
-    if event.kind in ("lost_node", "launch") and not in_trouble:
-        state, actions = add_strikes(state, trial, event.suspects, now)
+    is_slow = trial.cancelled == REASON
+    if (event.kind in ("lost_node", "launch") and not in_trouble) or is_slow:
+        state, actions = add_strikes(state, trial, event.suspects, now, slow=is_slow)
     gained = event.epochs > trial.epochs and not state.simple
     trial = replace(
         trial,

@@ -50,7 +50,11 @@ class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trouble: int = 0
     """The latest trouble of the machine that it met since it last gained an epoch or passed a rung; 0: none."""
     shown: tuple[tuple[float, float], ...] = ()
-    """(time, epochs) at which the latest attempt first and last showed its progress."""
+    """(time, epochs) at which the latest attempt showed its progress: first, the time before last, and last."""
+    slow: int = 0
+    """So many looks in a row found the latest attempt slow."""
+    moved: int = 0
+    """So many attempts were slow since the last rung, and went on elsewhere."""
     identity: dict[str, Any] | None = None
     cancelled: str = ""
     work: float | None = None

@@ -25,6 +25,8 @@ class Assumptions(Settings):
         **dict.fromkeys(("cabinet_nodes", "cabinet_back_minutes"), _where("cabinet_minutes")),
         "late_failure_minutes": _where("late_failures"),
         **dict.fromkeys(("storm_first_hours", "storm_every_hours", "storm_probes"), _where("storm_minutes")),
+        "stall_every_hours": _where("stall_minutes"),
+        **dict.fromkeys(("slow_factor", "slow_after_hours"), _where("slow_nodes")),
         "probe_misses": _where("black_holes"),
         "straggler_factor": _where("stragglers"),
         "late_report_minutes": _where("late_reports", "double_reports"),
@@ -111,6 +113,21 @@ class Assumptions(Settings):
 
     probe_seconds: float = Field(default=20.0, ge=0)
     """Duration of a probe."""
+
+    stall_minutes: float = Field(default=0.0, ge=0)
+    """Length of a stall of the file system, in which no attempt takes a step or shows life; 0: there are none."""
+
+    stall_every_hours: float = Field(default=1.0, gt=0)
+    """From the beginning of an allocation to its first stall, and from that of one to that of the next."""
+
+    slow_nodes: float = Field(default=0.0, ge=0, le=1)
+    """Part of the nodes that become slow, and stay so; an attempt is as slow as its slowest node."""
+
+    slow_factor: float = Field(default=3.0, ge=1)
+    """How much slower; their probes take as much longer."""
+
+    slow_after_hours: float = Field(default=1.0, ge=0)
+    """From the beginning of an allocation."""
 
     stragglers: float = Field(default=0.02, ge=0, le=1)
     """Part of the attempts that run slower than they should, from beginning to end."""

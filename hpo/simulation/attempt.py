@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from hydragnn.hpo.scheduling.events import Start, node_of
-from hydragnn.hpo.simulation.machine import Fate
+from hydragnn.hpo.simulation.machine import Fate, Pace
 from hydragnn.hpo.simulation.population import Course
 from hydragnn.record import FailureKind
 
@@ -31,6 +31,9 @@ class Attempt:
     action: Start
     course: Course
     fate: Fate
+    pace: Pace
+    opened: float
+    """When the allocation began."""
     assigned: float
     base: float
     """Epochs, with a fraction, from which it continues."""
@@ -49,9 +52,17 @@ class Attempt:
         """The nodes it runs on."""
         return {node_of(slot) for slot in self.action.slots}
 
+    def trained(self, until: float) -> float:
+        """Seconds of training up to a time, without what delayed it."""
+        return self.pace.trained(self.trains - self.opened, until - self.opened) if self.trains < until else 0.0
+
+    def done(self, seconds: float) -> float:
+        """When so many seconds of training are done."""
+        return self.opened + self.pace.end(self.trains - self.opened, seconds)
+
     def progress(self, outcome: Outcome) -> float:
         """Epochs that the checkpoint holds after ``outcome``."""
-        trained = max(0.0, outcome.stops - self.trains) if self.trains < math.inf else 0.0
+        trained = self.trained(outcome.stops)
         if outcome.kind is None:
             return float(self.action.until)
         reached = min(self.base + trained / self.epoch_seconds, self.action.until) if trained else self.base

@@ -8,6 +8,8 @@ import numpy as np
 CAUSES = (
     "more slots than one",
     "stragglers",
+    "slow nodes",
+    "stalls",
     "checkpoints",
     "start-up",
     "waiting to start",

@@ -39,6 +39,65 @@ class NodeFault:
     """After so long they work again; 0: at once, infinite: never."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How training goes on in an allocation: nowhere while the file system stalls, slower on slow nodes; seconds count from its beginning."""
+
+    assumptions: Assumptions
+    slow: bool = False
+
+    def stalled(self, begin: float, end: float) -> float:
+        """Seconds between two times in which the file system stalls.
+
+        >>> pace = Pace(assumptions=Assumptions(stall_minutes=5))
+        >>> pace.stalled(0.0, 3600.0), pace.stalled(3000.0, 3660.0), pace.stalled(0.0, 10_800.0)
+        (0.0, 60.0, 600.0)
+        """
+        return (end - begin) - (self._flowing(end) - self._flowing(begin))
+
+    def trained(self, begin: float, end: float) -> float:
+        """Seconds that the same training takes where nothing delays it.
+
+        >>> Pace(assumptions=Assumptions(slow_nodes=0.1), slow=True).trained(3000.0, 4200.0)
+        800.0
+        """
+        if not self.slow:
+            return self._flowing(end) - self._flowing(begin)
+        turn = 3600 * self.assumptions.slow_after_hours
+        before = self._flowing(min(end, turn)) - self._flowing(min(begin, turn))
+        after = self._flowing(max(end, turn)) - self._flowing(max(begin, turn))
+        return before + after / self.assumptions.slow_factor
+
+    def end(self, begin: float, seconds: float) -> float:
+        """When so many seconds of training are done that begin at a time.
+
+        >>> pace = Pace(assumptions=Assumptions(slow_nodes=0.1, stall_minutes=5), slow=True)
+        >>> pace.end(3000.0, pace.trained(3000.0, 9000.0))
+        9000.0
+        """
+        if seconds == math.inf:
+            return math.inf
+        if not self.slow:
+            return self._time_of(self._flowing(begin) + seconds)
+        turn = max(begin, 3600 * self.assumptions.slow_after_hours)
+        before = min(seconds, self._flowing(turn) - self._flowing(begin))
+        if before == seconds:
+            return self._time_of(self._flowing(begin) + seconds)
+        return self._time_of(self._flowing(turn) + (seconds - before) * self.assumptions.slow_factor)
+
+    def _flowing(self, time: float) -> float:
+        """Seconds up to a time without those of stalls."""
+        every, length = 3600 * self.assumptions.stall_every_hours, 60 * self.assumptions.stall_minutes
+        number = math.floor(time / every) if length and time >= every else 0
+        return time - ((number - 1) * length + min(time - number * every, length) if number else 0.0)
+
+    def _time_of(self, flowing: float) -> float:
+        """The time after so many seconds without those of stalls."""
+        every, length = 3600 * self.assumptions.stall_every_hours, 60 * self.assumptions.stall_minutes
+        number = math.ceil((flowing - every) / (every - length)) if length and flowing > every else 0
+        return flowing + number * length
+
+
 def fate_of(assumptions: Assumptions, seed: int, trial: int, attempt: int) -> Fate:
     """The fate of an attempt; equal arguments give equal fates."""
     draw = random.Random(f"fate {seed} {trial} {attempt}")
@@ -101,6 +160,11 @@ def black_holes(assumptions: Assumptions, nodes: int, seed: int, allocation: int
 def late_nodes(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> frozenset[int]:
     """The nodes on which every attempt fails late."""
     return _some(nodes, assumptions.late_failures, f"late {seed} {allocation}")
+
+
+def slow_nodes(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> frozenset[int]:
+    """The nodes that become slow."""
+    return _some(nodes, assumptions.slow_nodes, f"slow {seed} {allocation}")
 
 
 def _some(nodes: int, part: float, key: str) -> frozenset[int]:

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import Finish
 from hydragnn.hpo.simulation.ledger import Ledger
-from hydragnn.hpo.simulation.machine import Fate, black_holes, fate_of, is_storm, late_nodes, node_faults
+from hydragnn.hpo.simulation.machine import (
+    Fate,
+    Pace,
+    black_holes,
+    fate_of,
+    is_storm,
+    late_nodes,
+    node_faults,
+    slow_nodes,
+)
 from hydragnn.hpo.simulation.population import Course, Population
 
 MACHINE = "lost to machine faults"
@@ -62,6 +71,7 @@ class StaticPractice:
     _died: dict[int, float] = field(default_factory=dict)
     _holes: frozenset[int] = frozenset()
     _late: frozenset[int] = frozenset()
+    _slow: frozenset[int] = frozenset()
     _faulty: list[tuple[float, int]] = field(default_factory=list)
     """(time, node) of every node failure of the allocation."""
 
@@ -82,6 +92,7 @@ class StaticPractice:
         self._queue, self._heap, self._died = deque(range(self.nodes)), [], {}
         self._holes = black_holes(self.assumptions, self.nodes, self.seed, number)
         self._late = late_nodes(self.assumptions, self.nodes, self.seed, number)
+        self._slow = slow_nodes(self.assumptions, self.nodes, self.seed, number)
         self._draw_node_faults(number, length)
         self._launch(0.0)
         while self._heap and self._heap[0][0] < length:
@@ -119,8 +130,9 @@ class StaticPractice:
         starts = now + random.Random(f"sleep {self.seed} {trial}").uniform(0, self.longest_sleep)
         trains = starts + fate.startup
         dead = any(self._died.get(node, math.inf) <= starts for node in nodes)
-        stops, reported, cause = self._ending(course, fate, trains)
         held = set(nodes)
+        pace = Pace(assumptions=a, slow=not self._slow.isdisjoint(held))
+        stops, reported, cause = self._ending(course, fate, trains, pace)
         lost = next((time for time, node in self._faulty if node in held and starts < time < stops), None)
         if held & self._late:
             lost = min(starts + 60 * a.late_failure_minutes, math.inf if lost is None else lost)
@@ -140,19 +152,22 @@ class StaticPractice:
             cause=cause,
         )
 
-    def _ending(self, course: Course, fate: Fate, trains: float) -> tuple[float, float, str | None]:
+    def _ending(self, course: Course, fate: Fate, trains: float, pace: Pace) -> tuple[float, float, str | None]:
         """(when it stops, when that is noticed, why) as far as the trial's own fate goes."""
         a = self.assumptions
         epoch = course.epoch_seconds(self.slots) * fate.slowness
-        done = trains + course.epochs * epoch
-        hang, leave = trains + fate.hangs_after / self.width, trains + fate.preempted_after / self.width
+        done = pace.end(trains, course.epochs * epoch)
+        hang, leave = (
+            pace.end(trains, fate.hangs_after / self.width),
+            pace.end(trains, fate.preempted_after / self.width),
+        )
         endings: list[tuple[float, float, str | None]] = [(done, done, None)]
         endings.append((hang, hang + a.collective_timeout_minutes * 60, "lost_node"))
         endings.append((leave, leave, "preempted"))
         if course.micro_batches > 1:
             endings.append((trains, trains, "out_of_memory"))
         if course.fails_at < course.epochs:
-            at = trains + course.fails_at * epoch
+            at = pace.end(trains, course.fails_at * epoch)
             endings.append((at, at, course.failure))
         return min(endings, key=lambda ending: ending[0])
 
@@ -182,13 +197,18 @@ class StaticPractice:
         fate, stops = fate_of(self.assumptions, self.seed, job.trial, 1), max(job.trains, min(job.stops, now))
         epoch = course.epoch_seconds(width) * fate.slowness
         counts = job.cause is None or lost == "own failures"
-        epochs = math.floor((stops - job.trains) / epoch + 1e-9) if counts and now >= job.reported else 0
+        pace = Pace(assumptions=self.assumptions, slow=not self._slow.isdisjoint(job.nodes))
+        trained, stalled = pace.trained(job.trains, stops), pace.stalled(job.trains, stops)
+        slower = stops - job.trains - stalled - trained
+        epochs = math.floor(trained / epoch + 1e-9) if counts and now >= job.reported else 0
         spread = course.work * (width - 1) / course.scaling
         slow = (course.work + spread) * (fate.slowness - 1)
         ledger.useful[job.trial] += epochs * course.work
         ledger.waste("more slots than one", epochs * spread)
         ledger.waste("stragglers", epochs * slow)
-        ledger.waste(lost, width * (now - job.trains) - epochs * (course.work + spread + slow))
+        ledger.waste("stalls", width * stalled)
+        ledger.waste("slow nodes", width * slower)
+        ledger.waste(lost, width * (now - job.trains - stalled - slower) - epochs * (course.work + spread + slow))
         ledger.training.append((job.trains + offset, stops + offset, width))
 
     def _uncount_dead(self, job: Job, now: float) -> None:

@@ -69,7 +69,7 @@ def scenario_of(
     else:
         population = recorded_population(recorded, search.objective, assumptions, epochs, seed)
     return Scenario(
-        plan=replace(plan, max_slots=min(plan.max_slots, nodes * shares)),
+        plan=replace(plan, moves=True, max_slots=min(plan.max_slots, nodes * shares)),
         population=population,
         assumptions=assumptions,
         nodes=nodes,

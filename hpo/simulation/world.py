@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from hydragnn.hpo.progress import FIRST_LOOK
+from hydragnn.hpo.launching.attempts import is_plausible
+from hydragnn.hpo.progress import FIRST_LOOK, next_look
 from hydragnn.hpo.scheduling.events import (
     Cancel,
     Event,
@@ -28,11 +29,13 @@ from hydragnn.hpo.simulation.attempt import Attempt, Outcome
 from hydragnn.hpo.simulation.ledger import Ledger
 from hydragnn.hpo.simulation.machine import (
     NodeFault,
+    Pace,
     black_holes,
     fate_of,
     is_storm,
     late_nodes,
     node_faults,
+    slow_nodes,
 )
 from hydragnn.hpo.simulation.population import Population
 from hydragnn.record import FailureKind
@@ -75,6 +78,7 @@ class World:
         self._node_faults: Iterator[NodeFault] = iter(())
         self._holes: frozenset[str] = frozenset()
         self._late: frozenset[str] = frozenset()
+        self._slow: frozenset[str] = frozenset()
         self._dead: dict[str, float] = {}
         self._on_node: dict[str, set[int]] = defaultdict(set)
 
@@ -89,10 +93,13 @@ class World:
         machine = (self.assumptions, self.num_nodes, self.seed, allocation)
         self._holes = frozenset(names[i] for i in black_holes(*machine))
         self._late = frozenset(names[i] for i in late_nodes(*machine))
+        self._slow = frozenset(names[i] for i in slow_nodes(*machine))
         self._dead, self._heap = {}, []
         self._node_faults = node_faults(*machine)
         self._push_next_fault()
         self._push(start + TICK, "tick", None)
+        if 60 * self.assumptions.stall_minutes > self.hang_seconds:
+            self._push(start + 3600 * self.assumptions.stall_every_hours + self.hang_seconds, "silence", None)
         shares = self.ledger.shares
         return tuple(names) if shares == 1 else tuple(f"{name}/{i}" for name in names for i in range(shares))
 
@@ -122,6 +129,8 @@ class World:
             action=action,
             course=self.population(action.trial),
             fate=fate_of(self.assumptions, self.seed, action.trial, action.attempt),
+            pace=Pace(assumptions=self.assumptions, slow=not self._slow.isdisjoint(nodes)),
+            opened=self._begin,
             assigned=self.now,
             base=self._saved[action.trial],
         )
@@ -142,8 +151,10 @@ class World:
         if known is None or self.now < attempt.trains:
             self._plan(attempt, Outcome(stops=self.now, reported=self.now + 0.1, kind="preempted"))
         elif known.stops > self.now:
-            leaves = self.now + min(attempt.fate.save, self.grace)
-            self._plan(attempt, Outcome(stops=self.now, reported=leaves, kind="preempted", saved=True))
+            opened = attempt.opened
+            saved = opened + Pace(assumptions=self.assumptions).end(self.now - opened, attempt.fate.save) - self.now
+            leaves, kept = self.now + min(saved, self.grace), saved <= max(self.grace, attempt.fate.save)
+            self._plan(attempt, Outcome(stops=self.now, reported=leaves, kind="preempted", saved=kept))
         elif known.reported > self.now + self.grace:
             self._plan(attempt, Outcome(stops=known.stops, reported=self.now + self.grace, kind="preempted"))
 
@@ -171,6 +182,8 @@ class World:
                 return self._end(attempt, outcome) if attempt.outcome is outcome and not attempt.over else []
             case "look":
                 return self._on_look(*what)
+            case "silence":
+                self._note_silence()
             case "fault":
                 self._nodes_fail(what)
             case "back":
@@ -181,7 +194,9 @@ class World:
                 events: list[Event] = what()
                 return events
             case "probe":
-                return [Probed(node=what, healthy=self._seems_healthy(what))]
+                slow = what in self._slow and self.now >= self._begin + 3600 * self.assumptions.slow_after_hours
+                seconds = self.assumptions.slow_factor if slow else 1.0
+                return [Probed(node=what, healthy=self._seems_healthy(what), seconds=seconds)]
         return []
 
     def report(self, time: float, event: Event) -> None:
@@ -224,7 +239,8 @@ class World:
         if failing is not None:
             self._plan(attempt, failing)
         else:
-            attempt.trains = self.now + attempt.fate.startup
+            undelayed = Pace(assumptions=self.assumptions)
+            attempt.trains = self._begin + undelayed.end(self.now - self._begin, attempt.fate.startup)
             seconds = attempt.course.epoch_seconds(len(attempt.action.slots)) * attempt.fate.slowness
             attempt.epoch_seconds = seconds + self.assumptions.checkpoint_seconds
             outcome = min(self._endings(attempt), key=lambda outcome: outcome.stops)
@@ -237,10 +253,11 @@ class World:
         """What the heartbeat of an attempt says; the next look is twice as late."""
         if attempt.over:
             return []
-        self._push(attempt.began + 2 * after, "look", (attempt, 2 * after))
+        later = next_look(after, len(self.attempts))
+        self._push(attempt.began + later, "look", (attempt, later))
         if self.now < attempt.trains or attempt.outcome is None or attempt.outcome.stops < self.now:
             return []
-        epochs = attempt.base + (self.now - attempt.trains) / attempt.epoch_seconds
+        epochs = attempt.base + attempt.trained(self.now) / attempt.epoch_seconds
         return [Progressed(trial=attempt.action.trial, attempt=attempt.action.attempt, epochs=epochs)]
 
     def _failing_launch(self, attempt: Attempt) -> Outcome | None:
@@ -254,24 +271,34 @@ class World:
 
     def _endings(self, attempt: Attempt) -> Iterator[Outcome]:
         """Everything that can end an attempt, as far as its own fate goes."""
-        begin, epoch, fate, course = attempt.trains, attempt.epoch_seconds, attempt.fate, attempt.course
+        epoch, fate, course = attempt.epoch_seconds, attempt.fate, attempt.course
         nodes = len(attempt.action.slots) / self.ledger.shares
-        done = begin + max(0.0, attempt.action.until - attempt.base) * epoch
+        done = attempt.done(max(0.0, attempt.action.until - attempt.base) * epoch)
         yield Outcome(stops=done, reported=done)
         if attempt.action.micro_batches < course.micro_batches:
-            at = begin + min(OOM_SECONDS, epoch)
+            at = attempt.done(min(OOM_SECONDS, epoch))
             yield Outcome(stops=at, reported=at, kind="out_of_memory")
         if course.fails_at <= attempt.action.until:
-            at = begin + max(0.0, course.fails_at - attempt.base) * epoch
+            at = attempt.done(max(0.0, course.fails_at - attempt.base) * epoch)
             yield Outcome(stops=at, reported=at, kind=course.failure)
-        hang = begin + fate.hangs_after / nodes
+        hang = attempt.done(fate.hangs_after / nodes)
         yield Outcome(stops=hang, reported=hang + self.hang_seconds, kind="lost_node")
         if late := tuple(sorted(attempt.nodes & self._late)):
             at = attempt.began + 60 * self.assumptions.late_failure_minutes
             noticed, named = at + self.assumptions.notice_seconds, late if fate.suspect_known else ()
             yield Outcome(stops=at, reported=noticed, kind="lost_node", suspects=named)
-        leave = begin + fate.preempted_after / nodes
+        leave = attempt.done(fate.preempted_after / nodes)
         yield Outcome(stops=leave, reported=leave + fate.save, kind="preempted", saved=True)
+
+    def _note_silence(self) -> None:
+        """What the launcher makes of a stall that lasts longer than its patience, in which nobody shows life."""
+        assumptions, hang = self.assumptions, self.hang_seconds
+        self._push(self.now + 3600 * assumptions.stall_every_hours, "silence", None)
+        watched = [one for one in self.attempts.values() if one.outcome is not None and one.outcome.stops > self.now]
+        silent = [one for one in watched if one.began <= self.now - hang]
+        if is_plausible(sum(one.began > self.now - hang / 2 for one in watched), len(watched)):
+            for attempt in silent:
+                self._plan(attempt, Outcome(stops=self.now - hang, reported=self.now, kind="lost_node"))
 
     def _nodes_fail(self, fault: NodeFault) -> None:
         self._push_next_fault()
@@ -311,7 +338,9 @@ class World:
             self._on_node[node].discard(trial)
         epochs_left = attempt.progress(outcome)
         self._book(attempt, outcome, epochs_left)
-        self._seconds[trial] += (epochs_left - attempt.base) * attempt.epoch_seconds
+        trained = attempt.trained(outcome.stops)
+        delays = max(0.0, outcome.stops - attempt.trains - trained) if trained else 0.0
+        self._seconds[trial] += (epochs_left - attempt.base) * attempt.epoch_seconds + delays
         self._saved[trial] = epochs_left
         event = self._report_of(attempt, outcome, epochs_left)
         if attempt.fate.again_after < math.inf:
@@ -359,7 +388,11 @@ class World:
         ledger.waste("more slots than one", epochs * spread)
         ledger.waste("stragglers", epochs * slow)
         ledger.waste("checkpoints", epochs * writing)
-        ledger.waste(lost, slots * (stops - trains) - epochs * (work + spread + slow + writing))
+        stalled = attempt.pace.stalled(trains - attempt.opened, stops - attempt.opened)
+        slower = stops - trains - stalled - attempt.trained(stops)
+        ledger.waste("stalls", slots * stalled)
+        ledger.waste("slow nodes", slots * slower)
+        ledger.waste(lost, slots * (stops - trains - stalled - slower) - epochs * (work + spread + slow + writing))
         ledger.waste(after, slots * (self.now - stops))
         offset = self._offset - self._begin
         ledger.training.append((trains + offset, stops + offset, slots))

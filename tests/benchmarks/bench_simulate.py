@@ -64,6 +64,8 @@ TROUBLES: dict[str, dict[str, float]] = {
     "nodes that fail after 20 minutes": {"late_failures": 0.001},
     "reports late by 10 minutes, or doubled": {"late_reports": 0.01, "double_reports": 0.1},
     "sampler that takes 30 s": {"proposal_seconds": 30},
+    "stall of 5 minutes every hour, hang_minutes = 4": {"stall_minutes": 5},
+    "1 % of nodes three times slower after an hour": {"slow_nodes": 0.01},
     "none": {},
 }
 """Faults that come together, on the machine of docs/simulate.md."""
@@ -112,8 +114,10 @@ def acceptance(seeds: int) -> None:
 
 def troubles(seeds: int) -> bool:
     """Print goodput and what was lost under each of the troubles, for seeds 0, 1, ...; True where no trial was lost and nothing told."""
-    settings, good = campaign_settings(CAMPAIGN, Path("CAMPAIGN.toml")), True
+    impatient = {**CAMPAIGN, "search": {**CAMPAIGN["search"], "hang_minutes": 4}}
+    good = True
     for name, assume in TROUBLES.items():
+        settings = campaign_settings(impatient if "stall_minutes" in assume else CAMPAIGN, Path("CAMPAIGN.toml"))
         assumptions, results = Assumptions.model_validate(assume), []
         for seed in range(seeds):
             scenario = scenario_of(settings, assumptions, nodes=9408, seed=seed)

@@ -50,7 +50,7 @@ def test_an_attempt_is_looked_at_after_a_minute_and_then_ever_more_seldom(tmp_pa
         shows(tmp_path, 4, 2, second / 100)
         seen += [(second, event) for event in progress.changes(lambda trial, attempt: True)]
     assert seen == [
-        (second, Progressed(trial=4, attempt=2, epochs=second / 100)) for second in (60, 120, 240, 480, 960)
+        (second, Progressed(trial=4, attempt=2, epochs=second / 100)) for second in (60, 120, 240, 480, 780)
     ]
 
 

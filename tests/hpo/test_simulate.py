@@ -141,6 +141,47 @@ def test_troubles_that_come_together_lose_no_trial_and_tell_the_sampler_nothing(
     assert all(hours >= -1e-6 for hours in result.node_hours.values()), result.node_hours
 
 
+STALLED = {"stall_minutes": 5.0}
+SLOWED = {"slow_nodes": 0.01}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("trouble", "own", "points"), [(STALLED, 25 / 360, 0.01), (SLOWED, 0.0, 0.015)], ids=["stalls", "slow"]
+)
+def test_a_stall_costs_its_own_time_and_slow_nodes_hardly_more_than_their_absence(
+    seed: int, trouble: dict[str, float], own: float, points: float
+) -> None:
+    plan = Plan(trials=100_000, rungs=(10, 30, 100), finalists=5, min_slots=8, max_slots=64, grace=30.0, moves=True)
+
+    def simulated(**changes: float) -> PolicyResult:
+        assumptions = Assumptions(**changes)
+        one = replace(scenario(assumptions, nodes=800, seed=seed), plan=plan, hang_seconds=240.0)
+        one = replace(one, population=drawn_population(assumptions, 100, seed, 1))
+        return compare_policies(one, ["adaptive"], 6.0)[0]
+
+    calm, troubled = simulated(), simulated(**trouble)
+    assert (troubled.lost, troubled.false_failures, troubled.violations) == (0, 0, [])
+    assert troubled.goodput > calm.goodput * (1 - own) - points
+    assert troubled.goodput < calm.goodput * (1 - own) + 0.005, "the trouble took place"
+    assert troubled.node_hours["stalls" if own else "slow nodes"] > 0
+
+
+def test_in_a_stall_nobody_takes_a_step_and_on_slow_nodes_everything_takes_longer() -> None:
+    hours = {"stall_minutes": 5.0, "stall_every_hours": 0.1}  # from 360 s to 660 s
+    world = lone_world(CALM.model_copy(update=hours))
+    world.start(start())
+    assert until(world, Reached).epochs == 10
+    assert world.now == pytest.approx(1000 + 300 * 11)  # 360 s before the first stall, and a minute between two
+    assert world.ledger.wasted["stalls"] == pytest.approx(3300)
+    world = lone_world(CALM.model_copy(update={"slow_nodes": 0.5, "slow_after_hours": 0.1}))
+    for trial in range(2):
+        world.start(start(trial=trial, slots=(f"n{trial}",)))
+    ends = [until(world, Reached) and world.now for _ in range(2)]
+    assert ends == pytest.approx([1000, 360 + 3 * 640])
+    assert world.ledger.wasted["slow nodes"] == pytest.approx(2 * 640)
+
+
 def test_a_campaign_goes_on_in_the_next_allocation_until_its_trials_are_done() -> None:
     storm = STORM.model_copy(update={"walltime_hours": 0.25})
     campaign = VirtualCampaign(plan=Plan(trials=20, rungs=(3, 9)), world=world_of(scenario(storm, nodes=8)))
@@ -237,7 +278,7 @@ def test_attempts_show_how_far_they_have_come_ever_more_seldom() -> None:
     world.start(start())
     while world.attempts:
         shown += [(world.now, event.epochs) for event in world.advance() if isinstance(event, Progressed)]
-    assert shown == [(60.0, 0.6), (120.0, 1.2), (240.0, 2.4), (480.0, 4.8), (960.0, 9.6)]
+    assert shown == [(60.0, 0.6), (120.0, 1.2), (240.0, 2.4), (480.0, 4.8), (780.0, 7.8)]
 
 
 def test_starts_queue_at_the_launcher() -> None:
