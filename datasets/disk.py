@@ -27,7 +27,7 @@ from hydragnn.datasets.memory import check_fields, checked_indices
 from hydragnn.datasets.part_texts import TextsReader, texts_path
 from hydragnn.datasets.store import Column, GraphStore, Sizes
 from hydragnn.errors import InputError
-from hydragnn.files import digest
+from hydragnn.files import allow_many_files, digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts
@@ -59,11 +59,37 @@ class PartReader(Protocol):
         """Let go of the files."""
 
 
+SHARE = 16
+"""One part may be open for so many files that the process may open: it takes up to four, and there may be other stores and files."""
+
+
+class OpenParts:
+    """Parts of a store whose files are open: of many parts the last used ones, as many as the system grants files for."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Part, None] = {}  # the last used one comes last
+        self._most = 1  # until there are more, and the system is asked
+
+    def use(self, part: "Part") -> None:
+        """Note that a part is used, whose files are open or opened now; closes the one that was not used for longest where there are too many."""
+        self._parts.pop(part, None)
+        self._parts[part] = None
+        if len(self._parts) > self._most:
+            self._most = max(1, allow_many_files() // SHARE)
+            if len(self._parts) > self._most:
+                next(iter(self._parts)).close()
+
+    def forget(self, part: "Part") -> None:
+        """Note that the files of a part are closed."""
+        self._parts.pop(part, None)
+
+
 class Part:
     """One part of a store, opened when it is first read."""
 
-    def __init__(self, folder: Path, info: PartInfo, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, info: PartInfo, manifest: Manifest, opened: OpenParts) -> None:
         """The part ``info`` of the store in ``folder``; nothing is opened yet."""
+        self._opened = opened
         self.info = info
         self.path = folder / info.name
         self.specs = disk_specs(manifest.dim, manifest.fields)
@@ -78,6 +104,7 @@ class Part:
     @property
     def reader(self) -> PartReader:
         """The engine; InputError where the part is cut off, changed or missing."""
+        self._opened.use(self)  # first, so that there is room for the files
         if self._reader is None:
             self.check_files()
             self._reader = open_part(self.path, self.info, self._manifest)
@@ -196,6 +223,7 @@ class Part:
 
     def close(self) -> None:
         """Let go of the files."""
+        self._opened.forget(self)
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -266,7 +294,8 @@ class DiskStore:
         """Open the store at ``path``; InputError where it is foreign, damaged, incomplete or from a newer version."""
         self.path = path
         self.manifest = read_manifest(path)
-        self.parts = [Part(path, info, self.manifest) for info in self.manifest.parts]
+        opened = OpenParts()
+        self.parts = [Part(path, info, self.manifest, opened) for info in self.manifest.parts]
         for part in self.parts:
             part.check_files()
         self._sizes: Sizes | None = None
@@ -311,7 +340,7 @@ class DiskStore:
     @property
     def direct(self) -> bool:
         """Return True where graphs are copied out of the files as the system keeps them in memory, once for all processes."""
-        return all(part.reader.direct for part in self.parts)
+        return all(part.reader.direct for part in self.parts[:1])  # one engine wrote all of them
 
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""

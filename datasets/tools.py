@@ -13,7 +13,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import mask_name
-from hydragnn.datasets.disk import DiskStore, Part
+from hydragnn.datasets.disk import DiskStore, OpenParts, Part
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import gather
 from hydragnn.datasets.manifest import Manifest, checksum, cutoff_of, part_files, read_manifest
@@ -222,8 +222,9 @@ def examine_store(path: Path | str) -> StoreCheck:
     digests = []
     defects: list[tuple[Defects, int]] = []
     first, whole = 0, True
+    opened = OpenParts()
     for info in manifest.parts:
-        part = Part(path, info, manifest)
+        part = Part(path, info, manifest, opened)
         broken = list(_broken_files(part))
         problems += broken
         whole &= not broken

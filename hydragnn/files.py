@@ -6,7 +6,9 @@ import fcntl
 import hashlib
 import json
 import os
+import resource
 import stat
+import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from lzma import LZMAError
@@ -354,3 +356,13 @@ def digest(value: Any) -> str:
     True
     """
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+
+
+def allow_many_files() -> int:
+    """Let this process, and those that it starts, open as many files as the system grants; many sites begin with 1,024. Gives their number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # a system that promises more than it gives
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if now == resource.RLIM_INFINITY else now

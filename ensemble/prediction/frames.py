@@ -13,7 +13,7 @@ FRAMES = 256
 """Structures in a block, unless that makes too many."""
 
 BLOCKS = 512
-"""Blocks at the most, since each becomes a file that stays open."""
+"""Blocks at the most, since each becomes a part of a store."""
 
 
 LONGEST = 20

@@ -1,7 +1,6 @@
 """Pipes by the thousand: which of them have something to say, and room for all of them."""
 
 import os
-import resource
 import select
 import selectors
 from collections.abc import Iterable
@@ -81,11 +80,3 @@ def readable(descriptors: Iterable[int], seconds: float) -> list[int]:
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poller.poll(1000 * seconds)]
-
-
-def allow_many_files() -> None:
-    """Let this process, and those that it starts, open as many files as the system grants; many sites begin with 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(OSError, ValueError):  # a system that promises more than it gives
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -21,10 +21,10 @@ from typing import IO, Any
 
 from hydragnn.distributed.launch import RANK_VARIABLE, environment_alone
 from hydragnn.errors import InputError
-from hydragnn.files import open_log
+from hydragnn.files import allow_many_files, open_log
 from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import LastSigns, Witness, seconds_between_beats, text_since
-from hydragnn.hpo.launching.descriptors import Ears, allow_many_files
+from hydragnn.hpo.launching.descriptors import Ears
 from hydragnn.hpo.launching.launcher import MARK, Report, Task, importable, note_of
 from hydragnn.hpo.launching.local import MODULE, WORKER, shares_of
 from hydragnn.hpo.launching.packattempts import LAST_WORDS, OpenEnds, PackAttempts

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import resource
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,7 +17,7 @@ from ase.io import read, write
 
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction import hdf5, work
+from hydragnn.ensemble.prediction import frames, hdf5, work
 from hydragnn.ensemble.prediction.entries import ENTRY
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
@@ -24,6 +25,7 @@ from hydragnn.graphs import Field, GraphBatch, to_pyg
 from hydragnn.graphs.pyg import torch_geometric
 from tests.ensemble.finished import finished_units
 from tests.flips import FLIPS, flipped
+from tests.forked import SERVER
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +104,28 @@ def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble: Path, stored: Path, tm
     for name, values in first.items():
         assert np.array_equal(values, second[name])
         assert np.array_equal(values, np.concatenate(blocks[name]))
+
+
+def _predict_with_few_files(ensemble: Path, structures: Path, out: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    frames.FRAMES = 2
+    predict_to_file(ensemble, structures, out, batch=BATCH)
+
+
+def test_any_number_of_structures_needs_64_open_files(
+    ensemble: Path, structures_file: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """Of 25 parts, each of which is open for three files, only some stay open."""
+    path = structures_file(50)
+    predict_to_file(ensemble, path, tmp_path / "many.npz", batch=BATCH)
+    process = SERVER.Process(target=_predict_with_few_files, args=(ensemble, path, tmp_path / "few.h5"))
+    process.start()
+    process.join(300)
+    assert process.exitcode == 0
+    few, many = arrays_of(tmp_path / "few.h5"), arrays_of(tmp_path / "many.npz")
+    assert len(many["graph"]) == 50
+    for name, values in many.items():
+        np.testing.assert_array_equal(few[name], values)
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".npz", ".bp", ".csv", ".xyz"])
