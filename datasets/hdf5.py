@@ -1,5 +1,6 @@
 """Parts of a store as HDF5 files: one resizable dataset per flat array."""
 
+import io
 import math
 import mmap
 import os
@@ -37,16 +38,49 @@ def open_hdf5(path: Path, mode: str, **options: Any) -> Any:
     return h5py.File(path, mode, locking=False, **options)
 
 
+class NotedFile(io.FileIO):
+    """A file that HDF5 writes by way of Python; a write that fails is noted and looks done, since HDF5 does not survive it."""
+
+    error: OSError | None = None
+    """The first one; nothing is written any more."""
+
+    def write(self, data: Any) -> int:
+        """Write all of it, or note why not."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while len(rest) and self.error is None:
+                rest = rest[super().write(rest) or 0 :]
+        except OSError as error:
+            self.error = error
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        """Cut the file, or note why that is not possible."""
+        try:
+            if self.error is None:
+                return super().truncate(size)
+        except OSError as error:
+            self.error = error
+        return size or 0
+
+    def check(self) -> None:
+        """Raise what was noted."""
+        if self.error is not None:
+            raise self.error
+
+
 class ReservedHdf5:
-    """A new HDF5 file whose space is reserved before it grows, since HDF5 cannot survive a failed write."""
+    """A new HDF5 file whose space is reserved before it grows, so that little of it is written where there is too little."""
 
     def __init__(self, path: Path) -> None:
         """A new file at ``path``; OSError where it cannot be made."""
         self._path = path
         with path.open("xb") as file:
-            file.write(_empty_file())  # by Python, which survives
-        self.file = open_hdf5(path, "r+", libver=VERSIONS)
-        reserve(path, SLACK_BYTES)  # after HDF5 has looked how long the file is
+            file.write(_empty_file())
+        self._noted = NotedFile(path, "r+")
+        self.file = h5py.File(self._noted, "r+", libver=VERSIONS)
+        reserve(path, SLACK_BYTES)
 
     @contextmanager
     def growing(self, size: int) -> Iterator[Any]:
@@ -55,13 +89,15 @@ class ReservedHdf5:
         with engine_errors("HDF5"):
             yield self.file
             self.file.flush()
+            self._noted.check()
 
     def close(self) -> None:
         """Finish the file and give back what was reserved and not used."""
-        with engine_errors("HDF5"):
+        with self._noted, engine_errors("HDF5"):
             self.file.flush()
             used = self.file.id.get_filesize()
             self.file.close()
+            self._noted.check()
         os.truncate(self._path, used)
 
 

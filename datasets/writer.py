@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -326,15 +326,18 @@ def clear_unfinished(path: Path, *, folder: bool = False) -> None:
 
 
 def _remove(path: Path) -> None:
+    """Remove a file or folder; what cannot be removed is left, since the next writer clears it."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _remove_if_empty(path: Path) -> None:
-    if path.is_dir() and not any(path.iterdir()):
-        path.rmdir()
+    with suppress(OSError):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
 
 
 def _close_quietly(engine: PartWriter) -> None:

@@ -27,10 +27,10 @@ from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.errors import Busy, InputError, Interrupted, nearest
 from hydragnn.files import (
     empty_folders_removed,
-    flush_directory,
     is_free,
     kind_of_folder,
     lock_file,
+    rename_all,
     replace_atomically,
     unlock_file,
     write_sealed,
@@ -271,8 +271,7 @@ def _write(
         check()
         check_out(out)
         (making / LOCK).unlink(missing_ok=True)
-        making.rename(out)
-        flush_directory(out.parent)
+        rename_all({making: out})
     except OSError as error:
         raise InputError(
             f"cannot write {out}: {error.strerror or error}; free space or choose another place"

@@ -48,8 +48,11 @@ def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
-        temporary.replace(path)
-        flush_directory(path.parent)
+        if os.path.lexists(path):
+            temporary.replace(path)
+            flush_directory(path.parent)
+        else:
+            rename_all({temporary: path})
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror or error}; free space or choose another place"
@@ -57,6 +60,24 @@ def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         with contextlib.suppress(OSError):  # also below a file, where there can be nothing to remove
             temporary.unlink(missing_ok=True)
+
+
+def rename_all(finals: Mapping[Path, Path]) -> None:
+    """Give files or folders, by their names so far, names that nobody has, for good; where that fails, OSError, and they keep those so far."""
+    try:
+        for temporary, final in finals.items():
+            temporary.rename(final)
+        for folder in dict.fromkeys(final.parent for final in finals.values()):
+            flush_directory(folder)
+    except OSError as error:
+        try:
+            for temporary, final in finals.items():
+                if not os.path.lexists(temporary):
+                    final.rename(temporary)
+        except OSError:
+            doubt = "it is there as a whole, but may not survive a power cut; delete it before you begin anew"
+            raise OSError(error.errno, f"{error.strerror or error} ({doubt})") from error
+        raise
 
 
 def flush_directory(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The command line: each command is one function of the Python api, with its result as a table or as JSON."""
 
+import errno
 import json
 import os
 import sys
@@ -36,6 +37,17 @@ app = typer.Typer(
 data = typer.Typer(no_args_is_help=True, help="Make, look at, check and convert stores of graphs.")
 WITHOUT_TENSORS = ("doctor", "simulate", "status")
 """Commands that compute with no tensors, and do not wait for torch therefore."""
+FILE_SYSTEM = (
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.ESTALE,
+    errno.ENFILE,
+    errno.EMFILE,
+    errno.ENOLCK,
+)
+"""What a file system says that no command can do anything about."""
 
 SHARED = (["train"], ["predict"], ["data", "build"])
 """Commands whose work the ranks of a launcher share; all others are one process."""
@@ -466,3 +478,9 @@ def main() -> None:
         _exit(2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `hydragnn ... | head` is not an error
+    except OSError as error:
+        if error.errno not in FILE_SYSTEM:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        _say(f"error: the file system failed: {place}{error.strerror}; see to it, then run the command again")
+        _exit(InputError.code)

@@ -7,6 +7,7 @@ nothing but pieces and the outline, so that any rank fills it with the same byte
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -35,7 +36,7 @@ from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sinks import Piece
 from hydragnn.ensemble.prediction.work import SECONDS, Merger, Worker
 from hydragnn.errors import InputError
-from hydragnn.files import flush_directory
+from hydragnn.files import rename_all
 
 SIGNATURE = b"GCOL"
 """What a segment's last bytes begin with."""
@@ -159,8 +160,7 @@ class Filler:
         """Give the file its name; gives counts of graphs."""
         sizes = self._pieces.entries["sizes"].sum(axis=0).tolist()
         try:
-            self._whole.replace(self._sink.path)
-            flush_directory(self._sink.path.parent)
+            rename_all({self._whole: self._sink.path})
         except OSError as error:
             raise self._sink.refusal(error) from error
         counted = dict(zip(SIZES, sizes))
@@ -185,7 +185,8 @@ class Filler:
                 start += len(content[-1])
             (self._folder / f"{name}{OUTLINE}").write_bytes(b"".join(content))
         except OSError as error:
-            whole.unlink(missing_ok=True)
+            with suppress(OSError):
+                whole.unlink(missing_ok=True)
             raise self._sink.refusal(error) from error
         listed = [[kind.name, kind.dtype, list(kind.row), kind.on] for kind in kinds]
         return {"name": name, "kinds": listed, "sections": described, "texts": texts}

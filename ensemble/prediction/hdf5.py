@@ -5,7 +5,6 @@ with the checksum that HDF5 compares as it reads (Fletcher-32), and texts in glo
 Version 3.0, III.E; what an array holds of a text is a length, the address of its collection and its number there, IV.A.2.d).
 """
 
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.datasets.hdf5 import VERSIONS
+from hydragnn.datasets.hdf5 import VERSIONS, NotedFile
 from hydragnn.datasets.reservation import SLACK_BYTES, engine_errors
 from hydragnn.ensemble.prediction.arrays import ArraySink
 from hydragnn.ensemble.prediction.sinks import Column, Heading, Piece
@@ -105,13 +104,12 @@ def chunk_rows(totals: Sequence[int]) -> list[int]:
     return [max(1, min(ROWS, few, graphs)), *(max(1, min(ROWS, count)) for count in items)]
 
 
-class Outline(io.FileIO):
+class Outline(NotedFile):
     """The file in which HDF5 lays out: what it writes into a place that is to stay free is noted and not written."""
 
     def __init__(self, path: Path) -> None:
         """A new file."""
         super().__init__(path, "x+")
-        self.error: OSError | None = None
         self._filler, self._noted = b"", -1
 
     def place_of(self, array: Any, row: tuple[int, ...], filler: bytes) -> int:
@@ -123,19 +121,13 @@ class Outline(io.FileIO):
         return self._noted
 
     def write(self, data: Any) -> int:
-        """Write, unless it is the filler; HDF5 hears of no error, since it would not survive it."""
+        """Write, unless it is the filler."""
         size = len(data)
         if self._filler and size == len(self._filler) and bytes(data[:16]) == self._filler[:16]:
             self._noted = self.tell()
             self.seek(size, os.SEEK_CUR)
             return size
-        rest = memoryview(data)
-        try:
-            while len(rest):
-                rest = rest[super().write(rest) or 0 :]
-        except OSError as error:
-            self.error = error
-        return size
+        return super().write(data)
 
 
 def lay_out(
@@ -171,8 +163,7 @@ def lay_out(
                         corner = (chunk * rows[kind.on], *(0 for _ in kind.row))
                         places[kind.name][chunk] = outline.place_of(arrays[kind.name], corner, fillers[kind.name])
             del file[HEAP]  # its name; nothing else comes to lie there, since nothing is added any more
-        if outline.error is not None:
-            raise outline.error
+        outline.check()
     return places, texts
 
 

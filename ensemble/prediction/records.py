@@ -21,7 +21,7 @@ from hydragnn.ensemble.plan import Unit
 from hydragnn.ensemble.prediction.entries import ALL, END, ENTRY, INDEX, WORK, Log, checks, digest_of, own_name
 from hydragnn.ensemble.prediction.sinks import Column, Piece, load_arrays, save_arrays
 from hydragnn.errors import InputError
-from hydragnn.files import lock_file, open_regular, read_json, write_json
+from hydragnn.files import allow_many_files, lock_file, open_regular, read_json, write_json
 from hydragnn.models import distribution_from_arrays
 
 LOCK = "lock"
@@ -390,7 +390,7 @@ class Records:
 
     def _opened(self, work: Path) -> int:
         if work not in self._open:
-            if len(self._open) >= OPEN:
+            if len(self._open) >= min(OPEN, allow_many_files() // 4):
                 os.close(self._open.pop(next(iter(self._open))))
             self._open[work] = open_regular(work)
         return self._open[work]

@@ -1,6 +1,7 @@
 """What a prediction says: its plan, a bar while it runs, what became of the plan; and how it is told to stop."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -89,7 +90,10 @@ def prediction_result(
     """What was predicted, the plan and what became of it by the ranks' accounts and the ``entries`` of what was kept; the latter also written beside the predictions."""
     planned, measured = schedule.certificate, measured_course(accounts, entries, schedule.ranks)
     there = len(schedule.there.units)
-    write_sealed(job.plan, {"planned": planned, "measured": measured})
+    try:
+        write_sealed(job.plan, {"planned": planned, "measured": measured})
+    except InputError as error:  # the predictions are complete
+        print(f"note: {error}", file=sys.stderr, flush=True)
     seconds = sum(seconds_of.values())
     return PredictionResult(
         out=job.out,

@@ -6,6 +6,7 @@ What graphs become in a file, a ``Piece``, is made by any rank; whoever writes t
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from hydragnn.ensemble.predictions import Predictions, estimates_of
 from hydragnn.ensemble.screening import Screened
 from hydragnn.errors import InputError
-from hydragnn.files import flush_directory
+from hydragnn.files import rename_all
 from hydragnn.models import Target
 
 Column = NDArray[Any] | list[str]
@@ -149,9 +150,7 @@ class AppendingSink(Sink):
         try:
             self.close(complete=kind is None)
             if kind is None:
-                for temporary, final in self.temporaries.items():
-                    temporary.replace(final)
-                flush_directory(self.path.parent)
+                rename_all(self.temporaries)
         except OSError as problem:
             raise self.refusal(problem) from problem
         finally:
@@ -161,7 +160,8 @@ class AppendingSink(Sink):
 
     def _discard(self) -> None:
         for temporary in self.temporaries:
-            shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # why it cannot be removed is why it could not be written
+                shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:

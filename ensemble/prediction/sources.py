@@ -77,12 +77,13 @@ class Building:
         own = self.scratch / f".block-{unique_name()}"
         rmtree(own, ignore_errors=True)
         write_sealed(own / "notes.json", self._write(self.blocks[number], own / "graphs.h5"))
-        try:
-            own.rename(self._folder(number))
-        except OSError:
-            rmtree(own, ignore_errors=True)
-            if not self.has(number):
-                raise
+        with self._writing():
+            try:
+                own.rename(self._folder(number))
+            except OSError:
+                rmtree(own, ignore_errors=True)
+                if not self.has(number):
+                    raise
 
     def _write(self, block: Block, out: Path) -> dict[str, Any]:
         """Write the graphs of a block, some at a time; gives their numbers and the failures, or what is wrong with the files.

@@ -1,0 +1,145 @@
+"""A disk that fails: whatever it refuses, and when, files are complete or absent, and one sentence says why."""
+
+import errno
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hydragnn
+from hydragnn import files
+from hydragnn.datasets import StoreWriter, hdf5, open_store
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
+
+FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
+RUN = {
+    "model": {"kind": "gin", "hidden_dim": 4, "num_layers": 1},
+    "heads": [{"field": "moment"}],
+    "train": {"epochs": 1},
+}
+
+
+def rings(count: int) -> Iterator[GraphBatch]:
+    generator = np.random.default_rng(0)
+    for number in range(count):
+        here = np.arange(4 + number % 3)
+        there, charge = (here + 1) % len(here), generator.random(len(here))
+        ends, values = (np.r_[here, there], np.r_[there, here]), {"moment": np.array([charge @ charge[there]])}
+        yield graph_from_arrays(None, *ends, fields=FIELDS, nodes={"charge": charge}, graphs=values)
+
+
+def write(path: Path) -> Path:
+    with StoreWriter(path, FIELDS, dim=0) as writer:
+        for graph in rings(24):
+            writer.write(graph)
+    return path
+
+
+def fail() -> OSError:
+    return OSError(errno.EIO, "Input/output error")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store and a run."""
+    folder = tmp_path_factory.mktemp("made")
+    hydragnn.train({**RUN, "data": {"store": str(write(folder / "rings.h5"))}}, folder / "run")
+    return folder
+
+
+def test_a_write_of_hdf5_that_fails_is_a_sentence_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them in turn, and all after it; HDF5 itself would not survive one."""
+    whole, left = hdf5.NotedFile.write, [0]
+
+    def failing(self: hdf5.NotedFile, data: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0 and self.error is None:
+            self.error = fail()
+        return whole(self, data)
+
+    monkeypatch.setattr(hdf5.NotedFile, "write", failing)
+    for number in itertools.count():
+        left[0] = number
+        try:
+            store = write(tmp_path / "rings.h5")
+        except InputError as error:
+            assert "cannot write" in str(error) and "Input/output error" in str(error)
+            assert not list(tmp_path.iterdir())
+        else:
+            assert number > 10 and len(open_store(store)) == 24
+            break
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".npz", ".csv"])
+def test_a_prediction_whose_name_is_not_confirmed_is_not_there_and_resumes(
+    suffix: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / f"out{suffix}"
+    _fail_at(tmp_path, out, monkeypatch)
+    with pytest.raises(InputError, match=rf"cannot write .*out{suffix}: Input/output error; .* --resume"):
+        hydragnn.predict(made / "run", made / "rings.h5", out)
+    assert not out.exists()
+    monkeypatch.undo()
+    hydragnn.predict(made / "run", made / "rings.h5", out, resume=True)
+    hydragnn.predict(made / "run", made / "rings.h5", tmp_path / f"whole{suffix}")
+    assert out.read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
+    assert not Path(f"{out}.parts").exists()
+
+
+def test_a_prediction_is_complete_where_only_its_plan_cannot_be_written(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.h5"
+    _fail_at(tmp_path, Path(f"{out}.plan.json"), monkeypatch)
+    result = hydragnn.predict(made / "run", made / "rings.h5", out)
+    assert result is not None and result.graphs == 24
+    assert "note: cannot write" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["out.h5"]
+
+
+def test_stores_and_ensembles_whose_names_are_not_confirmed_are_not_there_and_can_be_made_again(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fail_at(tmp_path / "rings.h5", tmp_path / "rings.h5" / "manifest.json", monkeypatch)
+    with pytest.raises(InputError, match=r"cannot write .*manifest\.json: Input/output error"):
+        write(tmp_path / "rings.h5")
+    _fail_at(tmp_path, tmp_path / "ensemble", monkeypatch)
+    with pytest.raises(InputError, match=r"cannot write .*ensemble: Input/output error"):
+        hydragnn.build_ensemble([made / "run"], tmp_path / "ensemble")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    assert len(open_store(write(tmp_path / "rings.h5"))) == 24
+    hydragnn.build_ensemble([made / "run"], tmp_path / "ensemble")
+
+
+def test_a_file_that_can_neither_be_confirmed_nor_taken_back_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.rename
+    monkeypatch.setattr(files, "flush_directory", lambda folder: (_ for _ in ()).throw(fail()))
+    monkeypatch.setattr(Path, "rename", lambda self, to: real(self, to) if self.name.startswith(".") else _raise())
+    with pytest.raises(InputError, match="it is there as a whole, but may not survive a power cut"):
+        files.write_json(tmp_path / "a.json", {})
+    assert files.read_json(tmp_path / "a.json") == {}
+
+
+def _raise() -> None:
+    raise fail()
+
+
+def _fail_at(folder: Path, final: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the disk does not confirm the names of ``folder`` while ``final`` is one of them."""
+    real = files.flush_directory
+
+    def flush(place: Path) -> None:
+        if place == folder and final.exists():
+            raise fail()
+        real(place)
+
+    monkeypatch.setattr(files, "flush_directory", flush)
