@@ -241,6 +241,9 @@ BEAT = 2.0
 SILENCE = 30.0
 """Seconds without a beat after which a rank counts as dead."""
 
+STOPPED = 5.0
+"""Seconds after which a rank of this machine that was stopped (SIGSTOP) counts as dead; what is stopped together also goes on together."""
+
 
 class Claims:
     """Files of one rank in the folder: whoever makes a claim's file first has it."""
@@ -294,7 +297,8 @@ class Claims:
             except OSError as error:
                 raise _refusal(self.folder, error) from error
             finally:
-                own.unlink(missing_ok=True)
+                with suppress(OSError):
+                    own.unlink(missing_ok=True)
         return json.loads(final.read_text())
 
     def note(self, name: str, value: Any) -> None:
@@ -350,7 +354,7 @@ class Heart(threading.Thread):
         super().__init__(daemon=True)
         self._folder, self._rank = folder, rank
         self._over = threading.Event()
-        self._began = time.monotonic()
+        self._began, self._watch = time.monotonic(), Watch()
         self._path(rank).write_text(f"{host_name()} {os.getpid()}")
 
     def run(self) -> None:
@@ -376,12 +380,31 @@ class Heart(threading.Thread):
         except OSError:
             return time.monotonic() - self._began > SILENCE
         host, _, number = text.partition(" ")
-        if host == host_name() and number and not _runs(int(number)):
+        if host == host_name() and number and (not _runs(int(number)) or self._watch.is_stopped(int(number))):
             return True
         return now - beat > SILENCE
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"alive-{rank:06d}"
+
+
+class Watch:
+    """Knows since when processes of this machine are stopped, as far as it was asked."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+
+    def is_stopped(self, process: int) -> bool:
+        """Return True where the process has been stopped for ``STOPPED`` seconds."""
+        try:
+            stopped = psutil.Process(process).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            stopped = False
+        if not stopped:
+            self._since.pop(process, None)
+            return False
+        now = time.monotonic()
+        return now - self._since.setdefault(process, now) > STOPPED
 
 
 def _runs(process: int) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydragnn.distributed.launch import Launch, this_launch
+from hydragnn.distributed.launch import Launch, host_name, this_launch
 from hydragnn.distributed.leaving import abandon
 from hydragnn.distributed.rendezvous import note_of_waiting, world_of
 from hydragnn.ensemble.prediction.group import (
@@ -30,6 +30,7 @@ from hydragnn.ensemble.prediction.group import (
     FolderGroup,
     Group,
     Table,
+    Watch,
     at_work,
     check_opening,
     make_opening,
@@ -68,10 +69,10 @@ MAX_QUEUES = 4096
 POKE = 1e-3
 """Seconds between two looks at requests of others; networks that count in software need the owner to look."""
 
-FAREWELL = 60.0
+FAREWELL = 10.0
 """Seconds that the last ranks are given, once everything is done, before the one that wrote the file ends the job."""
 
-PATIENCE = 10
+PATIENCE = 60
 """So many times as long the others wait: the one that wrote the file may still be tidying up."""
 
 
@@ -101,7 +102,7 @@ class WindowCounter:
 
 
 class MpiGroup(FolderGroup):
-    """Ranks of MPI; if one dies, all do, so nobody is ever known to be gone."""
+    """Ranks of MPI; if one dies, all do, so that only one that was stopped, on this machine, is known to be gone."""
 
     hears = True
 
@@ -110,7 +111,8 @@ class MpiGroup(FolderGroup):
         super().__init__(world.rank, world.size)
         from mpi4py import MPI
 
-        self._world = world
+        self._world, self._watch = world, Watch()
+        self._processes: list[tuple[str, int]] = world.allgather((host_name(), os.getpid()))
         owner = self.rank % RELAY == 0
         self._window = MPI.Win.Allocate((2 * MAX_QUEUES + 2 * len(WORDS)) * 8 if owner else 0, 8, comm=world)
         if owner:
@@ -167,8 +169,9 @@ class MpiGroup(FolderGroup):
         return None
 
     def gone(self, rank: int) -> bool:
-        """Never known."""
-        return False
+        """Return True where the rank is stopped, on this machine."""
+        host, process = self._processes[rank]
+        return host == host_name() and rank != self.rank and self._watch.is_stopped(process)
 
     def close(self) -> None:
         """Wait for the others, but not for ever: everything is done, and one that hangs must not hold up the job."""
