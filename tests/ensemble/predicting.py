@@ -79,8 +79,11 @@ BEFORE = {"unit": before_unit, "piece": before_piece, "segment": before_segment,
 
 
 def falter(note: Path, seconds: float, until: Path | None) -> None:
-    """Leave a note, then hang for so many seconds, or until a file is there, or be gone."""
+    """Leave a note, then hang for so many seconds, or until a file is there, or be gone; below 0: be stopped."""
     note.touch()
+    if seconds < 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
     if until is not None:
         wait_for(until, 0.0)
     elif not seconds:

@@ -277,6 +277,18 @@ def test_what_a_hanging_rank_holds_up_is_done_by_an_idle_one_and_the_job_ends_wi
     assert json.loads((tmp_path / "out.npz.plan.json").read_text())["measured"]["ranks_heard"] == 1
 
 
+@needs_mpirun
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_of_mpi_that_is_stopped_holds_up_the_others_for_seconds(
+    rank: int, ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    """The first one decides for all, so that without it nobody would lay out or write the file."""
+    options = ("--faulty-rank", rank, "--after", 2, "--seconds", -1, "--farewell", 1, "--hesitation", 10**4)
+    output = finish(started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN))
+    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+    assert "the job ends without them" in output and "Abort" not in output
+
+
 def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
     ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
