@@ -118,7 +118,7 @@ def reference_sums(normalisation: Normalisation, name: str, batch: GraphBatch) -
         graph = int(batch.owner("node")[node])
         label = graph_label(batch, graph) + ("" if batch.names is not None and batch.names[graph] else " of the batch")
         raise no_reference(label, int(batch[ATOMIC_NUMBERS][node]), name)
-    return sums.index_add(0, batch.owner("node"), per_node)
+    return torch.segment_reduce(per_node, "sum", lengths=batch.counts("node"), unsafe=True, initial=0.0)
 
 
 def no_reference(graph: str, number: int, field: str) -> InputError:

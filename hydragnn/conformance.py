@@ -9,6 +9,7 @@ Needs pytest (the extra ``test``). What an architecture says of itself (``sees``
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
+from hydragnn.conformance_atomics import unordered_on_a_gpu
 from hydragnn.conformance_cases import (
     CORNERS,
     assert_slope,
@@ -193,6 +195,15 @@ class ArchitectureConformance(SmoothnessConformance, LimitsConformance, Symmetry
         gap, unscaled = actual["gap"].tensors(), raw["gap"].detach().tensors()
         torch.testing.assert_close(gap["mean"], unscaled["mean"] * spread + torch.tensor([[1.0, 2.0]]))
         torch.testing.assert_close(gap["variance"], unscaled["variance"] * spread**2)
+
+    def test_no_sum_on_a_gpu_depends_on_the_order_of_its_threads(self, kind: str) -> None:
+        """Of outputs, forces and gradients. Gather with ``hydragnn.kernels.spread`` and add with ``segment_sum`` instead of what it names."""
+        if find_spec("triton") is None:
+            pytest.skip("Triton is not installed, whose kernels a GPU would run")
+        batch, model = CORNERS["two graphs"](), self.model()
+        parameters = list(model.parameters())
+        found = unordered_on_a_gpu(lambda: torch.autograd.grad(loss_of(model(batch)), parameters))
+        assert not found, "; ".join(f"{name} at {line}" for name, line in found.items())
 
     def test_a_share_of_a_batch_may_be_empty(self, kind: str) -> None:
         whole, model = CORNERS["one graph"](), self.model()

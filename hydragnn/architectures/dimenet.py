@@ -17,7 +17,7 @@ from hydragnn.architectures.base import (
     radial_basis,
     steps,
 )
-from hydragnn.kernels import SiLU, gather_add, segment_sum, silu
+from hydragnn.kernels import SiLU, gather_add, segment_sum, silu, spread
 from hydragnn.layers import (
     MessageGraph,
     RadialFeatures,
@@ -184,7 +184,7 @@ class AngularFilters(nn.Module):
         """b_l(r) u(r) / x of the first edge of every pair, or of all edges, by degree."""
         lengths, directions, pairs = graph.lengths, graph.directions, graph.pairs
         if pairs is not None:
-            lengths, directions = lengths.index_select(0, pairs.first), directions.index_select(0, pairs.first)
+            lengths, directions = spread(lengths, pairs.first), spread(directions, pairs.first)
         envelope = envelope_at(lengths, self.cutoff, self.envelope, self.exponent)
         factor = self.cutoff / lengths if envelope is None else envelope * self.cutoff / lengths  # [items]
         factor = torch.where((directions != 0).any(-1), factor, 0.0)

@@ -94,7 +94,7 @@ class EquivariantAttention(nn.Module):
         scalars = self.norm(scalars)
         values = [linear(scalars) for linear in self.values]
         filters = [silu(linear(radial_inputs(graph)[0])) for linear in self.value_filters]
-        at_zero = [silu(linear(inputs_at_zero(graph)[0])).index_select(0, graph.owner) for linear in self.value_filters]
+        at_zero = [graph.to_nodes(silu(linear(inputs_at_zero(graph)[0]))) for linear in self.value_filters]
         envelope = radial_inputs(graph)[1]
         if envelope is not None:
             filters = [one * envelope for one in filters]
@@ -126,7 +126,7 @@ class EquivariantAttention(nn.Module):
         queries, keys = self.query(scalars), self.key(scalars)
         key_filters = graph.to_edges(silu(self.key_filter(radial_inputs(graph)[0])))
         shares = self.shares(edge_product(keys, queries, graph.topology, per="channel") * key_filters)
-        own_filters = silu(self.key_filter(inputs_at_zero(graph)[0])).index_select(0, graph.owner)
+        own_filters = graph.to_nodes(silu(self.key_filter(inputs_at_zero(graph)[0])))
         own_shares = self.shares(queries * keys * own_filters)
         others = gather_multiply_sum(values, shares * graph.to_edges(filters), graph.topology)
         return others + own_shares * at_zero * values

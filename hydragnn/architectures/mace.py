@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, radial_basis, steps
 from hydragnn.errors import InputError
-from hydragnn.kernels import Topology, gather_add, gather_outer_sum, silu
+from hydragnn.kernels import Topology, gather_add, gather_outer_sum, silu, spread
 from hydragnn.layers import (
     DISTANCE_TRANSFORMS,
     ELEMENTS_WITH_RADIUS,
@@ -275,20 +275,25 @@ class MACELayer(nn.Module):
             update = self.mix[str(degree)](product)  # eq. 11
             update = self.dropout(update) if degree == 0 else update
             if str(degree) in self.skip:
-                update = update + self.of_kind(self.skip[str(degree)](with_axis(states, degree)), kinds)
+                update = update + self.of_kind(self.skip[str(degree)](with_axis(states, degree)), kinds, graph)
             new[degree] = update if degree else update.squeeze(1)
         return new
 
     def of_kind(
-        self, values: Float[Tensor, "nodes axes columns"], kinds: Int[Tensor, " nodes"]
+        self, values: Float[Tensor, "nodes axes columns"], kinds: Int[Tensor, " nodes"], graph: MessageGraph
     ) -> Float[Tensor, "nodes axes channels"]:
         """The columns of every node's kind."""
-        nodes, axes = values.shape[:2]
-        if self.kinds.count == 1:
+        (nodes, axes), count = values.shape[:2], self.kinds.count
+        if count == 1:
             return values
-        table = values.view(nodes, axes, self.kinds.count, -1)
-        index = kinds.view(nodes, 1, 1, 1).expand(nodes, axes, 1, table.shape[-1])
-        return table.gather(2, index).squeeze(2)
+        rows = graph.once(("rows of kinds", axes), lambda: rows_of_kinds(kinds, count, axes))
+        return spread(values.reshape(nodes * axes * count, -1), rows).unflatten(0, (nodes, axes))
+
+
+def rows_of_kinds(kinds: Int[Tensor, " nodes"], count: int, axes: int) -> Int[Tensor, " items"]:
+    """Return the row of every node and axis among rows of every node, axis and kind."""
+    first = torch.arange(0, len(kinds) * axes * count, count, device=kinds.device)
+    return (first.view(-1, axes) + kinds.unsqueeze(1)).flatten()
 
 
 def with_axis(states: States, degree: int) -> Float[Tensor, "nodes axes channels"]:

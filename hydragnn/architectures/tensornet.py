@@ -105,7 +105,7 @@ class TensorEmbedding(nn.Module):
             received.unsqueeze(1) * outer_sum(one, along, topology) + gather_outer_sum(sent, one, along, topology)
             for one, along in zip(filters, axes)
         ]  # [nodes, components, channels] each
-        at_zero = self.filtered(self.filters[0], *inputs_at_zero(graph)).index_select(0, graph.owner)
+        at_zero = graph.to_nodes(self.filtered(self.filters[0], *inputs_at_zero(graph)))
         return {0: parts[0].squeeze(1) + (received + sent) * at_zero, 1: parts[1], 2: parts[2]}
 
     def filtered(self, linear: nn.Module, features: Tensor, envelope: Tensor | None) -> Float[Tensor, "items channels"]:
@@ -161,7 +161,7 @@ class TensorLayer(nn.Module):
         """M: sums over neighbours, the node itself among them."""
         filters = self.filters(*radial_inputs(graph))
         at_zero = self.filters(*inputs_at_zero(graph))
-        itself = times(own, {degree: one.index_select(0, graph.owner) for degree, one in at_zero.items()})
+        itself = times(own, {degree: graph.to_nodes(one) for degree, one in at_zero.items()})
         return {
             degree: itself[degree] + gather_multiply_sum(own[degree], filters[degree], graph.sharing)
             for degree in DEGREES

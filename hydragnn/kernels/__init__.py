@@ -21,6 +21,7 @@ from hydragnn.kernels.segments import (
     segment_std,
     segment_sum,
     segment_variance,
+    spread,
 )
 from hydragnn.kernels.table import Table, interpolated, tables_of_functions
 from hydragnn.kernels.trilinear import edge_product, gather_multiply_sum, scatter_multiply_sum
@@ -61,5 +62,6 @@ __all__ = [
     "segment_sum",
     "segment_variance",
     "silu",
+    "spread",
     "tables_of_functions",
 ]

@@ -201,6 +201,10 @@ def _scores(edges: Topology, channels: int, normal: Normal) -> Case:
     return Case(tensors=(normal(edges.num_edges),), rest=(edges.receivers, edges.num_rows))
 
 
+def _rows(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(normal(edges.num_columns, channels),), rest=(edges.senders,))
+
+
 def _op(
     call: Callable[..., Any],
     forms: Mapping[str, Form],
@@ -243,6 +247,7 @@ OPS: Mapping[str, Op] = {
         _segment_op(segments.segment_variance),
         _segment_op(segments.segment_std),
         _segment_op(segments.segment_statistics, heads=True),
+        _op(segments.spread, {ANYWHERE: segments.spread}, {"rows": _rows}),
         _op(activated.activated_sum, activated.FORMS, {"messages": _activated}),
         _op(powers.power_sums, powers.FORMS, {"deviations": _deviations}),
         _segment_op(segments.segment_softmax, softmax.SOFTMAX_FORMS, heads=True),

@@ -156,6 +156,12 @@ def segment_sum(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
     return _by_node(messages, receivers, num_nodes, lambda mine: sum(mine[1:], mine[0]))
 
 
+def spread(values: Tensor, owners: Tensor) -> Tensor:
+    """y_e = v_i for the owner i of e."""
+    rows = [values[owner] for owner in owners.tolist()]
+    return torch.stack(rows) if rows else values.new_zeros(0, *values.shape[1:])
+
+
 def segment_mean(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
     """y_i = mean of m_e over the edges that i receives; 0 without any."""
     return _by_node(messages, receivers, num_nodes, _mean)

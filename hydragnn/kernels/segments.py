@@ -13,6 +13,19 @@ from hydragnn.kernels.softmax import SOFTMAX
 from hydragnn.kernels.statistics import HIGH, LOW, MOMENTS, counts_of, statistics
 
 
+def spread(values: Float[Tensor, "rows *features"], owners: Int[Tensor, " items"]) -> Float[Tensor, "items *features"]:
+    """Return the row of each item's owner; the gradient of a row is the sum over its items.
+
+    ``index_select``, whose own gradient adds atomically on a GPU. Atomics: none, and the same bits again. On CUDA and ROCm the order of items is kept
+    as long as the tensor ``owners`` lives, so pass the same tensor again.
+
+    >>> import torch
+    >>> spread(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1, 0])).squeeze(1)
+    tensor([3., 3., 1.])
+    """
+    return SUMS("spread", (values,), (owners, values.shape[0]))
+
+
 def segment_sum(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
 ) -> Float[Tensor, "{num_nodes} *features"]:

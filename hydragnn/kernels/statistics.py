@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hydragnn.kernels import cpu, one_pass
-from hydragnn.kernels.family import ANYWHERE, as_operators, form_on, is_accelerated, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, as_operators, form_on, is_accelerated, is_traced, on_accelerators
 from hydragnn.kernels.nonlinear import Known, Nonlinear, Tensors
 from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order, to_winner
 
@@ -39,7 +39,9 @@ def composed(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[s
     if MOMENTS[0] in names:
         counts = counts_of(receivers, num_nodes, messages)
         mean = SUMS("sum", (messages,), (receivers, num_nodes)) / counts
-        centred = messages - mean.index_select(0, receivers)  # [edges, *features]; what keeps the digits
+        centred = messages - SUMS(
+            "spread", (mean,), (receivers, num_nodes)
+        )  # [edges, *features]; what keeps the digits
         values += [mean, SUMS("sum", (centred.square(),), (receivers, num_nodes)) / counts]
     recorded = torch.is_grad_enabled() and messages.requires_grad
     values += [
@@ -77,10 +79,12 @@ def counts_of(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     """Incoming edges per node, at least 1, shaped to divide ``like``."""
     if is_accelerated(receivers.device.type) and not as_operators():
         return counts_in_order(receivers, num_nodes, like)
-    ones = receivers.new_ones(1).expand(receivers.shape[0])
-    # integers: float32 stops counting at 2^24
-    counts = receivers.new_zeros(num_nodes).index_add_(0, receivers, ones).clamp_min(1).to(like.dtype)
-    return counts.view(-1, *[1] * (like.dim() - 1))
+    # counted in integers: float32 stops counting at 2^24
+    if receivers.is_cpu and not is_traced():
+        counts = torch.bincount(receivers, minlength=num_nodes)
+    else:
+        counts = receivers.new_zeros(num_nodes).index_add_(0, receivers, torch.ones_like(receivers))
+    return counts.clamp_min(1).to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
 def plain_values(messages: Tensor, segments: Segments, names: tuple[str, ...]) -> tuple[Tensor, ...]:

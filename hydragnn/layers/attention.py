@@ -1,6 +1,7 @@
 """Attention among all nodes of a graph, never across graphs; beside a layer in the manner of GPS."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -8,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.kernels import SiLU, is_traced, segment_sum
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, form_on
 from hydragnn.layers.message_graph import MessageGraph, States
 from hydragnn.layers.size_buckets import SizeBuckets, size_buckets
 
@@ -16,7 +18,8 @@ class GraphAttention(nn.Module):
     """softmax(Q K^T / sqrt(d)) V over the nodes of each graph (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
 
     Graphs of similar sizes are computed together (``size_buckets``), never all of a batch. Time is quadratic in the nodes of a graph, not of the batch;
-    so is memory where weights learn from forces (``graph.is_differentiated_twice``), and elsewhere torch's fused forms keep no array of nodes by nodes.
+    so is memory where weights learn from forces (``graph.is_differentiated_twice``). Elsewhere no large array of nodes by nodes is kept: by torch's fused
+    form on a CPU, and in parts on a GPU, where the gradient of the fused form adds atomically.
     Weights lie as in ``torch.nn.MultiheadAttention``.
     """
 
@@ -32,7 +35,7 @@ class GraphAttention(nn.Module):
         dtype, buckets = projected.dtype, buckets_of(graph)
         absent = graph.once(("absent", dtype), lambda: [bucket.absent(dtype) for bucket in buckets.buckets])
         # fused forms have one derivative, and weights learn from forces by a second one
-        form = attention_in_full if graph.is_differentiated_twice else nn.functional.scaled_dot_product_attention
+        form = attention_in_full if graph.is_differentiated_twice else form_on(ATTENTION_FORMS, projected.device.type)
         read = []  # [graphs, size, channels] of every bucket
         for rows, mask in zip(buckets.spread(projected), absent):
             queries, keys, values = (by_head(part, self.heads) for part in rows.chunk(3, dim=-1))
@@ -53,14 +56,44 @@ def by_head(
 
 
 def attention_in_full(
+    queries: Float[Tensor, "graphs heads readers width"],
+    keys: Float[Tensor, "graphs heads size width"],
+    values: Float[Tensor, "graphs heads size width"],
+    mask: Float[Tensor, "graphs 1 1 size"] | None,
+) -> Float[Tensor, "graphs heads readers width"]:
+    """softmax(Q K^T / sqrt(d) + mask) V as it is written, with derivatives of every order."""
+    scores = (queries / math.sqrt(queries.shape[-1])) @ keys.mT  # [graphs, heads, size, size]: who reads, who is read
+    return (scores if mask is None else scores + mask).softmax(dim=-1) @ values
+
+
+ROOM = 2**24
+"""Scores that are held at once, 64 MiB in single precision; attention over more is computed in parts."""
+
+
+def attention_in_parts(
     queries: Float[Tensor, "graphs heads size width"],
     keys: Float[Tensor, "graphs heads size width"],
     values: Float[Tensor, "graphs heads size width"],
     mask: Float[Tensor, "graphs 1 1 size"] | None,
 ) -> Float[Tensor, "graphs heads size width"]:
-    """softmax(Q K^T / sqrt(d) + mask) V as it is written, with derivatives of every order."""
-    scores = (queries / math.sqrt(queries.shape[-1])) @ keys.mT  # [graphs, heads, size, size]: who reads, who is read
-    return (scores if mask is None else scores + mask).softmax(dim=-1) @ values
+    """``attention_in_full`` of some queries at a time, computed again for the gradient where there are several parts."""
+    from torch.utils.checkpoint import checkpoint
+
+    of_a_query = keys.shape[:3].numel()
+    parts = queries.split(max(1, ROOM // max(1, of_a_query)), dim=2)
+    if len(parts) == 1:
+        return attention_in_full(queries, keys, values, mask)
+    return torch.cat(
+        [checkpoint(attention_in_full, part, keys, values, mask, use_reentrant=False) for part in parts], 2
+    )
+
+
+ATTENTION_FORMS: Mapping[str, Callable[..., Tensor]] = {
+    ANYWHERE: attention_in_parts,
+    FUSABLE: nn.functional.scaled_dot_product_attention,
+    "cpu": nn.functional.scaled_dot_product_attention,
+}
+"""Attention with one derivative, by kind of device."""
 
 
 class LinearGraphAttention(nn.Module):
@@ -107,7 +140,7 @@ def sums_by_node(
 ) -> Float[Tensor, "nodes heads features"]:
     """Q (K^T V) of each graph for tracers, which know no sizes of graphs."""
     outer = keys.unsqueeze(-1) * values.unsqueeze(-2)  # [nodes, heads, width, features]
-    context = segment_sum(outer, graph.owner, graph.num_graphs).index_select(0, graph.owner)
+    context = graph.to_nodes(segment_sum(outer, graph.owner, graph.num_graphs))
     return (queries.unsqueeze(-2) @ context).squeeze(-2)
 
 

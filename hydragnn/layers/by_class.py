@@ -1,7 +1,7 @@
 """Linear maps with weights of their own for every class of rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from hydragnn.kernels import spread
 from hydragnn.kernels.family import ANYWHERE, as_operators, form_on
 
 
@@ -16,7 +17,8 @@ from hydragnn.kernels.family import ANYWHERE, as_operators, form_on
 class Classes:
     """The class of every row and, on a CPU, how many rows each class has, for its weights to see them alone."""
 
-    of_rows: Int[Tensor, " rows"]
+    candidates: Int[Tensor, " rows"]
+    """The row of every row's class among those of every row and class."""
     order: Int[Tensor, " rows"] | None = None
     """Rows class by class."""
     places: Int[Tensor, " rows"] | None = None
@@ -27,23 +29,26 @@ class Classes:
 def classes_of(of_rows: Int[Tensor, " rows"], count: int) -> Classes:
     """The classes of rows, of ``count``; counted on a CPU alone, since a host waits to know what an accelerator counted, and not where a graph is traced."""
     if as_operators():
-        return Classes(of_rows=of_rows)
+        return _uncounted(of_rows, count)
     form: Any = form_on(COUNTING, of_rows.device.type)
     found: Classes = form(of_rows, count)
     return found
 
 
+def _uncounted(of_rows: Tensor, count: int) -> Classes:
+    return Classes(candidates=torch.arange(0, of_rows.shape[0] * count, count, device=of_rows.device) + of_rows)
+
+
 def _counted(of_rows: Tensor, count: int) -> Classes:
     sizes: list[int] = torch.bincount(of_rows, minlength=count).tolist()
     if max(sizes) == len(of_rows):
-        return Classes(of_rows=of_rows, sizes=sizes)
+        return replace(_uncounted(of_rows, count), sizes=sizes)
     order = of_rows.argsort(stable=True)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order))
-    return Classes(of_rows=of_rows, order=order, places=places, sizes=sizes)
+    places = torch.empty_like(order).scatter(0, order, torch.arange(len(order)))
+    return replace(_uncounted(of_rows, count), order=order, places=places, sizes=sizes)
 
 
-COUNTING: Mapping[str, Any] = {ANYWHERE: lambda of_rows, count: Classes(of_rows=of_rows), "cpu": _counted}
+COUNTING: Mapping[str, Any] = {ANYWHERE: _uncounted, "cpu": _counted}
 
 
 class LinearByClass(nn.Linear):
@@ -64,12 +69,10 @@ class LinearByClass(nn.Linear):
         if classes.order is None or classes.places is None:  # rows of one class
             only = max(range(self.classes), key=classes.sizes.__getitem__)
             return linear(values, weights[only], biases[only])
-        parts = values.index_select(0, classes.order).split(list(classes.sizes))
+        parts = spread(values, classes.order).split(list(classes.sizes))
         found = [linear(*given) for given in zip(parts, weights, biases) if len(given[0])]
-        return torch.cat(found).index_select(0, classes.places)
+        return spread(torch.cat(found), classes.places)
 
     def chosen(self, candidates: Float[Tensor, "rows all_outputs"], classes: Classes) -> Float[Tensor, "rows outputs"]:
         """What the class of every row makes of it."""
-        first = torch.arange(0, classes.of_rows.shape[0] * self.classes, self.classes, device=candidates.device)
-        rows = first + classes.of_rows
-        return candidates.view(-1, self.outputs).index_select(0, rows)
+        return spread(candidates.view(-1, self.outputs), classes.candidates)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydragnn.graphs.coarse import Merging
-from hydragnn.kernels import Topology, gather_multiply_sum, segment_mean
+from hydragnn.kernels import Topology, gather_multiply_sum, segment_mean, segment_sum, spread
 
 if TYPE_CHECKING:
     from hydragnn.layers.message_graph import MessageGraph, States
@@ -43,12 +43,14 @@ class Coarser:
     def pooled_edges(self, states: Float[Tensor, "edges *shape"]) -> Float[Tensor, "rows *shape"]:
         """The mean over the edges that each coarser one stands for."""
         merging = self.merging
-        return segment_mean(states.index_select(0, merging.finer), merging.coarser, merging.num_edges)
+        return segment_mean(spread(states, merging.finer), merging.coarser, merging.num_edges)
 
     def unpooled_edges(self, states: Float[Tensor, "rows *shape"]) -> Float[Tensor, "edges *shape"]:
         """The state of the edge that stands for it, for every edge; zero where none does."""
-        zeros = states.new_zeros(self.finer_edges, *states.shape[1:])
-        return zeros.index_copy(0, self.merging.finer, states.index_select(0, self.merging.coarser))
+        merging = (
+            self.merging
+        )  # no two of its finer edges are one: a sum is a copy, whose derivatives add without atomics
+        return segment_sum(spread(states, merging.coarser), merging.finer, self.finer_edges)
 
     def pooled_states(self, states: "States") -> "States":
         """States of nodes of every degree, and of edges, on the coarser level."""
@@ -75,7 +77,7 @@ def coarser_of(graph: "MessageGraph") -> Coarser:
         vectors=None if graph.vectors is None else level.vectors,
         edge_features=None
         if features is None
-        else segment_mean(features.index_select(0, merging.finer), merging.coarser, merging.num_edges),
+        else segment_mean(spread(features, merging.finer), merging.coarser, merging.num_edges),
         edge_kinds=level.edge_kinds,
         species=None,
         levels=graph.levels[1:],
@@ -105,7 +107,7 @@ def part_of(
     owner = graph.owner[kept]
 
     def of(values: Tensor | None, which: Tensor) -> Tensor | None:
-        return None if values is None else values[which]
+        return None if values is None else spread(values, which)
 
     part = replace(
         graph,

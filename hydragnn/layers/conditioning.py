@@ -48,7 +48,7 @@ class FiLM(nn.Module):
         assert graph.condition is not None
         states = self.layer(states, graph)
         # [graphs, 2 channels] -> [nodes, channels] each
-        scale, shift = self.modulation(graph.condition).index_select(0, graph.owner).chunk(2, dim=-1)
+        scale, shift = graph.to_nodes(self.modulation(graph.condition)).chunk(2, dim=-1)
         return {**states, 0: (1 + torch.tanh(scale)) * states[0] + shift}
 
 
@@ -62,5 +62,5 @@ class PooledCondition(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """The states with their graph's condition."""
         assert graph.condition is not None
-        of_node = graph.condition.index_select(0, graph.owner)  # [nodes, condition]
+        of_node = graph.to_nodes(graph.condition)  # [nodes, condition]
         return {**states, 0: states[0] + self.network(torch.cat([states[0], of_node], dim=-1))}

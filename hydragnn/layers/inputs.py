@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.kernels import spread
+from hydragnn.layers.class_table import ClassTable
 from hydragnn.layers.mlp import mlp
 
 
@@ -19,7 +21,7 @@ class ClassEmbedding(nn.Module):
     def __init__(self, field: Field, channels: int) -> None:
         super().__init__()
         self.field = field
-        self.table = nn.Embedding(field.classes * field.width, channels)
+        self.table = ClassTable(field.classes * field.width, channels)
         self.register_buffer("shifts", torch.arange(field.width) * field.classes, persistent=False)
 
     def forward(self, values: Int[Tensor, "items *shape"]) -> Float[Tensor, "items channels"]:
@@ -54,7 +56,7 @@ class NodeInputs(nn.Module):
         for field, table in zip(self.node_classes, self.node_tables):
             states = states + table(batch.nodes[field.name])
         for field, table in zip(self.graph_classes, self.graph_tables):
-            states = states + table(batch.graphs[field.name]).index_select(0, batch.owner("node"))
+            states = states + spread(table(batch.graphs[field.name]), batch.owner("node"))
         if self.network is not None:
             node = [columns(batch.nodes[field.name], field) for field in self.node_numbers]
             graph = [columns(batch.graphs[field.name], field) for field in self.graph_numbers]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hydragnn.errors import InputError
 from hydragnn.graphs.coarse import Level
-from hydragnn.kernels import Pairs, Topology, gather_add, pairs_of
+from hydragnn.kernels import Pairs, Topology, gather_add, pairs_of, spread
 from hydragnn.layers.coarser import Coarser, coarser_of
 from hydragnn.layers.radial import RadialFeatures
 
@@ -198,19 +198,23 @@ class MessageGraph:
         pairs = self.pairs
         if pairs is None:
             return self.lengths
-        return self.once("paired lengths", lambda: self.lengths.index_select(0, pairs.first))
+        return self.once("paired lengths", lambda: spread(self.lengths, pairs.first))
 
     @property
     def paired_bonds(self) -> Float[Tensor, " items"] | None:
         """``bonds`` of the first edge of every pair; of all edges where there are no pairs."""
         pairs, bonds = self.pairs, self.bonds
-        return bonds if pairs is None or bonds is None else bonds.index_select(0, pairs.first)
+        return bonds if pairs is None or bonds is None else spread(bonds, pairs.first)
 
     @property
     def envelope(self) -> Float[Tensor, "edges 1"] | None:
         """The factor that ends the message of every edge at the cutoff; None where they do not end."""
         ending = self.paired_inputs[1]
         return None if ending is None else self.once("envelope", lambda: self.to_edges(ending))
+
+    def to_nodes(self, values: Float[Tensor, "graphs *features"]) -> Float[Tensor, "nodes *features"]:
+        """Return the row of each node's graph."""
+        return spread(values, self.owner)
 
     def to_edges(self, values: Float[Tensor, "items features"]) -> Float[Tensor, "edges features"]:
         """What was computed from ``paired_inputs``, for every edge."""

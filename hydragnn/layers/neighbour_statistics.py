@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from hydragnn.kernels import POWER, Topology, outer_sum, power_sums, segment_statistics, segment_sum
+from hydragnn.kernels import POWER, Topology, outer_sum, power_sums, segment_statistics, segment_sum, spread
 
 StatisticsForm = Literal["paper", "smooth"]
 
@@ -50,7 +50,7 @@ def smooth_statistics(
     size = (1 + total.square()).sqrt()  # n
     empty = 1 / (size + total)  # n - D, without a difference of two that are nearly equal
     mean = outer_sum(messages, weights, topology).squeeze(1) / size  # [nodes, channels]
-    deviations = messages - mean.index_select(0, receivers)  # x; [edges, channels]
+    deviations = messages - spread(mean, receivers)  # x; [edges, channels]
     squares, above, below = power_sums(deviations, weights, topology).unbind(0)  # [nodes, channels] each
     variance = squares / size
     grown = torch.stack([above, below]) + empty

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hydragnn.kernels import segment_sum, spread
+
 MORE = 0.125
 """A bucket has at most so many more pairs of nodes than its graphs, as a share,"""
 
@@ -47,7 +49,7 @@ class SizeBuckets:
         """What every node has, ``[graphs, size, channels]`` of every bucket; zeros behind the nodes of a graph."""
         lengths = [bucket.graphs * bucket.size for bucket in self.buckets]
         if self.row is not None:
-            values = values.new_zeros(sum(lengths), values.shape[1]).index_copy(0, self.row, values)
+            values = segment_sum(values, self.row, sum(lengths))  # rows have one node or none
         parts = values.split(lengths)
         return [part.view(each.graphs, each.size, part.shape[1]) for part, each in zip(parts, self.buckets)]
 
@@ -55,7 +57,7 @@ class SizeBuckets:
         """The row of every node, in the order of the batch, of what ``spread`` gives."""
         rows = [part.flatten(0, 1) for part in parts]
         values = rows[0] if len(rows) == 1 else torch.cat(rows)
-        return values if self.row is None else values.index_select(0, self.row)
+        return values if self.row is None else spread(values, self.row)
 
 
 def size_buckets(counts: Int[Tensor, " graphs"], owner: Int[Tensor, " nodes"]) -> SizeBuckets:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import embedding, layer_norm
+from torch.nn.functional import layer_norm
 
 from hydragnn.layers.by_class import Classes, LinearByClass
+from hydragnn.layers.class_table import ClassTable, rows_of
 from hydragnn.layers.inputs import NodeInputs
 
 
@@ -62,7 +63,7 @@ class StackedEmbedding(nn.Embedding):
         first = torch.arange(0, members * count, count, device=classes.device)
         # [members, items of each, ...]
         shifted = by_member(classes, members) + first.view(-1, *[1] * classes.ndim)
-        return embedding(shifted.flatten(0, 1), self.weight.reshape(members * count, channels))
+        return rows_of(self.weight.reshape(members * count, channels), shifted.flatten(0, 1))
 
 
 class StackedLayerNorm(nn.LayerNorm):
@@ -79,13 +80,15 @@ class StackedNodeInputs(NodeInputs):
 
     def origins(self, nodes: int) -> Float[Tensor, "nodes channels"]:
         """The state from which every node starts."""
-        return self.origin.repeat_interleave(nodes // self.origin.shape[0], dim=0)
+        members, channels = self.origin.shape
+        return self.origin.unsqueeze(1).expand(-1, nodes // members, -1).reshape(nodes, channels)
 
 
 STACKED: Mapping[type[nn.Module], type[nn.Module]] = {
     nn.Linear: StackedLinear,
     LinearByClass: StackedLinearByClass,
     nn.Embedding: StackedEmbedding,
+    ClassTable: StackedEmbedding,
     nn.LayerNorm: StackedLayerNorm,
     NodeInputs: StackedNodeInputs,
 }

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hydragnn.kernels import spread
+from hydragnn.layers.class_table import ClassTable
 from hydragnn.layers.symmetric_polynomials import Monomial, symmetric_polynomials
 
 
@@ -41,9 +43,9 @@ class Component(nn.Module):
         """The polynomials of every row; ``products`` are the monomials of each order that longer ones begin with."""
         monomials = []
         for order in self.orders:
-            last = states.index_select(0, getattr(self, f"last{order}"))
+            last = spread(states, getattr(self, f"last{order}"))
             if order > 1:
-                last = products[order - 2].index_select(0, getattr(self, f"first{order}")) * last
+                last = spread(products[order - 2], getattr(self, f"first{order}")) * last
             monomials.append(last)
         values = torch.cat(monomials)  # [monomials, rows]
         return self.coefficients.to(values.dtype) @ values
@@ -88,7 +90,7 @@ class SymmetricContraction(nn.Module):
         products = [rows]
         for order in range(2, self.lengths + 2):
             first, last = getattr(self, f"first{order}"), getattr(self, f"last{order}")
-            products.append(products[-1].index_select(0, first) * rows.index_select(0, last))
+            products.append(spread(products[-1], first) * spread(rows, last))
         result = {}
         for degree, components in self.components.items():
             weights = (
@@ -100,10 +102,10 @@ class SymmetricContraction(nn.Module):
         return result
 
 
-def _weights(kinds: int, channels: int, max_ell: int, degree: int, correlation: int) -> nn.Embedding:
+def _weights(kinds: int, channels: int, max_ell: int, degree: int, correlation: int) -> ClassTable:
     """A row of weights for every kind of node, by polynomial and channel; of variance 1 / P^2 for P polynomials of an order."""
     counts = [len(symmetric_polynomials(max_ell, degree, order).coefficients) for order in range(1, correlation + 1)]
-    table = nn.Embedding(kinds, sum(counts) * channels)
+    table = ClassTable(kinds, sum(counts) * channels)
     shares = torch.cat([torch.full((count * channels,), 1 / max(count, 1)) for count in counts])
     with torch.no_grad():
         table.weight.mul_(shares)

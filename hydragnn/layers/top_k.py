@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from hydragnn.kernels import spread
 from hydragnn.layers.coarser import Coarser, part_of
 from hydragnn.layers.message_graph import MessageGraph
 from hydragnn.layers.spherical_bessel import without_autocast
@@ -35,7 +36,7 @@ class TopK(nn.Module):
         stay = highest(scores.detach(), graph, self.ratio)
         edges = graph.topology
         between = (stay[edges.senders] & stay[edges.receivers]).nonzero().squeeze(1)
-        return part_of(graph, stay, between, share=scores[stay].tanh())
+        return part_of(graph, stay, between, share=spread(scores, stay.nonzero().squeeze(1)).tanh())
 
 
 def highest(scores: Float[Tensor, " nodes"], graph: MessageGraph, ratio: float) -> Bool[Tensor, " nodes"]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hydragnn.kernels import Topology, along_directions, outer_sum, segment_sum
+from hydragnn.kernels import Topology, along_directions, outer_sum, segment_sum, spread
 from hydragnn.layers.harmonics import SphericalHarmonics
 from hydragnn.layers.message_graph import MessageGraph, lengths_and_directions
 
@@ -85,16 +85,16 @@ class TripletSums(nn.Module):
         reverse, has_reverse = graph.once("reverses", lambda: reverses_of(vectors, graph.topology))
         # [nodes, components, channels]
         moments = torch.cat([outer_sum(m, y, graph.topology) for m, y in zip(messages, harmonics)], dim=1)
-        read = along_directions(joined, moments, leaving).index_select(0, place)  # [edges, channels]
+        read = spread(along_directions(joined, moments, leaving), place)  # [edges, channels]
         back = torch.stack([value * message for value, message in zip(self.opposite, messages)]).sum(0)
-        return read - back.index_select(0, reverse) * has_reverse.unsqueeze(1)
+        return read - spread(back, reverse) * has_reverse.unsqueeze(1)
 
     def of_edges(self, graph: MessageGraph) -> tuple[list[Tensor], Float[Tensor, "edges components"]]:
         """Harmonics of every edge by degree, scaled; and as they are, side by side, in the order of senders."""
         directions = graph.directions
         harmonics = self.harmonics(nn.functional.pad(directions, (0, 3 - directions.shape[1])))  # also in a plane
         scaled = [scale * values for scale, values in zip(self.scales, harmonics)]
-        return scaled, torch.cat(harmonics, dim=1).index_select(0, graph.topology.by_sender)
+        return scaled, spread(torch.cat(harmonics, dim=1), graph.topology.by_sender)
 
 
 class TripletSumsAtReceivers(nn.Module):
@@ -113,7 +113,7 @@ class TripletSumsAtReceivers(nn.Module):
     ) -> Float[Tensor, "edges channels"]:
         """The sum at every edge j -> i of the messages of degrees l = 0, 1, ... of the edges that come into j."""
         first, second, harmonics = graph.once("angles at receivers", lambda: self.of_triplets(graph))
-        summed = torch.stack([m.index_select(0, first) * y for m, y in zip(messages, harmonics)]).sum(0)
+        summed = torch.stack([spread(m, first) * y for m, y in zip(messages, harmonics)]).sum(0)
         return segment_sum(summed, second, graph.topology.num_edges)
 
     def of_triplets(
@@ -125,9 +125,9 @@ class TripletSumsAtReceivers(nn.Module):
         first, second = graph.triplets
         onward = (first != reverse.index_select(0, second)) | ~has_reverse.index_select(0, second)
         first, second = first[onward], second[onward]
-        across = vectors.index_select(0, first) + vectors.index_select(0, second)  # from i to k
+        across = spread(vectors, first) + spread(vectors, second)  # from i to k
         directions = lengths_and_directions(across)[1]
-        x = (graph.directions.index_select(0, second) * directions).sum(-1, keepdim=True)  # cos a; [triplets, 1]
+        x = (spread(graph.directions, second) * directions).sum(-1, keepdim=True)  # cos a; [triplets, 1]
         values = [torch.ones_like(x), x]
         for ell in range(1, len(self.scales)):
             values.append(((2 * ell + 1) * x * values[-1] - ell * values[-2]) / (ell + 1))  # Legendre polynomials

@@ -3,6 +3,7 @@
 Losses, metrics, normalisation and ensembles speak to the methods of these objects and never ask which one they hold.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -214,7 +215,10 @@ class Categorical(Distribution):
     def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
         """Cross-entropy: minus the logarithm of the label's probability."""
         assert divisor is None, "classes are not extensive"
-        return -self.logits.log_softmax(dim=-1).gather(-1, target.to(torch.int64).unsqueeze(-1)).squeeze(-1)
+        # no gather, whose gradient adds atomically on a GPU
+        mine = target.unsqueeze(-1) == torch.arange(self.classes, device=target.device)
+        value = -torch.where(mine, self.logits.log_softmax(dim=-1), 0.0).sum(-1)
+        return value.masked_fill(~mine.any(-1), math.nan)  # a label that is no class
 
     def temper(self, temperature: float) -> "Categorical":
         """The distribution with logits divided by ``temperature``: above 1 less sure, below 1 surer."""

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.kernels import spread
 from hydragnn.layers import EdgeInputs, MessageGraph, States, mlp
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.head_context import HeadContext
@@ -29,7 +30,7 @@ class PairInputs(nn.Module):
         """The rows, in the order of the edges."""
         scalars = states[0]
         # [edges, channels] each
-        parts = [scalars.index_select(0, end) for end in (graph.topology.senders, graph.topology.receivers)]
+        parts = [spread(scalars, end) for end in (graph.topology.senders, graph.topology.receivers)]
         features = self.edge_inputs(batch)
         if features is not None:
             parts.append(features.to(scalars.dtype))
@@ -70,6 +71,6 @@ class EdgeHead(nn.Module):
         """A distribution per edge, of the field's shape; InputError for an edge without its reverse where there is a symmetry."""
         raw = self.network(self.pairs(states, graph, batch))  # [edges, outputs]
         if self.symmetry is not None:
-            raw = 0.5 * (raw + self.signs.to(raw.dtype) * raw.index_select(0, batch.reverse_edges))
+            raw = 0.5 * (raw + self.signs.to(raw.dtype) * spread(raw, batch.reverse_edges))
         prediction: Distribution = self.output(raw)
         return prediction

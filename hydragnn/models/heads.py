@@ -105,7 +105,7 @@ class ScaledNodeHead(NodeHead):
         """A distribution per node, of the field's shape."""
         pattern: Number = super().forward(states, graph, batch)  # type: ignore[assignment]  # [nodes, *shape]
         of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, "mean")  # [graphs, channels]
-        factor = self.scale(of_graph).exp().index_select(0, batch.owner("node"))  # [nodes, 1]
+        factor = graph.to_nodes(self.scale(of_graph).exp())  # [nodes, 1]
         factor = factor.view(-1, *[1] * (pattern.mean.dim() - 1))  # [nodes, 1, ...], as many axes as the field has
         return pattern.scale_by(factor).floor_variance().shift_by(-self.origin)
 

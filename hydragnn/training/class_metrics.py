@@ -11,6 +11,7 @@ from torch import Tensor
 from hydragnn.datasets import GraphStore
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
+from hydragnn.kernels import segment_sum
 from hydragnn.models import Target
 
 BINS = 15
@@ -54,12 +55,12 @@ def class_sums(
     classes = probabilities.shape[1]
     confidence, predicted = probabilities.max(dim=1) if len(labels) else (nll, labels)
     one = torch.ones_like(nll)
-    confusion = nll.new_zeros(classes * classes).index_add(0, labels * classes + predicted, one)
+    confusion = segment_sum(one, labels * classes + predicted, classes * classes)
     truth = torch.nn.functional.one_hot(labels, classes).to(probabilities.dtype)
     brier = (probabilities - truth).square().sum()
     bins = (confidence * BINS).long().clamp(max=BINS - 1)
     hits = (predicted == labels).to(nll.dtype)
-    of_bins = [nll.new_zeros(BINS).index_add(0, bins, values) for values in (confidence, hits)]
+    of_bins = [segment_sum(values, bins, BINS) for values in (confidence, hits)]
     return torch.cat([confusion, nll.sum().view(1), brier.view(1), *of_bins])
 
 

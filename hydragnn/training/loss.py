@@ -7,6 +7,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch, volumes
+from hydragnn.kernels import segment_sum
 from hydragnn.models import Distribution, Target
 
 
@@ -44,7 +45,7 @@ def _squares_per_graph(values: Tensor, batch: GraphBatch, name: str) -> Float[Te
     location = batch.fields[name].on
     if location == "graph":
         return squares
-    return squares.new_zeros(batch.num_graphs).index_add(0, batch.owner(location), squares)
+    return segment_sum(squares, batch.owner(location), batch.num_graphs)
 
 
 def label_counts(targets: Sequence[Target], batch: GraphBatch) -> Float64[Tensor, " targets"]:

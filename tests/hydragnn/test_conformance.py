@@ -1,12 +1,18 @@
 """The shipped suite finds the faults that it is there for: networks that are wrong in one way each, as a user's might be."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 
+from hydragnn.conformance import ArchitectureConformance
+from hydragnn.conformance_atomics import unordered_on_a_gpu
 from hydragnn.conformance_limits import LimitsConformance
 from hydragnn.conformance_symmetry import SymmetryConformance
+from hydragnn.kernels import segment_sum, spread
 
 FAULTY = '''
 import torch
@@ -123,3 +129,61 @@ def test_a_fault_is_found_by_the_rows_about_it(fault: str, found_by: list[str], 
     suite.settings = {"fault": fault}
     said = rows(suite)
     assert list(said) == found_by, said
+
+
+def test_a_network_whose_gradients_add_atomically_on_a_gpu_is_found(suite: type[Rows]) -> None:
+    class Suite(ArchitectureConformance):
+        architecture = "faulty_networks:Faulty"
+        settings = {"fault": "none"}  # noqa: RUF012
+
+    with pytest.raises(AssertionError, match=r"index_add, and the gradient of index_select"):
+        Suite().test_no_sum_on_a_gpu_depends_on_the_order_of_its_threads("faulty")
+
+
+TWICE = torch.tensor([1, 0, 1])
+UNORDERED: dict[str, Callable[[Tensor], Tensor]] = {
+    "index_select": lambda x: x.index_select(0, TWICE),
+    "gather": lambda x: x.gather(0, TWICE.view(3, 1)),
+    "take_along_dim": lambda x: x.take_along_dim(TWICE.view(3, 1), 0),
+    "x[index]": lambda x: x[TWICE],
+    "take": lambda x: x.take(TWICE),
+    "repeat_interleave": lambda x: x.repeat_interleave(TWICE, 0),
+    "index_add": lambda x: torch.zeros_like(x).index_add(0, TWICE, x),
+    "scatter_add": lambda x: torch.zeros_like(x).scatter_add(0, TWICE.view(3, 1).expand(3, 4), x),
+    "scatter_reduce": lambda x: torch.zeros_like(x).scatter_reduce(0, TWICE.view(3, 1).expand(3, 4), x, "mean"),
+    "index_put": lambda x: torch.zeros_like(x).index_put((TWICE,), x, accumulate=True),
+    "index_reduce": lambda x: torch.ones_like(x).index_reduce(0, TWICE, x.detach(), "prod") * x,
+    "bincount": lambda x: torch.bincount(TWICE, x.detach()[:, 0]),
+    "histc": lambda x: torch.histc(x.detach(), 3),
+    "cumsum": lambda x: x.cumsum(0),
+    "median": lambda x: x.median(0)[0],
+    "embedding_bag": lambda x: functional.embedding_bag(TWICE.view(1, 3), x, mode="max"),
+    "attention": lambda x: functional.scaled_dot_product_attention(*3 * [x.view(1, 1, 3, 4)]),
+    "conv1d": lambda x: functional.conv1d(x.view(1, 3, 4), x.view(1, 3, 4)),
+    "cross_entropy": lambda x: functional.cross_entropy(x, TWICE),
+    "interpolate": lambda x: functional.interpolate(x.view(1, 3, 4), 9, mode="linear"),
+    "pad": lambda x: functional.pad(x.view(1, 3, 4), (1, 1), mode="reflect"),
+    "avg_pool": lambda x: functional.adaptive_avg_pool2d(x.view(1, 1, 3, 4), 2),
+}
+"""What torch says of itself: on a GPU, or on the threads of a CPU, these or their gradients have no order of sums."""
+ORDERED: dict[str, Callable[[Tensor], Tensor]] = {
+    "products": lambda x: (x @ x.T).softmax(-1).sum() + x.square().mean(0) + x.amax(1).sum(),
+    "counts": lambda x: x.sum() + torch.bincount(TWICE) + TWICE.cumsum(0).sum(),
+    "scatter": lambda x: torch.zeros_like(x).scatter(0, torch.arange(3).view(3, 1).expand(3, 4), x),
+    "spread": lambda x: segment_sum(spread(x, TWICE), TWICE, 2),
+    "largest": lambda x: x.sum() + torch.zeros(3).double().scatter_reduce(0, TWICE, x.detach()[:, 0], "amax").sum(),
+    "layer norm": lambda x: functional.layer_norm(x, [4], x[0], x[1]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")  # it may change
+@pytest.mark.parametrize("name", [*UNORDERED, *ORDERED])
+def test_operations_whose_sums_have_no_order_are_told_from_others(name: str) -> None:
+    x = torch.linspace(0.1, 1.0, 12, dtype=torch.float64).view(3, 4).requires_grad_()
+
+    def work() -> None:
+        value = {**UNORDERED, **ORDERED}[name](x)
+        if value.requires_grad:
+            value.sum().backward()
+
+    assert bool(unordered_on_a_gpu(work)) == (name in UNORDERED)

@@ -1,5 +1,6 @@
 """A prediction is a distribution: its likelihood is torch's, its units are undone exactly, and its arrays bring it back."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -34,6 +35,14 @@ def test_the_likelihood_of_a_normal_distribution_is_that_of_torch() -> None:
     output, target = Normal(mean=numbers(0, 7), variance=numbers(1, 7).exp()), numbers(2, 7)
     expected = gaussian_nll_loss(output.mean, target, output.variance, reduction="none", eps=1e-30)
     torch.testing.assert_close(output.nll(target), expected)
+
+
+@pytest.mark.parametrize("label", [-1, 4])
+def test_a_label_that_is_no_class_has_no_likelihood(label: int) -> None:
+    output = Categorical(logits=torch.zeros(2, 4))
+    torch.testing.assert_close(
+        output.nll(torch.tensor([label, 1])), torch.tensor([math.nan, math.log(4)]), equal_nan=True
+    )
 
 
 def test_the_likelihood_of_classes_is_the_cross_entropy_of_torch() -> None:

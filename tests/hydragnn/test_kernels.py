@@ -36,7 +36,7 @@ def recorded(case: Case) -> tuple[Tensor, ...]:
 
 
 def test_every_op_of_the_room_is_in_the_registry() -> None:
-    words = ("sum", "product", "along", "segment", "gather", "silu")
+    words = ("sum", "product", "along", "segment", "gather", "silu", "spread")
     assert {name for name in hydragnn.kernels.__all__ if any(word in name for word in words)} == set(OPS)
 
 

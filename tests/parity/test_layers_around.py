@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hydragnn.conformance_cases import make_graph, make_model
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import Topology
-from hydragnn.kernels.family import plain_forms
+from hydragnn.kernels.family import plain_forms, taken_for
 from hydragnn.layers import GPSLayer, GraphAttention, LinearGraphAttention, MessageGraph, States
 from hydragnn.layers.conditioning import FiLM
 from hydragnn.layers.size_buckets import size_buckets
@@ -136,6 +136,21 @@ def test_only_attention_that_is_derived_twice_makes_an_array_of_nodes_by_nodes()
     for graph in (graph_of_sizes([nodes]), replace(training, derived_once=True)):
         assert largest_kept(attention, states, graph) < nodes * nodes / 8
     assert largest_kept(attention, states, training) == 2 * nodes * nodes
+
+
+def test_attention_in_parts_is_attention_at_once_and_keeps_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device without a fused form: graphs of 70 and 64 nodes side by side, of which the scores of ten queries fit."""
+    monkeypatch.setattr("hydragnn.layers.attention.ROOM", 10 * 2 * 2 * 70)
+    sizes, found = [70, 64], []
+    attention, states = GraphAttention(8, 2), torch.randn(sum(sizes), 8, requires_grad=True)
+    assert len(size_buckets(torch.tensor(sizes), torch.arange(2).repeat_interleave(torch.tensor(sizes))).buckets) == 1
+    for kind in ("cpu", "another"):
+        with taken_for("cpu", kind):
+            value = attention(states, graph_of_sizes(sizes))
+            found.append([value, *torch.autograd.grad(value.square().sum(), [states, *attention.parameters()])])
+            assert largest_kept(attention, states, graph_of_sizes(sizes)) < 70 * 70
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_predicted_forces_take_attention_that_is_derived_once() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hydragnn.config import RunConfig
+from hydragnn.conformance_atomics import unordered_on_a_gpu
 from hydragnn.datasets import MemoryStore
 from hydragnn.errors import InputError
 from hydragnn.graphs import edge_vectors
@@ -84,6 +85,20 @@ def test_runs_trained_together_are_those_trained_alone(
         assert_stacked(record, others=2)
         assert record == read_record(tmp_path / f"{number}")
         assert_same_curves(record, train(config, tmp_path / f"alone-{number}", store=store))
+
+
+@pytest.mark.parametrize(("model", "runs"), [("mace", 1), ("schnet", 2)])
+@pytest.mark.usefixtures("stacked")
+def test_no_sum_of_a_whole_run_depends_on_the_order_of_threads_on_a_gpu(
+    model: str, runs: int, make_config: Configs, store: MemoryStore, tmp_path: Path
+) -> None:
+    """Alone and stacked: labels, losses, gradients, their norm, the optimizer, the average of weights and validation."""
+    changes = {"train__epochs": 1, "train__clip_norm": 0.5, "train__ema_decay": 0.9}
+    configs = [make_config(model, train__seed=seed, **changes) for seed in range(runs)]
+    assert (
+        unordered_on_a_gpu(lambda: train_together(configs, [tmp_path / f"{n}" for n in range(runs)], store=store)) == {}
+    )
+    assert all(read_record(tmp_path / f"{n}").status == "finished" for n in range(runs))
 
 
 def test_what_fills_a_small_batch_up_is_beyond_every_cutoff(store: MemoryStore) -> None:
