@@ -150,16 +150,24 @@ class Topology:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Topology":
         """The same edges with ``change`` done to every tensor, derived ones too; it keeps the values. Itself where it gives back the same tensors."""
+        same = True
+
+        def noted(value: Tensor) -> Tensor:
+            nonlocal same
+            made = change(value)
+            same = same and made is value
+            return made
+
         changed = Topology(
-            senders=change(self.senders),
-            receivers=change(self.receivers),
+            senders=noted(self.senders),
+            receivers=noted(self.receivers),
             num_columns=self.num_columns,
             num_rows=self.num_rows,
-            pair=None if self.pair is None else change(self.pair),
+            pair=None if self.pair is None else noted(self.pair),
             num_pairs=self.num_pairs,
         )
-        changed._derived.update({name: change(value) for name, value in self._derived.items()})
-        return self if changed.senders is self.senders else changed
+        changed._derived.update({name: noted(value) for name, value in self._derived.items()})
+        return self if same else changed
 
 
 def relation_topology(topology: Topology, relation: Int[Tensor, " edges"], relations: int) -> Topology:

@@ -22,6 +22,7 @@ import torch
 
 from hydragnn.distributed.launch import Launch, host_name, this_launch
 from hydragnn.distributed.leaving import abandon
+from hydragnn.distributed.ranks import own_gpu
 from hydragnn.distributed.rendezvous import note_of_waiting, world_of
 from hydragnn.ensemble.prediction.group import (
     WORDS,
@@ -45,7 +46,7 @@ def join_group(launch: Launch | None = None) -> Iterator[Group]:
     """Join the ranks that the launcher started; InputError where its count and MPI's disagree."""
     launch = launch or this_launch()
     if torch.cuda.is_available():
-        torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(own_gpu(launch.local_rank))
     if launch.size == 1:
         yield Alone()
     elif launch.by == "mpi":

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hydragnn.distributed.launch import Launch, host_name, machine_name, on_interfaces, this_launch
+from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name, on_interfaces, this_launch
 from hydragnn.distributed.neighbours import OnStopped, next_on_machine, process_namespace, watch_neighbour
 from hydragnn.distributed.rendezvous import PATIENCE, rendezvous
+from hydragnn.errors import SaidByFirst
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +74,8 @@ def join_ranks(
     backend = "nccl" if device is not None and device.type == "cuda" else "gloo"
     with rendezvous(launch, folder) as met, on_interfaces(met.gloo, met.nccl):
         size = met.launch.size
+        if backend == "nccl":
+            check_gpus(met.store, met.launch)
         dist.init_process_group(backend, store=met.store, rank=met.launch.rank, world_size=size, timeout=PATIENCE)
         try:
             ranks = _ranks_of(met.launch)
@@ -113,10 +116,34 @@ def _ranks_of(launch: Launch) -> Ranks:
     return Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank, nodes=len(torch.unique(hosts)))
 
 
+def own_gpu(local_rank: int) -> torch.device:
+    """Return the GPU of a rank among those that it sees: one, where ranks are bound to their own."""
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def check_gpus(store: dist.Store, launch: Launch) -> None:
+    """Raise LaunchError on every rank where two ranks have one GPU, which NCCL cannot join.
+
+    Ranks on AMD are left to RCCL: whether dies of one card have different identities was never seen.
+    """
+    gpu = own_gpu(launch.local_rank)
+    identity = getattr(torch.cuda.get_device_properties(gpu), "uuid", None)
+    if torch.version.hip is None and identity is not None and store.add(f"gpu {identity}", 1) > 1:
+        store.set(
+            "shared gpu",
+            f"two of {launch.size} ranks have GPU {gpu.index} of {host_name()}, and a GPU takes one; start as many ranks on a node "
+            f"as it has GPUs (each sees {torch.cuda.device_count()}), or train on its cores with CUDA_VISIBLE_DEVICES=",
+        )
+    if store.add("ranks with a gpu", 1) == launch.size:
+        store.set("all gpus", "")
+    store.wait(["all gpus"], PATIENCE)
+    if store.check(["shared gpu"]):
+        sentence = store.get("shared gpu").decode()
+        raise LaunchError(sentence) if launch.rank == 0 else SaidByFirst(sentence)
+
+
 def _device(launch: Launch) -> torch.device:
     """Where tensors must be for the collectives of this process group."""
     if dist.get_backend() != "nccl":
         return torch.device("cpu")
-    return torch.device(
-        "cuda", launch.local_rank % torch.cuda.device_count()
-    )  # one, where ranks are bound to their own
+    return own_gpu(launch.local_rank)

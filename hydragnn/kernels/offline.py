@@ -7,6 +7,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,10 @@ class _Collector(triton_launch.Launcher):
         self.name = name
         self.seen: set[Any] = set()
         self.new: list[Compiled] = []
+        with suppress(ImportError):  # Triton before 3.4 has no knobs
+            from triton import knobs
+
+            knobs.compilation.store_binary_only = False  # the report reads assembler text
         driver.set_active(_Driver(name))
 
     def architecture(self, device: torch.device) -> str:
@@ -140,6 +145,11 @@ class _Collector(triton_launch.Launcher):
         named = dict(zip(kernel.arg_names, given))
         number = next(named[name].itemsize for name in ("x", "right", "sent", "partial") if name in named)
         expected = _expected(kernel.__name__, options, number, 32 if self.name.startswith("sm_") else 64)
+        if not {"amdgcn", "ptx"} & binary.asm.keys():
+            raise InputError(
+                f"Triton's cache has kernel {kernel.__name__} without its assembler text, as TRITON_STORE_BINARY_ONLY leaves it, and the report "
+                "reads that; set TRITON_CACHE_DIR to another folder"
+            )
         about = read_amd(binary.asm["amdgcn"]) if "amdgcn" in binary.asm else _read_nvidia(binary, options["num_warps"])
         constants = {key: str(v) for key, v in options.items() if key not in ("enable_fp_fusion", "SPLIT")}
         found = {"kernel": kernel.__name__, "constants": constants, "architecture": self.name, "expected": expected}

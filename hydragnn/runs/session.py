@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hydragnn.config import AnyConfig
-from hydragnn.distributed.ranks import Ranks, join_ranks
+from hydragnn.distributed.ranks import Ranks, join_ranks, own_gpu
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.record import RunRecord
 from hydragnn.runs.assembly import Assembly, assemble
@@ -199,7 +199,7 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     """The GPU of this rank where there are several ranks; otherwise the device itself."""
     if device.type != "cuda" or ranks.size == 1:
         return device
-    own = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+    own = own_gpu(ranks.local_rank)
     torch.cuda.set_device(own)
     return own
 

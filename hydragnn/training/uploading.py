@@ -10,14 +10,14 @@ from hydragnn.graphs.batch import GraphBatch
 
 
 def upload(batch: GraphBatch, device: torch.device) -> GraphBatch:
-    """The batch on a GPU, copied while that computes what it was asked for before; what it is asked for next waits for the copy.
+    """The batch on a GPU, what of it is not there yet copied while that computes what it was asked for before; what it is asked for next waits for the copy.
 
     The copy runs on a stream of its own, so that it waits for no step, and from page-locked memory: before a copy from any other memory
     CUDA waits until the stream is idle (CUDA Runtime API, "API synchronization behavior").
     """
     module: Any = torch.get_device_module(device)
     copying, computing = _copy_stream(device), module.current_stream(device)
-    pinned = batch.mapped(Tensor.pin_memory)
+    pinned = batch.mapped(lambda tensor: tensor.pin_memory() if tensor.is_cpu else tensor)  # what is there stays there
     with module.stream(copying):
         there = pinned.mapped(lambda tensor: tensor.to(device, non_blocking=True))
     computing.wait_stream(copying)

@@ -101,8 +101,11 @@ def test_kernels_compile_for_machines_that_are_not_here(
 ) -> None:
     """Without spills, without compare-and-swap, with loads as wide as width, dtype and tile allow."""
     options = ("--arch", architecture, "--only", only, "--dtype", dtype, "--channels", str(channels), "--json")
+    # keeps no assembler text in the cache where it is left as it is
+    binary = {"TRITON_STORE_BINARY_ONLY": "1"} if only else {}
     run = Forked(
-        ["-m", "hydragnn.scripts", "kernels", "compile", *options], {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+        ["-m", "hydragnn.scripts", "kernels", "compile", *options],
+        {**os.environ, **binary, "TRITON_CACHE_DIR": str(tmp_path)},
     )
     said, _ = run.communicate()
     assert run.returncode == 0, said
@@ -114,6 +117,33 @@ def test_kernels_compile_for_machines_that_are_not_here(
     assert any("16" in one["loads"] for one in found["kernels"])
     if not only:
         assert {one["kernel"] for one in found["kernels"]} == set(READS)
+
+
+def test_a_cache_without_assembler_text_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    options = [
+        "-m",
+        "hydragnn.scripts",
+        "kernels",
+        "compile",
+        "--arch",
+        "sm_90",
+        "--only",
+        "segment_sum",
+        "--channels",
+        "4",
+    ]
+    variables = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    for expected in (0, 2):
+        run = Forked(options, variables)
+        said, _ = run.communicate()
+        assert run.returncode == expected, said
+        for file in tmp_path.rglob("*.ptx"):
+            file.unlink()
+        for file in tmp_path.rglob("__grp__*.json"):
+            group = json.loads(file.read_text())
+            group["child_paths"] = {k: v for k, v in group["child_paths"].items() if not k.endswith(".ptx")}
+            file.write_text(json.dumps(group))
+    assert "without its assembler text" in said and "set TRITON_CACHE_DIR to another folder" in said
 
 
 class Stopwatch(triton_launch.Launcher):

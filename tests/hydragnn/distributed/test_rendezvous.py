@@ -7,20 +7,25 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from hydragnn.distributed.addresses import address_of_job, interface_of
 from hydragnn.distributed.launch import Launch, LaunchError, environment_alone, launch_from
+from hydragnn.distributed.ranks import check_gpus
 from hydragnn.distributed.rendezvous import Invitation, check_private, meeting_place, rendezvous
 from hydragnn.distributed.secret_store import STRANGERS, SecretStore, served_store
+from hydragnn.errors import InputError
 
 PATIENCE = timedelta(seconds=120)
 SECRET = bytes(range(32))
@@ -307,3 +312,27 @@ def test_the_shell_of_a_real_interactive_step_is_alone_and_its_tasks_are_ranks(s
             timeout=300,
         )
         assert done.stdout.count(expected) == (1 if option == "--pty" else 3), done.stdout
+
+
+@pytest.mark.parametrize("of_rank", [["A", "B", "C"], ["A", "B", "A"], ["A", "A", "A"]], ids="".join)
+def test_ranks_that_have_one_gpu_are_told_in_one_sentence(of_rank: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sees one GPU, as where they are bound; the first of them says so, the others leave with it and print nothing."""
+    store, gpu = dist.HashStore(), threading.local()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=gpu.identity))
+
+    def join(rank: int) -> str:
+        gpu.identity = of_rank[rank]
+        try:
+            check_gpus(store, Launch(by="torchrun", rank=rank, size=3, local_rank=rank))
+        except InputError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    with ThreadPoolExecutor(3) as ranks:
+        said = list(ranks.map(join, range(3)))
+    if len(set(of_rank)) == 3:
+        assert said == ["", "", ""]
+    else:
+        assert said[0].startswith("LaunchError: two of 3 ranks have GPU 0 of ") and "start as many ranks" in said[0]
+        assert all(other == said[0].replace("LaunchError", "SaidByFirst") for other in said[1:])

@@ -71,6 +71,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
         return copy(tensor, device).clone()
 
     def pinned(tensor: Tensor) -> Tensor:
+        if not tensor.is_cpu:
+            raise RuntimeError(f"cannot pin {tensor.device}: only dense CPU tensors can be pinned")
         there = tensor.clone()
         noted.append(("pin", there.data_ptr()))
         kept.append(there)
@@ -115,6 +117,17 @@ def test_copies_run_beside_the_steps_and_later_steps_wait_for_them(
 
 def test_what_comes_is_what_went(batch: GraphBatch, calls: list[tuple[Any, ...]]) -> None:
     same(upload(batch, CPU), batch)
+
+
+def test_what_is_on_the_gpu_already_is_not_pinned(batch: GraphBatch, calls: list[tuple[Any, ...]]) -> None:
+    """Batches of validation are, before they are cut to fit memory; an array that was derived from one later may not be."""
+    there = torch.device("meta")
+    resident = batch.mapped(lambda tensor: torch.empty_like(tensor, device=there))
+    late = resident.topology.index_arrays["degrees"] = torch.ones(3, dtype=torch.int64)
+    again = upload(resident, there)
+    assert {tensor.device for tensor in tensors_of(again)} == {there}
+    assert [call[0] for call in calls].count("pin") == 1
+    assert again.topology.index_arrays["degrees"].shape == late.shape
 
 
 def test_ordinary_batches_of_a_cpu_are_not_copied(
