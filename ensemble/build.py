@@ -184,7 +184,7 @@ def _check_store(member: Member, store: GraphStore) -> None:
 
 
 def evaluate_ensemble(
-    ensemble: Ensemble, store: GraphStore, graphs: Int[NDArray[np.int64], " graphs"] | None = None
+    ensemble: Ensemble, store: GraphStore, graphs: Int[np.ndarray, " graphs"] | None = None
 ) -> Evaluation:
     """Metrics of every field on the labelled graphs of any store (all, or those with these numbers), without the trivial predictor's.
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 import pydantic
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 
 from hydragnn.ensemble.corrections import NONE, Corrections, fit_corrections
 from hydragnn.ensemble.cross_validation import FoldScores, guaranteed_level
@@ -122,7 +121,7 @@ def evidence(part: Part, graphs: int, guaranteed: bool, nominal: float, folds: i
 
 
 def conformal_quantile(
-    scores: Float[NDArray[np.float64], " rows"], graph: Int[NDArray[np.int64], " rows"], nominal: float
+    scores: Float[np.ndarray, " rows"], graph: Int[np.ndarray, " rows"], nominal: float
 ) -> tuple[float, bool]:
     """The score below which a new graph's item falls with probability ``nominal``, and whether that is guaranteed.
 
@@ -156,7 +155,7 @@ class Known:
     """Nodes of the item's graph."""
 
 
-def known_of(field: Field, moments: MixtureMoments, nodes: Int[NDArray[np.int64], " items"]) -> Known:
+def known_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " items"]) -> Known:
     """What is known of items whose graphs have so many nodes; nothing in it depends on how the axes lie."""
     magnitude, axes = np.abs(moments.mean), turning_axes(field)
     if axes:
@@ -207,11 +206,11 @@ def fit_calibration(
     field: Field,
     target: Float[Array, "items *shape"],
     moments: MixtureMoments,
-    graph: Int[NDArray[np.int64], " items"],
+    graph: Int[np.ndarray, " items"],
     *,
     nominal: float = 0.9,
     method: Method | None = None,
-    nodes: Int[NDArray[np.int64], " items"] | None = None,
+    nodes: Int[np.ndarray, " items"] | None = None,
     scale: Scale | None = None,
 ) -> Calibration:
     """Factor of the scale and of the interval of every component from labelled items that no member was trained on.
@@ -301,8 +300,8 @@ def labelled_rows(
     field: Field,
     target: Float[Array, "items *shape"],
     moments: MixtureMoments,
-    graph: Int[NDArray[np.int64], " items"],
-    nodes: Int[NDArray[np.int64], " items"],
+    graph: Int[np.ndarray, " items"],
+    nodes: Int[np.ndarray, " items"],
 ) -> Rows:
     """Errors and what was known before as [rows, components to calibrate]: one component where they turn with the graph."""
     known = known_of(field, moments, nodes)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pydantic
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from scipy.special import log_softmax, softmax
 
 from hydragnn.ensemble.calibration import Part, conformal_quantile, evidence
@@ -144,7 +143,7 @@ def fit_temperature(field: Field, labels: Labels, probabilities: Float[Array, "i
     return float(np.exp(best))
 
 
-def _rows(field: Field, labels: Labels, probabilities: Array) -> tuple[Int[NDArray[np.int64], " rows"], Rows]:
+def _rows(field: Field, labels: Labels, probabilities: Array) -> tuple[Int[np.ndarray, " rows"], Rows]:
     """True classes and probabilities of all components, one row each; InputError where there is none."""
     if not len(labels):
         raise InputError(f"field {field.name} has no labelled graph to calibrate on; enlarge the validation part")

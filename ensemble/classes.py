@@ -51,8 +51,8 @@ class ClassEstimate(Estimate):
     doubt_name = "entropy"
 
     probability: Float[Array, "items *shape_and_classes"]
-    label: Int[NDArray[np.int64], "items *shape"]
-    set: UInt8[NDArray[np.uint8], "items *shape_and_classes"]
+    label: Int[np.ndarray, "items *shape"]
+    set: UInt8[np.ndarray, "items *shape_and_classes"]
     entropy: Float[Array, "items *shape"]
     epistemic: Float[Array, "items *shape"]
     aleatoric: Float[Array, "items *shape"]
@@ -242,7 +242,7 @@ class ClassEstimate(Estimate):
 class ClassEvidence(Evidence):
     """What all candidates predict for the labelled validation rows of one categorical field."""
 
-    target: Int[NDArray[np.int64], " rows"]
+    target: Int[np.ndarray, " rows"]
     probabilities: Float[Array, "candidates rows classes"]
 
     @property
@@ -283,7 +283,7 @@ def entropy(probabilities: Float[Array, "... classes"]) -> Float[Array, "..."]:
     return np.asarray(entr(probabilities).sum(axis=-1))
 
 
-def class_scores(probabilities: Rows, labels: Int[NDArray[np.int64], " rows"]) -> dict[str, float]:
+def class_scores(probabilities: Rows, labels: Int[np.ndarray, " rows"]) -> dict[str, float]:
     """accuracy, balanced accuracy, error rate, NLL, Brier score, expected calibration error and AUROC."""
     p, y = torch.from_numpy(np.ascontiguousarray(probabilities)), torch.from_numpy(labels)
     nll = -p[torch.arange(len(y)), y].clamp_min(TINY).log()
@@ -293,7 +293,7 @@ def class_scores(probabilities: Rows, labels: Int[NDArray[np.int64], " rows"]) -
     return scores if np.isnan(area) else {**scores, "auroc": area}
 
 
-def auroc(probabilities: Rows, labels: Int[NDArray[np.int64], " rows"]) -> float:
+def auroc(probabilities: Rows, labels: Int[np.ndarray, " rows"]) -> float:
     """Area under the ROC curve of each class against the rest, averaged over the classes that occur; NaN for one class alone.
 
     The chance that a row of the class has a higher probability of it than a row of another class; ties count half.

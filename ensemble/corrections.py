@@ -12,7 +12,6 @@ from typing import Annotated, Final
 import numpy as np
 import pydantic
 from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
 
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.settings import Positive
@@ -32,7 +31,7 @@ ROUNDS = 5
 """Times that the factors of every quantity follow what all factors leave."""
 
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
-Owners = Int[NDArray[np.int64], " rows"]
+Owners = Int[np.ndarray, " rows"]
 
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
@@ -116,7 +115,7 @@ def _weights(graph: Owners) -> Float[Array, " rows"]:
     return 1.0 / counts[inverse]
 
 
-def _thirds(values: Float[Array, " rows"]) -> list[Bool[NDArray[np.bool_], " rows"]]:
+def _thirds(values: Float[Array, " rows"]) -> list[Bool[np.ndarray, " rows"]]:
     """The rows of every third by a quantity; fewer than three where values are alike."""
     third = np.digitize(values, np.quantile(values, THIRDS), right=True)
     return [third == number for number in np.unique(third)]

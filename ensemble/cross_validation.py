@@ -53,9 +53,7 @@ def shares(weights: Float[Array, " members"], members: Sequence[int]) -> Float[A
     return own / own.sum()
 
 
-def graph_scores(
-    scores: Float[Array, " rows"], graph: Int[NDArray[np.int64], " rows"], total: int
-) -> tuple[float, ...]:
+def graph_scores(scores: Float[Array, " rows"], graph: Int[np.ndarray, " rows"], total: int) -> tuple[float, ...]:
     """Scores of items as one per graph, all graphs alike: the score below which 1, 2, ... graphs' worth of items lie.
 
     With one item per graph these are the scores. Where the folds have a ``total`` of more than ``MOST`` graphs, one in several.

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from ase import Atoms
 from jaxtyping import Int
-from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, MemoryStore
 from hydragnn.ensemble.domain import GraphView, graph_doubts, state_doubts
@@ -224,7 +223,7 @@ class Ensemble:
         raise InputError("there is no structure to predict; give at least one")
 
     def _predict_store(
-        self, store: GraphStore, numbers: Int[NDArray[np.int64], " graphs"] | None, failures: Mapping[int, str]
+        self, store: GraphStore, numbers: Int[np.ndarray, " graphs"] | None, failures: Mapping[int, str]
     ) -> Predictions:
         chunks = chunks_of(store.sizes(), numbers, default_budget(store.sizes()), failures)
         if not len(chunks):

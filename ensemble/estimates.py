@@ -16,12 +16,12 @@ from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Target
 
-Array = NDArray[np.float64]
+Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
 Labels = Float[Array, "items *shape"]
 """Labels in the field's unit, classes as whole numbers."""
-Owners = Int[NDArray[np.int64], " items"]
+Owners = Int[np.ndarray, " items"]
 """The number of the graph that each item belongs to."""
-Counts = Int[NDArray[np.int64], " items"]
+Counts = Int[np.ndarray, " items"]
 """The nodes of the graph that each item belongs to."""
 
 
@@ -94,7 +94,7 @@ class Estimate(ABC):
         return self.target.field
 
     @property
-    def asked(self) -> Bool[NDArray[np.bool_], "members items"]:
+    def asked(self) -> Bool[np.ndarray, "members items"]:
         """Which members said something about which items."""
         return np.asarray(np.isfinite(self.members).all(axis=tuple(range(2, self.members.ndim))))
 

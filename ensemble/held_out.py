@@ -6,13 +6,12 @@ from functools import reduce
 
 import numpy as np
 from jaxtyping import Int
-from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
 from hydragnn.ensemble.members import Member
 from hydragnn.errors import InputError
 
-Graphs = Int[NDArray[np.int64], " graphs"]
+Graphs = Int[np.ndarray, " graphs"]
 
 MOST = 200
 """Folds of an ensemble; runs on many random splits hold nearly every graph out in a way of its own."""

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 
-Array = NDArray[np.float64]
+Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
 
 RIDGE = 1e-4
 """Added to the mean square of states in every direction, in units of its mean: what lies below is rounding."""

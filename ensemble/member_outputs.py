@@ -24,36 +24,36 @@ from hydragnn.models import Distribution, Target
 class MemberOutputs:
     """One outcome per member on the same graphs, with their labels."""
 
-    graphs: Int[NDArray[np.int64], " graphs"]
+    graphs: Int[np.ndarray, " graphs"]
     """Numbers in the store."""
-    nodes_per_graph: Int[NDArray[np.int64], " graphs"]
-    edges_per_graph: Int[NDArray[np.int64], " graphs"]
+    nodes_per_graph: Int[np.ndarray, " graphs"]
+    edges_per_graph: Int[np.ndarray, " graphs"]
     outcomes: tuple[Outcome, ...]
     labels: dict[str, Array]
     """Targets in their units, one row per item; NaN where a graph has no label."""
     seconds: tuple[float, ...]
     """Time of every member."""
 
-    def owners(self, target: Target) -> Int[NDArray[np.int64], " items"]:
+    def owners(self, target: Target) -> Int[np.ndarray, " items"]:
         """The number in the store of the graph of every item."""
         return self.graphs[self.positions(target)]
 
-    def positions(self, target: Target) -> Int[NDArray[np.int64], " items"]:
+    def positions(self, target: Target) -> Int[np.ndarray, " items"]:
         """The place in ``graphs`` of the graph of every item."""
         places = np.arange(len(self.graphs))
         counts = {"node": self.nodes_per_graph, "edge": self.edges_per_graph}.get(target.field.on)
         return places if counts is None else np.repeat(places, counts)
 
-    def nodes(self, target: Target) -> Int[NDArray[np.int64], " items"]:
+    def nodes(self, target: Target) -> Int[np.ndarray, " items"]:
         """The nodes of the graph of every item."""
         return self.nodes_per_graph[self.positions(target)]
 
-    def usable(self, target: Target) -> Bool[NDArray[np.bool_], " items"]:
+    def usable(self, target: Target) -> Bool[np.ndarray, " items"]:
         """Which items have a label and a prediction of every member."""
         labelled = _finite(self.labels[target.name])
         return np.all([labelled, *(one.finite().numpy() for one in self.of(target))], axis=0)
 
-    def of(self, target: Target, use: Bool[NDArray[np.bool_], " items"] | None = None) -> list[Distribution]:
+    def of(self, target: Target, use: Bool[np.ndarray, " items"] | None = None) -> list[Distribution]:
         """What every member says about a target, or about some of its items."""
         every = [outcome.predictions[target.name] for outcome in self.outcomes]
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
@@ -77,7 +77,7 @@ class MemberOutputs:
 
 
 def member_outputs(
-    members: Sequence[Member], store: GraphStore, graphs: Int[NDArray[np.int64], " graphs"], inputs: Sequence[str]
+    members: Sequence[Member], store: GraphStore, graphs: Int[np.ndarray, " graphs"], inputs: Sequence[str]
 ) -> MemberOutputs:
     """Ask every member about the graphs with these numbers; every batch is built once for all of them."""
     if not len(graphs):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.config import RunConfig, parse_config
@@ -52,7 +51,7 @@ class Outcome:
     predictions: Mapping[str, Distribution]
     reasons: tuple[str, ...]
     """One per graph; empty where all went well."""
-    distances: Float[NDArray[np.float64], " graphs"]
+    distances: Float[np.ndarray, " graphs"]
     """How far final states are from those of training, see ``LatentSpace``; NaN where it is not known."""
 
 
@@ -205,7 +204,7 @@ def _reason(error: BaseException) -> str:
 
 def _finite_only(
     outputs: dict[str, Distribution],
-    distances: Float[NDArray[np.float64], " graphs"],
+    distances: Float[np.ndarray, " graphs"],
     targets: Sequence[Target],
     batch: GraphBatch,
 ) -> Outcome:

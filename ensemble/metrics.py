@@ -4,16 +4,15 @@ import math
 
 import numpy as np
 from jaxtyping import Bool, Float
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from hydragnn.errors import InputError
 
-Rows = Float[NDArray[np.float64], " rows"]
+Rows = Float[np.ndarray, " rows"]
 
 
 def point_metrics(
-    target: Float[NDArray[np.float64], "items components"], mean: Float[NDArray[np.float64], "items components"]
+    target: Float[np.ndarray, "items components"], mean: Float[np.ndarray, "items components"]
 ) -> dict[str, float]:
     """Mean absolute error, root mean square error and R2 over all components; R2 is 0 where the target is constant.
 
@@ -66,13 +65,13 @@ def coverage(target: Rows, lower: Rows, upper: Rows) -> float:
     0.5
     """
     _some_rows(target)
-    inside: Bool[NDArray[np.bool_], " rows"] = (lower <= target) & (target <= upper)
+    inside: Bool[np.ndarray, " rows"] = (lower <= target) & (target <= upper)
     return float(np.mean(inside))
 
 
 def calibration_curve(
-    target: Rows, mean: Rows, std: Rows, levels: Float[NDArray[np.float64], " levels"]
-) -> Float[NDArray[np.float64], " levels"]:
+    target: Rows, mean: Rows, std: Rows, levels: Float[np.ndarray, " levels"]
+) -> Float[np.ndarray, " levels"]:
     """Observed fraction of targets inside the central normal interval of every level.
 
     >>> calibration_curve(np.array([0.0, 9.0]), np.zeros(2), np.ones(2), np.array([0.5]))
@@ -109,6 +108,6 @@ def rank_correlation(first: Rows, second: Rows) -> float:
     return float(a @ b) / norm if norm > 0 else 0.0
 
 
-def _some_rows(values: Float[NDArray[np.float64], "rows ..."]) -> None:
+def _some_rows(values: Float[np.ndarray, "rows ..."]) -> None:
     if len(values) == 0:
         raise InputError("a metric over no values has no meaning; choose a part of the data that has labelled graphs")

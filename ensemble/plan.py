@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from hydragnn.datasets.packing import Budget, batches_in_order
 from hydragnn.datasets.store import Sizes
 
-Numbers = Int[NDArray[np.int64], " graphs"]
+Numbers = Int[np.ndarray, " graphs"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chunk:
     """Neighbouring graphs of a source that are predicted together, or one graph that cannot be."""
 
-    graphs: Int[NDArray[np.int64], " built"]
+    graphs: Int[np.ndarray, " built"]
     """Their numbers in the store; empty where the graph could not even be built."""
     numbers: Numbers
     """Their numbers in the output."""
@@ -33,9 +33,9 @@ class Chunk:
 class Chunks:
     """All chunks in the order of the output; each is made when it is asked for."""
 
-    stops: Int[NDArray[np.int64], " chunks"]
+    stops: Int[np.ndarray, " chunks"]
     """One past the last graph of every chunk in the store; the next one begins there."""
-    loads: Float[NDArray[np.float64], " chunks"]
+    loads: Float[np.ndarray, " chunks"]
     numbers: Numbers | None
     """Of graphs of the store in the output; None where they are the same."""
     reasons: Mapping[int, str]
@@ -58,7 +58,7 @@ class Chunks:
         load, reason = float(self.loads[number]), self.reasons.get(number, "")
         return Chunk(graphs=graphs, numbers=numbers, load=load, reason=reason)
 
-    def counts(self) -> Int[NDArray[np.int64], " chunks"]:
+    def counts(self) -> Int[np.ndarray, " chunks"]:
         """Graphs of every chunk, built or not."""
         graphs = np.diff(self.stops, prepend=0)
         graphs[list(self.unbuilt)] = 1
@@ -77,8 +77,8 @@ class Unit:
 class Units:
     """Many units."""
 
-    chunk: Int[NDArray[np.int32], " units"]
-    member: Int[NDArray[np.int32], " units"]
+    chunk: Int[np.ndarray, " units"]
+    member: Int[np.ndarray, " units"]
 
     def __len__(self) -> int:
         return len(self.chunk)
@@ -89,13 +89,9 @@ class Units:
     def __getitem__(self, which: slice | NDArray[Any]) -> "Units":
         return Units(chunk=self.chunk[which], member=self.member[which])
 
-    def costs(
-        self, loads: Float[NDArray[np.float64], " chunks"], rates: Sequence[float]
-    ) -> Float[NDArray[np.float64], " units"]:
+    def costs(self, loads: Float[np.ndarray, " chunks"], rates: Sequence[float]) -> Float[np.ndarray, " units"]:
         """What every unit costs, by the load of its chunk and the rate of its member."""
-        costs: Float[NDArray[np.float64], " units"] = (
-            loads[self.chunk] * np.asarray(rates, dtype=np.float64)[self.member]
-        )
+        costs: Float[np.ndarray, " units"] = loads[self.chunk] * np.asarray(rates, dtype=np.float64)[self.member]
         return costs
 
 
@@ -159,7 +155,7 @@ def units_of(chunks: Chunks, members: int) -> Units:
     return units_where(np.repeat(fine[:, None], members, axis=1))
 
 
-def units_where(chosen: Bool[NDArray[np.bool_], "chunks members"]) -> Units:
+def units_where(chosen: Bool[np.ndarray, "chunks members"]) -> Units:
     """The units that are marked."""
     chunks, members = (np.arange(count, dtype=np.int32) for count in chosen.shape)
     return Units(chunk=np.repeat(chunks, chosen.sum(axis=1)), member=np.broadcast_to(members, chosen.shape)[chosen])
@@ -178,7 +174,7 @@ def makespan(costs: Sequence[float], workers: int) -> float:
 
 
 def certificate(
-    costs: Float[NDArray[np.float64], " units"], queue: Float[NDArray[np.float64], " bundles"], workers: int
+    costs: Float[np.ndarray, " units"], queue: Float[np.ndarray, " bundles"], workers: int
 ) -> dict[str, float]:
     """How good a plan is: its makespan against the bound that no plan can beat, in the units of the ``costs``.
 

@@ -7,7 +7,6 @@ from typing import Never
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
 
 from hydragnn.ensemble.classes import ClassEstimate
 from hydragnn.ensemble.domain import joint_score
@@ -36,8 +35,8 @@ class Predictions:
     """Estimates for a number of graphs, in their order: ``predictions["energy"].mean``."""
 
     fields: Mapping[str, Estimate]
-    nodes_per_graph: Int[NDArray[np.int64], " graphs"]
-    edges_per_graph: Int[NDArray[np.int64], " graphs"]
+    nodes_per_graph: Int[np.ndarray, " graphs"]
+    edges_per_graph: Int[np.ndarray, " graphs"]
     status: tuple[str, ...]
     """``ok``, or why a graph failed."""
     domain: tuple[str, ...]
@@ -75,7 +74,7 @@ class Predictions:
         return tuple(self.texts[NAME]) if NAME in self.texts else ("",) * len(self)
 
     @property
-    def ok(self) -> Bool[NDArray[np.bool_], " graphs"]:
+    def ok(self) -> Bool[np.ndarray, " graphs"]:
         """Which graphs were predicted."""
         return np.array([status == "ok" for status in self.status], dtype=np.bool_)
 
@@ -84,7 +83,7 @@ class Predictions:
         """One score of all detectors: above 1 a graph is outside the training domain; NaN where nothing is known."""
         return joint_score(self.domain_scores, len(self))
 
-    def graph_of_item(self, name: str) -> Int[NDArray[np.int64], " items"]:
+    def graph_of_item(self, name: str) -> Int[np.ndarray, " items"]:
         """The graph that each row of a field belongs to."""
         graphs = np.arange(len(self))
         counts = {"node": self.nodes_per_graph, "edge": self.edges_per_graph}.get(self[name].field.on)
@@ -97,8 +96,8 @@ def combine_outcomes(
     names: Sequence[str],
     weights: Float[Array, " members"],
     calibrations: Mapping[str, AnyCalibration],
-    nodes_per_graph: Int[NDArray[np.int64], " graphs"],
-    edges_per_graph: Int[NDArray[np.int64], " graphs"],
+    nodes_per_graph: Int[np.ndarray, " graphs"],
+    edges_per_graph: Int[np.ndarray, " graphs"],
     reasons: Sequence[str],
 ) -> Predictions:
     """All members' outcomes on the same graphs as one prediction; a graph that one member failed on has failed.
@@ -124,8 +123,8 @@ def combine_outcomes(
 
 
 def items_per_graph(
-    target: Target, nodes: Int[NDArray[np.int64], " graphs"], edges: Int[NDArray[np.int64], " graphs"]
-) -> Int[NDArray[np.int64], " graphs"]:
+    target: Target, nodes: Int[np.ndarray, " graphs"], edges: Int[np.ndarray, " graphs"]
+) -> Int[np.ndarray, " graphs"]:
     """How many items of a target every graph has."""
     return {"node": nodes, "edge": edges}.get(target.field.on, np.ones_like(nodes))
 

@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 import pydantic
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 
 from hydragnn.ensemble.corrections import NONE, Corrections
 from hydragnn.ensemble.metrics import gaussian_crps
@@ -135,7 +134,7 @@ class Rows:
     spread: Float[Array, "rows components"]
     magnitude: Float[Array, "rows components"]
     nodes: Float[Array, " rows"]
-    graph: Int[NDArray[np.int64], " rows"]
+    graph: Int[np.ndarray, " rows"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,9 +198,7 @@ def _scores(rows: Rows, form: Form, follows: bool) -> list[float]:
     return result
 
 
-def left_out_crps(
-    error: Float[Array, " rows"], scale: Float[Array, " rows"], graph: Int[NDArray[np.int64], " rows"]
-) -> float:
+def left_out_crps(error: Float[Array, " rows"], scale: Float[Array, " rows"], graph: Int[np.ndarray, " rows"]) -> float:
     """Mean CRPS over graphs of normal errors with this scale, times the factor that fits all graphs but the own one."""
     _, group, counts = np.unique(graph, return_inverse=True, return_counts=True)
     squares = (error / scale) ** 2

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, changed_sentence, read_checked
 from hydragnn.ensemble.members import Member, Outcome, outcome
@@ -26,17 +25,17 @@ class Screened:
     """One for every graph that was read; empty where it is valid."""
 
     @property
-    def fine(self) -> Bool[NDArray[np.bool_], " graphs"]:
+    def fine(self) -> Bool[np.ndarray, " graphs"]:
         """Which graphs are valid."""
         return np.array([not reason for reason in self.reasons], dtype=np.bool_)
 
 
 def read_screened(
     store: GraphStore,
-    graphs: Int[NDArray[np.int64], " graphs"],
+    graphs: Int[np.ndarray, " graphs"],
     fields: Collection[str],
     inputs: Collection[str],
-    numbers: Int[NDArray[np.int64], " graphs"] | None = None,
+    numbers: Int[np.ndarray, " graphs"] | None = None,
 ) -> Screened:
     """Read these graphs with these fields; reasons call them by their ``numbers``, by default those in the store.
 
@@ -51,7 +50,7 @@ def read_screened(
 def screen(
     batch: GraphBatch,
     inputs: Collection[str],
-    numbers: Sequence[int] | Int[NDArray[np.int64], " graphs"] | None = None,
+    numbers: Sequence[int] | Int[np.ndarray, " graphs"] | None = None,
     known: Mapping[int, str] | None = None,
 ) -> Screened:
     """The batch with its valid graphs picked out: with all fields ``inputs``, and with finite and possible values there.

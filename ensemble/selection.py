@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from numpy.typing import NDArray
 
 from hydragnn.ensemble.metrics import gaussian_crps, gaussian_nll
 from hydragnn.ensemble.uncertainty import total_variance
 from hydragnn.errors import InputError, nearest
 from hydragnn.record import FINISHED, RunRecord, read_record
 
-Array = NDArray[np.float64]
+Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
 
 SCORES = {"crps": gaussian_crps, "nll": gaussian_nll}
 

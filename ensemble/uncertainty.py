@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, pack
 from hydragnn.ensemble.domain.composition import CompositionFit
@@ -24,13 +23,13 @@ from hydragnn.graphs.levels import is_levels
 REFERENCES = 2048
 """Training graphs, at equal steps, that new graphs are compared with one by one; ranges and moments are of all."""
 
-Graphs = Int[NDArray[np.int64], " graphs"]
+Graphs = Int[np.ndarray, " graphs"]
 Doubts = Mapping[str, Float[Array, " graphs"]]
 
 
 def fitted_domain(
     store: GraphStore,
-    train: Int[NDArray[np.int64], " train"],
+    train: Int[np.ndarray, " train"],
     held_out: Graphs,
     inputs: Sequence[Field],
     read: Sequence[str],
@@ -53,7 +52,7 @@ def fitted_domain(
 
 def cross_fitted_domain(
     store: GraphStore,
-    train: Int[NDArray[np.int64], " train"],
+    train: Int[np.ndarray, " train"],
     held_out: Sequence[tuple[Numbers, Mapping[str, Array]]],
     inputs: Sequence[Field],
     read: Sequence[str],
@@ -84,7 +83,7 @@ def cross_fitted_domain(
     return domain, scores
 
 
-def references_of(train: Int[NDArray[np.int64], " train"]) -> Int[NDArray[np.int64], " references"]:
+def references_of(train: Int[np.ndarray, " train"]) -> Int[np.ndarray, " references"]:
     """At most ``REFERENCES`` of these graphs, at equal steps."""
     return train[:: max(1, -(-len(train) // REFERENCES))]
 
@@ -96,7 +95,7 @@ def channels_of(detectors: Sequence[Detector]) -> list[Channel]:
 
 def _detectors(
     store: GraphStore,
-    train: Int[NDArray[np.int64], " train"],
+    train: Int[np.ndarray, " train"],
     inputs: Sequence[Field],
     read: Sequence[str],
     scale: float,

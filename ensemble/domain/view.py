@@ -8,13 +8,11 @@ from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
-Array = NDArray[np.float64]
-Numbers = NDArray[np.int64]
+Array = Numbers = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
 
 LARGEST_TABLE = 128
 """Kinds of nodes of which everything is known separately; where a field has more, all nodes are of one kind."""

@@ -53,7 +53,7 @@ class Pieces:
         self.entries, self.works = entries, works
 
     @cached_property
-    def stops(self) -> list[Int[NDArray[np.int64], " batches"]]:
+    def stops(self) -> list[Int[np.ndarray, " batches"]]:
         """By place, one past the last row of every batch."""
         return [self.entries["sizes"][:, SIZES.index(f"{place}s")].cumsum() for place in PLACES]
 
@@ -68,7 +68,7 @@ class Pieces:
         return chunk_rows(self.totals)
 
     @cached_property
-    def bounds(self) -> list[Int[NDArray[np.int64], " segments_and_one"]]:
+    def bounds(self) -> list[Int[np.ndarray, " segments_and_one"]]:
         """By place, the first chunk of every segment, and one past the last."""
         segments = -(-self.totals[0] // self.rows[0])
         begins = np.concatenate([[0], self.stops[0][:-1]])
@@ -80,7 +80,7 @@ class Pieces:
         return bounds
 
     @cached_property
-    def heaps(self) -> Int[NDArray[np.int64], "segments texts"]:
+    def heaps(self) -> Int[np.ndarray, "segments texts"]:
         """Bytes of the collection of every segment and array of texts."""
         segments, graphs = len(self.bounds[0]) - 1, self.rows[0]
         starts = np.arange(segments) * graphs
@@ -109,7 +109,7 @@ class Pieces:
         """Rows at a place before a batch."""
         return int(self.stops[on][batch - 1]) if batch else 0
 
-    def _batches(self, on: int, rows: Int[NDArray[np.int64], " rows"]) -> Int[NDArray[np.int64], " rows"]:
+    def _batches(self, on: int, rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
         """The batches that hold these rows."""
         return np.searchsorted(self.stops[on], rows, side="right")
 

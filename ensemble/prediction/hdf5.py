@@ -135,10 +135,10 @@ def lay_out(
     heading: Heading,
     kinds: Sequence[ArrayKind],
     totals: Sequence[int],
-    bounds: Sequence[Int[NDArray[np.int64], " segments_and_one"]],
+    bounds: Sequence[Int[np.ndarray, " segments_and_one"]],
     rows: Sequence[int],
     heap: int,
-) -> tuple[dict[str, Int[NDArray[np.int64], " chunks"]], int]:
+) -> tuple[dict[str, Int[np.ndarray, " chunks"]], int]:
     """A new file of arrays with so many rows in ``totals``, per place, in chunks of so many ``rows``; gives where the chunks of every array lie, and where ``heap`` bytes for texts.
 
     What belongs to a segment lies together: at every place the chunks between two of its ``bounds``. OSError where there is no space.
@@ -227,7 +227,7 @@ def _object_bytes(length: int) -> int:
     return OBJECT + -(-length // 8) * 8 if length else 0
 
 
-def collection_bytes(texts: Int[NDArray[np.int64], "..."]) -> Int[NDArray[np.int64], "..."]:
+def collection_bytes(texts: Int[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
     """Bytes of collections for texts that take so many; texts are numbered in 16 bits, so that those of a chunk fit."""
     return np.maximum(LEAST, COLLECTION + texts)
 

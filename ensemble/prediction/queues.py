@@ -36,7 +36,7 @@ Note = Mapping[str, Sequence[float]]
 member, its load and when it began (empty otherwise)."""
 
 
-UnitCosts = Float[NDArray[np.float64], " units"]
+UnitCosts = Float[np.ndarray, " units"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,9 +45,9 @@ class Bundles:
 
     units: Units
     """Bundle after bundle."""
-    stops: Int[NDArray[np.int64], " bundles"]
+    stops: Int[np.ndarray, " bundles"]
     """One past the last unit of every bundle."""
-    costs: Float[NDArray[np.float64], " bundles"]
+    costs: Float[np.ndarray, " bundles"]
 
     def __len__(self) -> int:
         return len(self.stops)
@@ -72,7 +72,7 @@ def bundles_by_chunk(units: Units, costs: UnitCosts) -> Bundles:
     return Bundles(units=units, stops=stops + 1, costs=np.add.reduceat(costs, starts) if len(stops) else costs)
 
 
-def ordered(units: Units, costs: UnitCosts, workers: int) -> tuple[Bundles, Int[NDArray[np.int32], " units"]]:
+def ordered(units: Units, costs: UnitCosts, workers: int) -> tuple[Bundles, Int[np.ndarray, " units"]]:
     """The bundles of ``bundles_of``, and the position in ``units`` of each of theirs."""
     whole = bundles_by_chunk(units, costs)
     order = np.argsort(-whole.costs, kind="stable")
@@ -97,7 +97,7 @@ def ordered(units: Units, costs: UnitCosts, workers: int) -> tuple[Bundles, Int[
 
 def _runs(
     starts: Int[NDArray[np.integer[Any]], " runs"], lengths: Int[NDArray[np.integer[Any]], " runs"]
-) -> Int[NDArray[np.int32], " places"]:
+) -> Int[np.ndarray, " places"]:
     """So many numbers from each of the starts on.
 
     >>> _runs(np.array([5, 0]), np.array([2, 3])).tolist()
@@ -109,7 +109,7 @@ def _runs(
 
 
 def _starts_of_parts(
-    chunk: Int[NDArray[np.integer[Any]], " units"], costs: UnitCosts, wanted: Float[NDArray[np.float64], " chunks"]
+    chunk: Int[NDArray[np.integer[Any]], " units"], costs: UnitCosts, wanted: Float[np.ndarray, " chunks"]
 ) -> Int[NDArray[np.integer[Any]], " parts"]:
     """Where parts begin, if the units of every chunk, which come one after the other, make as many of equal cost as ``wanted``, or nearly.
 

@@ -290,7 +290,7 @@ class Records:
             log.entries = np.concatenate([log.entries, new]) if len(log.entries) else new
         self._keys = None
 
-    def indices_of(self, chunks: Int[NDArray[np.int64], " chunks"]) -> list[list[str]]:
+    def indices_of(self, chunks: Int[np.ndarray, " chunks"]) -> list[list[str]]:
         """For every one of these chunks, in rising order, the names of the indices that tell of it."""
         names, numbers, every = list(self._logs), self._numbers(), self.entries()
         places = np.minimum(np.searchsorted(chunks, every["chunk"]), max(0, len(chunks) - 1))
@@ -300,7 +300,7 @@ class Records:
             found[pair // len(names)].append(names[pair % len(names)])
         return found
 
-    def _numbers(self) -> Int[NDArray[np.int64], " entries"]:
+    def _numbers(self) -> Int[np.ndarray, " entries"]:
         """For every entry that is known the number of its index among all."""
         return np.repeat(np.arange(len(self._logs)), [len(log.entries) for log in self._logs.values()])
 
@@ -322,7 +322,7 @@ class Records:
 
     def marks(
         self, chunks: int, members: int, only: Mapping[str, int] | None = None
-    ) -> Bool[NDArray[np.bool_], "chunks members"]:
+    ) -> Bool[np.ndarray, "chunks members"]:
         """Which units are finished, whole or torn; as far as so many entries of the indices ``only`` say."""
         marks = np.zeros((chunks, members), dtype=np.bool_)
         counts = self.counts() if only is None else only
@@ -335,7 +335,7 @@ class Records:
             marks[chunk[fits & ~whole], member[fits & ~whole]] = True
         return marks
 
-    def combined(self, chunks: int) -> Bool[NDArray[np.bool_], " chunks"]:
+    def combined(self, chunks: int) -> Bool[np.ndarray, " chunks"]:
         """The chunks of which all members together have spoken, whole or torn."""
         marks, every = np.zeros(chunks, dtype=np.bool_), self.entries()
         marks[every["chunk"][(every["member"] == ALL) & (every["chunk"] < chunks)]] = True
@@ -370,7 +370,7 @@ class Records:
 
     def _sort(self) -> None:
         self._sorted = list(self._logs.values())
-        self._stops: Int[NDArray[np.int64], " logs"] = np.cumsum([len(log.entries) for log in self._sorted])
+        self._stops: Int[np.ndarray, " logs"] = np.cumsum([len(log.entries) for log in self._sorted])
         every = self.entries()
         keys = (every["chunk"] << 20) + every["member"]
         self._order = np.argsort(keys, kind="stable")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from numpy.typing import NDArray
 
 from hydragnn.ensemble.plan import Units, certificate, units_where
 from hydragnn.ensemble.prediction.group import Group
@@ -62,8 +61,8 @@ class Late:
     """How long it should take."""
 
 
-Loads = Float[NDArray[np.float64], " chunks"]
-Marks = Bool[NDArray[np.bool_], "chunks members"]
+Loads = Float[np.ndarray, " chunks"]
+Marks = Bool[np.ndarray, "chunks members"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

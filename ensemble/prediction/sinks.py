@@ -35,11 +35,11 @@ Piece = Mapping[str, Column]
 class Block:
     """Consecutive graphs of the output: their numbers in the source, what is predicted, and the graphs where they could be read."""
 
-    numbers: Int[NDArray[np.int64], " graphs"]
+    numbers: Int[np.ndarray, " graphs"]
     predictions: Predictions
     graphs: Screened | None
 
-    def edge_ends(self) -> tuple[Int[NDArray[np.int64], " edges"], Int[NDArray[np.int64], " edges"]]:
+    def edge_ends(self) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
         """Sender and receiver of every edge, as numbers of nodes in their own graph."""
         if self.graphs is None:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int
-from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, StoreWriter, open_store
 from hydragnn.datasets.manifest import part_name, read_manifest, write_manifest
@@ -32,7 +31,7 @@ class Source:
     """Graphs in a store, their numbers in the output, and why the missing ones could not be built."""
 
     store: GraphStore
-    numbers: Int[NDArray[np.int64], " graphs"] | None
+    numbers: Int[np.ndarray, " graphs"] | None
     """None where they are those in the store."""
     failures: dict[int, Unbuilt]
 

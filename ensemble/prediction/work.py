@@ -275,7 +275,7 @@ class Merger:
         while self._unknown:
             self._unknown.pop(0)()
 
-    def _undone(self) -> Int[NDArray[np.int64], " chunks"]:
+    def _undone(self) -> Int[np.ndarray, " chunks"]:
         """The chunks that no piece is known of."""
         return np.flatnonzero(~self._worker.parts.records.combined(len(self.chunks)))
 

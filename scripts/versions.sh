@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Import every module and run a small search, ensemble, prediction and report with the oldest and with the newest versions
+# that pyproject.toml allows, each in an environment of its own, and print a table. Needs the network and some GB of disk.
+# Usage: bash scripts/versions.sh [PYTHON ...]   (default: python3.11 python3.12 python3.13, on the PATH or of pyenv)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root="$PWD" work="$(mktemp -d)" failed=0 rows=()
+trap 'rm -rf "$work"' EXIT
+[ $# -gt 0 ] || set -- python3.11 python3.12 python3.13
+export OMP_NUM_THREADS=1
+
+found() { # the path of a Python by its name, or nothing
+    command -v "$1" 2>/dev/null || ls -d "${PYENV_ROOT:-$HOME/.pyenv}/versions/${1#python}".*/bin/python 2>/dev/null | tail -1
+}
+
+python3 -m venv "$work/tools" && "$work/tools/bin/python" -m pip install --quiet uv
+uv="$work/tools/bin/uv"
+cpu=() # torch without CUDA, where its index can be reached
+curl --silent --fail --head --max-time 20 --output /dev/null https://download.pytorch.org/whl/cpu/torch/ && cpu=(--torch-backend cpu)
+
+cat >"$work/check.py" <<'PYTHON'
+import importlib, pkgutil, sys, warnings
+from importlib.metadata import version
+from pathlib import Path
+
+warnings.filterwarnings("error", module=r"hydragnn\.")
+names = ("torch", "numpy", "scipy", "h5py", "optuna", "pydantic", "jaxtyping", "ase")
+print("VERSIONS", " ".join(f"{name} {version(name)}" for name in names), flush=True)
+import hydragnn
+
+for module in pkgutil.walk_packages(hydragnn.__path__, "hydragnn."):
+    try:
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("pytest", "triton"):  # of extras that are not installed
+            raise
+from hydragnn.scripts import api
+from hydragnn.scripts.demo import alloys
+from hydragnn.settings import read_toml
+
+out = Path(sys.argv[1])
+alloys.make_alloys(out / "alloys.h5", samples=60)
+table = read_toml(Path(alloys.__file__).with_name("alloys.toml"))
+table["data"]["store"] = str(out / "alloys.h5")
+table["train"]["epochs"] = 2
+table["search"] |= {"trials": 2, "finalists": 2, "rungs": []}
+api.search(table, out / "campaign", workers=1, quiet=True)
+api.build_ensemble(out / "campaign", out / "ensemble", top_k=2)
+api.predict(out / "ensemble", out / "alloys.h5", out / "predictions.h5")
+api.report(out / "ensemble", out / "report.html")
+print("passed")
+PYTHON
+
+for name in "$@"; do
+    python="$(found "$name" || true)"
+    if [ -z "$python" ]; then
+        rows+=("$name|-|not found|-")
+        continue
+    fi
+    for which in oldest newest; do
+        resolution=highest
+        [ "$which" = newest ] || resolution=lowest-direct
+        place="$work/$name-$which" log="$work/$name-$which.log" result=failed
+        echo "== $name, $which versions"
+        "$uv" venv --quiet --python "$python" "$place"
+        if "$uv" pip install --quiet --python "$place/bin/python" --resolution "$resolution" "${cpu[@]}" "$root[mpi,demo]" >"$log" 2>&1; then
+            (mkdir "$place/out" && cd "$place/out" && "$place/bin/python" "$work/check.py" "$place/out") >>"$log" 2>&1 && result=passed
+        fi
+        if [ "$result" = failed ]; then
+            failed=1
+            tail -25 "$log"
+        fi
+        rows+=("$("$place/bin/python" -c 'import platform; print(platform.python_version())')|$which|$result|$(sed -n 's/^VERSIONS //p' "$log")")
+        rm -rf "$place"
+    done
+done
+printf '\n| Python | versions | result | which |\n|---|---|---|---|\n'
+for row in "${rows[@]}"; do printf '| %s |\n' "${row//|/ | }"; done
+exit "$failed"
