@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
-Array = Numbers = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
+Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
+Numbers = np.ndarray
 
 LARGEST_TABLE = 128
 """Kinds of nodes of which everything is known separately; where a field has more, all nodes are of one kind."""

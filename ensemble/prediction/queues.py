@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -95,9 +95,7 @@ def ordered(units: Units, costs: UnitCosts, workers: int) -> tuple[Bundles, Int[
     return Bundles(units=units[every], stops=stops, costs=np.concatenate([falling[:count], sums[turns]])), every
 
 
-def _runs(
-    starts: Int[NDArray[np.integer[Any]], " runs"], lengths: Int[NDArray[np.integer[Any]], " runs"]
-) -> Int[np.ndarray, " places"]:
+def _runs(starts: Int[np.ndarray, " runs"], lengths: Int[np.ndarray, " runs"]) -> Int[np.ndarray, " places"]:
     """So many numbers from each of the starts on.
 
     >>> _runs(np.array([5, 0]), np.array([2, 3])).tolist()
@@ -109,8 +107,8 @@ def _runs(
 
 
 def _starts_of_parts(
-    chunk: Int[NDArray[np.integer[Any]], " units"], costs: UnitCosts, wanted: Float[np.ndarray, " chunks"]
-) -> Int[NDArray[np.integer[Any]], " parts"]:
+    chunk: Int[np.ndarray, " units"], costs: UnitCosts, wanted: Float[np.ndarray, " chunks"]
+) -> Int[np.ndarray, " parts"]:
     """Where parts begin, if the units of every chunk, which come one after the other, make as many of equal cost as ``wanted``, or nearly.
 
     >>> _starts_of_parts(np.zeros(4, dtype=np.int64), np.array([1.0, 1.0, 2.0, 4.0]), np.array([2.0])).tolist()
