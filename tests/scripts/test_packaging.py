@@ -1,5 +1,6 @@
 """What a user installs is what the repository holds."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -57,3 +58,20 @@ def test_light_import_does_not_load_torch(root: Path, tmp_path: Path) -> None:
         text=True,
     )
     assert done.stdout.strip() == "False"
+
+
+def test_shapes_are_annotated_with_a_class_of_arrays(root: Path) -> None:
+    """From numpy 2.5 on an alias of NDArray is none, and jaxtyping refuses it when the module is imported."""
+    files = [
+        path
+        for room in ("graphs", "datasets", "hydragnn", "hpo", "ensemble", "scripts")
+        for path in (root / room).rglob("*.py")
+    ]
+    wrong = [
+        f"{path.name}: {line.strip()}"
+        for path in files
+        for line in path.read_text().splitlines()
+        if re.search(r"\b(Float|Int|Bool|Num|Shaped)\d*\[NDArray|^(Array|Numbers) = NDArray\[np", line)
+        and "recipes" not in path.parts
+    ]
+    assert not wrong
