@@ -97,7 +97,14 @@ def test_runs_and_ensembles_of_version_1_predict_the_same_numbers(
     assert {key.split("/")[0] for key in predictions[name]} == set(output.fields)
     for key, expected in predictions[name].items():
         field, quantity = key.split("/")
+        if claims_nothing_today(key, expected):
+            expected = np.full_like(expected, np.nan)
         assert_allclose(output[field][quantity], expected, **CLOSE, err_msg=key)
+
+
+def claims_nothing_today(key: str, values: np.ndarray) -> bool:
+    """Return True for the standard deviation of 0 that single runs claimed."""
+    return key.endswith("/std") and not values.any()
 
 
 def test_runs_of_version_1_say_how_they_ended() -> None:
@@ -117,7 +124,10 @@ def test_predict_writes_what_version_1_said(
     assert (summary.graphs, summary.failed) == (16, 0)
     with np.load(tmp_path / "said.npz") as output:
         for key, expected in predictions[name].items():
-            assert_allclose(output[f"fields/{key}"], expected, **CLOSE, err_msg=key)
+            if claims_nothing_today(key, expected):
+                assert f"fields/{key}" not in output
+            else:
+                assert_allclose(output[f"fields/{key}"], expected, **CLOSE, err_msg=key)
 
 
 def test_status_reads_a_journal_of_version_1() -> None:

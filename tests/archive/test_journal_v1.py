@@ -42,7 +42,8 @@ def test_what_is_added_to_a_journal_of_version_1_has_the_words_of_today(tmp_path
     with Journal(path) as journal:
         journal.append(opening, before.last + 60.0)
     assert path.read_bytes().startswith(written), "nothing that was written is written again"
-    added = json.loads(path.read_bytes()[len(written) :])
+    claim, added = map(json.loads, path.read_bytes()[len(written) :].splitlines())
+    assert claim["event"] == "claim"
     assert added["slots"] == ["worker-0", "worker-1"] and added["plan"]["max_slots"] == 1 and "places" not in added
     after = replay(path)
     assert after.slots == ("worker-0", "worker-1") and set(after.trials) == set(before.trials)
