@@ -121,7 +121,8 @@ def test_a_missing_line_is_named(tmp_path: Path) -> None:
 def test_a_journal_of_a_newer_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr("hydragnn.hpo.journal.FORMAT", 4)
+        for module in ("journal", "lines"):
+            patch.setattr(f"hydragnn.hpo.{module}.FORMAT", 4)
         patch.setattr("hydragnn.hpo.journal.__version__", "7.1")
         campaign(0).write(path)
     with pytest.raises(InputError, match=r"line 1 was written by a newer program \(7\.1\); update this one"):
@@ -153,7 +154,7 @@ def test_changes_that_do_not_fit_are_refused(tmp_path: Path, then: dict[str, Any
         journal.append(opening, 0.0, changes_between(State(), opening, after))
         journal.append(Tick(), 1.0, then)
     with pytest.raises(
-        InputError, match=r"journal.jsonl: (line 2|trial 0): its changes do not fit the campaign before them"
+        InputError, match=r"journal.jsonl: (line 3|trial 0): its changes do not fit the campaign before them"
     ):
         replay(path)
     with pytest.raises(InputError, match="its changes do not fit the campaign before them"):

@@ -151,7 +151,7 @@ class Witness:
 
     def __init__(self, folder: Path, nodes: Sequence[str], clock: Clock, job: str = "") -> None:
         self._folder, self._clock = folder, clock
-        self.watch = SchedulerWatch(Told(cores=1, folder=folder), nodes, job, clock=clock)
+        self.watch = SchedulerWatch(Told(folder=folder), nodes, job, clock=clock)
 
     def says(self, nodes: str | None = None, job: str | None = None) -> NodeStates:
         for name, text in (("nodes", nodes), ("job", job)):
