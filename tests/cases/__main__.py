@@ -28,6 +28,7 @@ from hydragnn.hpo.settings import read_campaign
 from hydragnn.hpo.space import space_of
 from hydragnn.hpo.warm import warm_points
 from tests.cases import inputs
+from tests.nolock import without_locks
 
 ERRNOS = {"ENOLCK": 37, "ENOSYS": 38, "EOPNOTSUPP": 95}
 
@@ -234,13 +235,10 @@ def ranks_around_a_search(folder: Path) -> Answer:
 
 def file_systems_without_locks(folder: Path) -> Answer:
     """Builds, trainings and searches work where every lock is refused."""
-    shim = folder / "nolock.so"
-    source = Path(__file__).with_name("nolock.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
     inputs.write_crystals(folder)
     seen = []
     for name, number in ERRNOS.items():
-        variables = {"LD_PRELOAD": str(shim), "NOLOCK_ERRNO": str(number)}
+        variables = without_locks(number)
         for words in (
             ("data", "build", "crystals.toml", "--out", f"{name}.h5"),
             ("data", "info", f"{name}.h5"),
