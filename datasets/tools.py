@@ -19,6 +19,7 @@ from hydragnn.datasets.gather import gather
 from hydragnn.datasets.manifest import Manifest, checksum, cutoff_of, part_files, read_manifest
 from hydragnn.datasets.packing import Budget, pack
 from hydragnn.datasets.part_texts import TextsReader, texts_path
+from hydragnn.datasets.precision import precision_notes
 from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked
 from hydragnn.datasets.views import disk_store
 from hydragnn.datasets.writer import StoreWriter
@@ -201,7 +202,7 @@ class StoreCheck:
     problems: list[str]
     """Empty where every bit is as it was written and every graph is valid."""
     notes: list[str]
-    """Defects of valid graphs, each with a count and an example."""
+    """Defects of valid graphs, each with a count and an example, and fields that have lost digits."""
 
 
 def check_store(path: Path | str) -> list[str]:
@@ -236,8 +237,13 @@ def examine_store(path: Path | str) -> StoreCheck:
         first += info.graphs
     if not problems and fingerprint_of(manifest.dim, manifest.fields, np.concatenate(digests)) != manifest.fingerprint:
         problems.append(f"{path}: the fingerprint of the graphs is not the one in the manifest; write the store again")
-    notes = _notes(DiskStore(path), joined_defects(defects)) if whole else ()
-    return StoreCheck(problems=problems, notes=list(notes))
+    notes: list[str] = []
+    if whole:
+        store = DiskStore(path)
+        notes += _notes(store, joined_defects(defects))
+    if whole and not problems:
+        notes += precision_notes(store)
+    return StoreCheck(problems=problems, notes=notes)
 
 
 def check_graphs(

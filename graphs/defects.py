@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 from numpy.typing import NDArray
 
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 
 PLACE = 1e-8
@@ -25,6 +26,8 @@ ADVICE = {
     "bonds without edges": "species and distances suggest bonds between atoms that no path of edges joins; raise the cutoff",
     "several components": "no message goes from one to the other; join them, or make each a graph",
     "parallel edges": "edges with the same ends and image are summed twice; list each once",
+    "stress without a volume": "no stress is defined without a periodic axis or with a cell vector of length zero; give the cell, or "
+    "take the label away",
     "coincident nodes": "nodes at one place are perhaps one node, as in a mesh whose cells have points of their own; merge them",
 }
 """Defects by name, and what to do about each."""
@@ -58,7 +61,7 @@ def graph_defects(batch: GraphBatch) -> dict[str, Defect]:
 
     Found are graphs of several nodes without edges, with nodes that no edge touches, with components that no path joins (of
     atoms only where species and distances suggest a bond between them), with two edges of the same ends, image and kinds,
-    and with nodes at one place.
+    with nodes at one place, and with a stress but no volume.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> graph_defects(graph_from_arrays([[0.0, 0.0], [0.0, 1.0], [0.0, 1.0]], [0], [1]))["coincident nodes"].detail
@@ -115,10 +118,24 @@ def _found(batch: GraphBatch) -> Iterator[Found]:
         yield "several components", graphs, lambda graph: f"{parts[graph]} components of {nodes[graph]} nodes"
     twice = _repeated(edge_codes(batch), batch.owner("edge").numpy(), len(nodes))
     yield "parallel edges", np.flatnonzero(twice), lambda graph: f"{twice[graph]} of {edges[graph]} edges"
+    stressed = [
+        one
+        for one in batch.fields.values()
+        if one.on == "graph" and one.shape == (3, 3) and "stress" in one.name.lower()
+    ]
+    flat = (volumes(batch) == 0).numpy()
+    for field in stressed:
+        present = batch.present(field.name).numpy()
+        yield "stress without a volume", np.flatnonzero(flat & present), partial(_text, field.name)
     if batch.dim:
         same = _repeated(_place_codes(batch, offsets), owner, len(nodes))
         places = nodes - same
         yield "coincident nodes", np.flatnonzero(same), lambda graph: f"{nodes[graph]} nodes at {places[graph]} places"
+
+
+def _text(text: str, graph: int) -> str:
+    """Return the same text for every graph."""
+    return text
 
 
 def _degrees(batch: GraphBatch) -> NDArray[np.int64]:

@@ -154,3 +154,21 @@ def test_lists_of_the_public_hydragnn_are_built_with_the_lengths_that_ase_finds(
     problems = examine_store(Path("p.h5")).problems
     assert len(problems) == 3 and all("beyond the cutoff of 2.6" in problem for problem in problems)
     assert "graph 'list.pt#1': edge" in problems[1]
+
+
+def test_a_check_counts_stress_without_a_volume_and_names_fields_that_lost_digits(tmp_path: Path) -> None:
+    energy = Field(name="energy", on="graph", role="target")
+    stress = Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target")
+    with StoreWriter(tmp_path / "p.h5", [energy, stress], dim=3) as writer:
+        for number in range(6):
+            cell = np.diag([4.0, 4.0, 4.0 if number < 4 else 0.0])
+            values = {"energy": torch.tensor(-144000.0 + 0.05 * number), "stress": torch.zeros(3, 3)}
+            periodic = [True, True, number < 4]
+            fields = {"fields": [energy, stress], "graphs": values}
+            writer.write(graph_from_arrays([[0.0] * 3, [1.0] * 3], [0], [1], cell=cell, periodic=periodic, **fields))
+    checked = examine_store(tmp_path / "p.h5")
+    assert checked.problems == []
+    # numbers of single precision near 144,000 stand 2^-6 apart
+    flat, digits = checked.notes
+    assert flat.startswith("stress without a volume in 2 of 6 graphs, for example graph 4 (stress)")
+    assert digits.startswith("energy: float32 numbers as large as 1.44e+05 stand 0.016 apart")
