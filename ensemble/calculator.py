@@ -63,7 +63,7 @@ class EnsembleCalculator(Calculator):
 
     def _read(self, atoms: Atoms) -> dict[str, Any]:
         """Return the values of fields that members read beside atomic numbers; None for one that is missing."""
-        return {field.name: value_on(atoms, field, field.name) for field in self.structures.fields}
+        return {one.name: value_on(atoms, one, self.structures.key(atoms, one)) for one in self.structures.fields}
 
     def calculate(
         self, atoms: Atoms | None = None, properties: list[str] | None = None, system_changes: list[str] = all_changes

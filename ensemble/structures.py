@@ -1,25 +1,28 @@
 """Graphs from atoms, made as they were made for training."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ase import Atoms
 
 from hydragnn.datasets import CoarseningSettings, Make, open_store
 from hydragnn.datasets.atoms_text import ATOMS, atoms_text
+from hydragnn.datasets.build_settings import settings_of_rule
 from hydragnn.ensemble.manifest import Manifest
 from hydragnn.ensemble.members import Member
 from hydragnn.errors import InputError
-from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.atomic import from_ase, value_on
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.skin import SkinList
 from hydragnn.graphs.texts import NAME, name_among
+from hydragnn.graphs.units import LENGTH_UNIT, length_in_angstrom
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +35,10 @@ class Structures:
     """Nearest neighbours kept at every atom; None keeps all within the cutoff."""
     fields: tuple[Field, ...]
     """What members read beside atomic numbers; found under their names in ``atoms.info`` and ``atoms.arrays``."""
+    keys: Mapping[str, str] = member(default_factory=dict)
+    """Names of these fields in files like those of training, where they differ; what has the name of the field is in its unit."""
+    scales: Mapping[str, float] = member(default_factory=dict)
+    """Factors on the values in such files."""
     encodings: Mapping[str, int] = member(default_factory=dict)
     """Structural encodings that members read, made anew for every structure: numbers per node by name."""
     coarsening: CoarseningSettings | None = None
@@ -39,16 +46,28 @@ class Structures:
 
     def graph(self, atoms: Atoms, name: str, neighbours: SkinList | None = None) -> GraphBatch:
         """The graph of one structure; InputError where it cannot be built. ``neighbours`` finds them where atoms move step by step."""
+        keys = {field.name: self.key(atoms, field) for field in self.fields}
         graph = from_ase(
             atoms,
             self.cutoff,
             fields=self.fields,
+            keys=keys,
             max_neighbours=self.max_neighbours,
             name=name,
             neighbours=neighbours,
         )
+        scales = {one: scale for one, scale in self.scales.items() if keys[one] == self.keys.get(one, one)}
+        if scales:
+            scaled = {one: (graph[one].double() * scale).to(graph[one].dtype) for one, scale in scales.items()}
+            graph = graph.with_fields(scaled)
         graph = with_encodings(graph, self.encodings)
         return graph if self.coarsening is None else self.coarsening.applied(graph)
+
+    def key(self, atoms: Atoms, field: Field) -> str:
+        """Return the name of a field in a structure: that of the training files, or its own where there is only this."""
+        key = self.keys.get(field.name, field.name)
+        given = value_on(atoms, field, key) is not None or key in getattr(atoms.calc, "results", {})
+        return key if given or value_on(atoms, field, field.name) is None else field.name
 
     def makers(
         self, frames: Iterable[Atoms], first: int = 0, source: str = "", *, keep: bool = False
@@ -93,13 +112,34 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
             "it a store, or a BUILD.toml (docs/data.md)"
         )
     known = training_attributes(members, manifest)
+    if known.get("source") != "ase" and length_in_angstrom(known) != 1.0:
+        raise InputError(
+            f"the positions of the training data are in {known[LENGTH_UNIT]}, and those of structure files in Angstrom; give a store, "
+            "or a BUILD.toml, of graphs like those of training"
+        )
     others = [field for field in manifest.inputs if field.name not in {ATOMIC_NUMBERS, *ENCODINGS}]
+    keys, scales = _names_in_files(known, {field.name for field in others})
     return Structures(
+        keys=keys,
+        scales=scales,
         cutoff=float(known["cutoff"] if "cutoff" in known else _largest_cutoff(members)),
         max_neighbours=known.get("max_neighbours"),
         fields=tuple(field for field in others if not is_levels(field)),
         encodings={field.name: field.width for field in manifest.inputs if field.name in ENCODINGS},
         coarsening=_coarsening(known) if any(map(is_levels, others)) else None,
+    )
+
+
+def _names_in_files(known: Mapping[str, Any], fields: Collection[str]) -> tuple[dict[str, str], dict[str, float]]:
+    """Names and factors of the fields in structure files, where the training store was made of such."""
+    rule = known.get("build")
+    if not isinstance(rule, Mapping) or rule.get("kind") != "ase":
+        return {}, {}
+    settings = settings_of_rule(rule, Path("structures"), "the training store")
+    declared = [field for field in settings.fields if field.name in fields]
+    return (
+        {field.name: field.keys[0] for field in declared if field.keys[0] != field.name},
+        {field.name: field.scale for field in declared if field.scale != 1.0},
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -96,7 +97,12 @@ def geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: Co
     cell = _cell(data, name)
     positions = _positions(data, cell, name)
     _, flags = _first(data, PERIODIC)
-    periodic = False if flags is None else torch.as_tensor(flags).reshape(-1)
+    periodic = False if flags is None else _tensor(flags)
+    if periodic is None:
+        raise InputError(
+            f"{name}: pbc = {flags!r} is not one flag per axis; store a tensor such as [True, True, False]"
+        )
+    periodic = periodic.reshape(-1) if isinstance(periodic, Tensor) else periodic
     if isinstance(periodic, Tensor) and len(periodic) == 1:
         periodic = bool(periodic)
     shifts = None
@@ -105,6 +111,14 @@ def geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: Co
     if flags is None and shifts is not None and cell is not None:
         periodic = _crossed(shifts, _square(cell, shifts.shape[1]))
     return Geometry(positions=positions, edge_index=edge_index, shifts=shifts, cell=cell, periodic=periodic)
+
+
+def _tensor(value: Any) -> Tensor | None:
+    """The numbers of an attribute, which may be a list or an array; None where they are none."""
+    try:
+        return value if value is None or isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _first(data: Data, names: Collection[str]) -> tuple[str, Any]:
@@ -172,8 +186,15 @@ def _shifts(
     stored = dict(_stored_lengths(data, count))
     chosen: dict[str, Tensor] = {}
     for key in SHIFTS:
-        value = None if key in known else data.get(key)
-        if isinstance(value, Tensor) and value.shape == (count, dim):
+        value = None if key in known else _tensor(data.get(key))
+        if value is None:
+            continue
+        value = value[0] if value.ndim == 3 and len(value) == 1 else value
+        if value.shape != (count, dim) and count in value.shape and value.ndim == 2 and bool(value.any()):
+            raise InputError(
+                f"{name}: {key} of shape {tuple(value.shape)} is not [edges, {dim}], for {count} edges; store one shift per edge"
+            )
+        if value.shape == (count, dim):
             chosen[key] = _read(key, value.double(), apart, box, stored, cutoff, OURS in data, name)
     if chosen:
         (first, shifts), *others = chosen.items()
@@ -183,8 +204,11 @@ def _shifts(
                     f"{name}: {first} and {other} say different shifts of the edges; remove the one that is wrong"
                 )
         return shifts
-    for key, value in data:
-        if not SUSPICIOUS.search(key) or key in known or key in PERIODIC or not isinstance(value, Tensor):
+    for key, stored_value in data:
+        if not SUSPICIOUS.search(key) or key in known or key in PERIODIC:
+            continue
+        value = _tensor(stored_value)
+        if value is None:
             continue
         flags = re.search("pbc|periodic", key, re.IGNORECASE) and value.numel() in (1, 3)
         if bool(value.any()) and (value.shape == (count, dim) or flags):
@@ -192,8 +216,7 @@ def _shifts(
                 f"{name}: the attribute {key} seems to say how the graph is periodic and is none that this program knows; store "
                 "the images as edge_shifts (pos[receiver] - pos[sender] + edge_shifts) with cell and pbc, or remove it"
             )
-    if box is not None:
-        _check_without_images(apart, box, periodic, stored, name)
+    _check_without_images(apart, box, periodic, stored, name)
     return None
 
 
@@ -258,8 +281,8 @@ def _as_lengths(value: Tensor, counts_cells: bool, box: Tensor | None) -> Tensor
 
 def _stored_lengths(data: Data, count: int) -> Iterator[tuple[str, Tensor]]:
     for key in (*LENGTHS, *VECTORS, *MAYBE_LENGTHS):
-        value = data.get(key)
-        if not isinstance(value, Tensor) or len(value) != count or not value.is_floating_point():
+        value = _tensor(data.get(key))
+        if value is None or not value.ndim or len(value) != count or not value.is_floating_point():
             continue
         if key in VECTORS and value.ndim == 2:
             yield key, value.double().norm(dim=1)
@@ -280,21 +303,45 @@ def _agreeing(readings: list[_Reading], stored: dict[str, Tensor], cutoff: float
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return bool(((one - other).abs() <= AGREES * (1e-3 + other.abs())).all())
+    return bool(_close(one, other).all())
+
+
+def _close(one: Tensor, other: Tensor) -> Tensor:
+    return (one - other).abs() <= AGREES * (1e-3 + other.abs())
+
+
+def _are_images(told: Tensor, apart: Tensor, box: Tensor) -> bool:
+    """Return True where every length is the distance of an image, up to two cells from the nearest."""
+    within = apart - (apart @ torch.linalg.pinv(box)).round() @ box
+    turns = torch.cartesian_prod(*[torch.arange(-2, 3, dtype=box.dtype)] * len(box)) @ box
+    found = torch.zeros_like(told, dtype=torch.bool)
+    for turn in turns:
+        found |= _close((within + turn).norm(dim=1), told)
+    return bool(found.all())
 
 
 def _check_without_images(
-    apart: Tensor, box: Tensor, periodic: Tensor | bool, stored: dict[str, Tensor], name: str
+    apart: Tensor, box: Tensor | None, periodic: Tensor | bool, stored: dict[str, Tensor], name: str
 ) -> None:
-    """InputError where edges of a graph with a cell are not as long as they should be without images."""
+    """InputError where edges are not as long as they should be without images.
+
+    What may be a length is one where it agrees on every fourth edge or more and is shorter on the others, and where it is the
+    distance of some image on every edge.
+    """
     lengths = apart.norm(dim=1)
     move = "no attribute says through which images edges run; store edge_shifts, or remove cell and pbc"
     for key, told in stored.items():
-        if key not in MAYBE_LENGTHS and not _same(lengths, told):
+        agrees = _close(lengths, told)
+        if bool(agrees.all()):
+            continue
+        is_length = 4 * int(agrees.sum()) >= len(agrees) and bool((told < lengths)[~agrees].all())
+        if is_length or (box is not None and (key not in MAYBE_LENGTHS or _are_images(told, apart, box))):
             edge = int((lengths - told).abs().argmax())
             raise InputError(
                 f"{name}: edge {edge} is {lengths[edge]:.4g} long by its positions and {told[edge]:.4g} by {key}, and {move}"
             )
+    if box is None:
+        return
     flags = torch.as_tensor(periodic).expand(3)[: len(box)].to(torch.bool)
     rows = box * flags[:, None]
     nearest = (apart - (apart @ torch.linalg.pinv(rows)).round() @ rows).norm(dim=1)

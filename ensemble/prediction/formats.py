@@ -11,6 +11,7 @@ from hydragnn.ensemble.prediction.sinks import Heading, Sink
 from hydragnn.ensemble.prediction.tables import CsvSink, XyzSink
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.units import length_in_angstrom
 
 FORMATS: dict[str, Callable[[Path, Heading], Sink]] = {
     ".h5": Hdf5Sink,
@@ -39,7 +40,9 @@ def sink_for(path: Path, ensemble: Ensemble) -> Sink:
         raise InputError(
             f"--out {path}: extended XYZ has no place for {on_edges[0]}, which lies on edges; use .h5, .npz or .csv"
         )
+    length = length_in_angstrom(ensemble.training_attributes) if path.suffix == ".xyz" else 1.0
     heading = Heading(
+        length=length,
         targets=ensemble.targets,
         nominal=ensemble.manifest.nominal,
         ensemble=ensemble.digest,

@@ -59,6 +59,8 @@ class Heading:
     members: tuple[str, ...]
     absent: frozenset[str] = frozenset()
     """Arrays and columns that are not in the file, as ``fields/NAME/QUANTITY`` or by their names."""
+    length: float = 1.0
+    """The unit of positions in Angstrom."""
 
     def quantities(self, target: Target) -> list[str]:
         """Return what the file holds of a target."""

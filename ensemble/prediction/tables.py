@@ -2,7 +2,9 @@
 
 import csv
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,10 +18,16 @@ from hydragnn.datasets.atoms_text import ATOMS, restore_atoms
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Heading, Piece, lines_array, texts
 from hydragnn.ensemble.predictions import Predictions, estimates_of
+from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
+from hydragnn.graphs.units import in_ase_units
 from hydragnn.models import Target
 
+RESULTS: Mapping[str, Location] = {"energy": "graph", "forces": "node", "stress": "graph"}
+"""Results of calculators in a file of structures."""
+POWERS: Mapping[str, int] = {"energy": 0, "forces": 1, "stress": 3}
+"""Lengths by which energies are divided there."""
 KEYS: Mapping[Location, tuple[str, ...]] = {"node": ("node",), "edge": ("sender", "receiver")}
 """The columns that say which node or edge of its graph a line is about."""
 
@@ -117,8 +125,9 @@ def _numbers(heading: Heading, estimates: list[Estimate], rows: int) -> list[lis
 
 
 class XyzSink(AppendingSink):
-    """Extended XYZ: energy, forces and stress as results, everything else in ``info`` and ``arrays`` by name.
+    """Extended XYZ: energy, forces and stress as results in ASE's units, everything else in ``info`` and ``arrays`` by name.
 
+    An energy, forces or a stress in a unit that is not known is called by it, as ``energy_in_UNIT``, since readers take the plain names for ASE's units.
     The mean (of classes: the label) of a field has the field's name, the other quantities NAME_std and so on. Whatever else a
     structure had in its file it keeps, results and names that predictions have with ``input_`` before them. A structure that
     could not be built, or is not valid, has no atoms.
@@ -128,14 +137,29 @@ class XyzSink(AppendingSink):
         """Begin the file."""
         self.file = self.temporary.open("wb")
 
+    @cached_property
+    def as_ase(self) -> dict[str, tuple[str, float]]:
+        """The name and the factor of every field's numbers."""
+        return _as_ase(self.heading.targets, self.heading.length)
+
+    @cached_property
+    def taken(self) -> set[str]:
+        """Names that predictions have in a structure."""
+        names = {
+            self.as_ase[target.name][0] + ending
+            for target in self.heading.targets
+            for ending in ("", *(f"_{quantity}" for quantity in estimates_of(target).quantities))
+        }
+        return {"graph", "status", "domain", "domain_score", *names}
+
     def piece(self, block: Block) -> Piece:
         """The lines of structures."""
         from ase.io import write
 
         text = StringIO()
         for row in range(len(block.predictions)):
-            atoms = _frame(self.heading, block, row)
-            _restore(atoms, block.predictions, row, _taken(self.heading))
+            atoms = _frame(self.heading, block, row, self.as_ase)
+            _restore(atoms, block.predictions, row, self.taken)
             write(text, atoms, format="extxyz", parallel=False)
         return {"structures": lines_array(text.getvalue())}
 
@@ -148,12 +172,12 @@ class XyzSink(AppendingSink):
         self.file.close()
 
 
-def _frame(heading: Heading, block: Block, row: int) -> Atoms:
+def _frame(heading: Heading, block: Block, row: int, as_ase: Mapping[str, tuple[str, float]]) -> Atoms:
     """One structure with its predictions."""
     predictions = block.predictions
     offsets = np.concatenate([[0], np.cumsum(predictions.nodes_per_graph)])
     read = block.graphs
-    atoms = Atoms() if read is None or read.reasons[row] else _atoms(read.whole, row)
+    atoms = Atoms() if read is None or read.reasons[row] else _atoms(read.whole, row, heading.length)
     atoms.info |= {"graph": int(block.numbers[row]), "status": texts(predictions.status)[row]}
     if predictions.domain[row]:
         atoms.info["domain"] = texts(predictions.domain)[row]
@@ -167,12 +191,14 @@ def _frame(heading: Heading, block: Block, row: int) -> Atoms:
         span = slice(offsets[row], offsets[row + 1]) if node else row
         for quantity in heading.quantities(estimate.target):
             values = estimate[quantity][span]
+            called, factor = as_ase[name]
+            values = values * factor if factor != 1.0 else values
             if values.dtype.kind == "f" and np.isnan(values).all():
                 continue  # no interval, or no stress without a volume
-            if estimate.headline == quantity == "mean" and name in ("energy", "forces", "stress"):
-                results[name] = float(values) if name == "energy" else values
+            if estimate.headline == quantity == "mean" and called in RESULTS and estimate.field.on == RESULTS[called]:
+                results[called] = float(values) if called == "energy" else values
             else:
-                key = name if quantity == estimate.headline else f"{name}_{quantity}"
+                key = called if quantity == estimate.headline else f"{called}_{quantity}"
                 values = values.reshape(len(values), -1) if node and values.ndim > 2 else values
                 (atoms.arrays if node else atoms.info)[key] = values.item() if np.ndim(values) == 0 else values
     if results:
@@ -180,15 +206,22 @@ def _frame(heading: Heading, block: Block, row: int) -> Atoms:
     return atoms
 
 
-def _taken(heading: Heading) -> set[str]:
-    """Names that predictions have in a structure."""
-    names = {
-        name
-        for target in heading.targets
-        for quantity in estimates_of(target).quantities
-        for name in (target.name, f"{target.name}_{quantity}")
-    }
-    return {"graph", "status", "domain", "domain_score", *names}
+def _as_ase(targets: Sequence[Target], length: float) -> dict[str, tuple[str, float]]:
+    """What every field is called in a structure, and the factor on its numbers: readers take ASE's names for ASE's units.
+
+    What has no unit fits the others, as in training.
+    """
+    units = {one.name: one.field.unit for one in targets if one.name in POWERS}
+    known: dict[str, float] = {}
+    called = {one.name: one.name for one in targets}
+    for name, unit in units.items():
+        try:
+            known |= {name: in_ase_units(unit, name, f"field {name}")} if unit else {}  # type: ignore[arg-type]
+        except InputError:
+            called[name] = re.sub(r"\W+", "_", f"{name}_in_{unit}").strip("_")
+    energy = next((size * length ** POWERS[name] for name, size in known.items()), 1.0)
+    fitting = {name: energy / length ** POWERS[name] for name, unit in units.items() if not unit and known}
+    return {name: (own, known.get(name, fitting.get(name, 1.0))) for name, own in called.items()}
 
 
 def _restore(atoms: Atoms, predictions: Predictions, row: int, taken: set[str]) -> None:
@@ -201,11 +234,11 @@ def _restore(atoms: Atoms, predictions: Predictions, row: int, taken: set[str]) 
             atoms.info.setdefault(key, text)
 
 
-def _atoms(batch: GraphBatch, row: int) -> Atoms:
+def _atoms(batch: GraphBatch, row: int, length: float) -> Atoms:
     start, stop = batch.node_offsets[row : row + 2].tolist()
     return Atoms(
         numbers=batch[ATOMIC_NUMBERS][start:stop].numpy(),
-        positions=batch.positions[start:stop].numpy(),
-        cell=batch.cell[row].numpy(),
+        positions=batch.positions[start:stop].numpy() * length,
+        cell=batch.cell[row].numpy() * length,
         pbc=batch.periodic[row].numpy(),
     )

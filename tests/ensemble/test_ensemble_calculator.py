@@ -120,6 +120,10 @@ def test_an_energy_in_another_unit_is_converted_and_an_unknown_one_refused(
     write_sealed(run / "model" / "model.json", value)
     with pytest.raises(InputError, match="field energy: the unit 'of the code' is not known; write eV,"):
         calculator(run)
+    write(tmp_path / "in.xyz", frames[3].copy())
+    predict_to_file(run, tmp_path / "in.xyz", tmp_path / "out.xyz")
+    back = read(tmp_path / "out.xyz")
+    assert back.info["energy_in_of_the_code"] == pytest.approx(energy, rel=1e-6) and "energy" not in back.calc.results
 
 
 IN_ASE = {
@@ -168,6 +172,12 @@ def test_labels_in_other_units_are_learned_and_predicted_alike(tmp_path: Path) -
         )
         predicted.append((atoms := frames[3].copy(), record))
         atoms.calc = calculator(tmp_path / name)
+        write(tmp_path / "in.xyz", frames[3].copy())
+        predict_to_file(tmp_path / name, tmp_path / "in.xyz", out := tmp_path / f"{energy.split('/')[0]}.xyz")
+        back = read(out)  # an .xyz says eV and Angstrom, whatever the unit of the labels
+        assert back.get_potential_energy() == pytest.approx(atoms.get_potential_energy(), rel=1e-6)
+        np.testing.assert_allclose(back.get_forces(), atoms.get_forces(), atol=1e-6)
+        np.testing.assert_allclose(back.get_stress(), atoms.get_stress(), atol=1e-7)
     (ours, first), (theirs, second) = predicted
     assert second.best["valid/loss"] == pytest.approx(first.best["valid/loss"], rel=1e-5)
     assert second.best["valid/stress/mae"] == pytest.approx(
@@ -377,6 +387,43 @@ def test_results_are_kept_while_only_what_no_member_reads_changes(
     atoms.set_momenta(np.ones((len(atoms), 3)))
     monkeypatch.setattr(EnsembleCalculator, "calculate", lambda *_: pytest.fail("calculated anew"))
     assert atoms.get_potential_energy() == before
+
+
+def told(run: Path, **attributes: object) -> Ensemble:
+    """The run, with a training store that says so of itself."""
+    ensemble = Ensemble.load(run)
+    data = {"attributes": {"cutoff": CUTOFF, **attributes}}
+    return Ensemble(ensemble.members, replace(ensemble.manifest, data=data), ensemble.digest)
+
+
+def with_info(atoms: Atoms, **info: object) -> Atoms:
+    copy = atoms.copy()
+    copy.info = info
+    return copy
+
+
+def test_a_field_is_found_and_scaled_in_structures_as_in_the_files_of_training(charged: tuple[Path, Atoms]) -> None:
+    """The build file called it ``total`` and halved it; what has the field's own name is in its unit."""
+    run, atoms = charged
+    rule = {
+        "kind": "ase",
+        "cutoff": CUTOFF,
+        "fields": [{"name": "charge", "on": "graph", "key": "total", "scale": 0.5}],
+    }
+    halved, whole = told(run, source="ase", build=rule), Ensemble.load(run)
+    one, two = (whole.predict(with_info(atoms, charge=charge))["energy"].mean[0] for charge in (1, 2))
+    assert halved.predict(with_info(atoms, total=2, charge=7))["energy"].mean[0] == one
+    assert halved.predict(with_info(atoms, charge=2))["energy"].mean[0] == two != one
+    atoms = with_info(atoms, total=2)
+    atoms.calc = EnsembleCalculator(halved)
+    assert atoms.get_potential_energy() == one
+    atoms.info["total"] = 4
+    assert atoms.get_potential_energy() == two
+
+
+def test_structures_are_refused_where_the_positions_of_training_are_no_angstrom(charged: tuple[Path, Atoms]) -> None:
+    with pytest.raises(InputError, match="positions of the training data are in bohr, and those of structure files in"):
+        told(charged[0], length_unit="bohr").predict(charged[1])
 
 
 def test_a_field_that_was_taken_away_is_refused(charged: tuple[Path, Atoms]) -> None:

@@ -217,6 +217,16 @@ def test_cells_and_flags_may_have_any_usual_form() -> None:
     assert not from_pyg(molecule).periodic.any()
 
 
+def lengths_of(data: Any) -> torch.Tensor:
+    i, j = data.edge_index
+    return (data.pos[j] - data.pos[i] + data.edge_shifts).norm(dim=1)
+
+
+def bare_data(atoms: Atoms) -> Any:
+    i, j, lengths = neighbor_list("ijd", atoms * 2, 2.9)
+    return data_of(pos=(atoms * 2).positions, edge_index=[i, j], edge_weight=lengths)
+
+
 def changed(**values: Any) -> Any:
     """Data in the names of the public HydraGNN, with some attributes changed or (None) taken away."""
     atoms = bent_crystal()
@@ -227,6 +237,29 @@ def changed(**values: Any) -> Any:
         else:
             data[key] = value(data)
     return data
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "lists": lambda value: value.tolist(),
+    "arrays": lambda value: value.numpy(),
+    "a leading axis": lambda value: value[None],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_shifts_may_have_any_usual_form(form: str) -> None:
+    usual = from_pyg(changed(pbc=None))
+    other = from_pyg(changed(pbc=None, edge_shifts=lambda d: FORMS[form](d.edge_shifts)))
+    assert torch.equal(edge_vectors(other), edge_vectors(usual)) and other.periodic.all()
+
+
+def test_what_is_no_length_of_edges_says_nothing_of_images() -> None:
+    atoms = Atoms("OH2", [[0, 0, 0], [0.96, 0, 0], [0, 0.96, 0]], cell=[9, 9, 9])
+    i, j, vectors = neighbor_list("ijD", atoms, 1.2)
+    bonds, road = torch.ones(len(i)), torch.as_tensor(np.linalg.norm(vectors, axis=1) * [1, 2, 1, 1])
+    for values in ({"edge_attr": bonds}, {"edge_attr": bonds[:, None].expand(-1, 4)}, {"edge_weight": road}):
+        data = data_of(pos=atoms.positions, edge_index=[i, j], cell=atoms.cell.array, **values)
+        assert from_pyg(data).num_edges == 4
 
 
 NOT_UNDERSTOOD: dict[str, tuple[Callable[[], Any], str]] = {
@@ -247,6 +280,19 @@ NOT_UNDERSTOOD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: changed(unit_shifts=lambda d: torch.zeros_like(d.edge_shifts)),
         "no reading of unit_shifts gives edges that agree with the declared cutoff of 3.3",
     ),
+    "lengths through images beside no shift, cell or flags": (
+        lambda: bare_data(bulk("NaCl", "rocksalt", a=5.6, cubic=True)),
+        "long by its positions and .* by edge_weight, and no attribute says through which images",
+    ),
+    "lengths through images beside a cell": (
+        lambda: changed(edge_attr=lambda d: lengths_of(d)[:, None], edge_shifts=None, pbc=None),
+        "long by its positions and .* by edge_attr, and no attribute says through which images",
+    ),
+    "turned shifts": (
+        lambda: changed(edge_shifts=lambda d: d.edge_shifts.T),
+        "edge_shifts of shape .* is not .edges, 3",
+    ),
+    "flags in a text": (lambda: changed(pbc=lambda d: "TTF"), "pbc = 'TTF' is not one flag per axis"),
     "no shifts": (
         lambda: changed(edge_shifts=None),
         "the graph is periodic, and no attribute says through which images",
