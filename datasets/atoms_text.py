@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from ase.io.extxyz import per_atom_properties, per_config_properties
 
 from hydragnn.errors import InputError
 
@@ -11,6 +12,21 @@ ATOMS = "atoms"
 
 GEOMETRY = ("numbers", "positions")
 PER_ATOM = ("forces", "stresses", "charges", "magmoms", "energies")
+READ_OTHERWISE = frozenset(
+    (
+        "Lattice",
+        "Properties",
+        "pbc",
+        "species",
+        "symbols",
+        "pos",
+        "Z",
+        "move_mask",
+        *per_config_properties,
+        *per_atom_properties,
+    )
+)
+"""Names that readers of extended XYZ take for geometry or for results."""
 PREFIX = "input_"
 """Of results that came with a structure, and of names that something else has taken."""
 
@@ -48,12 +64,29 @@ def restore_atoms(atoms: Any, text: str, taken: set[str]) -> None:
         raise InputError(
             f"what was kept of a structure is damaged ({error}); delete the parts and predict again"
         ) from error
+    taken = taken | READ_OTHERWISE
     for key, values in results.items():
         (arrays if key in PER_ATOM else info)[f"{PREFIX}{key}"] = values
     for key, values in info.items():
-        atoms.info[f"{PREFIX}{key}" if key in taken else key] = values
+        name, value = one_line(str(key)), one_line(values) if isinstance(values, str) else values
+        if name and not (
+            isinstance(value, str) and not value
+        ):  # after which readers would take the next entry for its value
+            atoms.info[f"{PREFIX}{name}" if name in taken else name] = value
     for key, values in arrays.items():
         column = np.asarray(values)
-        if len(column) == len(atoms) and column.ndim <= 2 and column.dtype.kind in "biufU":
+        if column.size and len(column) == len(atoms) and column.ndim <= 2 and column.dtype.kind in "biufU":
             wide = column.astype(np.int64) if column.dtype.kind in "iu" else column
-            atoms.arrays[f"{PREFIX}{key}" if key in taken else key] = wide
+            if column.dtype.kind == "U":
+                wide = np.array([one_line(word, "_") or "_" for word in column.ravel().tolist()]).reshape(column.shape)
+            name = one_line(str(key).replace(":", "_"), "_")
+            atoms.arrays[f"{PREFIX}{name}" if name in taken else name] = wide
+
+
+def one_line(text: str, space: str = " ") -> str:
+    """Return a text as a line of extended XYZ can hold it, with backslashes as readers expect them.
+
+    >>> one_line("two\\nlines"), one_line("a b", "_"), one_line("_JSON is its mark of other values")
+    ('two lines', 'a_b', 'JSON is its mark of other values')
+    """
+    return space.join(text.split()).removeprefix("_" if text.startswith("_JSON") else "").replace("\\", "\\\\")

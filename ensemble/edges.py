@@ -6,6 +6,7 @@ from typing import Any
 from hydragnn.architectures import ArchitectureSettings, GeometricSettings
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.errors import InputError
+from hydragnn.graphs.units import CLOSE, LENGTH_UNIT, knows_length, length_in_angstrom
 from hydragnn.runs.cutoff import ROUNDING
 
 
@@ -26,6 +27,26 @@ def check_edges(
                 f"the store was built with {_said(name, now)}, the graphs of training with {_said(name, before)}, so that nodes have other "
                 "neighbours than members learned from; build it in the same way (hydragnn predict makes such graphs of files by itself)"
             )
+
+
+def check_lengths(training: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """InputError where the attributes of a store say that its positions are in another unit than those of training.
+
+    A built store that names none is in Angstrom. Nothing is known where training names none, and of units of one's own, such as the
+    height of a plate.
+    """
+    if not knows_length(training) or not (LENGTH_UNIT in given or "source" in given):
+        return
+    before, now = (str(attributes.get(LENGTH_UNIT, "Angstrom")) for attributes in (training, given))
+    try:
+        other = before != now and abs(length_in_angstrom(training) / length_in_angstrom(given) - 1.0) > CLOSE
+    except InputError:
+        return
+    if other:
+        raise InputError(
+            f"the positions of the store are in {now}, those of training in {before}; build it in {before}, or name its unit under "
+            "[attributes] (length_unit)"
+        )
 
 
 def _reaches(settings: ArchitectureSettings, trained: float, cutoff: float) -> bool:

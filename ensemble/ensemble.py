@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from hydragnn.datasets import GraphStore, MemoryStore
 from hydragnn.ensemble.domain import GraphView, graph_doubts, state_doubts
-from hydragnn.ensemble.edges import check_edges
+from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
 from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import (
@@ -185,6 +185,7 @@ class Ensemble:
                 raise InputError(
                     f"the store means something else by {field.name}: {actual}; the ensemble reads {field}"
                 )
+        check_lengths(self.training_attributes, store.attributes)
         check_edges((member.model.settings for member in self.members), self.training_attributes, store.attributes)
         return self._read_by_members(there)
 

@@ -14,7 +14,7 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from numpy.typing import NDArray
 
-from hydragnn.datasets.atoms_text import ATOMS, restore_atoms
+from hydragnn.datasets.atoms_text import ATOMS, one_line, restore_atoms
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Heading, Piece, lines_array, texts
 from hydragnn.ensemble.predictions import Predictions, estimates_of
@@ -230,8 +230,8 @@ def _restore(atoms: Atoms, predictions: Predictions, row: int, taken: set[str]) 
     if kept := own.pop(ATOMS, ""):
         restore_atoms(atoms, kept, taken)
     for key, text in own.items():
-        if text and key not in taken:
-            atoms.info.setdefault(key, text)
+        if (line := one_line(text)) and key not in taken:
+            atoms.info.setdefault(one_line(key), line)
 
 
 def _atoms(batch: GraphBatch, row: int, length: float) -> Atoms:

@@ -11,7 +11,7 @@ from ase import Atoms
 from hydragnn.architectures import ArchitectureSettings, architecture_of
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble import Ensemble
-from hydragnn.ensemble.edges import check_edges
+from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError
 from hydragnn.graphs.atomic import from_ase
@@ -76,3 +76,24 @@ def test_a_prediction_and_an_evaluation_on_shorter_edges_are_refused_at_the_door
     same = MemoryStore([from_ase(atoms, CUTOFF) for atoms in frames[:3]], {"cutoff": CUTOFF})
     said = [loaded.predict(one)["energy"].mean for one in (wide, same)]
     np.testing.assert_allclose(*said, rtol=1e-5)
+
+
+BOHR, ASE = {"length_unit": "bohr"}, {"source": "ase"}
+
+
+@pytest.mark.parametrize(
+    ("training", "given"), [(BOHR, ASE), (ASE, BOHR), (BOHR, {"source": "npz"}), (BOHR, {"length_unit": "nm"})]
+)
+def test_stores_with_positions_in_another_unit_are_refused(training: dict[str, str], given: dict[str, str]) -> None:
+    with pytest.raises(InputError, match=r"the positions of the store are in .*, those of training in"):
+        check_lengths(training, given)
+
+
+@pytest.mark.parametrize(
+    ("training", "given"),
+    [(BOHR, {"length_unit": "Bohr"}), (BOHR, {}), ({}, BOHR), (ASE, {"source": "pyg"}), ({"length_unit": "box"}, BOHR)],
+)
+def test_stores_of_which_nothing_says_another_unit_are_predicted(
+    training: dict[str, str], given: dict[str, str]
+) -> None:
+    check_lengths(training, given)

@@ -249,6 +249,28 @@ def test_structures_keep_what_they_had(ensemble: Path, frames: list[Atoms], tmp_
         assert (len(back[1]), back[1].info["config_type"], back[1].info["name"]) == (0, "kind 1", "in.xyz#1")
 
 
+ODD_TEXTS = {
+    "two\nlines": "two lines",
+    "": None,
+    'a="b" {c}, ü': 'a="b" {c}, ü',
+    "C:\\x y": "C:\\x y",
+    "_JSON {": "JSON {",
+}
+
+
+def test_structures_with_any_texts_are_read_again(ensemble: Path, frames: list[Atoms], tmp_path: Path) -> None:
+    """Formats other than XYZ hold texts that no line of XYZ holds, and entries that XYZ takes for results or geometry."""
+    some = [atoms.copy() for atoms in frames[: len(ODD_TEXTS)]]
+    for atoms, text in zip(some, ODD_TEXTS):
+        atoms.info |= {"config_type": text, "run": 7, "stress": np.ones(6), "Properties": "x", "Lattice": "y"}
+    write(tmp_path / "in.traj", some)
+    predict_to_file(ensemble, tmp_path / "in.traj", tmp_path / "out.xyz")
+    for atoms, given, text in zip(read(tmp_path / "out.xyz", ":"), some, ODD_TEXTS.values(), strict=True):
+        assert (atoms.info.get("config_type"), atoms.info["run"], atoms.info["input_Lattice"]) == (text, 7, "y")
+        np.testing.assert_allclose(atoms.positions, given.positions, atol=1e-7)
+        assert set(atoms.calc.results) == {"energy", "forces"}  # no stress of the input among what is predicted
+
+
 @pytest.mark.parametrize("suffix", [".h5", ".npz", ".csv"])
 def test_predictions_have_the_names_of_their_graphs(
     suffix: str, ensemble: Path, frames: list[Atoms], tmp_path: Path
