@@ -349,6 +349,7 @@ def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
     """
     settings = _kind_of(table.get("kind"), str(origin)).parse(table, source=str(origin))
     refuse_idle(settings, str(origin))
+    _refuse_other_names(settings, str(origin))
     folder = origin.parent
     paths: dict[str, Any] = {"files": [str(Path(escape(str(folder))) / file) for file in settings.files]}
     for key in settings.beside:
@@ -356,6 +357,22 @@ def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
         if value is not None:
             paths[key] = str(folder / value)
     return settings.model_copy(update=paths)
+
+
+def _refuse_other_names(settings: BuildSettings, origin: str) -> None:
+    """InputError for columns and several keys of fields where a source takes the values of one name as they are."""
+    if isinstance(settings, NpzBuild | OwnBuild):
+        return
+    for field in settings.fields:
+        if field.column is not None:
+            raise InputError(
+                f"{origin}: field {field.name}: column is for npz; leave it out, and declare the shape of the whole value"
+            )
+        joins = isinstance(settings, GrainsBuild) or (isinstance(settings, MeshBuild) and field.on == "graph")
+        if len(field.keys) > 1 and not joins:
+            raise InputError(
+                f"{origin}: field {field.name}: this source takes one key per field, not {len(field.keys)}; declare a field for each"
+            )
 
 
 def _kind_of(kind: Any, origin: str) -> type[BuildSettings]:

@@ -38,10 +38,12 @@ def copies_across(store: GraphStore, split: Split) -> Copies:
 
 def sentence_on_copies(store: GraphStore, split: Split, copies: Copies) -> str:
     """Return what to say of copies in a split of which there are some."""
+    same = stored_label(store, copies.copy) == stored_label(store, copies.original)  # as copies often are called
 
     def where(graph: int) -> str:
         (name,) = [name for name in PARTS if graph in getattr(split, name)]
-        return f"{stored_label(store, graph)} ({WORDS.get(name, name)})"
+        number = f"number {graph}, " if same else ""
+        return f"{stored_label(store, graph)} ({number}{WORDS.get(name, name)})"
 
     return (
         f"{copies.count} of {copies.of} graphs outside the training part are exact copies of graphs in another part, such as "

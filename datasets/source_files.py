@@ -1,7 +1,8 @@
 """Graphs from files that other programs write: atoms (ASE), torch_geometric lists, meshes (meshio)."""
 
+import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -67,15 +68,22 @@ def _structures(path: Path, settings: AseBuild) -> Iterator[Callable[[], Any]]:
 
     number = 0
     try:
-        if settings.index == ":" and _is_extended_xyz(path, settings.format):
+        if _is_extended_xyz(path, settings.format):
+            keys = {*(field.keys[0] for field in settings.fields), *settings.text_keys}
             with open_with_compression(str(path), "r") as file:
                 for text in frames_of_xyz(file):
-                    yield partial(_read_frame, text, path, number)
+                    _check_entries(text, keys, path, number)
+                    if settings.index == ":":
+                        yield partial(_read_frame, text, path, number)
                     number += 1
-            return
+            if settings.index == ":":
+                return
+            number = 0
         for atoms in iread(str(path), index=settings.index, format=settings.format, parallel=False):
             yield partial(_given, atoms)
             number += 1
+    except InputError:
+        raise
     except Exception as error:  # ASE's many readers raise whatever their parsing raises
         raise _unreadable(path, number, error) from error
 
@@ -114,6 +122,22 @@ def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(frame)
     if any(line.strip() for line in rest):
         raise ValueError("an empty line stands before it, where readers of XYZ end without a word; remove such lines")
+
+
+ENTRY = re.compile(r"""("[^"]*"|[^\s="']+)\s*=\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{[^}]*\}|\[[^\]]*\]|\S*)""")
+"""Key and value in the second line of a structure of extended XYZ."""
+
+
+def _check_entries(text: str, keys: Collection[str], path: Path, number: int) -> None:
+    """InputError where a structure gives one of the keys two values, of which readers take the last without a word."""
+    comment = text.partition("\n")[2].partition("\n")[0]
+    for key in keys:
+        if comment.count(key) > 1:
+            values = {value for name, value in ENTRY.findall(comment) if name == key}
+            if len(values) > 1:
+                raise InputError(
+                    f"{path}: structure {number} has several values of {key} in its second line: {', '.join(sorted(values))}; keep one"
+                )
 
 
 def _read_frame(text: str, path: Path, number: int) -> Any:

@@ -438,6 +438,14 @@ SETTINGS = {
         {"kind": "ase", "files": ["a"], "cutoff": 1.0, "fields": [{**ENERGY, "convert": "virial"}]},
         "a virial is a 3 x 3 tensor of a graph",
     ),
+    "several keys where one is read": (
+        {"kind": "ase", "files": ["a"], "cutoff": 1.0, "fields": [{**ENERGY, "key": ["E0", "E1"]}]},
+        "field energy: this source takes one key per field, not 2; declare a field for each",
+    ),
+    "a column of structures": (
+        {"kind": "ase", "files": ["a"], "cutoff": 1.0, "fields": [{**ENERGY, "column": 1}]},
+        "field energy: column is for npz",
+    ),
     "cutoff without positions": ({"kind": "npz", "files": ["a"], "cutoff": 1.0}, "give positions and no edges"),
 }
 
@@ -454,6 +462,8 @@ def bad_files(folder: Path) -> None:
     twins = Atoms("H2", [[0, 0, 0], [0, 0, 0]])
     ase.io.write(folder / "twins.xyz", [Atoms("H"), twins])
     ase.io.write(folder / "plain.xyz", [Atoms("H")])
+    line = 'energy=-1.5 note="energy=3" energy=-1.5 '
+    (folder / "double.xyz").write_text(f"1\n{line}\nH 0 0 0\n1\n{line} energy=2\nH 0 0 0\n")
     (folder / "text.xyz").write_text("three\nblind\nmice\n")
     (folder / "cut.xyz").write_text("5\nProperties=species:S:1:pos:R:3\nH 0 0 0\nH 0 0 1\n")
     np.savez(folder / "objects.npz", n=np.array([[1], [1, 2]], dtype=object))
@@ -478,6 +488,14 @@ FILES = {
     "missing label": (
         {"kind": "ase", "files": ["plain.xyz"], "cutoff": 3.0, "fields": [ENERGY]},
         "plain.xyz, structure 0: no energy for the field energy",
+    ),
+    "two energies": (
+        {"kind": "ase", "files": ["double.xyz"], "cutoff": 3.0, "fields": [ENERGY]},
+        "double.xyz: structure 1 has several values of energy in its second line: -1.5, 2; keep one",
+    ),
+    "two energies, every second structure": (
+        {"kind": "ase", "files": ["double.xyz"], "cutoff": 3.0, "fields": [ENERGY], "index": "::2"},
+        "structure 1 has several values of energy",
     ),
     "not atoms": ({"kind": "ase", "files": ["text.xyz"], "cutoff": 3.0}, "structure 0 cannot be read by ASE"),
     "cut off": ({"kind": "ase", "files": ["cut.xyz"], "cutoff": 3.0}, "structure 0 cannot be read by ASE"),

@@ -189,7 +189,7 @@ def test_copies_across_parts_are_counted_with_an_example(graph: Callable[..., Gr
     assert copies.copy % 20 == copies.original % 20
     assert re.fullmatch(
         rf"{expected} of 40 graphs outside the training part are exact copies of graphs in another part, such as graph 'g(\d+)' "
-        rf"\((validation|test)\) of graph 'g\1' \(train\), .*split.group = \"duplicates\".*",
+        rf"\(number {copies.copy}, (validation|test)\) of graph 'g\1' \(number {copies.original}, train\), .*split.group = \"duplicates\".*",
         sentence_on_copies(store, split, copies),
     )
 
