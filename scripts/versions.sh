@@ -80,7 +80,7 @@ for name in "$@"; do
         [ "$which" = newest ] || resolution=lowest-direct
         place="$work/$name-$which" log="$work/$name-$which.log" result=failed
         echo "== $name, $which versions"
-        "$uv" venv --quiet --python "$python" "$place"
+        "$uv" venv --quiet --seed --python "$python" "$place" # with what python -m venv brings
         if "$uv" pip install --quiet --python "$place/bin/python" --resolution "$resolution" "${cpu[@]}" "${wheels[@]}" "$work/source[mpi,demo]" >"$log" 2>&1; then
             (mkdir "$place/out" && cd "$place/out" && "$place/bin/python" "$work/check.py" "$place/out") >>"$log" 2>&1 && result=passed
         fi
