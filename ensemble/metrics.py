@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 from jaxtyping import Bool, Float
+from scipy.integrate import trapezoid
 from scipy.special import ndtr, ndtri
 
 from hydragnn.errors import InputError
@@ -90,7 +91,7 @@ def miscalibration_area(target: Rows, mean: Rows, std: Rows) -> float:
     """
     levels = np.linspace(0.0, 1.0, 101)
     observed = np.concatenate([[0.0], calibration_curve(target, mean, std, levels[1:-1]), [1.0]])
-    return float(np.trapezoid(np.abs(observed - levels), levels))
+    return float(trapezoid(np.abs(observed - levels), levels))
 
 
 def rank_correlation(first: Rows, second: Rows) -> float:
