@@ -16,6 +16,9 @@ T = TypeVar("T")
 REFERENCE = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):[^\W\d]\w*")
 """``package.module:Name``."""
 
+ROOMS = ("datasets", "ensemble", "graphs", "hpo", "scripts")
+"""Rooms of this package that lie outside its folder in a checkout, where files of strangers may lie beside them."""
+
 _allowed: set[str] = set()
 """Modules that this process may import by name, each with the modules inside it."""
 
@@ -46,7 +49,18 @@ def allowed_code() -> list[str]:
 def is_allowed(module: str) -> bool:
     """Return True where a file may name a class of the module: one of this package, one that is imported already, or one that the user allowed."""
     parents = {module[: match.start()] for match in re.finditer(r"\.|$", module)}
-    return "hydragnn" in parents or module in sys.modules or bool(parents & _allowed)
+    return is_own(module) or module in sys.modules or bool(parents & _allowed)
+
+
+def is_own(module: str) -> bool:
+    """Return True for a module of this package; another one that lies in its checkout is none.
+
+    >>> is_own("hydragnn.scripts.recipes.fept"), is_own("hydragnn.imports"), is_own("hydragnn.setup"), is_own("downloads.model")
+    (True, True, False, False)
+    """
+    package, _, rest = module.partition(".")
+    room, folder = rest.partition(".")[0], Path(__file__).parent
+    return package == "hydragnn" and (room in ROOMS or (folder / room).is_dir() or (folder / f"{room}.py").is_file())
 
 
 def names_in(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:

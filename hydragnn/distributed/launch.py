@@ -89,35 +89,41 @@ def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launc
     """
     node, interface = environment.get("SLURMD_NODENAME", ""), environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if "WORLD_SIZE" in environment and "MASTER_ADDR" in environment and "RANK" in environment:
-        rank, start = int(environment["RANK"]), "\n".join(environment.get(name, "") for name in _TORCHRUN_STEP)
+        size, start = (
+            _number(environment, "WORLD_SIZE", 1),
+            "\n".join(environment.get(name, "") for name in _TORCHRUN_STEP),
+        )
+        rank = _number(environment, "RANK", 0, size)
         return Launch(
             by="torchrun",
             rank=rank,
-            size=int(environment["WORLD_SIZE"]),
-            local_rank=int(environment.get("LOCAL_RANK", rank)),
+            size=size,
+            local_rank=_number(environment, "LOCAL_RANK", rank),
             step=hashlib.sha256(start.encode()).hexdigest()[:16],
             node=node,
             interface=interface,
             variables=_named(environment, "WORLD_SIZE", "RANK"),
         )
-    local = next((int(environment[name]) for name in _MPI_LOCAL_RANKS if name in environment), 0)
+    local = next((_number(environment, name) for name in _MPI_LOCAL_RANKS if environment.get(name)), 0)
     in_shell = _in_shell_of_slurm(environment, pid)
     for count, number in _MPI_SIZES.items():
         # variables of Slurm's own PMI are those of the shell; mpirun in that shell sets MPI_LOCALRANKID
         same = (
             environment.get(count) == environment.get("SLURM_STEP_NUM_TASKS") and "MPI_LOCALRANKID" not in environment
         )
-        if int(environment.get(count, 1)) > 1 and not (in_shell and same):
-            rank, size = int(environment.get(number, 0)), int(environment[count])
+        size = _number(environment, count, 1)
+        if size > 1 and not (in_shell and same):
+            rank = _number(environment, number, 0, size)
             variables = _named(environment, count, number)
             return Launch(
                 by="mpi", rank=rank, size=size, local_rank=local, node=node, interface=interface, variables=variables
             )
-    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1 and not in_shell:
+    size = _number(environment, "SLURM_STEP_NUM_TASKS", 1)
+    if size > 1 and not in_shell:
         return Launch(
             by="slurm",
-            rank=int(environment["SLURM_PROCID"]),
-            size=int(environment["SLURM_STEP_NUM_TASKS"]),
+            rank=_number(environment, "SLURM_PROCID", below=size),
+            size=size,
             local_rank=local,
             step=".".join(environment.get(name, "0") for name in _SLURM_STEP),
             node=node,
@@ -125,6 +131,19 @@ def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launc
             variables=_named(environment, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
         )
     return Launch(by="alone")
+
+
+def _number(environment: Mapping[str, str], name: str, absent: int | None = None, below: int | None = None) -> int:
+    """Return the number in a launcher's variable, ``absent`` where there is none; LaunchError for what no launcher writes."""
+    text = environment.get(name, "").strip()
+    if not text and absent is not None:
+        return absent
+    if not text.isascii() or not text.isdigit() or (below is not None and int(text) >= below):
+        more = "" if below is None else f" below {below}, the number of ranks"
+        raise LaunchError(
+            f"{name}={text} is in the environment, where launchers write a number{more}; if none started this process, unset {name}"
+        )
+    return int(text)
 
 
 def _named(environment: Mapping[str, str], *names: str) -> tuple[str, ...]:

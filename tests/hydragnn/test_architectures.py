@@ -198,6 +198,8 @@ def test_wide_heads_need_not_divide_the_width() -> None:
         ("hydragnn.architectures.base:Architecture", "Architecture has no Settings"),
         ("a-b:Net", "names no class"),
         ("antigravity:Net", "antigravity holds no architectures"),
+        ("hydragnn.setup:Net", "names code of hydragnn.setup, which a file may not run"),
+        ("hydragnn.downloads.model:Net", "names code of hydragnn.downloads.model"),
         ("pip.__main__:Net", "holds no architectures"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from hydragnn.architectures import architectures
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.distributed import launch_from, leave
+from hydragnn.distributed import LaunchError, launch_from, leave
 from hydragnn.record import RunRecord, read_record
 from hydragnn.runs import train
 
@@ -143,10 +143,10 @@ def test_ranks_that_mpi_does_not_see_are_refused_instead_of_training_copies(
 
 
 def test_one_module_reads_the_environment_of_launchers(root: Path) -> None:
-    """The others read what their user says of memory and of compiled steps."""
+    """The others read what their user says of memory, of compiled steps and of where modules are."""
     texts = {path.name: path.read_text() for path in (root / "hydragnn").rglob("*.py")}
     readers = [name for name, text in texts.items() if "environ[" in text or "os.environ" in text or "getenv" in text]
-    assert sorted(readers) == ["allocator.py", "compile_cache.py", "launch.py"]
+    assert sorted(readers) == ["allocator.py", "compile_cache.py", "imports.py", "launch.py"]
 
 
 def test_the_launcher_is_read_from_the_environment() -> None:
@@ -154,6 +154,23 @@ def test_the_launcher_is_read_from_the_environment() -> None:
     assert launch_from({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_STEP_NUM_TASKS": "8"}).by == "mpi"
     assert launch_from({"SLURM_NTASKS": "8"}).by == "alone"  # an allocation, but no job step
     assert launch_from({"PMI_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1"}).size == 1
+    assert launch_from({"PMI_SIZE": "", "SLURM_LOCALID": "", "SLURM_STEP_NUM_TASKS": ""}).by == "alone"
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "RANK=x"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "RANK=2"),
+        ({"PMI_SIZE": "two"}, "PMI_SIZE=two"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "-1"}, "OMPI_COMM_WORLD_RANK=-1"),
+        ({"SLURM_STEP_NUM_TASKS": "3"}, "SLURM_PROCID="),
+        ({"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "7"}, "SLURM_PROCID=7"),
+    ],
+)
+def test_variables_that_no_launcher_writes_are_named(environment: dict[str, str], name: str) -> None:
+    with pytest.raises(LaunchError, match=f"^{name} is in the environment.*unset {name.partition('=')[0]}$"):
+        launch_from(environment)
 
 
 def test_what_went_wrong_on_one_rank_is_what_the_record_says(
