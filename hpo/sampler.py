@@ -27,7 +27,7 @@ from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import BUILT_IN, sampler_for
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import Point, Space, all_points, point_key, random_point, value_at
+from hydragnn.hpo.space import Point, Space, all_points, is_point, point_key, random_point, value_at
 from hydragnn.hpo.trial_configs import trial_config
 from hydragnn.imports import without_the_current_folder
 
@@ -92,12 +92,35 @@ def proposal(
 ) -> Point | None:
     """A valid configuration for trial ``number`` that is not ``known``; None where there seems to be none left."""
     ask = ask or _ask_of(settings, history)
+    if settings.search.sampler not in ("auto", *BUILT_IN):
+        ask = _checked(ask)
     for draw in range(DRAWS):
         point = (ask if draw < DRAWS // 2 else random_ask)(settings, space, history, number, draw)
         if point_key(point) not in known and _is_valid(settings, space, point, number):
             return point
     unknown = [p for p in all_points(space) or [] if point_key(p) not in known]
     return next((point for point in unknown if _is_valid(settings, space, point, number)), None)
+
+
+def _checked(ask: Ask) -> Ask:
+    """A sampler that others wrote, with an InputError where it fails or gives no point of the space."""
+
+    def asked(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
+        name = f"search.sampler = {settings.search.sampler!r}"
+        try:
+            point = ask(settings, space, history, number, draw)
+        except Exception as error:
+            raise InputError(
+                f"{name} failed for trial {number} ({type(error).__name__}: {error}); mend it, or take another sampler"
+            ) from error
+        if not isinstance(point, dict) or not is_point(space, point):
+            raise InputError(
+                f"{name} gave {point!r} for trial {number}, which is no point of search.space; it must give a value in range for "
+                "every parameter whose conditions hold, and for no other"
+            )
+        return point
+
+    return asked
 
 
 def stand_in(settings: CampaignSettings, space: Space, number: int, known: AbstractSet[str]) -> Point | None:
@@ -266,7 +289,12 @@ def sampler_of(name: str) -> Ask | Callable[[], Ask]:
     with without_the_current_folder():
         announced = {entry.name: entry for entry in entry_points(group=GROUP)}
         if name in announced:
-            SAMPLERS[name] = announced[name].load()
+            try:
+                SAMPLERS[name] = announced[name].load()
+            except (ImportError, AttributeError) as error:
+                raise InputError(
+                    f"search.sampler = {name!r}: {announced[name].value} cannot be loaded ({error}); mend its package"
+                ) from error
             return SAMPLERS[name]
     raise InputError(f"unknown sampler {name!r}; {nearest(name, ['auto', *SAMPLERS, *announced])}")
 

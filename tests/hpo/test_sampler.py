@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hydragnn.errors import InputError
 from hydragnn.hpo.sampler import (
     HISTORY,
     SAMPLERS,
@@ -184,3 +185,27 @@ def test_compiled_tails_of_the_normal_distribution_are_those_of_optuna() -> None
     assert erf(everywhere) == pytest.approx(own(everywhere), rel=1e-14)
     for at in [*np.linspace(-40, 4, 89).tolist(), 0.0]:
         assert log_ndtr(at) == pytest.approx(_truncnorm._log_ndtr_single(at), rel=1e-10)
+
+
+def a_failure(*_: Any) -> Any:
+    """A sampler with a defect."""
+    raise ZeroDivisionError("no trials")
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (a_failure, r"failed for trial 0 \(ZeroDivisionError: no trials\)"),
+        (lambda *_: None, "gave None for trial 0, which is no point"),
+        (lambda *_: {"train.learning_rate": 5.0, "model.hidden_dim": 9}, "gave .*5.0.* is no point of search.space"),
+        (lambda *_: {"train.learning_rate": 1e-3}, "gave .* is no point of search.space"),
+        (lambda *_: {"train.learning_rate": np.float32(1e-3), "model.hidden_dim": 9}, "gave .* is no point of search.space"),
+    ],
+)
+def test_what_a_sampler_of_others_gives_is_a_point_of_the_space_or_refused(
+    own: Any, says: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SAMPLERS, "own", own)
+    campaign = settings(sampler="own")
+    with pytest.raises(InputError, match=f"^search.sampler = 'own' {says}"):
+        proposal(campaign, space_of(campaign.search.space), History(), 0, set())
