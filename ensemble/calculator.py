@@ -97,8 +97,8 @@ def calculator(
     """
     _allow_code(allow_code)
     ensemble = Ensemble.load(Path(folder), branch=branch)
-    if ensemble.caveat:
-        print(f"note: {ensemble.caveat}", file=sys.stderr, flush=True)
+    for note in filter(None, (ensemble.caveat, ensemble.doubt_about_structures)):
+        print(f"note: {note}", file=sys.stderr, flush=True)
     return EnsembleCalculator(ensemble.compiled() if compile else ensemble)
 
 

@@ -36,7 +36,7 @@ from hydragnn.ensemble.predictions import (
     nothing,
 )
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen, without_screening
-from hydragnn.ensemble.structures import Structures, made_graphs, structures_for, training_attributes
+from hydragnn.ensemble.structures import Structures, made_graphs, reads_atoms, structures_for, training_attributes
 from hydragnn.errors import InputError
 from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
@@ -143,6 +143,17 @@ class Ensemble:
         return (
             f"{self.names[0]} is a single run, so its predictions have no calibrated uncertainty and no domain score; several runs as "
             "an ensemble have both: hydragnn ensemble RUN RUN ... --out ENSEMBLE"
+        )
+
+    @property
+    def doubt_about_structures(self) -> str:
+        """What is not known of how structures become graphs where the training store of a run is gone, in a sentence; else empty."""
+        store = self.members[0].config.data.store
+        if "attributes" in self.manifest.data or store.exists() or not reads_atoms(self.manifest):
+            return ""
+        return (
+            f"the training store {store} is not there, so that structures have all neighbours within the model's cutoff, and fields as they "
+            "are named and given; if it was built with max_neighbours, another cutoff, key or scale, predictions are wrong: put it back"
         )
 
     def absent(self, target: Target) -> frozenset[str]:

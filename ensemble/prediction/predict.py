@@ -174,8 +174,9 @@ def _predict_opened(
             write_json(parts.folder / "plan.json", schedule.certificate)
             if not quiet:
                 print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
-                if ensemble.caveat:
-                    print(f"note: {ensemble.caveat}", file=sys.stderr, flush=True)
+                doubt = "" if is_store(job.source) or job.source.suffix == ".toml" else ensemble.doubt_about_structures
+                for note in filter(None, (ensemble.caveat, doubt)):
+                    print(f"note: {note}", file=sys.stderr, flush=True)
         if opening["held"] >= len(ensemble.members):
             list(ensemble.members)  # loaded before the clock starts
         ready = time.perf_counter()

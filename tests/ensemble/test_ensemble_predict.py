@@ -3,6 +3,7 @@
 import csv
 import json
 import resource
+import shutil
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
@@ -164,6 +165,23 @@ def test_a_single_run_claims_no_uncertainty_and_no_domain(
         else:
             names = set(arrays_of(out))
         assert names == {"graph", "nodes", "name", "status", "fields/energy/mean", "fields/forces/mean"}
+
+
+def test_a_run_whose_training_store_is_gone_says_what_it_does_not_know_of_structures(
+    runs: list[Path], stored: Path, structures: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = "is not there, so that structures have all neighbours within the model's cutoff"
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run)
+    predict_to_file(run, structures, tmp_path / "known.npz", quiet=False)
+    assert words not in capfd.readouterr().err
+    config = json.loads((run / "config.json").read_text())
+    config["data"]["store"] = str(tmp_path / "gone.h5")
+    (run / "config.json").write_text(json.dumps(config))
+    predict_to_file(run, structures, tmp_path / "unknown.npz", quiet=False)
+    assert words in capfd.readouterr().err
+    predict_to_file(run, stored, tmp_path / "store.npz", quiet=False)
+    assert words not in capfd.readouterr().err
 
 
 def test_graphs_that_failed_have_no_number_for_any_quantity(ensemble: Path, structures: Path, tmp_path: Path) -> None:
