@@ -20,11 +20,15 @@ from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Heading, Pi
 from hydragnn.ensemble.predictions import Predictions, estimates_of
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
 from hydragnn.graphs.units import in_ase_units
 from hydragnn.models import Target
 
-RESULTS: Mapping[str, Location] = {"energy": "graph", "forces": "node", "stress": "graph"}
+RESULTS: Mapping[str, tuple[Location, tuple[int, ...]]] = {
+    "energy": ("graph", ()),
+    "forces": ("node", (3,)),
+    "stress": ("graph", (3, 3)),
+}
 """Results of calculators in a file of structures."""
 POWERS: Mapping[str, int] = {"energy": 0, "forces": 1, "stress": 3}
 """Lengths by which energies are divided there."""
@@ -138,15 +142,15 @@ class XyzSink(AppendingSink):
         self.file = self.temporary.open("wb")
 
     @cached_property
-    def as_ase(self) -> dict[str, tuple[str, float]]:
+    def called(self) -> dict[str, tuple[str, float]]:
         """The name and the factor of every field's numbers."""
-        return _as_ase(self.heading.targets, self.heading.length)
+        return as_ase(self.heading.targets, self.heading.length)
 
     @cached_property
     def taken(self) -> set[str]:
         """Names that predictions have in a structure."""
         names = {
-            self.as_ase[target.name][0] + ending
+            self.called[target.name][0] + ending
             for target in self.heading.targets
             for ending in ("", *(f"_{quantity}" for quantity in estimates_of(target).quantities))
         }
@@ -158,7 +162,7 @@ class XyzSink(AppendingSink):
 
         text = StringIO()
         for row in range(len(block.predictions)):
-            atoms = _frame(self.heading, block, row, self.as_ase)
+            atoms = _frame(self.heading, block, row, self.called)
             _restore(atoms, block.predictions, row, self.taken)
             write(text, atoms, format="extxyz", parallel=False)
         return {"structures": lines_array(text.getvalue())}
@@ -172,7 +176,7 @@ class XyzSink(AppendingSink):
         self.file.close()
 
 
-def _frame(heading: Heading, block: Block, row: int, as_ase: Mapping[str, tuple[str, float]]) -> Atoms:
+def _frame(heading: Heading, block: Block, row: int, names: Mapping[str, tuple[str, float]]) -> Atoms:
     """One structure with its predictions."""
     predictions = block.predictions
     offsets = np.concatenate([[0], np.cumsum(predictions.nodes_per_graph)])
@@ -191,11 +195,11 @@ def _frame(heading: Heading, block: Block, row: int, as_ase: Mapping[str, tuple[
         span = slice(offsets[row], offsets[row + 1]) if node else row
         for quantity in heading.quantities(estimate.target):
             values = estimate[quantity][span]
-            called, factor = as_ase[name]
+            called, factor = names[name]
             values = values * factor if factor != 1.0 else values
             if values.dtype.kind == "f" and np.isnan(values).all():
                 continue  # no interval, or no stress without a volume
-            if estimate.headline == quantity == "mean" and called in RESULTS and estimate.field.on == RESULTS[called]:
+            if estimate.headline == quantity == "mean" and _is_result(called, estimate.field):
                 results[called] = float(values) if called == "energy" else values
             else:
                 key = called if quantity == estimate.headline else f"{called}_{quantity}"
@@ -206,14 +210,26 @@ def _frame(heading: Heading, block: Block, row: int, as_ase: Mapping[str, tuple[
     return atoms
 
 
-def _as_ase(targets: Sequence[Target], length: float) -> dict[str, tuple[str, float]]:
+def _is_result(name: str, field: Field) -> bool:
+    """Return True where a field is what ASE means by its name.
+
+    >>> _is_result("energy", Field(name="energy", on="graph")), _is_result("energy", Field(name="energy", on="node"))
+    (True, False)
+    """
+    return (field.on, field.shape) == RESULTS.get(name)
+
+
+def as_ase(targets: Sequence[Target], length: float) -> dict[str, tuple[str, float]]:
     """What every field is called in a structure, and the factor on its numbers: readers take ASE's names for ASE's units.
 
-    What has no unit fits the others, as in training.
+    What has no unit fits the others, as in training. What has such a name and is something else has ``predicted_`` before it.
     """
-    units = {one.name: one.field.unit for one in targets if one.name in POWERS}
+    units = {one.name: one.field.unit for one in targets if _is_result(one.name, one.field)}
     known: dict[str, float] = {}
-    called = {one.name: one.name for one in targets}
+    called = {
+        one.name: f"predicted_{one.name}" if one.name in RESULTS and not _is_result(one.name, one.field) else one.name
+        for one in targets
+    }
     for name, unit in units.items():
         try:
             known |= {name: in_ase_units(unit, name, f"field {name}")} if unit else {}  # type: ignore[arg-type]

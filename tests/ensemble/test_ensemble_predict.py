@@ -12,7 +12,7 @@ from typing import Any, Never
 import h5py
 import numpy as np
 import pytest
-from ase import Atoms
+from ase import Atoms, units
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
@@ -21,9 +21,11 @@ from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import frames, hdf5, work
 from hydragnn.ensemble.prediction.entries import ENTRY
 from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.ensemble.prediction.tables import as_ase
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import Field, GraphBatch, to_pyg
 from hydragnn.graphs.pyg import torch_geometric
+from hydragnn.models import Target
 from tests.ensemble.finished import finished_units
 from tests.flips import FLIPS, flipped
 from tests.forked import SERVER
@@ -265,6 +267,26 @@ def test_structures_keep_what_they_had(ensemble: Path, frames: list[Atoms], tmp_
     assert back[2].info["name"] == "in.xyz#2"
     if not as_build:
         assert (len(back[1]), back[1].info["config_type"], back[1].info["name"]) == (0, "kind 1", "in.xyz#1")
+
+
+def test_results_in_files_of_structures_are_in_ases_units_or_have_another_name() -> None:
+    energy = Field(name="energy", on="graph", unit="Ha")
+    forces = Field(name="forces", on="node", shape=(3,))
+    stress = Field(name="stress", on="graph", shape=(3, 3), unit="GPa")
+    named = as_ase([Target(field=field) for field in (energy, forces, stress)], units.Bohr)
+    assert {name: called for name, (called, _) in named.items()} == {name: name for name in named}
+    factors = [factor for _, factor in named.values()]
+    np.testing.assert_allclose(factors, [units.Ha, units.Ha / units.Bohr, units.GPa], rtol=1e-6)
+    others = [
+        Field(name="energy", on="node", unit="Ha"),
+        Field(name="stress", on="graph", shape=(2,)),
+        Field(name="gap", on="graph", unit="Ha"),
+    ]
+    assert as_ase([Target(field=field) for field in others], 1.0) == {
+        "energy": ("predicted_energy", 1.0),
+        "stress": ("predicted_stress", 1.0),
+        "gap": ("gap", 1.0),
+    }
 
 
 ODD_TEXTS = {

@@ -199,7 +199,10 @@ def a_failure(*_: Any) -> Any:
         (lambda *_: None, "gave None for trial 0, which is no point"),
         (lambda *_: {"train.learning_rate": 5.0, "model.hidden_dim": 9}, "gave .*5.0.* is no point of search.space"),
         (lambda *_: {"train.learning_rate": 1e-3}, "gave .* is no point of search.space"),
-        (lambda *_: {"train.learning_rate": np.float32(1e-3), "model.hidden_dim": 9}, "gave .* is no point of search.space"),
+        (
+            lambda *_: {"train.learning_rate": np.float32(1e-3), "model.hidden_dim": 9},
+            "gave .* is no point of search.space",
+        ),
     ],
 )
 def test_what_a_sampler_of_others_gives_is_a_point_of_the_space_or_refused(
