@@ -148,8 +148,10 @@ def submit(
     workers: Workers | None = None,
     overrides: Sequence[str] = (),
     dry_run: bool = False,
+    allow_code: Sequence[str] = (),
 ) -> "Submission":
     """Submit the first of a chain of batch jobs that carry a campaign as its [job] says; gives the job and its script."""
+    _allow_code(allow_code)
     from time import time
 
     from hydragnn.hpo.submit import submit_campaign

@@ -229,7 +229,15 @@ def search(
     """Search for good configurations: trials in segments, early stopping at rungs, all journalled and resumable."""
     overrides = [*(assignments or []), *store_override(store)]
     if submit or dry_run:
-        submission = api.submit(campaign, out, resume=resume, workers=workers, overrides=overrides, dry_run=dry_run)
+        submission = api.submit(
+            campaign,
+            out,
+            resume=resume,
+            workers=workers,
+            overrides=overrides,
+            dry_run=dry_run,
+            allow_code=allow_code or [],
+        )
         if dry_run and not as_json:
             print(submission.text, end="")
             return

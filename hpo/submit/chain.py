@@ -21,6 +21,7 @@ from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import space_of
 from hydragnn.hpo.submit.script import Job, job_script, lead_seconds
 from hydragnn.hpo.submit.sites import SCHEDULERS, SITES
+from hydragnn.imports import allow_code, allowed_code
 from hydragnn.machine import Workers
 from hydragnn.settings import Settings, read_toml, with_overrides
 
@@ -51,6 +52,8 @@ class Chain(Settings):
     python: str
     first: int = Setting(ge=1)
     """Serial of the first job of the chain."""
+    allow_code: list[str] = Setting(default_factory=list)
+    """Modules that the user lets files name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +121,7 @@ def submit_campaign(
         "directory": str(Path.cwd()),
         "python": job_settings.python or sys.executable,
         "first": len(known["jobs"]) + 1,
+        "allow_code": allowed_code(),
     }
     minutes = walltime(settings, _spans(out, known["jobs"], now))
     if minutes is None:
@@ -135,6 +139,7 @@ def successor(out: Path, serial: int, id: str, *, over: bool, now: float) -> Sub
     """
     chain = _chain(out)
     source = Path(chain["source"])
+    allow_code(chain.get("allow_code", ()))
     settings = as_begun(campaign_settings(with_overrides(read_toml(source), chain["overrides"]), source), out)
     job_settings = _job_settings(settings)
     if serial != len(chain["jobs"]) or serial - chain["first"] + 1 >= job_settings.chain:
@@ -212,6 +217,7 @@ def _job(settings: CampaignSettings, job: JobSettings, chain: Mapping[str, Any],
     serial = len(chain["jobs"]) + 1
     overrides = [word for assignment in chain["overrides"] for word in ("--set", assignment)]
     workers = [] if chain["workers"] is None else ["--workers", str(chain["workers"])]
+    allowed = [word for module in chain.get("allow_code", ()) for word in ("--allow-code", module)]
     return Job(
         settings=job,
         campaign=out.resolve(),
@@ -219,7 +225,7 @@ def _job(settings: CampaignSettings, job: JobSettings, chain: Mapping[str, Any],
         position=serial - chain["first"] + 1,
         minutes=minutes,
         grace=settings.search.grace_seconds,
-        arguments=[chain["source"], "--out", str(out.resolve()), "--resume", *workers, *overrides],
+        arguments=[chain["source"], "--out", str(out.resolve()), "--resume", *workers, *overrides, *allowed],
         directory=Path(chain["directory"]),
         python=chain["python"],
         store=_store_to_stage(settings, job),

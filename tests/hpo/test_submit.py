@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hydragnn import imports
 from hydragnn.errors import InputError
 from hydragnn.files import read_sealed
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
@@ -261,6 +262,14 @@ def test_a_campaign_in_the_queue_is_not_submitted_twice_unless_asked(
     (out / "jobs" / "0001.ended").write_text("1001")
     submit_campaign(campaign_file, out, resume=True, now=2000.0)
     assert successor(out, 2, "2", over=False, now=2000.0) is not None, "a new chain counts from its first job"
+
+
+def test_jobs_may_run_the_code_that_whoever_submits_them_allows(
+    campaign_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "_allowed", {"own.models"})
+    submission = submit_campaign(campaign_file, tmp_path / "c", dry_run=True, now=0.0)
+    assert "--allow-code own.models" in submission.text
 
 
 def test_a_dry_run_leaves_nothing(campaign_file: Path, tmp_path: Path) -> None:
