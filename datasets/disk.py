@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt8
@@ -67,7 +68,8 @@ class OpenParts:
     """Parts of a store whose files are open: of many parts the last used ones, as many as the system grants files for."""
 
     def __init__(self) -> None:
-        self._parts: dict[Part, None] = {}  # the last used one comes last
+        # the last used one comes last; a part that nobody holds closes its files at once
+        self._parts: WeakKeyDictionary[Part, None] = WeakKeyDictionary()
         self._most = 1  # until there are more, and the system is asked
 
     def use(self, part: "Part") -> None:

@@ -30,7 +30,7 @@ from hydragnn.hpo.warm import warm_points
 from tests.cases import inputs
 from tests.nolock import without_locks
 
-ERRNOS = {"ENOLCK": 37, "ENOSYS": 38, "EOPNOTSUPP": 95}
+ERRNOS = {"ENOLCK": 37, "ENOSYS": 38}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,9 @@ def answer(name: str) -> Answer:
     """Return the answer of one case, worked out in a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix=f"case-{name}-"))
     try:
-        return CASES[name](folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of ASE about keys of its own examples
+            return CASES[name](folder)
     except Exception as error:  # a traceback is an answer too, the wrong one
         return Answer("no traceback", f"{type(error).__name__}: {error}", False)
     finally:
@@ -284,7 +286,6 @@ def main() -> int:
     if unknown:
         parser.error(f"no case is named {unknown[0]}; the cases are {', '.join(CASES)}")
     print("| case | wanted | seen | right |\n|---|---|---|---|", flush=True)
-    warnings.simplefilter("ignore")  # of ASE about keys of its own examples
     wrong = 0
     for name in names:
         row = answer(name)

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import meshio
 import numpy as np
@@ -13,7 +14,8 @@ from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 from ase.neighborlist import neighbor_list
-from torch_geometric.data import Data
+
+from hydragnn.graphs.pyg import torch_geometric
 
 TARGETS = """
 [[fields]]
@@ -104,7 +106,7 @@ def write_crystals(folder: Path, count: int = 40) -> None:
     (folder / "search.toml").write_text(RUN.format(store="crystals.h5", more="", epochs=2) + RANGE, encoding="utf-8")
 
 
-def hydragnn_list() -> tuple[list[Data], np.ndarray]:
+def hydragnn_list() -> tuple[list[Any], np.ndarray]:
     """Return graphs in the public HydraGNN's names, and the sorted lengths of all their edges in Angstrom.
 
     There an edge vector is r_receiver - r_sender + shift.
@@ -117,7 +119,7 @@ def hydragnn_list() -> tuple[list[Data], np.ndarray]:
         receivers, senders, cells, distances = neighbor_list("ijSd", atoms, 3.6)
         # ASE's vectors are r_j - r_i + S @ cell, so that j sends to i with the opposite shift
         graphs.append(
-            Data(
+            torch_geometric("data").Data(
                 pos=torch.tensor(atoms.positions),
                 edge_index=torch.tensor(np.stack([senders, receivers])),
                 cell=torch.tensor(atoms.cell.array),

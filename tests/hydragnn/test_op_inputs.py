@@ -14,7 +14,7 @@ from hydragnn.kernels.op import Op
 from hydragnn.kernels.ops import random_graph
 
 GRAPHS = {"random": random_graph(7, 3)}
-WITH_TOPOLOGY = [name for name in OPS if name != "silu" and not name.startswith("segment")]
+WITH_TOPOLOGY = [name for name in OPS if name not in ("silu", "spread") and not name.startswith("segment")]
 
 
 @pytest.fixture(autouse=True)
