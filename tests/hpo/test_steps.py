@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +223,7 @@ def test_steps_of_another_campaign_in_the_same_job_go_on_whatever_a_journal_says
 
 def is_healthy(found: object, node: str) -> bool:
     """Return True for the probe of a node that answered, in a time that was measured."""
-    return isinstance(found, Probed) and found == replace(Probed(node=node, healthy=True), seconds=found.seconds)
+    return isinstance(found, Probed) and found == Probed(node=node, healthy=True, seconds=found.seconds)
 
 
 def test_a_healthy_node_passes_the_probe_of_two_ranks(on_slurm: Callable[..., StepLauncher]) -> None:
