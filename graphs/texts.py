@@ -100,9 +100,14 @@ def _read_joined(
 ) -> list[str]:
     first = np.cumsum([0, *(count for _, count in parts)])
     owners = np.searchsorted(first, rows, side="right") - 1
-    texts = [part.get(key) for part, _ in parts]
-    pairs = zip(owners.tolist(), (rows - first[owners]).tolist())
-    return ["" if (column := texts[owner]) is None else column[row] for owner, row in pairs]
+    values = [""] * len(rows)
+    for owner in np.unique(owners).tolist():
+        column = parts[owner][0].get(key)
+        if column is not None:  # one read for all rows of a part
+            own = np.flatnonzero(owners == owner)
+            for place, value in zip(own.tolist(), column.select(rows[own] - first[owner]).values):
+                values[place] = value
+    return values
 
 
 def as_text(value: Any) -> str:

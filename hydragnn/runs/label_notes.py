@@ -85,7 +85,7 @@ def neighbour_changes(batch: GraphBatch, energy: str, forces: str) -> Float64[nd
     Compared are structures of the same atoms, in coordinates of their cells, so that strain adds to the energy alone.
     """
     lengths = edge_vectors(batch).norm(dim=1)
-    reach = NEAR * float(lengths.median()) if len(lengths) else 0.0
+    reach = NEAR * float(np.median(lengths.numpy())) if len(lengths) else 0.0
     usable = batch.present(energy) & batch.present(forces)
     last: dict[bytes, int] = {}
     rows = []
