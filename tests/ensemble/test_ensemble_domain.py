@@ -335,7 +335,7 @@ def test_files_of_all_formats_and_the_calculator_have_the_score(
     with np.load(tmp_path / "out.npz") as arrays:
         np.testing.assert_allclose(arrays["domain_score"], expected.domain_score, rtol=1e-6)
     rows = [line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines()]
-    assert rows[0][:5] == ["graph", "status", "domain", "domain_score", "nodes"]
+    assert rows[0][:6] == ["graph", "name", "status", "domain", "domain_score", "nodes"]
     out = read_frames(tmp_path / "out.xyz", index=":")
     assert out[1].info["domain_score"] == pytest.approx(expected.domain_score[1], rel=1e-6)
     assert "domain_score" not in out[2].info

@@ -86,6 +86,8 @@ def test_a_new_file_without_labels_is_predicted_as_its_store_would_be(trained: P
         expected = predicted(model, tmp_path / "all.h5", tmp_path / f"{model.name}-stored.npz")
         actual = predicted(model, tmp_path / "new.npz", tmp_path / f"{model.name}-new.npz")
         assert actual.keys() == expected.keys()
+        assert actual.pop("name").tolist() == [f"new.npz#{number}" for number in range(70)]
+        assert expected.pop("name").tolist() == [f"all.npz#{number}" for number in range(70)]
         for name in expected:
             np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
 
