@@ -95,7 +95,10 @@ def bytes_moved(case: Case, values: tuple[Tensor, ...]) -> int:
         per_edge = values[0].shape[0] in of_edges
         return whole + more + index * (2 * edges if per_edge else edges + values[0].shape[0] + 1)
     receivers = next((item for item in case.rest if isinstance(item, Tensor)), None)
-    return whole if receivers is None else whole + receivers.nbytes + receivers.element_size() * (case.rest[1] + 1)
+    if receivers is None:
+        return whole
+    rows = case.rest[1] if len(case.rest) > 1 else len(case.tensors[0])
+    return whole + receivers.nbytes + receivers.element_size() * (rows + 1)
 
 
 def _baselines(call: Callable[..., object], given: Case, settings: BenchSettings) -> dict[str, float]:
