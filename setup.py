@@ -1,11 +1,10 @@
-"""The compiled parts of the package; everything else of the installation is in pyproject.toml.
+"""Compiled kernels of the package; everything else of the installation is in pyproject.toml.
 
     python setup.py build_ext --inplace     # into this checkout; pip install does the same
 
-`csr` are the kernels for CPUs, `arena` is the memory of their tensors. Without a C++ compiler the installation goes on, and plain torch and glibc serve.
+Without a C++ compiler the installation goes on, and kernels are plain torch.
 """
 
-import sys
 import sysconfig
 
 from setuptools import Extension, setup
@@ -28,25 +27,16 @@ LOOPS = Extension(
 )
 
 
-ARENA = Extension(
-    "hydragnn.arena",
-    ["hydragnn/arena.cpp"],
-    extra_compile_args=["-O2", "-std=c++17", "-Wall", "-Wextra"],
-    libraries=["dl", "pthread"] if sys.platform == "linux" else [],
-    optional=True,
-)
-
-
 class BuildLibrary(build_ext):
-    """Builds a library with a plain C interface, which is no module of Python and needs no headers of it."""
+    """Build a library with a plain C interface, which needs no headers of Python."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Beside the sources, named after the machine, with dots that no name of a module has."""
+        """Return the library's name, beside the sources, with the machine's name."""
         return f"{fullname.replace('.', '/')}.{sysconfig.get_platform()}.so"
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
-        """None beside those of the sources; a module would have PyInit."""
+        """Return the source's symbols; a module would have PyInit."""
         return list(ext.export_symbols)
 
 
-setup(ext_modules=[LOOPS, ARENA], cmdclass={"build_ext": BuildLibrary})
+setup(ext_modules=[LOOPS], cmdclass={"build_ext": BuildLibrary})

@@ -12,10 +12,10 @@ import adios2
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.manifest import Layout, PartInfo
 from hydragnn.datasets.reservation import Ballast, engine_errors
-from hydragnn.errors import InputError
 
 os.environ["ADIOS2_PLUGIN_PATH"] = os.devnull
 """A file can say that its numbers were packed by a plugin, and ADIOS2 would load that library from wherever the file says.

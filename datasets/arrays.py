@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 from numpy.typing import NDArray
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, Location
 from hydragnn.graphs.texts import Texts, join_texts

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from ase.io.extxyz import per_atom_properties, per_config_properties
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 ATOMS = "atoms"
 """Key of that text."""

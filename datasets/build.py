@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hydragnn.base.errors import InputError, about
 from hydragnn.datasets.build_settings import (
     AseBuild,
     BuildSettings,
@@ -29,7 +30,6 @@ from hydragnn.datasets.source_files import ase_graphs, divides, mesh_graphs, pyg
 from hydragnn.datasets.source_tables import grain_graphs
 from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import StoreWriter
-from hydragnn.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field

@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field as Setting
 from pydantic import field_validator, model_validator
 
-from hydragnn.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.imports import class_named, is_allowed
+from hydragnn.base.settings import ActsWith, Settings, refuse_idle
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
 from hydragnn.graphs.levels import with_contracted_levels, with_mesh_levels, with_voxel_levels
 from hydragnn.graphs.texts import NAME, as_text, name_among
-from hydragnn.imports import class_named, is_allowed
-from hydragnn.settings import ActsWith, Settings, refuse_idle
 
 Make = Callable[[], GraphBatch]
 """What makes one graph of a source; InputError where that one cannot be made."""

@@ -12,6 +12,8 @@ from jaxtyping import Bool, Int64, UInt8
 from numpy import ndarray
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import allow_many_files, digest
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
 from hydragnn.datasets.fingerprint import graph_digests
 from hydragnn.datasets.gather import gather, spans_of
@@ -27,8 +29,6 @@ from hydragnn.datasets.manifest import (
 from hydragnn.datasets.memory import check_fields, checked_indices
 from hydragnn.datasets.part_texts import TextsReader, texts_path
 from hydragnn.datasets.store import Column, GraphStore, Sizes
-from hydragnn.errors import InputError
-from hydragnn.files import allow_many_files, digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts

@@ -8,11 +8,11 @@ from jaxtyping import Int64
 from numpy import ndarray
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.normalisation import Normalisation, Scale
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.store import GraphStore
 from hydragnn.datasets.survey import BLOCK, FieldSummary, Survey, merge_summaries
-from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.units import label_factors
 

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.store import Sizes
-from hydragnn.errors import InputError
 
 Form = tuple[float, ...]
 """Bytes: fixed, and for every graph, node, edge, and square of the number of nodes of a graph."""

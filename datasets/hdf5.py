@@ -15,11 +15,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import NO_LOCKS
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.manifest import Layout, PartInfo
 from hydragnn.datasets.reservation import SLACK_BYTES, engine_errors, reserve
-from hydragnn.errors import InputError
-from hydragnn.files import NO_LOCKS
 
 CHUNK_BYTES = 1 << 18
 POSITIONED = hasattr(os, "preadv") and hasattr(h5py.h5d.DatasetID, "chunk_iter")

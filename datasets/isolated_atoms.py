@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hydragnn.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest
 
 
 def isolated_atoms(path: Path, key: str) -> dict[str, float]:

@@ -10,10 +10,10 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed, write_sealed
 from hydragnn.datasets.arrays import array_specs
 from hydragnn.datasets.part_texts import TextsInfo, texts_info
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed, write_sealed
 from hydragnn.graphs.defects import Defect, defects_from_json
 from hydragnn.graphs.field import Field, field_from_json
 

@@ -7,12 +7,12 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from numpy import ndarray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import GatherPlan, gather_plan, planned_batch
 from hydragnn.datasets.levels import FlatLevels, flat_levels
 from hydragnn.datasets.store import Column, Sizes
-from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate

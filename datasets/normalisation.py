@@ -12,7 +12,7 @@ from ase.data import chemical_symbols
 from jaxtyping import Float
 from torch import Tensor
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float64, Int64, Integer
 from numpy import ndarray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.footprint import MemoryLimit, amounts_of
 from hydragnn.datasets.store import Sizes
-from hydragnn.errors import InputError
 
 NODE_COST = 8  # where nothing else is known, one node costs about as much as eight edges
 TEAM = 16  # ranks whose shares are balanced one by one

@@ -21,13 +21,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from hydragnn.allocator import keep_memory
+from hydragnn.base.allocator import keep_memory
+from hydragnn.base.errors import InputError
+from hydragnn.base.forked import workers_context
 from hydragnn.datasets.build import attributes_of, count_of, fields_of, graphs_of, groups_of, makers_of, no_graphs
 from hydragnn.datasets.build_settings import BuildSettings, Make
 from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import StoreWriter, clear_unfinished, finish_store, only_maker
-from hydragnn.errors import InputError
-from hydragnn.forked import workers_context
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 

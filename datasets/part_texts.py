@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.texts import Texts
 
 SUFFIX = ".texts.gz"

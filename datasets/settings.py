@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from hydragnn.base.settings import ActsWith, Settings
 from hydragnn.datasets.footprint import bytes_of
 from hydragnn.datasets.packing import Budget
-from hydragnn.settings import ActsWith, Settings
 
 
 class DataSettings(Settings):

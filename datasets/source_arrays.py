@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.arrays import offsets_of
 from hydragnn.datasets.build_settings import FieldSettings, Make, NpzBuild
 from hydragnn.datasets.tables import Table, check_sides, find_files, read_npz, stack_rows, table_column
-from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 
 Array = NDArray[Any]

@@ -11,12 +11,12 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import knows_locks
 from hydragnn.datasets.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.build_settings import AseBuild, Make, MeshBuild, PygBuild
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows
-from hydragnn.errors import InputError
-from hydragnn.files import knows_locks
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 

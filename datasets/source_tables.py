@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.build_settings import FieldSettings, GrainsBuild, Make
 from hydragnn.datasets.tables import Table, check_sides, find_files, read_table, stack_rows, table_column
-from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 

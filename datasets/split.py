@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.datasets.settings import SplitSettings
 from hydragnn.datasets.store import GraphStore, stored_label
-from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 
 LEAST = 40

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.build_settings import FieldSettings
-from hydragnn.errors import InputError
 
 Table = dict[str, NDArray[Any]]
 

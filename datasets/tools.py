@@ -12,6 +12,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.arrays import mask_name
 from hydragnn.datasets.disk import DiskStore, OpenParts, Part
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
@@ -23,7 +24,6 @@ from hydragnn.datasets.precision import precision_notes
 from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked
 from hydragnn.datasets.views import disk_store
 from hydragnn.datasets.writer import StoreWriter
-from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, graph_label, volumes
 from hydragnn.graphs.defects import Defects, graph_defects, joined_defects
 from hydragnn.graphs.field import Field

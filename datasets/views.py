@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 from numpy import ndarray
 
+from hydragnn.base.files import digest
 from hydragnn.datasets.disk import DiskStore
 from hydragnn.datasets.store import Column, GraphStore, Sizes, read_checked
-from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts

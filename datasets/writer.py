@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.files import alone_in_folder, flush_directory, read_sealed, write_sealed
 from hydragnn.datasets.arrays import Array, FlatGraphs, array_specs, flat_graphs, join, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.manifest import (
@@ -28,8 +30,6 @@ from hydragnn.datasets.manifest import (
     write_manifest,
 )
 from hydragnn.datasets.part_texts import TextsInfo, TextsWriter, texts_path
-from hydragnn.errors import InputError, nearest
-from hydragnn.files import alone_in_folder, flush_directory, read_sealed, write_sealed
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.defects import Defect, graph_defects, joined_defects
 from hydragnn.graphs.field import Field, field_from_json

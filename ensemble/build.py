@@ -13,6 +13,17 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import Busy, InputError, Interrupted, nearest
+from hydragnn.base.files import (
+    empty_folders_removed,
+    is_free,
+    kind_of_folder,
+    lock_file,
+    rename_all,
+    replace_atomically,
+    unlock_file,
+    write_sealed,
+)
 from hydragnn.datasets import GraphStore, Split, open_store
 from hydragnn.ensemble.basis import validated
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
@@ -24,17 +35,6 @@ from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import Member, load_run
 from hydragnn.ensemble.training_domain import with_latent_spaces
 from hydragnn.ensemble.uncertainty import are_shares
-from hydragnn.errors import Busy, InputError, Interrupted, nearest
-from hydragnn.files import (
-    empty_folders_removed,
-    is_free,
-    kind_of_folder,
-    lock_file,
-    rename_all,
-    replace_atomically,
-    unlock_file,
-    write_sealed,
-)
 from hydragnn.record import FINISHED, read_record
 from hydragnn.runs.folder import trained_config
 from hydragnn.runs.moved import is_data

@@ -11,13 +11,13 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.structures import training_attributes
-from hydragnn.errors import InputError
 from hydragnn.graphs.atomic import value_on
 from hydragnn.graphs.skin import SkinList
 from hydragnn.graphs.units import in_ase_units, length_in_angstrom
-from hydragnn.imports import allow_code as _allow_code
 
 
 class Results(dict[str, Any]):

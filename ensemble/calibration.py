@@ -9,6 +9,8 @@ import numpy as np
 import pydantic
 from jaxtyping import Float, Int
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import Count, Fraction, NotNegative, Positive
 from hydragnn.ensemble.corrections import NONE, Corrections, fit_corrections
 from hydragnn.ensemble.cross_validation import FoldScores, guaranteed_level
 from hydragnn.ensemble.scores import (
@@ -23,9 +25,7 @@ from hydragnn.ensemble.scores import (
     fit_width,
 )
 from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic
-from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
-from hydragnn.settings import Count, Fraction, NotNegative, Positive
 
 Method = Literal["spread", "absolute"]
 Part = Literal["valid", "calibration", "held-out"]

@@ -5,11 +5,11 @@ from typing import Any
 
 import pydantic
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import first_problem
 from hydragnn.ensemble.calibration import Calibration
 from hydragnn.ensemble.class_calibration import ClassCalibration
 from hydragnn.ensemble.estimates import AnyCalibration
-from hydragnn.errors import InputError
-from hydragnn.settings import first_problem
 
 METHODS: Mapping[str, type[AnyCalibration]] = {
     "spread": Calibration,

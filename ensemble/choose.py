@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.datasets import open_store
 from hydragnn.ensemble.basis import evidence_of
 from hydragnn.ensemble.build import build_ensemble, check_out, stopping_at_once
@@ -14,7 +15,6 @@ from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.selection import Candidate, candidates, greedy_selection, top_k
-from hydragnn.errors import InputError, nearest
 from hydragnn.record import FINISHED
 
 METHODS = ("top-k", "greedy")

@@ -8,13 +8,13 @@ import pydantic
 from jaxtyping import Float, Int
 from scipy.special import log_softmax, softmax
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import Count, Fraction, NotNegative, Positive
 from hydragnn.ensemble.calibration import Part, conformal_quantile, evidence
 from hydragnn.ensemble.cross_validation import FoldScores
 from hydragnn.ensemble.estimates import Labels, Owners
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
-from hydragnn.settings import Count, Fraction, NotNegative, Positive
 
 TINY = float(np.finfo(np.float64).tiny)
 HOTTEST = 20.0

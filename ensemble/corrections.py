@@ -13,8 +13,8 @@ import numpy as np
 import pydantic
 from jaxtyping import Bool, Float, Int
 
+from hydragnn.base.settings import Positive
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.settings import Positive
 
 THIRDS = (1 / 3, 2 / 3)
 

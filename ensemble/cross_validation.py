@@ -17,8 +17,8 @@ import pydantic
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
+from hydragnn.base.settings import Count, NotNegative
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.settings import Count, NotNegative
 
 MOST = 1000
 """Scores that are kept of one component; of more graphs every so many share one, rounded up."""

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydragnn.architectures import ArchitectureSettings, GeometricSettings
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.manifest import cutoff_of
-from hydragnn.errors import InputError
 from hydragnn.graphs.units import CLOSE, LENGTH_UNIT, knows_length, length_in_angstrom
 from hydragnn.runs.cutoff import ROUNDING
 

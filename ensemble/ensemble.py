@@ -13,6 +13,9 @@ import torch
 from ase import Atoms
 from jaxtyping import Int
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import digest
+from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.datasets import GraphStore, MemoryStore
 from hydragnn.ensemble.domain import GraphView, graph_doubts, state_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
@@ -37,11 +40,8 @@ from hydragnn.ensemble.predictions import (
 )
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen, without_screening
 from hydragnn.ensemble.structures import Structures, made_graphs, reads_atoms, structures_for, training_attributes
-from hydragnn.errors import InputError
-from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.imports import allow_code as _allow_code
 from hydragnn.models import NotCompiled, Target, TrainedModel
 from hydragnn.runs.compile_cache import compile_cache
 

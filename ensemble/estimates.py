@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.ensemble.calibration import Part
 from hydragnn.ensemble.cross_validation import FoldScores
 from hydragnn.ensemble.selection import Evidence
-from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Target
 

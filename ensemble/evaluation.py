@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, GraphStore, Split
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.member_outputs import MemberOutputs
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.errors import InputError
 from hydragnn.models import Categorical, Target
 from hydragnn.training import errors_on, trivial_predictor
 

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, GraphStore, Split
 from hydragnn.ensemble.basis import Basis
 from hydragnn.ensemble.cross_validation import shares
@@ -20,7 +21,6 @@ from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.training_domain import detectors_of_members, flag_evaluation, part_doubts
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.errors import InputError
 from hydragnn.models import Target
 from hydragnn.training import errors_of_folds, trivial_predictor
 

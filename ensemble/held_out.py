@@ -7,9 +7,9 @@ from functools import reduce
 import numpy as np
 from jaxtyping import Int
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
 from hydragnn.ensemble.members import Member
-from hydragnn.errors import InputError
 
 Graphs = Int[np.ndarray, " graphs"]
 

@@ -7,13 +7,13 @@ from dataclasses import field as member
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import check_inside, check_regular, digest, read_sealed, write_atomically, write_sealed
 from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.domain import FILE, AnyDomain, Domain, Latent, domain_from_json
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.ensemble.uncertainty import are_shares
-from hydragnn.errors import InputError
-from hydragnn.files import check_inside, check_regular, digest, read_sealed, write_atomically, write_sealed
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models import Target, read_description, target_from_json
 

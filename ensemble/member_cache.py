@@ -7,8 +7,8 @@ from typing import overload
 
 import torch
 
+from hydragnn.base.machine import free_memory
 from hydragnn.ensemble.members import Member
-from hydragnn.machine import free_memory
 
 SHARE = 0.5
 """Part of a rank's memory that members may take; the rest is for batches."""

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, pack
 from hydragnn.ensemble.calibration import Part
 from hydragnn.ensemble.estimates import Labelled
@@ -16,7 +17,6 @@ from hydragnn.ensemble.members import Member, Outcome, join_outcomes
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import outcome_of, read_screened
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.errors import InputError
 from hydragnn.models import Distribution, Target
 
 

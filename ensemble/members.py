@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hydragnn.base.errors import InputError, about
+from hydragnn.base.files import digest, read_json
 from hydragnn.config import RunConfig, parse_config
 from hydragnn.datasets import without_edges
 from hydragnn.ensemble.latent import LatentSpace
-from hydragnn.errors import InputError, about
-from hydragnn.files import digest, read_json
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Target, TrainedModel, concatenate_distributions, load_model

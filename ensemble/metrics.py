@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from scipy.integrate import trapezoid
 from scipy.special import ndtr, ndtri
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 Rows = Float[np.ndarray, " rows"]
 

@@ -8,13 +8,13 @@ from typing import Never
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.ensemble.classes import ClassEstimate
 from hydragnn.ensemble.domain import joint_score
 from hydragnn.ensemble.estimates import AnyCalibration, Estimate
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.texts import NAME, Texts, join_texts
 from hydragnn.models import Categorical, Distribution, Normal, Point, Target
 

@@ -13,10 +13,10 @@ import numpy as np
 import pydantic
 from jaxtyping import Float, Int
 
+from hydragnn.base.settings import NotNegative
 from hydragnn.ensemble.corrections import NONE, Corrections
 from hydragnn.ensemble.metrics import gaussian_crps
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.settings import NotNegative
 
 TINY = 1e-30
 """Smallest standard deviation, in any unit: a perfect model on validation must not divide by zero elsewhere."""

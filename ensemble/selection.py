@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.ensemble.metrics import gaussian_crps, gaussian_nll
 from hydragnn.ensemble.uncertainty import total_variance
-from hydragnn.errors import InputError, nearest
 from hydragnn.record import FINISHED, RunRecord, read_record
 
 Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on

@@ -9,7 +9,7 @@ from ase.io.extxyz import REV_PROPERTY_NAME_MAP
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.search import completed_cell, edge_order, pairs_within

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.far import near_origin
 from hydragnn.graphs.field import LOCATIONS, Field, Location

@@ -2,7 +2,7 @@
 
 import re
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 Pairs = list[tuple[int, int]]
 

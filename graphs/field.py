@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 Location = Literal["node", "edge", "graph"]
 LOCATIONS: tuple[Location, ...] = get_args(Location)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from numpy.typing import ArrayLike, NDArray
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.coarse import Finer, Level, Levels, levels_by_clusters, next_level
 from hydragnn.graphs.field import Field, Location

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 Symmetry = Literal["cubic", "hexagonal"]
 

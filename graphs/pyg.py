@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydragnn.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import unbatch

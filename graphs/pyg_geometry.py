@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 Data = Any  # torch_geometric.data.Data
 

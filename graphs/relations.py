@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.validate import field_values, graph_from_arrays

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.topology import Topology
 
 STEPS = 1e5  # per largest shift; shifts that differ do so by a whole cell

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 Pairs = tuple[Int[ndarray, " edges"], Int[ndarray, " edges"], Int[ndarray, "edges 3"], Float[ndarray, " edges"]]
 FARTHEST = 1e7

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydragnn.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.far import into_cell
 from hydragnn.graphs.field import Field, Location

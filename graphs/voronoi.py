@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 _SMALLEST = 1e-11  # of the box: corners and edges where cells only touch are not faces
 

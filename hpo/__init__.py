@@ -5,7 +5,7 @@ Names are loaded on first use: a status comes from the journal alone, and needs 
 
 from typing import TYPE_CHECKING
 
-from hydragnn.imports import names_in
+from hydragnn.base.imports import names_in
 
 if TYPE_CHECKING:
     from hydragnn.hpo.campaign import CampaignResult, OnEvent, run_campaign, run_search, trial_folder

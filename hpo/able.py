@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.architectures import architecture_of, architectures
+from hydragnn.base.errors import InputError, about
+from hydragnn.base.settings import idle_settings
 from hydragnn.config import AnyConfig, parse_config
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.datasets.fit import check_references
-from hydragnn.errors import InputError, about
 from hydragnn.models import check
 from hydragnn.runs.plan import described_branches, idle_on_data
-from hydragnn.settings import idle_settings
 
 
 def check_model(config: AnyConfig, stores: Callable[[Path], GraphStore]) -> dict[str, str]:

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.machine import Workers, this_machine, workers_here
 from hydragnn.datasets.footprint import bytes_of
-from hydragnn.errors import InputError
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
 from hydragnn.hpo.default_space import left_out_words
 from hydragnn.hpo.journal import NAME as JOURNAL
@@ -31,7 +32,6 @@ from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import Point, Space, space_of
 from hydragnn.hpo.table import CampaignView
 from hydragnn.hpo.together import with_together
-from hydragnn.machine import Workers, this_machine, workers_here
 from hydragnn.runs.checkpoint import is_pickled
 from hydragnn.runs.signals import handled_by
 

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import check_no_link, check_own, write_atomically, write_json, write_sealed
 from hydragnn.config import AnyConfig, stored_config
-from hydragnn.errors import InputError
-from hydragnn.files import check_no_link, check_own, write_atomically, write_json, write_sealed
 from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.journal import NAME as JOURNAL

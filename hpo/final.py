@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.machine import Workers
 from hydragnn.config import parse_config
-from hydragnn.errors import InputError
 from hydragnn.hpo.campaign import CampaignResult, run_search
 from hydragnn.hpo.controller import OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
@@ -19,7 +20,6 @@ from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.search_settings import SearchSettings
 from hydragnn.hpo.settings import CampaignSettings, GivenRun
 from hydragnn.hpo.space import NUMBER
-from hydragnn.machine import Workers
 from hydragnn.runs.folder import trained_config
 
 MANY = 1 << 20

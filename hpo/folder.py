@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed
 
 NAME = "campaign.json"
 SAMPLER_LOG = "sampler.log"

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from hydragnn.settings import ActsWith, Settings
+from hydragnn.base.settings import ActsWith, Settings
 
 
 def _one_line(text: str) -> str:

@@ -23,8 +23,8 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from hydragnn import __version__
-from hydragnn.errors import Busy, InputError, TakenOver
-from hydragnn.files import digest, flush_directory, knows_locks, lock_file, open_regular
+from hydragnn.base.errors import Busy, InputError, TakenOver
+from hydragnn.base.files import digest, flush_directory, knows_locks, lock_file, open_regular
 from hydragnn.hpo.lines import CLAIM, FORMAT, TORN, Chain, Counted, Line, check_format, damage, encode_line
 from hydragnn.hpo.scheduling.changes import Changes
 from hydragnn.hpo.scheduling.events import DECODER as EVENT

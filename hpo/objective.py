@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.record import RunRecord
 
 Objective = str | dict[str, float]

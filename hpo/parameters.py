@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from hydragnn.errors import InputError, nearest
-from hydragnn.settings import Settings
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.settings import Settings
 
 Scalar = bool | int | float | str
 """A value that TOML, JSON and Optuna all hold."""

@@ -7,12 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.errors import InputError, about
+from hydragnn.base.files import check_own, read_sealed, write_sealed
+from hydragnn.base.settings import refuse_idle
 from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
 from hydragnn.datasets.fit import check_elements, elements_of
 from hydragnn.datasets.isolated_atoms import by_atomic_number
-from hydragnn.errors import InputError, about
-from hydragnn.files import check_own, read_sealed, write_sealed
 from hydragnn.hpo.able import check_model
 from hydragnn.hpo.folder import NAME, SAMPLER_LOG, VERSION, campaign_table, checked_table
 from hydragnn.hpo.launching.launcher import Launcher
@@ -28,7 +29,6 @@ from hydragnn.hpo.stores import check_stores, fingerprints_of, follow_stores, wi
 from hydragnn.hpo.trial_configs import check_space, check_values, valid_configs
 from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
-from hydragnn.settings import refuse_idle
 
 OWN = ("version", "enqueued", "stores", "left_out", "together_because")
 """Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import courses, no_garbage_collection, read_entries
 from hydragnn.hpo.preflight import open_campaign

@@ -20,7 +20,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.special import erf, log_ndtr
 
-from hydragnn.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.imports import without_the_current_folder
 from hydragnn.hpo.gaussian import Outlook
 from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.scheduling.scheduler import State, Trial
@@ -29,7 +30,6 @@ from hydragnn.hpo.search_settings import BUILT_IN, sampler_for
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, all_points, is_point, point_key, random_point, value_at
 from hydragnn.hpo.trial_configs import trial_config
-from hydragnn.imports import without_the_current_folder
 
 DRAWS = 100
 """So many proposals that are invalid or known are thrown away before the sampler counts as exhausted."""

@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from hydragnn.base.files import open_log
+from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.distributed.launch import environment_alone
-from hydragnn.files import open_log
 from hydragnn.hpo.sampler import History, proposals
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import Point, space_of
-from hydragnn.imports import allow_code, allowed_code
 
 HANG = 600.0
 """A process that does not answer for so many seconds is ended, and another one asked."""

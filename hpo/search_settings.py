@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import ActsWith, Settings
 from hydragnn.hpo.parameters import Parameter, parsed_parameter
-from hydragnn.settings import ActsWith, Settings
 
 DEFAULT = "default"
 """What ``search.space`` says in a file for the space that ships."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.config import AnyConfig, parse_config, with_isolated_atoms
-from hydragnn.errors import InputError, nearest
 from hydragnn.hpo.default_space import default_space
 from hydragnn.hpo.folder import VERSION
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.search_settings import DEFAULT, SearchSettings, search_settings, together_text
-from hydragnn.settings import read_toml, with_overrides
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

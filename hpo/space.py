@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hydragnn.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.hpo.parameters import Choice, Choices, FloatRange, IntRange, Parameter
 
 Point = dict[str, Any]

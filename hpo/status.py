@@ -9,8 +9,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hydragnn.errors import InputError
-from hydragnn.files import open_regular
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import open_regular
 from hydragnn.hpo.costs import CostModel, scaling_of, works_of
 from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.forecast import Forecast, forecast

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, open_store
-from hydragnn.errors import InputError
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.record import read_record
 from hydragnn.runs.moved import is_data, write_places

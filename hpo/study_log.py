@@ -20,8 +20,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import TrialState
 
-from hydragnn.errors import InputError
-from hydragnn.files import open_regular
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import open_regular
 from hydragnn.hpo.sampler import frozen_trial
 from hydragnn.hpo.scheduling.events import Event, Proposed, Reached, Settle
 from hydragnn.hpo.scheduling.scheduler import State, Trial

@@ -11,7 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo.controller import trial_folder
 from hydragnn.hpo.forecast import seconds_left
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
@@ -20,7 +21,6 @@ from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.status import duration_text, node_counts, values_line
 from hydragnn.hpo.timeline import Span, TimelineBuilder, local_nodes
 from hydragnn.record import RunRecord, read_record
-from hydragnn.terminal import PlainConsole
 
 ROWS = 12
 """Trials shown at once: those that run, then the best."""

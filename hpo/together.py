@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 import torch
 
+from hydragnn.base.machine import ROOM, Machine, Workers
 from hydragnn.config import AnyConfig
 from hydragnn.datasets import Budget, Sizes, open_store
 from hydragnn.graphs.batch import GraphBatch
@@ -16,7 +17,6 @@ from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Space
 from hydragnn.hpo.trial_configs import valid_configs
 from hydragnn.layers.stacked import NotStackable
-from hydragnn.machine import ROOM, Machine, Workers
 from hydragnn.models.build import build_from_description
 from hydragnn.models.description import degree_statistics
 from hydragnn.runs.compile_choice import choose_compiling

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import with_value
 from hydragnn.config import AnyConfig, parse_config
-from hydragnn.errors import InputError
 from hydragnn.hpo.able import known_keys
 from hydragnn.hpo.parameters import Choices, Parameter, place_of
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import NUMBER, Point, Space, all_points, allowed_values, ends_of, is_equal, random_point
 from hydragnn.models.head_kinds import HEAD_KINDS
-from hydragnn.settings import with_value
 
 FIXED = ("data.store", "split", "train.epochs")
 """Trials that differ in these cannot be compared, so that they are not searched."""

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hydragnn.architectures import ArchitectureSettings, ModelSettings
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.files import digest, read_json
+from hydragnn.base.settings import ActsWith, Settings, read_toml, refuse_idle, with_overrides
 from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
-from hydragnn.errors import InputError, nearest
-from hydragnn.files import digest, read_json
 from hydragnn.models.head_settings import READABLE, HeadSettings
-from hydragnn.settings import ActsWith, Settings, read_toml, refuse_idle, with_overrides
 
 
 class TrainSettings(Settings):

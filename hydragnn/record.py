@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pydantic
 
-from hydragnn.errors import InputError, nearest
-from hydragnn.files import read_sealed, write_sealed
-from hydragnn.settings import first_problem
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.files import read_sealed, write_sealed
+from hydragnn.base.settings import first_problem
 
 VERSION = 1
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import FrameType
 
 import hydragnn
+from hydragnn.base.errors import NO_MEMORY, wants_memory
 from hydragnn.distributed.launch import in_allocation
-from hydragnn.errors import NO_MEMORY, wants_memory
 
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """What asks a search to stop, beside Ctrl-C."""
@@ -73,7 +73,7 @@ def _search_can_stop(words: list[str]) -> Iterator[None]:
 
 def _load_workers_early(words: list[str]) -> None:
     """Load what local workers of a command need beside what the command itself loads."""
-    from hydragnn.forked import load_early
+    from hydragnn.base.forked import load_early
 
     if words[:1] == ["predict"]:
         load_early("hydragnn.ensemble.prediction.predict")

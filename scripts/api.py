@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydragnn.errors import InputError, Interrupted, OutOfWalltime
-from hydragnn.files import read_json
-from hydragnn.imports import allow_code as _allow_code
-from hydragnn.machine import Workers, this_machine, workers_here
+from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
+from hydragnn.base.files import read_json
+from hydragnn.base.imports import allow_code as _allow_code
+from hydragnn.base.machine import Workers, this_machine, workers_here
+from hydragnn.base.settings import read_toml, store_override, with_overrides
 from hydragnn.record import RunRecord
 from hydragnn.scripts.run_sources import CONFIG, run_folder, run_of
-from hydragnn.settings import read_toml, store_override, with_overrides
 
 if TYPE_CHECKING:
     from hydragnn.config import AnyConfig

@@ -10,16 +10,16 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from hydragnn.allocator import keep_memory
-from hydragnn.errors import NO_MEMORY, InputError, Interrupted, SaidByFirst, wants_memory
-from hydragnn.machine import Workers
+from hydragnn.base.allocator import keep_memory
+from hydragnn.base.errors import NO_MEMORY, InputError, Interrupted, SaidByFirst, wants_memory
+from hydragnn.base.machine import Workers
+from hydragnn.base.settings import store_override
+from hydragnn.base.terminal import PlainConsole, printing, visible
 from hydragnn.scripts import api
 from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.kernel_commands import bench, kernels
 from hydragnn.scripts.run_sources import run_folder
 from hydragnn.scripts.showing import leave_together, run_summary, show_value
-from hydragnn.settings import store_override
-from hydragnn.terminal import PlainConsole, printing, visible
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -8,12 +8,12 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hydragnn.files import check_page_target, write_atomically
-from hydragnn.settings import with_overrides
-from hydragnn.terminal import PlainConsole
+from hydragnn.base.files import check_page_target, write_atomically
+from hydragnn.base.settings import with_overrides
+from hydragnn.base.terminal import PlainConsole
 
 if TYPE_CHECKING:
-    from hydragnn.conformance_table import Outcome
+    from hydragnn.conformance.table import Outcome
 
 
 def conformance(
@@ -45,8 +45,8 @@ def conformance(
     Needs pytest; all architectures take a minute of one core, as long again with each of --around, and one takes seconds. Exits with 3 where a promise is
     not kept.
     """
-    from hydragnn.conformance_cases import AROUND
-    from hydragnn.conformance_table import TITLE, conformance_of, conformance_page
+    from hydragnn.conformance.cases import AROUND
+    from hydragnn.conformance.table import TITLE, conformance_of, conformance_page
 
     if out is not None:
         check_page_target(out, TITLE.encode(), "table of conformance")

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from typing import Any
 
+from hydragnn.base.machine import ROOM, this_machine
 from hydragnn.datasets.footprint import in_words
-from hydragnn.machine import ROOM, this_machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

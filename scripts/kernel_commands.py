@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 if TYPE_CHECKING:
     import torch

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import kind_of_folder
 from hydragnn.ensemble.build import check_finished
-from hydragnn.errors import InputError
-from hydragnn.files import kind_of_folder
 from hydragnn.hpo import campaign_records
 
 

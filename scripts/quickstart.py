@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from hydragnn.errors import InputError, nearest
-from hydragnn.files import check_target, read_json, read_sealed, write_sealed
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.files import check_target, read_json, read_sealed, write_sealed
+from hydragnn.base.settings import read_toml
+from hydragnn.base.terminal import PlainConsole
 from hydragnn.scripts import api
-from hydragnn.settings import read_toml
-from hydragnn.terminal import PlainConsole
 
 TOP_K = 3
 
@@ -52,7 +52,7 @@ def run_quickstart(
     out: Path, *, scales: Sequence[str] | None = None, workers: int = 2, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the demonstrations into ``out`` and print a table per scale; whatever an earlier call finished is kept."""
-    from hydragnn.machine import visible_gpus
+    from hydragnn.base.machine import visible_gpus
 
     chosen = _select_scales(scales)
     _check_out(out)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 CONFIG = "config.json"
 """The configuration in the folder of a run; a program wrote it, and the folder may come from anybody."""

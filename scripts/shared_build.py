@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.errors import InputError, SaidByFirst
+from hydragnn.base.machine import Workers
 from hydragnn.datasets.build import fields_of, one_thread
 from hydragnn.datasets.build_settings import BuildSettings
 from hydragnn.datasets.parallel_build import Source, blocks_for, check_whole, first_and_count
@@ -20,9 +22,7 @@ from hydragnn.datasets.writer import clear_unfinished, finish_store, only_maker
 from hydragnn.distributed import LaunchError
 from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.joining import join_group
-from hydragnn.errors import InputError, SaidByFirst
 from hydragnn.graphs.field import field_from_json
-from hydragnn.machine import Workers
 
 SECONDS = 0.5
 """Between two looks at what other ranks have told, for one that works."""

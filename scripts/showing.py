@@ -19,8 +19,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from hydragnn.base.terminal import PlainConsole, visible
 from hydragnn.record import RunRecord
-from hydragnn.terminal import PlainConsole, visible
 
 WIDTH = 120  # of what is printed elsewhere than in a terminal
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from hydragnn.errors import InputError
-from hydragnn.files import check_target, read_json, write_json
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import check_target, read_json, write_json
+from hydragnn.base.settings import refuse_idle, with_overrides
+from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.simulation import Assumptions, PolicyResult, Scenario, compare_policies, final_training, scenario_of
-from hydragnn.settings import refuse_idle, with_overrides
-from hydragnn.terminal import PlainConsole
 
 FINAL_HOURS = 1000.0
 """A final training that has not ended by then never will."""

@@ -10,10 +10,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.status import CampaignStatus, Follower, duration_text, values_line
 from hydragnn.scripts.showing import journal_read
-from hydragnn.terminal import PlainConsole
 
 INTERVAL = 2.0
 """Seconds between two looks at the journal."""

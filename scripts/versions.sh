@@ -54,7 +54,7 @@ for module in pkgutil.walk_packages(hydragnn.__path__, "hydragnn."):
             raise
 from hydragnn.scripts import api
 from hydragnn.scripts.demo import alloys
-from hydragnn.settings import read_toml
+from hydragnn.base.settings import read_toml
 
 out = Path(sys.argv[1])
 alloys.make_alloys(out / "alloys.h5", samples=60)

@@ -93,6 +93,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT / "tests" / "hpo"), str(ROOT / "tests" / "parity")]
 
 
+@pytest.fixture(autouse=True)
+def allowed_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the modules that a test has allowed, which trials of later tests would be started with."""
+    from hydragnn.base import imports  # after the hook above
+
+    monkeypatch.setattr(imports, "_allowed", set(imports._allowed))
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with real data beside the project; skips where it is absent."""

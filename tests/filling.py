@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, writer
 from hydragnn.datasets.packing import Budget
 from hydragnn.datasets.store import Sizes
@@ -28,7 +29,6 @@ from hydragnn.ensemble.prediction.hdf5 import Hdf5Sink
 from hydragnn.ensemble.prediction.records import Parts
 from hydragnn.ensemble.prediction.sinks import Heading, Piece
 from hydragnn.ensemble.prediction.work import Merger, Worker
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field
 from hydragnn.graphs.validate import graph_from_arrays
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 FLIPS = 40
 

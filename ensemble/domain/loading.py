@@ -10,6 +10,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import check_regular
 from hydragnn.ensemble.domain.composition import Composition
 from hydragnn.ensemble.domain.detector import Detector
 from hydragnn.ensemble.domain.domain import FILE, AnyDomain, Domain
@@ -23,8 +25,6 @@ from hydragnn.ensemble.domain.spread import Spread
 from hydragnn.ensemble.domain.stored import Stored
 from hydragnn.ensemble.domain.structure import Structure
 from hydragnn.ensemble.domain.view import Array
-from hydragnn.errors import InputError
-from hydragnn.files import check_regular
 from hydragnn.graphs.field import Field
 
 DETECTORS: Mapping[str, Callable[[Mapping[str, Any], Stored], Detector]] = {

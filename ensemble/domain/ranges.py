@@ -9,12 +9,12 @@ import pydantic
 import torch
 from torch import Tensor
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import Finite, NotNegative, first_problem
 from hydragnn.ensemble.domain.domain import DomainScores
 from hydragnn.ensemble.domain.view import GraphView
-from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import Field
-from hydragnn.settings import Finite, NotNegative, first_problem
 
 MARGIN = 0.05
 """How far a value may lie outside the training range, as a fraction of it, before it counts as foreign."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.base.files import open_regular
 from hydragnn.distributed.launch import host_name
-from hydragnn.files import open_regular
 
 WORK, INDEX = ".work", ".index"
 """Suffixes of the file of a process and of its index."""

@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import rename_all
 from hydragnn.ensemble.prediction.entries import ENTRY, unique_name
 from hydragnn.ensemble.prediction.hdf5 import (
     PLACES,
@@ -35,8 +37,6 @@ from hydragnn.ensemble.prediction.records import OUTLINE, WHOLE
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sinks import Piece
 from hydragnn.ensemble.prediction.work import SECONDS, Merger, Worker
-from hydragnn.errors import InputError
-from hydragnn.files import rename_all
 
 SIGNATURE = b"GCOL"
 """What a segment's last bytes begin with."""

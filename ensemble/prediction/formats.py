@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from hydragnn.base.errors import InputError
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction.arrays import BpSink, NpzSink
 from hydragnn.ensemble.prediction.hdf5 import Hdf5Sink
 from hydragnn.ensemble.prediction.sinks import Heading, Sink
 from hydragnn.ensemble.prediction.tables import CsvSink, XyzSink
-from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import length_in_angstrom
 

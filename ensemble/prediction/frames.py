@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ase import Atoms
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.source_files import species_problem
-from hydragnn.errors import InputError
 
 FRAMES = 256
 """Structures in a block, unless that makes too many."""

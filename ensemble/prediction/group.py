@@ -16,10 +16,10 @@ from typing import Any, Protocol, runtime_checkable
 import psutil
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.distributed.launch import host_name
 from hydragnn.distributed.ranks import join_ranks
 from hydragnn.ensemble.prediction.queues import Costs, FlatQueue, LocalCounter, Queue
-from hydragnn.errors import InputError
 
 Table = dict[str, Any]
 

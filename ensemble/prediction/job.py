@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json
+from hydragnn.base.machine import cores, visible_gpus
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import MemberEntry
@@ -18,9 +21,6 @@ from hydragnn.ensemble.prediction.records import Parts
 from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sources import Building, Source, is_store, store_source
-from hydragnn.errors import InputError
-from hydragnn.files import read_json
-from hydragnn.machine import cores, visible_gpus
 from hydragnn.record import read_record
 
 SECONDS_PER_BLOCK = 10.0

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.forked import workers_context
 from hydragnn.distributed.launch import Launch, host_name, this_launch
 from hydragnn.distributed.leaving import abandon
 from hydragnn.distributed.ranks import own_gpu
@@ -37,8 +39,6 @@ from hydragnn.ensemble.prediction.group import (
     make_opening,
 )
 from hydragnn.ensemble.prediction.queues import RELAY, Costs, Queue, queue_for
-from hydragnn.errors import InputError
-from hydragnn.forked import workers_context
 
 
 @contextmanager

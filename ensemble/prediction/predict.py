@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydragnn.allocator import keep_memory
+from hydragnn.base.allocator import keep_memory
+from hydragnn.base.errors import InputError, Interrupted
+from hydragnn.base.files import write_json
+from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
 from hydragnn.distributed import threads_are_chosen
@@ -41,9 +44,6 @@ from hydragnn.ensemble.prediction.schedule import Late, Schedule, finish_togethe
 from hydragnn.ensemble.prediction.sinks import AppendingSink, Sink
 from hydragnn.ensemble.prediction.sources import is_store
 from hydragnn.ensemble.prediction.work import Merger, Worker
-from hydragnn.errors import InputError, Interrupted
-from hydragnn.files import write_json
-from hydragnn.imports import allow_code, allowed_code
 from hydragnn.runs.signals import raise_signals
 
 VERSION = 9

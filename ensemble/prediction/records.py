@@ -16,12 +16,12 @@ import numpy as np
 from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import allow_many_files, lock_file, open_regular, read_json, write_json
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
 from hydragnn.ensemble.prediction.entries import ALL, END, ENTRY, INDEX, WORK, Log, checks, digest_of, own_name
 from hydragnn.ensemble.prediction.sinks import Column, Piece, load_arrays, save_arrays
-from hydragnn.errors import InputError
-from hydragnn.files import allow_many_files, lock_file, open_regular, read_json, write_json
 from hydragnn.models import distribution_from_arrays
 
 LOCK = "lock"

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed, write_sealed
+from hydragnn.base.machine import cores, visible_gpus
+from hydragnn.base.terminal import PlainConsole
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.schedule import Schedule
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed, write_sealed
-from hydragnn.machine import cores, visible_gpus
-from hydragnn.terminal import PlainConsole
 
 PLAN = {"planned", "measured"}
 """What the plan beside a prediction holds."""

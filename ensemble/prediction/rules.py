@@ -7,6 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import digest
+from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
 from hydragnn.datasets.build_settings import AseBuild, for_prediction, read_build_settings, settings_of_rule
@@ -14,11 +17,8 @@ from hydragnn.datasets.tables import find_files
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
 from hydragnn.ensemble.structures import Structures, reads_atoms
-from hydragnn.errors import InputError
-from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.settings import read_toml
 
 Block = tuple[int, int, int]
 """The number of its first graph, and where it begins and ends in its file."""

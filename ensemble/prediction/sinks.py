@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import rename_all
 from hydragnn.ensemble.predictions import Predictions, estimates_of
 from hydragnn.ensemble.screening import Screened
-from hydragnn.errors import InputError
-from hydragnn.files import rename_all
 from hydragnn.models import Target
 
 Column = NDArray[Any] | list[str]

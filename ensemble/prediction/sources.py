@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import digest, read_sealed, write_sealed
 from hydragnn.datasets import GraphStore, StoreWriter, open_store
 from hydragnn.datasets.manifest import part_name, read_manifest, write_manifest
 from hydragnn.datasets.part_texts import texts_path
 from hydragnn.ensemble.prediction.entries import unique_name
 from hydragnn.ensemble.prediction.rules import Block, Rule
 from hydragnn.ensemble.structures import Unbuilt, made_graphs
-from hydragnn.errors import InputError
-from hydragnn.files import digest, read_sealed, write_sealed
 from hydragnn.graphs.joining import concatenate
 
 TOGETHER = 32

@@ -14,11 +14,11 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.atoms_text import ATOMS, one_line, restore_atoms
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Heading, Piece, lines_array, texts
 from hydragnn.ensemble.predictions import Predictions, estimates_of
-from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
 from hydragnn.graphs.units import in_ase_units

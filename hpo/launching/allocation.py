@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
+from hydragnn.base.errors import AllocationEnded, InputError
 from hydragnn.distributed.launch import ALLOCATIONS
-from hydragnn.errors import AllocationEnded, InputError
 
 Scheduler = Literal["local", "slurm", "pbs", "flux"]
 Run = Callable[[Sequence[str]], str]

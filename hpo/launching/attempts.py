@@ -10,9 +10,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import open_regular, read_json
 from hydragnn.config import parse_config
-from hydragnn.errors import InputError
-from hydragnn.files import open_regular, read_json
 from hydragnn.hpo.launching.launcher import Exit, Task
 from hydragnn.hpo.objective import Objective, objective_value
 from hydragnn.hpo.scheduling.events import Failed, Reached

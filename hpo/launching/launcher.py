@@ -15,8 +15,8 @@ from typing import Protocol, runtime_checkable
 import psutil
 
 import hydragnn
+from hydragnn.base.imports import allowed_code
 from hydragnn.hpo.scheduling.events import Identity, Probed
-from hydragnn.imports import allowed_code
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

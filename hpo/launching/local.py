@@ -19,14 +19,14 @@ from typing import IO, Any
 import psutil
 import torch
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import open_log
+from hydragnn.base.machine import visible_gpus
 from hydragnn.distributed.launch import environment_alone
-from hydragnn.errors import InputError
-from hydragnn.files import open_log
 from hydragnn.hpo.launching.attempts import Heartbeat, Witness, seconds_between_beats
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import MARK, Begun, Exit, Report, Task, importable, is_alive, is_ours, note_of
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
-from hydragnn.machine import visible_gpus
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import allow_many_files, open_log
 from hydragnn.distributed.launch import RANK_VARIABLE, environment_alone
-from hydragnn.errors import InputError
-from hydragnn.files import allow_many_files, open_log
 from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import LastSigns, Witness, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import Ears

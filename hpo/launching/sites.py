@@ -16,7 +16,7 @@ from typing import IO, ClassVar, Protocol, runtime_checkable
 
 import psutil
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation, Run, output_of
 from hydragnn.hpo.launching.launcher import MARK, is_alive, is_ours
 from hydragnn.hpo.launching.witness import FluxWords, PbsWords, SlurmWords, Witness

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import open_log
 from hydragnn.distributed.launch import environment_alone
-from hydragnn.errors import InputError
-from hydragnn.files import open_log
 from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import Heartbeat, Witness, is_complete, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import readable

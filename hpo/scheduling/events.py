@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.record import FailureKind
 
 Origin = Literal["sampler", "warm start", "stand-in"]

@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, defstruct, to_builtins
 from msgspec.json import Decoder, decode
 from msgspec.structs import asdict, replace
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo.scheduling.changes import INDEXED
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached
 from hydragnn.hpo.scheduling.node_health import Node, NodeHealth

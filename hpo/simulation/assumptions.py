@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from hydragnn.settings import ActsWith, Settings
+from hydragnn.base.settings import ActsWith, Settings
 
 
 def _where(*keys: str) -> ActsWith:

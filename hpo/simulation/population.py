@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo.objective import Objective, objective_value
 from hydragnn.hpo.records import campaign_records
 from hydragnn.hpo.simulation.assumptions import Assumptions

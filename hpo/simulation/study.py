@@ -7,7 +7,7 @@ from itertools import count, islice
 from math import isfinite
 from pathlib import Path
 
-from hydragnn.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.hpo.preflight import plan_of
 from hydragnn.hpo.scheduling.events import Plan
 from hydragnn.hpo.settings import CampaignSettings

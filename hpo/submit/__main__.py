@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo.submit.chain import successor
 
 

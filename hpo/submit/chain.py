@@ -10,8 +10,11 @@ from typing import Any, Literal
 
 from pydantic import Field as Setting
 
-from hydragnn.errors import InputError
-from hydragnn.files import check_regular, open_regular, read_sealed, write_atomically, write_sealed
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import check_regular, open_regular, read_sealed, write_atomically, write_sealed
+from hydragnn.base.imports import allow_code, allowed_code
+from hydragnn.base.machine import Workers
+from hydragnn.base.settings import Settings, read_toml, with_overrides
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import read_journal
@@ -21,9 +24,6 @@ from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import space_of
 from hydragnn.hpo.submit.script import Job, job_script, lead_seconds
 from hydragnn.hpo.submit.sites import SCHEDULERS, SITES
-from hydragnn.imports import allow_code, allowed_code
-from hydragnn.machine import Workers
-from hydragnn.settings import Settings, read_toml, with_overrides
 
 NAME = "jobs/chain.json"
 VERSION = 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo.job import JobSettings, is_word
 from hydragnn.hpo.submit.sites import SCHEDULERS, SITES
 

@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hydragnn.base.errors import InputError
 from hydragnn.distributed.launch import environment_alone
-from hydragnn.errors import InputError
 
 PATIENCE = 120.0  # seconds that a scheduler may take to answer
 

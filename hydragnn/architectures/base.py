@@ -10,10 +10,10 @@ from pydantic import Field as Setting
 from pydantic import SerializeAsAny, WrapValidator, field_validator, model_validator
 from torch import Tensor, nn
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import Settings
 from hydragnn.graphs.field import Field
 from hydragnn.layers import DistanceTransform, MessageGraph, RadialFeatures, States
-from hydragnn.settings import Settings
 
 Sight = Literal["lengths", "directions", "triplets", "edge_features", "edge_kinds", "species"]
 """What of a graph a layer can look at; positions come as lengths or directions only."""

@@ -15,7 +15,7 @@ from hydragnn.architectures.base import (
     one_of,
     radial_basis,
 )
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.kernels import edge_product, gather_multiply_sum, gather_outer_sum, silu
 from hydragnn.layers import MessageGraph, States, inputs_at_zero, radial_inputs
 

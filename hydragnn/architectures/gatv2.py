@@ -15,7 +15,7 @@ from hydragnn.architectures.base import (
     one_of,
     radial_basis,
 )
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.kernels import SiLU, gather_add, gather_multiply_sum, segment_max, segment_mean, segment_sum
 from hydragnn.layers import MessageGraph, States
 

@@ -11,7 +11,7 @@ from pydantic import field_validator, model_validator
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, radial_basis, steps
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.kernels import Topology, gather_add, gather_outer_sum, silu, spread
 from hydragnn.layers import (
     DISTANCE_TRANSFORMS,

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.kernels import Topology, gather_multiply_sum, gather_outer_sum
 from hydragnn.layers import MessageGraph, RadialFilters, States, mlp
 

@@ -8,8 +8,8 @@ from importlib.metadata import entry_points
 from types import MappingProxyType, ModuleType
 
 from hydragnn.architectures.base import Architecture, ArchitectureSettings
-from hydragnn.errors import InputError, nearest
-from hydragnn.imports import class_named, without_the_current_folder
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.imports import class_named, without_the_current_folder
 
 GROUP = "hydragnn.architectures"
 """Entry-point group in which packages announce architectures; the name of an entry is its kind."""

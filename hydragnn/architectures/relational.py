@@ -9,10 +9,10 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec, Searched, one_of, steps
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import ActsWith
 from hydragnn.kernels import Topology, gather_multiply_sum, relation_topology, segment_mean, silu
 from hydragnn.layers import Coarser, MessageGraph, Modes, States, lattice_modes, part_of
-from hydragnn.settings import ActsWith
 
 Reduce = Literal["sum", "mean", "sqrt"]
 

@@ -16,7 +16,7 @@ from hydragnn.architectures.base import (
     radial_basis,
     steps,
 )
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.kernels import gather_multiply_sum, gather_outer_sum, outer_sum, silu
 from hydragnn.layers import (
     MessageGraph,

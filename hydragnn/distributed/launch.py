@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 
 class LaunchError(InputError):

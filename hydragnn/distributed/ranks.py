@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hydragnn.base.errors import SaidByFirst
 from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name, on_interfaces, this_launch
 from hydragnn.distributed.neighbours import OnStopped, next_on_machine, process_namespace, watch_neighbour
 from hydragnn.distributed.rendezvous import PATIENCE, rendezvous
-from hydragnn.errors import SaidByFirst
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

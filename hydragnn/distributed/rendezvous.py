@@ -27,11 +27,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hydragnn.base.errors import InputError, MissingPackageError
+from hydragnn.base.files import read_json, write_json
 from hydragnn.distributed.addresses import LOOPBACK, address_of_job, interface_of, route_to
 from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name
 from hydragnn.distributed.secret_store import SecretStore, served_store
-from hydragnn.errors import InputError, MissingPackageError
-from hydragnn.files import read_json, write_json
 
 PATIENCE = timedelta(minutes=10)
 """How long a rank waits for a silent peer; a peer that died is noticed at once."""

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.survey import Row, Rows
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.errors import InputError
 
 
 def shared_rows(ranks: Ranks, device: torch.device) -> Rows:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.kernels import triton_launch
 from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.op import Case

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed, write_sealed
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed, write_sealed
 
 FILE = "hydragnn-tiles.json"
 """In Triton's cache: tiles that ``hydragnn kernels tune`` has measured."""

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.kernels.bench import BenchSettings, derivatives, milliseconds
 from hydragnn.kernels.ops import OPS, random_graph
 from hydragnn.kernels.tiles import CANDIDATES, TILES, Tile, table_tile, tried

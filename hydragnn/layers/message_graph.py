@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.coarse import Level
 from hydragnn.kernels import Pairs, Topology, gather_add, pairs_of, spread
 from hydragnn.layers.coarser import Coarser, coarser_of

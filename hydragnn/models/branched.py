@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from hydragnn.errors import InputError, about
+from hydragnn.base.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.layers import States

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from hydragnn.architectures import Architecture, GlobalAttentionSettings, architectures
-from hydragnn.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.levels import CLUSTERS, is_levels
 from hydragnn.models.convolved import with_layers

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec, GraphStatistics, architecture_of
-from hydragnn.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
 from hydragnn.graphs.levels import CLUSTERS

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.field import Field
 
 VARIANCE_FLOOR = 1e-6

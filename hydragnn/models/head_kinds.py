@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field as Setting
 from pydantic import field_validator, model_validator
 
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.settings import ActsWith, Finite, Settings
 from hydragnn.datasets.isolated_atoms import by_atomic_number
-from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import Field, Location
 from hydragnn.models.distributions import Categorical, Distribution, Normal, Point
 from hydragnn.models.target import Target
-from hydragnn.settings import ActsWith, Finite, Settings
 
 WITH_DERIVATIVES: Mapping[str, ActsWith] = {
     "forces_weight": ActsWith(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Tag, field_validator, model_validator
 from pydantic import Field as Setting
 
-from hydragnn.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.models.head_kinds import (
     HEAD_KINDS,

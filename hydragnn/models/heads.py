@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.kernels import silu

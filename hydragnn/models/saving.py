@@ -10,9 +10,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from hydragnn.base.errors import InputError, about
+from hydragnn.base.files import check_regular, read_sealed, write_atomically, write_sealed
 from hydragnn.datasets.normalisation import Normalisation, check_widths, normalisation_from_json
-from hydragnn.errors import InputError, about
-from hydragnn.files import check_regular, read_sealed, write_atomically, write_sealed
 from hydragnn.graphs.levels import CLUSTERS
 from hydragnn.models.branched import BranchedModel, build_branched
 from hydragnn.models.build import build_from_description

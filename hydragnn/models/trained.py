@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.architectures import ArchitectureSettings
+from hydragnn.base.errors import InputError
+from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.datasets.normalisation import Normalisation, normalise, reference_sums
 from hydragnn.datasets.views import without_edges
-from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.imports import allow_code as _allow_code
 from hydragnn.models.compiled_prediction import CompiledPrediction, compiled_prediction, eager_prediction
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydragnn.errors import InputError
-from hydragnn.files import open_regular, read_sealed
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import open_regular, read_sealed
 
 SECONDS_BETWEEN_BEATS = 1.0
 BEAT_SECONDS = "beat_seconds"

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from hydragnn.base.errors import MissingPackageError
+from hydragnn.base.files import write_json
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.errors import MissingPackageError
-from hydragnn.files import write_json
 from hydragnn.models import BranchedModel, GraphModel, save_branched, save_model
 from hydragnn.record import RunRecord, write_record
 from hydragnn.runs.assembly import Assembly

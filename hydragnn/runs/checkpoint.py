@@ -15,12 +15,12 @@ from typing import Annotated, Any
 import pydantic
 import torch
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import checksum_of, flush_directory, read_json, read_sealed, write_sealed
+from hydragnn.base.settings import Settings
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.errors import InputError
-from hydragnn.files import checksum_of, flush_directory, read_json, read_sealed, write_sealed
 from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, write_tensors
-from hydragnn.settings import Settings
 from hydragnn.training.state import TrainState
 
 VERSION = 2

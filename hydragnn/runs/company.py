@@ -25,9 +25,10 @@ from typing import IO
 
 import torch
 
-from hydragnn.allocator import keep_memory
+from hydragnn.base.allocator import keep_memory
+from hydragnn.base.files import open_log
+from hydragnn.base.terminal import PlainConsole
 from hydragnn.distributed.ranks import join_ranks
-from hydragnn.files import open_log
 from hydragnn.record import RunRecord
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback
@@ -36,7 +37,6 @@ from hydragnn.runs.run import FENCED, code_of, ended_by, parse, what_to_train
 from hydragnn.runs.session import ready_run, select_device, steps_to_end
 from hydragnn.runs.signals import STOPPING, Signals, handled_by
 from hydragnn.runs.together import advance
-from hydragnn.terminal import PlainConsole
 from hydragnn.training.loop import StepRequest, Steps
 from hydragnn.training.together import Member, Outcome, Together
 

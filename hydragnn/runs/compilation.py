@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_problem
-from hydragnn.errors import InputError
 from hydragnn.models import BranchedModel, CompiledModel, GraphModel, NotCompiled, compiled_model
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS
 from hydragnn.runs.compile_cache import compile_cache

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from hydragnn.errors import InputError
-from hydragnn.files import digest
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import digest
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """The one way that torch offers to say where; what the user set stays."""

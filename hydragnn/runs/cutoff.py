@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.architectures import GlobalAttentionSettings
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.survey import Rows
-from hydragnn.errors import InputError
 from hydragnn.graphs.batch import edge_vectors
 
 BLOCK = 1024

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hydragnn.base.errors import InputError, Interrupted
+from hydragnn.base.files import read_json, write_json
 from hydragnn.distributed.launch import LaunchError
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.errors import InputError, Interrupted
-from hydragnn.files import read_json, write_json
 from hydragnn.record import Failure, read_record, write_record
 from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.training.context import Diverged

@@ -8,11 +8,8 @@ from typing import Any
 
 import torch
 
-from hydragnn.config import AnyConfig, hash_of, parse_config, stored_config
-from hydragnn.distributed.ranks import Ranks
-from hydragnn.distributed.sharing import first_ranks_value
-from hydragnn.errors import Busy, InputError
-from hydragnn.files import (
+from hydragnn.base.errors import Busy, InputError
+from hydragnn.base.files import (
     check_no_link,
     digest,
     empty_folders_removed,
@@ -21,9 +18,12 @@ from hydragnn.files import (
     read_json,
     unlock_file,
 )
+from hydragnn.base.settings import Settings
+from hydragnn.config import AnyConfig, hash_of, parse_config, stored_config
+from hydragnn.distributed.ranks import Ranks
+from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.record import Cost, RunRecord, read_record
 from hydragnn.runs.attempt import Attempt
-from hydragnn.settings import Settings
 
 FIRST_FILES = ("config.json", "attempt.json", "heartbeat")
 """What may be in the folder of a run before it begins."""

@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hydragnn.base.errors import InputError, about
 from hydragnn.datasets import MemoryStore, Sizes
 from hydragnn.datasets.footprint import MemoryLimit, bytes_of, footprint_from_json, in_words
 from hydragnn.datasets.levels import pieces_of
 from hydragnn.datasets.normalisation import normalise
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
-from hydragnn.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.levels import CLUSTERS, levels_of

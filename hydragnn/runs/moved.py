@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import check_no_link, read_json, write_json
 from hydragnn.datasets import GraphStore, WithoutEdges, open_store
-from hydragnn.errors import InputError
-from hydragnn.files import check_no_link, read_json, write_json
 from hydragnn.record import read_record
 
 

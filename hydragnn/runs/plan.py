@@ -12,17 +12,17 @@ from typing import Any
 
 from hydragnn.architectures import architecture_of
 from hydragnn.architectures.base import EdgeData
+from hydragnn.base.errors import InputError, about, nearest
+from hydragnn.base.settings import ActsWith, is_complete, is_given
 from hydragnn.config import AnyConfig, BranchSettings, TrainSettings
 from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
 from hydragnn.datasets.manifest import cutoff_of
-from hydragnn.errors import InputError, about, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
 from hydragnn.models.checks import check
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
-from hydragnn.settings import ActsWith, is_complete, is_given
 
 Stores = GraphStore | Mapping[str, GraphStore]
 """The store of a run, or those of its branches by their names."""

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hydragnn.base.errors import InputError, about
 from hydragnn.datasets import (
     Budget,
     FieldSummary,
@@ -40,7 +41,6 @@ from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.survey import BLOCK, summary_from_json
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
-from hydragnn.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.far import near_origin
 from hydragnn.graphs.field import ATOMIC_NUMBERS

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemai
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from hydragnn.terminal import PlainConsole
+from hydragnn.base.terminal import PlainConsole
 
 SECONDS_BETWEEN_LINES = 10.0
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from hydragnn.architectures import GeometricSettings
+from hydragnn.base.files import digest
 from hydragnn.config import hash_of
 from hydragnn.datasets import GraphStore
 from hydragnn.datasets.duplicates import Copies, copies_across, sentence_on_copies
@@ -17,7 +18,6 @@ from hydragnn.datasets.split import PARTS, Split
 from hydragnn.distributed.launch import host_name
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_rows
-from hydragnn.files import digest
 from hydragnn.models import HeadSettings, ModelDescription
 from hydragnn.record import BranchRecord, RunRecord
 from hydragnn.runs.cutoff import (

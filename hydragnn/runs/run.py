@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-from hydragnn.allocator import keep_memory
+from hydragnn.base.allocator import keep_memory
+from hydragnn.base.errors import Busy, InputError, Interrupted
+from hydragnn.base.files import read_sealed
+from hydragnn.base.imports import allow_code
 from hydragnn.config import AnyConfig, RunConfig, stored_config
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.distributed.launch import LaunchError, this_launch
 from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, leave
-from hydragnn.errors import Busy, InputError, Interrupted
-from hydragnn.files import read_sealed
-from hydragnn.imports import allow_code
 from hydragnn.record import Failure, RunRecord, read_record, write_record
 from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.runs.checkpoint import set_aside_pickled

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.config import AnyConfig
 from hydragnn.distributed.ranks import Ranks, join_ranks, own_gpu
-from hydragnn.errors import InputError, Interrupted
 from hydragnn.record import RunRecord
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat

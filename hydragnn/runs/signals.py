@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from hydragnn.errors import Interrupted
+from hydragnn.base.errors import Interrupted
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Ctrl-C, a polite kill, a closed terminal, and what schedulers send some time before an allocation ends."""

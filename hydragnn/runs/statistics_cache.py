@@ -20,11 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 import hydragnn
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import digest, lock_file, read_sealed, unlock_file, write_sealed
 from hydragnn.datasets import GraphStore, disk_store
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
-from hydragnn.errors import InputError
-from hydragnn.files import digest, lock_file, read_sealed, unlock_file, write_sealed
 from hydragnn.runs.compile_cache import user_cache
 
 FORMAT = "hydragnn-statistics"

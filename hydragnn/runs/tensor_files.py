@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hydragnn.errors import InputError
-from hydragnn.settings import Settings
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import Settings
 
 TensorType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import AnyConfig
 from hydragnn.datasets import GraphStore
 from hydragnn.distributed.ranks import join_ranks
-from hydragnn.errors import InputError
 from hydragnn.record import RunRecord
 from hydragnn.runs.attempt import Attempt
 from hydragnn.runs.callback import RunCallback

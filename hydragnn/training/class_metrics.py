@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore
-from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
 from hydragnn.kernels import segment_sum
 from hydragnn.models import Target

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from hydragnn.errors import Interrupted
+from hydragnn.base.errors import Interrupted
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Distribution, Target
 from hydragnn.training.context import Callback, Diverged, StepResult, TrainingContext

@@ -15,8 +15,8 @@ from numpy import ndarray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.footprint import Footprint, Form
-from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import LOCATIONS
 from hydragnn.graphs.joining import concatenate

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydragnn.conformance_cases import loss_of, make_graph, make_model
+from hydragnn.conformance.cases import loss_of, make_graph, make_model
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import GraphModel

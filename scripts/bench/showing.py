@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hydragnn.files import write_json
+from hydragnn.base.files import write_json
 from hydragnn.scripts.bench.table import Effort, as_json, bench_table
 
 WIDTH = 140

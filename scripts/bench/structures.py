@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.architectures import architecture_of
-from hydragnn.conformance_cases import FORCES, STRESS
+from hydragnn.conformance.cases import FORCES, STRESS
 from hydragnn.graphs import Field
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch

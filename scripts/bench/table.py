@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydragnn.allocator import keep_memory
+from hydragnn.base.allocator import keep_memory
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore
 from hydragnn.datasets.packing import costs_of
-from hydragnn.errors import InputError
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.skin import SkinList
 from hydragnn.kernels.bench import derivatives

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from scipy.spatial import Delaunay
 
-from hydragnn.errors import MissingPackageError
+from hydragnn.base.errors import MissingPackageError
 from hydragnn.graphs import Field, GraphBatch, from_mesh
 from hydragnn.scripts.demo.writing import write_samples
 

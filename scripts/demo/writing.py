@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter
-from hydragnn.errors import InputError
 from hydragnn.graphs import GraphBatch, concatenate
 
 _BLOCK = 64

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from hydragnn.allocator import keep_memory
-from hydragnn.errors import InputError, nearest
+from hydragnn.base.allocator import keep_memory
+from hydragnn.base.errors import InputError, nearest
 
 NAMES = ("acac", "cantilever", "darcy", "fept", "mlearn", "qm9", "terfenol")
 

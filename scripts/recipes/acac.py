@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.files import read_sealed
+from hydragnn.base.settings import read_toml
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import build_ensemble
-from hydragnn.files import read_sealed
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import train_recipe
-from hydragnn.settings import read_toml
 
 MEMBERS = 3
 GOALS = {"300K": {"energy": 5.0, "forces": 32.0}, "600K": {"energy": 25.0, "forces": 100.0}}

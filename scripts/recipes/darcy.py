@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.tables import read_npz
 from hydragnn.ensemble import Ensemble, NumberEstimate, build_ensemble
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed
 from hydragnn.graphs import (
     CLUSTERS,
     Field,

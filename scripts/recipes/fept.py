@@ -12,11 +12,11 @@ from ase import Atoms
 from numpy.typing import NDArray
 from pydantic import Field as Setting
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.tables import read_npz
 from hydragnn.ensemble import build_ensemble
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
 from hydragnn.graphs.relations import shell_radii
 from hydragnn.graphs.topology import Topology

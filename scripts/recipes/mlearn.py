@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
+from hydragnn.base.files import read_sealed
+from hydragnn.base.settings import read_toml
 from hydragnn.datasets import SplitSettings, make_split, open_store
 from hydragnn.ensemble import build_ensemble
-from hydragnn.files import read_sealed
 from hydragnn.record import RunRecord
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import raw_text
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import model_of, recipe_table, train_recipe
-from hydragnn.settings import read_toml
 
 MEMBERS = 2
 ATOMS = {"painn": 2_000_000, "mace": 800_000}  # that a member sees in all its epochs, which takes about as long

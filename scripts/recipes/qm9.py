@@ -10,16 +10,16 @@ from ase.io import write
 from ase.units import Hartree
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed
+from hydragnn.base.settings import read_toml
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import build_ensemble
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import train_recipe
-from hydragnn.settings import read_toml
 
 MEMBERS = 1
 RAW = "qm9_dev_12000.npz"

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.tables import Table, table_column
-from hydragnn.errors import InputError
 
 
 @contextmanager

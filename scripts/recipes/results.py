@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hydragnn.errors import InputError
-from hydragnn.files import read_json, write_atomically
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json, write_atomically
 from hydragnn.scripts.recipes.__main__ import NAMES
 
 Row = tuple[str, ...]

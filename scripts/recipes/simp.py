@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csc_array
 from scipy.sparse.linalg import splu
 
-from hydragnn.errors import MissingPackageError
+from hydragnn.base.errors import MissingPackageError
 
 Array = NDArray[np.float64]
 LOWEST = 1e-3  # density of void

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from hydragnn.files import write_json
+from hydragnn.base.files import write_json
 from hydragnn.record import RunRecord
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.config import config_from_table
 from hydragnn.datasets import MemoryStore, open_store
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field
 from hydragnn.models import Normal, Point, TrainedModel, load_model
 from hydragnn.record import RunRecord
 from hydragnn.runs import train
-from hydragnn.settings import read_toml, with_overrides
 
 Array = torch.Tensor
 BLOCK = 64  # graphs predicted at once

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed
 from hydragnn.scripts.report.facts import Ablation
 
 

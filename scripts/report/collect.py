@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import DAMAGED_ARRAYS, read_sealed
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.ensemble.calibrations import calibration_from_json
-from hydragnn.errors import InputError
-from hydragnn.files import DAMAGED_ARRAYS, read_sealed
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.ablation_facts import ablation_facts

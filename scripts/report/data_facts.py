@@ -8,11 +8,11 @@ import numpy as np
 from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import GraphStore, disk_store, open_store
 from hydragnn.datasets.split import Split, make_split
 from hydragnn.datasets.tools import present_graphs, store_notes
-from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.texts import NAME, Texts

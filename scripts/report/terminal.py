@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.scripts.report.canvas import measured
 from hydragnn.scripts.report.collect import ensemble_facts
 from hydragnn.scripts.report.facts import FieldScores, Part

@@ -4,7 +4,7 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from hydragnn.files import check_page_target, write_atomically
+from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.page import page
 

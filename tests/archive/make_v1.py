@@ -22,10 +22,10 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 
 from hydragnn import build_ensemble, load
+from hydragnn.base.errors import Interrupted
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble
-from hydragnn.errors import Interrupted
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, graph_from_arrays, relation_field
 from hydragnn.hpo import campaign_history, campaign_settings, run_search
 from hydragnn.training import train

@@ -12,9 +12,9 @@ import torch
 from numpy.testing import assert_allclose
 
 import hydragnn
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig, read_config
 from hydragnn.datasets import check_store, open_store
-from hydragnn.errors import InputError
 from hydragnn.graphs import volumes
 from hydragnn.hpo import campaign_history, read_campaign
 from hydragnn.models import load_model

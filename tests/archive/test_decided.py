@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import hydragnn
+from hydragnn.base.files import digest
 from hydragnn.config import parse_config
-from hydragnn.files import digest
 from hydragnn.hpo import campaign_history, campaign_records
 from hydragnn.hpo.journal import Entry, courses, read_entries, replay
 from hydragnn.hpo.journal import Journal as Writer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo.journal import Journal, read_journal, replay
 from hydragnn.hpo.scheduling.events import Opened, Plan, event_from_json
 from hydragnn.hpo.submit.chain import _sessions

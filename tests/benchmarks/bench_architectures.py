@@ -14,9 +14,9 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.datasets import open_store
-from hydragnn.errors import InputError
-from hydragnn.files import check_page_target, write_atomically
 from hydragnn.hpo.default_space import left_out_words
 from hydragnn.runs.provenance import processor_name
 from hydragnn.scripts import api

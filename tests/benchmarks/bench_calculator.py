@@ -67,7 +67,7 @@ def simulate(kind: str, count: int, steps: int, compile: bool) -> None:
     from hydragnn.ensemble import calculator
 
     try:
-        from hydragnn.allocator import keep_memory
+        from hydragnn.base.allocator import keep_memory
 
         keep_memory()
     except ImportError:  # a checkout from before

@@ -17,8 +17,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from hydragnn.allocator import keep_memory
 from hydragnn.architectures import architectures
+from hydragnn.base.allocator import keep_memory
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate

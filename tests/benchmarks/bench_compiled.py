@@ -5,7 +5,7 @@
 Steps are forward, forces, backward (energies alone for PNA) and AdamW, on a batch of 32 rattled fcc alloys of 8 to 64 atoms,
 seven of ten periodic, within 5 A; hidden 64, 3 layers, fp32, one thread. Figures are CPU times, medians over the repeats;
 ratios are plain over compiled, the median over turns. Freed memory is kept as in every command that trains
-(``hydragnn/allocator.py``): without, plain torch also pays for fresh pages of every large array.
+(``hydragnn/base/allocator.py``): without, plain torch also pays for fresh pages of every large array.
 """
 
 import argparse
@@ -15,11 +15,11 @@ from statistics import median
 
 import torch
 
-from hydragnn.allocator import keep_memory
 from hydragnn.architectures.egnn import EGNNSettings
 from hydragnn.architectures.painn import PaiNNSettings
 from hydragnn.architectures.pna import PNASettings
 from hydragnn.architectures.schnet import SchNetSettings
+from hydragnn.base.allocator import keep_memory
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import OPS, compiled
 from hydragnn.kernels.bench import derivatives, outputs

@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from hydragnn.base.terminal import PlainConsole
 from hydragnn.config import hash_of
 from hydragnn.hpo import CampaignView, campaign_settings, controller, journal
 from hydragnn.hpo.controller import Controller
@@ -41,7 +42,6 @@ from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
 from hydragnn.hpo.preflight import plan_on
 from hydragnn.hpo.scheduling.events import Identity, Probed
 from hydragnn.hpo.space import space_of
-from hydragnn.terminal import PlainConsole
 from tests.benchmarks.virtual_packs import virtual_packs
 
 LARGEST = 256

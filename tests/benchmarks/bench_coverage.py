@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from hydragnn.base.settings import read_toml
 from hydragnn.config import config_from_table
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.ensemble.build import build_ensemble
@@ -39,7 +40,6 @@ from hydragnn.runs import train
 from hydragnn.scripts.demo.alloys import labelled_alloy, make_alloys
 from hydragnn.scripts.demo.plates import labelled_plate, make_plates
 from hydragnn.scripts.demo.polycrystals import labelled_polycrystal, make_polycrystals
-from hydragnn.settings import read_toml
 
 NOMINAL = 0.9
 FRESH_FAMILY = 1

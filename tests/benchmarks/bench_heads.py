@@ -20,10 +20,10 @@ from numpy import ndarray
 from torch import nn
 
 from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec
+from hydragnn.base.imports import allow_code
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, make_split, open_store
 from hydragnn.graphs import Field, GraphBatch, from_labels, graph_from_arrays
-from hydragnn.imports import allow_code
 from hydragnn.models import load_model
 from hydragnn.runs import train
 from hydragnn.scripts.demo.conduction import fluxes

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.architectures import architectures
-from hydragnn.files import check_page_target, read_json, write_atomically, write_json
+from hydragnn.base.files import check_page_target, read_json, write_atomically, write_json
 from hydragnn.runs.provenance import processor_name
 from hydragnn.scripts.bench.structures import structures
 from tests.benchmarks.bench_peers import HERE, KEPT, Peer, difference, molecules, write_graphs

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from hydragnn.config import RunConfig
-from hydragnn.conformance_cases import make_model
+from hydragnn.conformance.cases import make_model
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
 from hydragnn.graphs.batch import GraphBatch

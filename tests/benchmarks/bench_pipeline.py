@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydragnn.allocator import keep_memory
+from hydragnn.base.allocator import keep_memory
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field

@@ -25,8 +25,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from hydragnn.allocator import keep_memory
 from hydragnn.architectures import architecture_of
+from hydragnn.base.allocator import keep_memory
 from hydragnn.datasets import Sizes, share_of
 from hydragnn.datasets.packing import costs_of, graph_costs, loads_of
 from hydragnn.graphs.atomic import from_ase

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hydragnn.config import RunConfig
-from hydragnn.conformance_cases import small_settings
+from hydragnn.conformance.cases import small_settings
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.graphs import (
     CLUSTERS,

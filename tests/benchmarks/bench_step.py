@@ -5,7 +5,7 @@
 OTHER is the folder of a checkout, with its own ``.venv`` if it has one. Both serve steps of ``bench_models.py`` as it stands in
 their checkout; in every round each takes some, the first in turn. The ratio is their time over ours, the median over rounds
 and over fresh pairs of processes, since a process keeps the luck of its memory for life: above 1 ours is faster. CPU time is
-disturbed less by a busy machine than time on the wall. Both keep freed memory (``hydragnn/allocator.py``).
+disturbed less by a busy machine than time on the wall. Both keep freed memory (``hydragnn/base/allocator.py``).
 """
 
 import argparse

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from hydragnn.allocator import keep_memory
+from hydragnn.base.allocator import keep_memory
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.hpo import campaign_settings, run_search

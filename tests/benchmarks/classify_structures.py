@@ -14,10 +14,10 @@ from pathlib import Path
 import ase.io
 import numpy as np
 
+from hydragnn.base.files import read_json
 from hydragnn.config import config_from_table
 from hydragnn.datasets import StoreWriter
 from hydragnn.ensemble import build_ensemble
-from hydragnn.files import read_json
 from hydragnn.graphs import Field, from_ase
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.runs import train

@@ -15,11 +15,11 @@ import ase.io
 import numpy as np
 from ase import Atoms
 
+from hydragnn.base.settings import read_toml
 from hydragnn.graphs import Field, GraphBatch, from_ase
 from hydragnn.scripts.demo.alloys import labelled_alloy
 from hydragnn.scripts.demo.plates import labelled_plate
 from hydragnn.scripts.demo.polycrystals import labelled_polycrystal
-from hydragnn.settings import read_toml
 from tests.benchmarks.domain_sets import ENERGY, FORCES, DomainSet, acetylacetone, alloys, darcy, member_table
 
 GAP = Field(name="gap", on="graph", unit="eV", role="target")

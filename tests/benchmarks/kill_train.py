@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from safetensors.torch import load_file
 
-from hydragnn.files import write_json
+from hydragnn.base.files import write_json
 from hydragnn.record import read_record
 
 WORKER = Path(__file__).resolve().parents[1] / "hydragnn" / "training" / "worker.py"

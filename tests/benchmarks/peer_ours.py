@@ -127,7 +127,7 @@ def main() -> None:
     """Serve."""
     kind, folder, options = arguments()
     if "keep" in options:
-        from hydragnn.allocator import keep_memory
+        from hydragnn.base.allocator import keep_memory
 
         keep_memory()
     if "plain" in options:

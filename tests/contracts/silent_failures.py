@@ -24,15 +24,15 @@ class Promise:
     there: str
     here: str
     tests: tuple[str, ...]
-    """``file::function`` each; those of ``hydragnn/conformance*.py`` run for every architecture."""
+    """``file::function`` each; those of ``hydragnn/conformance/*.py`` run for every architecture."""
     seen: str = "run"
     """How it is known: run, read in its source, or in part read."""
 
 
 HERE = "tests/hydragnn/test_promises_of_architectures.py"
 RUNS = "tests/hydragnn/training/test_promises_of_runs.py"
-EVERY = "hydragnn/conformance.py"
-LIMITS = "hydragnn/conformance_limits.py"
+EVERY = "hydragnn/conformance/suite.py"
+LIMITS = "hydragnn/conformance/limits.py"
 TRAINING = "tests/hydragnn/training"
 
 PROMISES: dict[int, Promise] = {

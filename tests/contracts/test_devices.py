@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hydragnn.architectures import architectures
-from hydragnn.conformance_cases import CORNERS, loss_of, make_model
+from hydragnn.conformance.cases import CORNERS, loss_of, make_model
 
 pytestmark = pytest.mark.parametrize("kind", architectures())
 

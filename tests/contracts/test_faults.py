@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import hydragnn
-from hydragnn import files
+from hydragnn.base import files
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, hdf5, open_store
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 
 FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))

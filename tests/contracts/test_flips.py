@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 
 import hydragnn
+from hydragnn.base.errors import InputError, Interrupted
+from hydragnn.base.settings import read_toml
 from hydragnn.config import config_from_table
 from hydragnn.datasets import BatchSettings, MemoryStore, check_graphs, open_store
 from hydragnn.ensemble import predict_to_file
 from hydragnn.ensemble.build import check_finished
 from hydragnn.ensemble.prediction.sinks import Sink
 from hydragnn.ensemble.prediction.work import Merger
-from hydragnn.errors import InputError, Interrupted
 from hydragnn.hpo import finished_runs
 from hydragnn.hpo.final import best_runs, given_runs
 from hydragnn.hpo.status import campaign_status
@@ -32,7 +33,6 @@ from hydragnn.hpo.submit import submit_campaign
 from hydragnn.runs import preparation, statistics_cache, train
 from hydragnn.runs.folder import decisive
 from hydragnn.scripts.report.collect import collect
-from hydragnn.settings import read_toml
 
 FLIPS = 200
 GRAPHS, SIZE = 16, 5

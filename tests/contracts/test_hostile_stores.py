@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import hydragnn
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, check_store, convert_store, disk, open_store
 from hydragnn.datasets.fingerprint import graph_digests
 from hydragnn.datasets.manifest import checksum
 from hydragnn.datasets.store import read_checked
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 
 FIELDS = (

@@ -13,8 +13,8 @@ from ase.build import bulk, molecule
 
 from hydragnn.architectures import architectures
 from hydragnn.conformance import ArchitectureConformance
-from hydragnn.conformance_cases import AROUND
-from hydragnn.conformance_smoothness import CUTOFF, LOAD, energy_model, problems_of_force_constants, problems_on_paths
+from hydragnn.conformance.cases import AROUND
+from hydragnn.conformance.smoothness import CUTOFF, LOAD, energy_model, problems_of_force_constants, problems_on_paths
 from hydragnn.graphs.atomic import from_ase
 
 TOGETHER = {**AROUND, "linear": {**AROUND["linear"], **AROUND["film"]}}

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import hydragnn.datasets.writer
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import (
     GraphStore,
     MemoryStore,
@@ -25,7 +26,6 @@ from hydragnn.datasets import (
     load_into_memory,
     open_store,
 )
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, Topology, concatenate
 from tests.forked import Forked
 

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 import hydragnn
-from hydragnn import imports
+from hydragnn.base import imports
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_json, write_sealed
 from hydragnn.datasets import StoreWriter
-from hydragnn.errors import InputError
-from hydragnn.files import write_json, write_sealed
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.scripts import cli
 

@@ -15,11 +15,11 @@ from ase import Atoms
 from ase.build import bulk
 from ase.calculators.singlepoint import SinglePointCalculator
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, build_store, check_store, open_store, read_build_settings, store_info
 from hydragnn.datasets.build import graphs_of
 from hydragnn.datasets.build_settings import for_prediction, settings_of_rule
 from hydragnn.datasets.parallel_build import build_with_workers
-from hydragnn.errors import InputError
 from hydragnn.graphs import (
     GraphBatch,
     edge_vectors,

@@ -7,7 +7,7 @@ import ase.io
 import pytest
 import torch
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.atomic import from_ase
 from tests.datasets.test_build import built, structures
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import (
     MemoryStore,
     StoreWriter,
@@ -22,7 +23,6 @@ from hydragnn.datasets import (
     store_info,
 )
 from hydragnn.datasets.shared import shared_folder
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch
 
 SUFFIXES = {"HDF5": ".h5", "ADIOS2": ".bp"}

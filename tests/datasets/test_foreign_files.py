@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 import pytest
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, check_store, open_store
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, graph_from_arrays
 
 FIELDS = (Field(name="size", on="node"),)
@@ -115,7 +115,7 @@ from pathlib import Path
 import numpy as np
 from hydragnn.datasets.adios import AdiosPartReader
 from hydragnn.datasets.manifest import PartInfo
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 part = PartInfo(name="p", graphs=3, nodes=9, edges=6, blocks=[(3, 9, 6)], stored={}, masked=[], files={})
 try:
     AdiosPartReader(Path(sys.argv[1]), part, {"positions": 1}).fill("positions", np.zeros((9, 3)), 0)

@@ -7,9 +7,9 @@ import h5py
 import numpy as np
 import pytest
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.hdf5 import Hdf5PartReader, chunk_places
 from hydragnn.datasets.manifest import PartInfo
-from hydragnn.errors import InputError
 
 ROWS = 103
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -7,9 +7,9 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig, read_config
 from hydragnn.datasets.isolated_atoms import by_atomic_number, isolated_atoms
-from hydragnn.errors import InputError
 from hydragnn.hpo.settings import read_campaign
 from hydragnn.models.head_kinds import EnergyHeadSettings
 

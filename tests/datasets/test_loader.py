@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, Loader, MemoryStore
-from hydragnn.errors import InputError
 
 BUDGETS = {"graphs": Budget(max_graphs=8), "nodes": Budget(max_nodes=30)}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, open_store
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, validate
 from hydragnn.graphs.field import Location
 

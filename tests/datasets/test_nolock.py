@@ -11,7 +11,7 @@ import ase.build
 import ase.db
 import pytest
 
-from hydragnn.files import alone_in_folder, knows_locks, lock_file, unlock_file
+from hydragnn.base.files import alone_in_folder, knows_locks, lock_file, unlock_file
 from tests.nolock import without_locks
 
 BUILD = """

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import (
     MemoryStore,
     Scale,
@@ -16,7 +17,6 @@ from hydragnn.datasets import (
     normalise,
     reference_sums,
 )
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Normal, Point, Target

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, Sizes, pack, share_of
 from hydragnn.datasets.packing import BLOCK, TEAM, costs_of, graph_costs, loads_of
-from hydragnn.errors import InputError
 
 COUNTS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 300)), min_size=1, max_size=120)
 

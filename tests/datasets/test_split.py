@@ -7,10 +7,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, Split, SplitSettings, make_split
 from hydragnn.datasets.duplicates import copies_across, sentence_on_copies
 from hydragnn.datasets.split import SPLIT_KINDS, copy_labels, reduced_compositions
-from hydragnn.errors import InputError
 from hydragnn.graphs import GraphBatch
 
 

@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, StoreWriter, check_graphs, check_store, convert_store, open_store
 from hydragnn.datasets.manifest import checksum
-from hydragnn.errors import InputError
 from hydragnn.graphs import GraphBatch
 
 HUGE = 10**13

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import (
     GraphStore,
     MemoryStore,
@@ -19,7 +20,6 @@ from hydragnn.datasets import (
 )
 from hydragnn.datasets.manifest import read_manifest
 from hydragnn.datasets.store import read_checked
-from hydragnn.errors import InputError
 from tests.flips import FLIPS, flipped
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydragnn.conformance_cases import CORNERS, LEVELS
+from hydragnn.conformance.cases import CORNERS, LEVELS
 from hydragnn.datasets import MemoryStore
 from hydragnn.graphs import CLUSTERS, GraphBatch, concatenate, from_voronoi, graph_from_arrays, with_contracted_levels
 from hydragnn.graphs.coarse import Level

@@ -13,8 +13,8 @@ from ase.build import bulk
 from ase.neighborlist import neighbor_list
 
 import hydragnn
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, examine_store, finish_store, open_store, store_info
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, edge_vectors, graph_from_arrays
 from hydragnn.graphs.pyg import torch_geometric
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
+from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings
 from hydragnn.distributed import leave, this_launch
 from hydragnn.ensemble.prediction import filling, hdf5, job, joining, looking, records, schedule, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import GraphBatch
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from ase import Atoms
 
+from hydragnn.base.errors import Busy, InputError
+from hydragnn.base.files import lock_file, read_sealed, write_sealed
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Evaluation
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.errors import Busy, InputError
-from hydragnn.files import lock_file, read_sealed, write_sealed
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble import calculator
@@ -24,8 +26,6 @@ from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict_to_file
 from hydragnn.ensemble.structures import structures_for
-from hydragnn.errors import InputError
-from hydragnn.files import write_sealed
 from hydragnn.graphs import Field, concatenate, with_random_walk_encoding
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.models import NotCompiled

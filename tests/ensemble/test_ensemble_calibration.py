@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hydragnn.base.errors import InputError
 from hydragnn.ensemble.calibration import (
     Known,
     calibrated_std,
@@ -20,7 +21,6 @@ from hydragnn.ensemble.calibration import (
 from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.metrics import miscalibration_area
 from hydragnn.ensemble.uncertainty import MixtureMoments
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field
 
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target")

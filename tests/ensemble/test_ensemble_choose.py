@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json, write_sealed
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, ensemble_from_runs, evaluate_ensemble
-from hydragnn.errors import InputError
-from hydragnn.files import read_json, write_sealed
 from hydragnn.record import read_record
 
 

@@ -14,14 +14,14 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import binom
 from sklearn.metrics import roc_auc_score
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.class_calibration import fit_classes, temper
 from hydragnn.ensemble.classes import ClassEstimate, auroc
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Categorical, Target

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hydragnn.base.errors import InputError
 from hydragnn.ensemble.calibration import Calibration, calibrated_std, half_width, known_of, variance_factor
 from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.corrections import LARGEST, NONE, PRIOR, Correction, fit_corrections
 from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.numbers import NumberEstimate, moments_of
 from hydragnn.ensemble.uncertainty import MixtureMoments
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.numpy import load, save
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import checksum_of
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.numbers import NumberEstimate
-from hydragnn.errors import InputError
-from hydragnn.files import checksum_of
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 

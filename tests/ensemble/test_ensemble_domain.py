@@ -14,6 +14,8 @@ from ase.build import bulk
 from ase.io import read as read_frames
 from ase.io import write
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_sealed
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, calculator
 from hydragnn.ensemble.domain import (
@@ -30,8 +32,6 @@ from hydragnn.ensemble.domain.detector import Channel
 from hydragnn.ensemble.domain.limits import FALSE_ALARMS, fitted_limits, upper_value
 from hydragnn.ensemble.domain.view import length_scale
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.errors import InputError
-from hydragnn.files import write_sealed
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, from_ase, graph_from_arrays
 from hydragnn.graphs.topology import Topology
 

@@ -9,11 +9,11 @@ import pytest
 from ase import Atoms
 
 from hydragnn.architectures import ArchitectureSettings, architecture_of
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.errors import InputError
 from hydragnn.graphs.atomic import from_ase
 from tests.ensemble.conftest import CUTOFF
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import hydragnn
-from hydragnn.errors import InputError
-from hydragnn.files import write_sealed
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_sealed
 
 RINGS: dict[str, Any] = {
     "kind": "npz",
@@ -153,7 +153,7 @@ def test_an_ensemble_names_no_code_outside_the_package(trained: Path, tmp_path: 
         "antigravity:Geohash",
         "numpy.testing:Tester",
         "hydragnn.scripts.__main__:OwnBuild",
-        "hydragnn.errors:InputError",
+        "hydragnn.base.errors:InputError",
     )
     for kind in (*kinds, "grains", "x", None, 3, ["npz"]):
         text["data"]["attributes"]["build"] = {"kind": kind}

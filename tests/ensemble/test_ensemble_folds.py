@@ -11,14 +11,14 @@ import pytest
 import torch
 from ase import Atoms
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import checksum_of
 from hydragnn.datasets import MemoryStore, StoreWriter, make_split, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.ensemble.calibration import Calibration
 from hydragnn.ensemble.held_out import calibrating_split
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.numbers import NumberEstimate
-from hydragnn.errors import InputError
-from hydragnn.files import checksum_of
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from hydragnn.scripts.report import write_report

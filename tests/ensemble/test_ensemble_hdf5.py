@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets.packing import Budget
 from hydragnn.datasets.store import Sizes
 from hydragnn.ensemble.plan import chunks_of
@@ -21,7 +22,6 @@ from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.records import Parts
 from hydragnn.ensemble.prediction.sinks import Heading, joined
 from hydragnn.ensemble.prediction.work import Merger, Worker
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field
 from hydragnn.models import Target
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_sealed
 from hydragnn.datasets import MemoryStore, SplitSettings, make_split
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.members import Member, load_run
-from hydragnn.errors import InputError
-from hydragnn.files import write_sealed
 
 
 def with_split(member: Member, **changes: Any) -> Member:

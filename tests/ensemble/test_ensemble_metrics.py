@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from hydragnn.base.errors import InputError
 from hydragnn.ensemble.metrics import (
     coverage,
     gaussian_crps,
@@ -12,7 +13,6 @@ from hydragnn.ensemble.metrics import (
     point_metrics,
     rank_correlation,
 )
-from hydragnn.errors import InputError
 
 
 @pytest.mark.parametrize("target, mean, std", [(0.0, 0.0, 1.0), (1.3, -0.4, 0.7), (5.0, 0.0, 0.1), (-2.0, 1.0, 30.0)])

@@ -16,13 +16,13 @@ from ase import Atoms, units
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
+from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import frames, hdf5, work
 from hydragnn.ensemble.prediction.entries import ENTRY
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.tables import as_ase
-from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import Field, GraphBatch, to_pyg
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import Target

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from ase import Atoms
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.member_cache import MemberCache, room_for
 from hydragnn.ensemble.prediction import frames as blocks
@@ -24,7 +25,6 @@ from hydragnn.ensemble.prediction import hdf5, schedule, work
 from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
-from hydragnn.errors import InputError
 from tests.ensemble.finished import finished_units
 from tests.ensemble.test_ensemble_together import Pair
 from tests.forked import Forked

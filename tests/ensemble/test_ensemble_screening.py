@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from ase.io import read
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import BatchSettings, MemoryStore, check_store, open_store
 from hydragnn.datasets.manifest import checksum
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.errors import InputError
 from hydragnn.runs import train
 
 BAD = 5

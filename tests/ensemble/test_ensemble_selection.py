@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hydragnn.base.errors import InputError
 from hydragnn.ensemble.selection import (
     Candidate,
     NumberEvidence,
     greedy_selection,
     top_k,
 )
-from hydragnn.errors import InputError
 from hydragnn.record import RunRecord
 
 

@@ -11,14 +11,14 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed, write_sealed
 from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.domain import Domain, Latent
 from hydragnn.ensemble.latent import RIDGE, LatentFit
 from hydragnn.ensemble.members import final_states, outcome
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed, write_sealed
 from hydragnn.graphs import concatenate, from_ase
 
 CUTOFF = 4.5

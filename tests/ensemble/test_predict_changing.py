@@ -12,13 +12,13 @@ import pytest
 import torch
 from ase.io import read, write
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import BatchSettings, StoreWriter, open_store
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict, sources, work
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.rules import rule_for
-from hydragnn.errors import InputError
 from tests.acting import first_acts
 
 SMALL = BatchSettings(max_graphs=4)
@@ -49,7 +49,7 @@ def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
     receiver, sender = Pipe(duplex=False)
     sender.send_bytes(json.dumps(opening).encode())
     monkeypatch.setattr(predict, "keep_memory", lambda: None)
-    predict._predict_as_child(1, 2, torch.get_num_threads(), receiver, job.parts.folder, job)
+    predict._predict_as_child(1, 2, torch.get_num_threads(), receiver, job.parts.folder, job, ())
     said = f"worker 1 ended: {ensemble} was replaced while the prediction began; nothing was predicted of it here: start it again"
     assert capsys.readouterr().err.splitlines() == [said]
 

@@ -12,10 +12,10 @@ import numpy as np
 import psutil
 import pytest
 
+from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings, MemoryStore
 from hydragnn.ensemble.prediction import sources, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.errors import InputError, Interrupted
 from hydragnn.runs import assembly
 from hydragnn.runs.session import train
 from tests.acting import first_acts

@@ -13,7 +13,7 @@ from ase.io import read
 from ase.neighborlist import neighbor_list
 from ase.stress import voigt_6_to_full_3x3_stress
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs import ATOMIC_NUMBERS, Field, edge_vectors, from_ase, validate, volumes
 from hydragnn.graphs.atomic import neighbour_list
 

@@ -10,7 +10,7 @@ import torch
 from skfem import MeshHex, MeshQuad, MeshTet, MeshTri, MeshWedge1
 from skfem.io.meshio import to_meshio
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, edge_vectors, from_mesh, used_points, validate
 from hydragnn.graphs.cells import cell_edges, cell_facets, cell_shape
 

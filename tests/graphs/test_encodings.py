@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs import (
     concatenate,
     from_voronoi,

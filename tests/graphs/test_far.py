@@ -8,7 +8,7 @@ import torch
 from ase import Atoms
 from ase.build import bulk, molecule
 
-from hydragnn.conformance_smoothness import atoms_graph, energy_model
+from hydragnn.conformance.smoothness import atoms_graph, energy_model
 from hydragnn.datasets import MemoryStore, Normalisation
 from hydragnn.graphs import GraphBatch, concatenate, edge_vectors
 from hydragnn.runs.preparation import normalise_store

@@ -10,8 +10,8 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import CoarseningSettings, StoreWriter
-from hydragnn.errors import InputError
 from hydragnn.graphs import (
     CLUSTERS,
     Field,

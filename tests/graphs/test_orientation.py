@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs import misorientation, orientation_features, rotation_matrices, symmetry_rotations
 
 GROUPS = {"cubic": "O", "hexagonal": "D6"}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from ase.build import bulk
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs import (
     Field,
     direction_bins,

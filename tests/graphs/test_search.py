@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs import search
 from hydragnn.graphs.search import pairs_within
 

@@ -7,7 +7,7 @@ import pytest
 from ase import Atoms
 from ase.build import bulk, molecule
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.skin import SkinList
 

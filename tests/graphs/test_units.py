@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from ase import units
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs import Field
 from hydragnn.graphs.units import in_ase_units, label_factors
 

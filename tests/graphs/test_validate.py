@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, Topology, concatenate, edge_vectors, graph_from_arrays, unbatch, validate
 
 MASS = Field(name="mass", on="node", unit="u")

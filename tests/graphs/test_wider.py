@@ -10,8 +10,8 @@ import torch
 from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 
-from hydragnn.conformance_cases import no_nodes
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import no_nodes
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.joining import concatenate

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hydragnn.errors import InputError
-from hydragnn.files import digest, write_atomically
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import digest, write_atomically
 from hydragnn.record import Cost, RunRecord, write_record
 
 

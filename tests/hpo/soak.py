@@ -39,7 +39,7 @@ WRITING = "writing"
 DRIVER = """
 import json, sys, time
 from pathlib import Path
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo import LocalLauncher, campaign_settings, run_search, study_log
 table, environment, out, workers = json.loads(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 flush = study_log._Lines.flush

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydragnn.errors import AllocationEnded, InputError
+from hydragnn.base.errors import AllocationEnded, InputError
 from hydragnn.hpo.launching.allocation import Allocation, Node, alike, hosts, own_gpus, read_allocation
 from hydragnn.hpo.launching.rank import gpu_variables, local_rank, share
 from hydragnn.hpo.launching.sites import Flux, Mpiexec, Slurm, Step, site_of

@@ -15,7 +15,7 @@ import pytest
 import tomli_w
 from campaigns import course
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo import (
     CampaignSettings,
     LocalLauncher,

@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.base.machine import Machine
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_records, campaign_settings, run_search
 from hydragnn.hpo.campaign import batch_memory, launcher_for
 from hydragnn.hpo.launching.allocation import Allocation, alike
@@ -27,7 +28,6 @@ from hydragnn.hpo.scheduling.events import Event, Failed, Launched
 from hydragnn.hpo.space import space_of
 from hydragnn.hpo.status import campaign_status
 from hydragnn.hpo.together import with_together
-from hydragnn.machine import Machine
 from hydragnn.record import RunRecord
 from tests.forked import Forked
 

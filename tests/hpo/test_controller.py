@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed
 from hydragnn.config import hash_of
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed
 from hydragnn.hpo import (
     CampaignSettings,
     CostModel,

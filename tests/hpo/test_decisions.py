@@ -10,7 +10,7 @@ from immutables import Map
 from msgspec.structs import replace
 from played import Player, nodes
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo.journal import Entry, Journal, read_entries, replay
 from hydragnn.hpo.records import _timeline_builder
 from hydragnn.hpo.scheduling import filling, health, scheduler

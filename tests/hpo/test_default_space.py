@@ -11,10 +11,11 @@ from rings import write_rings
 from test_space_models import FORCES, STRENGTH, write_paths
 
 from hydragnn.architectures import GraphStatistics, architecture_of, architectures
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json
+from hydragnn.base.settings import with_value
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter
-from hydragnn.errors import InputError
-from hydragnn.files import read_json
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
 from hydragnn.hpo.default_space import TRAINING, default_space
@@ -23,7 +24,6 @@ from hydragnn.hpo.space import is_point, random_point, space_of
 from hydragnn.hpo.trial_configs import trial_config
 from hydragnn.models import build_from_description
 from hydragnn.runs.plan import described_branches
-from hydragnn.settings import with_value
 
 SOURCE = Path("CAMPAIGN.toml")
 MEASURED = GraphStatistics(mean_log_degree=1.0, mean_degree=2.0, species=(1, 8))

@@ -20,7 +20,7 @@ LIMITS = """
 import resource
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
-from hydragnn.files import allow_many_files
+from hydragnn.base.files import allow_many_files
 allow_many_files()
 print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
 """

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
-from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, GivenRun, LocalLauncher, campaign_history, run_final, run_search
 from hydragnn.hpo.final import best_runs, given_runs
 from hydragnn.hpo.journal import read_journal

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.errors import InputError, TakenOver
+from hydragnn.base.errors import InputError, TakenOver
 from hydragnn.hpo.journal import Entry, Journal, read_journal, replay
 from hydragnn.hpo.lines import decode_line
 from hydragnn.hpo.scheduling.events import Event, Exhausted, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping
@@ -154,7 +154,7 @@ class Stalled(Exception):
 def without_locks() -> Iterator[None]:
     """A file system on which every process gets every lock, as with Lustre's ``localflock``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hydragnn.files.try_lock", lambda descriptor, shared=False: None)
+        patch.setattr("hydragnn.base.files.try_lock", lambda descriptor, shared=False: None)
         yield
 
 

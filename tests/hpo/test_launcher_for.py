@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.base.machine import ROOM, Machine, workers_here
 from hydragnn.hpo import CampaignSettings, LocalLauncher
 from hydragnn.hpo.campaign import launcher_for, local_launcher
 from hydragnn.hpo.launching import local
@@ -15,7 +16,6 @@ from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import STEPS_AT_ONCE, Slurm
 from hydragnn.hpo.launching.steps import StepLauncher
-from hydragnn.machine import ROOM, Machine, workers_here
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_without_a_scheduler_trials_are_processes_of_this_machine(
 def test_a_search_on_auto_leaves_every_worker_its_memory(
     monkeypatch: pytest.MonkeyPatch, settings: Callable[..., CampaignSettings]
 ) -> None:
-    monkeypatch.setattr("hydragnn.machine.this_machine", lambda: Machine(cores=16, memory=12 * ROOM, gpus=0))
+    monkeypatch.setattr("hydragnn.base.machine.this_machine", lambda: Machine(cores=16, memory=12 * ROOM, gpus=0))
     auto = settings(workers="auto")
     for batch, wanted, expected in (({}, None, 12), ({"memory": "3 GB"}, None, 3), ({}, 2, 2)):
         launcher = local_launcher(replace(auto, base={**auto.base, "batch": batch}), wanted)

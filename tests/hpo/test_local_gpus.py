@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo import CampaignSettings, campaign
 from hydragnn.hpo.campaign import launcher_of
 from hydragnn.hpo.launching import local

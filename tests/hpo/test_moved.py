@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rings import write_rings
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed, write_json, write_sealed
 from hydragnn.datasets import open_store
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed, write_json, write_sealed
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_settings, run_search
 from hydragnn.record import read_record, write_record
 from hydragnn.runs.moved import name_store

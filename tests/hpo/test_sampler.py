@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo.sampler import (
     HISTORY,
     SAMPLERS,

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hydragnn
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo import CampaignSettings, LocalLauncher, run_search
 from hydragnn.hpo.scheduling.events import Cancel, Event, Failed, Launched, Plan, Progressed, Reached, Start, Tick
 from hydragnn.hpo.simulation import (

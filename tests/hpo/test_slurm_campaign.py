@@ -17,7 +17,7 @@ import psutil
 import pytest
 import tomli_w
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo import CampaignResult, run_search
 from hydragnn.hpo.campaign import launcher_for
 from hydragnn.hpo.journal import read_journal, replay

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import write_rings
 
-from hydragnn.errors import InputError
-from hydragnn.files import read_json, write_json
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json, write_json
 from hydragnn.hpo.parameters import FloatRange, IntRange
 from hydragnn.hpo.preflight import as_begun, check_campaign, open_campaign, write_settings
 from hydragnn.hpo.settings import campaign_settings

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rings import write_rings
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter
-from hydragnn.errors import InputError
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, graph_from_arrays
 from hydragnn.hpo import campaign_settings, run_search
 from hydragnn.hpo.preflight import check_campaign

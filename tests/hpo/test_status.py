@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status, transition
 from hydragnn.hpo.forecast import forecast, seconds_left
 from hydragnn.hpo.preflight import write_settings

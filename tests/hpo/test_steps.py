@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hydragnn.files import digest
+from hydragnn.base.files import digest
 from hydragnn.hpo.launching.allocation import Allocation, alike, read_allocation
 from hydragnn.hpo.launching.attempts import verdict
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task

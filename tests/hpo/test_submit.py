@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydragnn import imports
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed
+from hydragnn.base import imports
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.space import space_of

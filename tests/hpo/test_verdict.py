@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo import Exit, Task, objective_value
 from hydragnn.hpo.launching.attempts import verdict
 from hydragnn.hpo.objective import check_objective

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydragnn.files import write_sealed
+from hydragnn.base.files import write_sealed
 from hydragnn.hpo.launching.attempts import Heartbeat, LastSigns, seconds_between_beats
 from hydragnn.hpo.launching.sites import Mpiexec, Slurm
 from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, TROUBLE, SchedulerWatch

@@ -11,7 +11,7 @@ Its epochs take FAKE_PAUSE seconds each, until the folder of the campaign has a 
 import argparse, json, math, os, signal, sys, time
 from pathlib import Path
 from hydragnn.record import Cost, Failure, RunRecord, write_record
-from hydragnn.files import digest, write_atomically
+from hydragnn.base.files import digest, write_atomically
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)

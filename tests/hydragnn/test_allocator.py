@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from hydragnn.allocator import OVERCOMMIT, STRICT
+from hydragnn.base.allocator import OVERCOMMIT, STRICT
 
 FAULTS = """
 import resource, sys, torch
-from hydragnn.allocator import keep_memory
+from hydragnn.base.allocator import keep_memory
 kept = keep_memory() if sys.argv[1] == "keep" else None
 def work():
     for _ in range(10):
@@ -42,7 +42,7 @@ HEAP = """
 import re, resource, sys
 from pathlib import Path
 import torch
-from hydragnn.allocator import keep_memory
+from hydragnn.base.allocator import keep_memory
 def resident():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 if sys.argv[1] == "limited":
@@ -93,10 +93,10 @@ ADDRESSES = """
 import os, resource
 from pathlib import Path
 import torch
-from hydragnn.allocator import keep_memory
+from hydragnn.base.allocator import keep_memory
 def addresses():
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-limit = addresses() + 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # which an arena of this machine's memory would fit in
+limit = addresses() + 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 before, kept = addresses(), keep_memory()
 print(kept, addresses() - before)

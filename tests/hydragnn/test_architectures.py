@@ -15,13 +15,13 @@ import torch
 from pydantic import TypeAdapter
 
 import hydragnn.architectures as room
-from hydragnn import imports
 from hydragnn.architectures import Architecture, architecture_of, architectures
 from hydragnn.architectures.table import architecture_table
-from hydragnn.conformance_cases import CORNERS, SCALARS, make_model, small_settings
+from hydragnn.base import imports
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json, write_sealed
+from hydragnn.conformance.cases import CORNERS, SCALARS, make_model, small_settings
 from hydragnn.datasets import Normalisation
-from hydragnn.errors import InputError
-from hydragnn.files import read_json, write_sealed
 from hydragnn.models import ModelSettings, build_model, load_model, parse_head, save_model
 
 RING = '''
@@ -194,7 +194,7 @@ def test_wide_heads_need_not_divide_the_width() -> None:
     [
         ("schnt", "did you mean schnet"),
         ("nowhere.at_all:Net", "cannot be imported .*PYTHONPATH"),
-        ("hydragnn.errors:InputError", "no architecture InputError; derive it"),
+        ("hydragnn.base.errors:InputError", "no architecture InputError; derive it"),
         ("hydragnn.architectures.base:Architecture", "Architecture has no Settings"),
         ("a-b:Net", "names no class"),
         ("antigravity:Net", "antigravity holds no architectures"),
@@ -280,7 +280,7 @@ def test_an_empty_entry_of_pythonpath_names_no_folder(
 
 
 def test_a_network_of_edge_features_that_are_not_there_is_refused() -> None:
-    from hydragnn.conformance_cases import INPUTS, SCALARS, small_settings
+    from hydragnn.conformance.cases import INPUTS, SCALARS, small_settings
     from hydragnn.models import build_model, parse_head
 
     head, painn = parse_head({"field": "charge"}), small_settings("painn", edge_network=True)
@@ -294,7 +294,7 @@ def test_an_unread_edge_field_is_refused_where_it_is_named() -> None:
     with pytest.raises(
         InputError, match=r"gin does not see edge features, so area would have no say; leave it out of data\.inputs"
     ):
-        from hydragnn.conformance_cases import INPUTS, SCALARS, small_settings
+        from hydragnn.conformance.cases import INPUTS, SCALARS, small_settings
         from hydragnn.models import build_model, parse_head
 
         head = parse_head({"field": "charge"})

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydragnn import allocator
 from hydragnn.kernels import (
     OPS,
     Topology,
@@ -317,4 +316,4 @@ def test_an_installation_without_a_compiler_goes_on(root: Path, tmp_path: Path) 
 def test_the_sources_compile_without_a_warning_to_what_is_installed(root: Path, tmp_path: Path) -> None:
     done = build(root, tmp_path)
     assert done.returncode == 0 and ".cpp:" not in done.stdout + done.stderr
-    assert {path.name for path in tmp_path.rglob("*.so")} == {compiled.LIBRARY.name, allocator.LIBRARY.name}
+    assert {path.name for path in tmp_path.rglob("*.so")} == {compiled.LIBRARY.name}

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from hydragnn.conformance import ArchitectureConformance
-from hydragnn.conformance_atomics import unordered_on_a_gpu
-from hydragnn.conformance_limits import LimitsConformance
-from hydragnn.conformance_symmetry import SymmetryConformance
+from hydragnn.conformance.atomics import unordered_on_a_gpu
+from hydragnn.conformance.limits import LimitsConformance
+from hydragnn.conformance.symmetry import SymmetryConformance
 from hydragnn.kernels import segment_sum, spread
 
 FAULTY = '''

@@ -10,10 +10,10 @@ from ase.build import fcc111, molecule
 from torch import Tensor
 
 from hydragnn.architectures import ArchitectureSettings, GlobalAttentionSettings
-from hydragnn.conformance_cases import assert_slope, directions_like, make_graph, make_model, small_settings, values_of
-from hydragnn.conformance_smoothness import atoms_graph, energies_and_forces, energy_model, jump
-from hydragnn.conformance_symmetry import permuted
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import assert_slope, directions_like, make_graph, make_model, small_settings, values_of
+from hydragnn.conformance.smoothness import atoms_graph, energies_and_forces, energy_model, jump
+from hydragnn.conformance.symmetry import permuted
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field

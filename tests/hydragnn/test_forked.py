@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import sys
-from hydragnn.forked import load_early, workers_context
+from hydragnn.base.forked import load_early, workers_context
 
 def tell(pipe):
     pipe.send("colorsys" in sys.modules)

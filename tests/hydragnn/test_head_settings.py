@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field
 from hydragnn.models import Categorical, Normal, Point, parse_head, target_from_json
 

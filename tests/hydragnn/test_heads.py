@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hydragnn.architectures import ArchitectureSettings, architecture_of
-from hydragnn.conformance_cases import INPUTS, make_graph
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import INPUTS, make_graph
 from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.topology import Topology

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydragnn.architectures.relational import keyed_edges
-from hydragnn.conformance_cases import make_graph, no_nodes
+from hydragnn.conformance.cases import make_graph, no_nodes
 from hydragnn.graphs.joining import concatenate
 from hydragnn.kernels import Topology, gather_multiply_sum
 from hydragnn.layers import (

@@ -10,8 +10,8 @@ from ase import Atoms
 from ase.build import molecule
 
 from hydragnn.architectures import GraphStatistics, architecture_of
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import Normalisation
-from hydragnn.errors import InputError
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, from_ase
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate

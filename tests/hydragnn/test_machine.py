@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hydragnn.machine import Machine, free_memory
+from hydragnn.base.machine import Machine, free_memory
 
 GB = 10**9
 

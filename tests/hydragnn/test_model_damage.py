@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from hydragnn.conformance_smoothness import energy_model
+from hydragnn.conformance.smoothness import energy_model
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.models import save_model
 from tests.forked import Forked
@@ -13,7 +13,7 @@ DAMAGE = '''
 """Damages every entry of model.json in turn and loads the model, without the checks of types that the tests switch on."""
 import copy, json, resource, sys
 from pathlib import Path
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.models import load_model
 
 folder = Path(sys.argv[1])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_sealed
 from hydragnn.datasets import Normalisation, Scale
-from hydragnn.errors import InputError
-from hydragnn.files import write_sealed
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_json, write_sealed
 from hydragnn.ensemble.prediction.records import Parts
 from hydragnn.ensemble.prediction.reporting import PLAN, check_plan
-from hydragnn.errors import InputError
-from hydragnn.files import write_json, write_sealed
 from hydragnn.hpo.controller import write_folder
 from hydragnn.hpo.launching.launcher import Task
 from hydragnn.runs.attempt import Attempt, Fenced

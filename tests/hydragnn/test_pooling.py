@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hydragnn.architectures import architectures
-from hydragnn.conformance_cases import CORNERS, small_settings
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import CORNERS, small_settings
 from hydragnn.graphs import (
     CLUSTERS,
     Field,

@@ -11,7 +11,7 @@ from ase.build import bulk
 from torch import Tensor
 
 from hydragnn.architectures import GraphStatistics
-from hydragnn.conformance_cases import small_settings
+from hydragnn.conformance.cases import small_settings
 from hydragnn.graphs import (
     CLUSTERS,
     Field,

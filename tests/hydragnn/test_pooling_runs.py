@@ -9,11 +9,11 @@ import torch
 from ase.build import bulk, molecule
 from ase.io import write
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
-from hydragnn.conformance_cases import small_settings
+from hydragnn.conformance.cases import small_settings
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.ensemble import build_ensemble
-from hydragnn.errors import InputError
 from hydragnn.graphs import (
     CLUSTERS,
     Field,

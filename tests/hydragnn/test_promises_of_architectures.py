@@ -9,9 +9,9 @@ from ase import Atoms
 from ase.build import bulk, make_supercell
 
 from hydragnn.architectures import architectures
-from hydragnn.conformance_cases import make_graph, make_model, small_settings
-from hydragnn.conformance_smoothness import energy_model
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import make_graph, make_model, small_settings
+from hydragnn.conformance.smoothness import energy_model
 from hydragnn.graphs import from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field

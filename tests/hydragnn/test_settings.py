@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.settings import plain_table, read_toml, with_overrides
 from hydragnn.config import RunConfig, parse_config, read_config
-from hydragnn.errors import InputError, nearest
-from hydragnn.settings import plain_table, read_toml, with_overrides
 
 GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": [{"field": "energy"}]}
 

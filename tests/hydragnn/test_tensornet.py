@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hydragnn.architectures import architecture_of
-from hydragnn.conformance_cases import make_graph
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import make_graph
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.layers import States, TensorParts, product, squares

@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from rich.table import Table
 from typer.testing import CliRunner
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.terminal import PlainConsole, Printed, visible
 from hydragnn.datasets import StoreWriter
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.scripts.cli import app, main
 from hydragnn.scripts.report import canvas
-from hydragnn.terminal import PlainConsole, Printed, visible
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202etxt.exe"
 WRITTEN_OUT = "\\x1b[2J\\x1b]0;title\\x07\\x0d\\x9b31m\\u202etxt.exe"

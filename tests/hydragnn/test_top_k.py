@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hydragnn.architectures import architecture_of
 from hydragnn.architectures.base import PoolingSettings
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
-from hydragnn.conformance_cases import CORNERS, make_graph, small_settings
+from hydragnn.conformance.cases import CORNERS, make_graph, small_settings
 from hydragnn.datasets import MemoryStore
-from hydragnn.errors import InputError
 from hydragnn.graphs import CLUSTERS, Field, GraphBatch, clusters_field, concatenate, from_voronoi
 from hydragnn.graphs.batch import edge_vectors
 from hydragnn.layers import GraphUNet, MessageGraph, States

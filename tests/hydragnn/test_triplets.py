@@ -12,8 +12,8 @@ from ase.build import bulk, make_supercell, molecule
 from scipy.special import eval_legendre, spherical_jn
 from torch import Tensor, nn
 
-from hydragnn.conformance_cases import make_graph
-from hydragnn.conformance_smoothness import energies_and_forces, energy_model
+from hydragnn.conformance.cases import make_graph
+from hydragnn.conformance.smoothness import energies_and_forces, energy_model
 from hydragnn.graphs import from_ase
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import Field

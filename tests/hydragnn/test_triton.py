@@ -11,9 +11,9 @@ import torch
 import triton
 from triton.runtime.errors import OutOfResources
 
-from hydragnn.conformance_atomics import unordered_on_a_gpu
-from hydragnn.errors import InputError
-from hydragnn.files import write_sealed
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_sealed
+from hydragnn.conformance.atomics import unordered_on_a_gpu
 from hydragnn.kernels import OPS, triton_edges, triton_launch, triton_segments, triton_sums, triton_windows
 from hydragnn.kernels.bench import BenchSettings
 from hydragnn.kernels.family import taken_for

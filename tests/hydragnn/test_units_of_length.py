@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hydragnn.conformance_cases import small_settings
+from hydragnn.conformance.cases import small_settings
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.topology import Topology

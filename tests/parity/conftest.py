@@ -9,7 +9,7 @@ import torch
 from public_hydragnn import Checkpoint
 from torch import Tensor
 
-from hydragnn.conformance_cases import make_graph
+from hydragnn.conformance.cases import make_graph
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hydragnn.conformance_cases import make_graph
+from hydragnn.conformance.cases import make_graph
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.joining import concatenate
 

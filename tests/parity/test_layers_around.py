@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydragnn.conformance_cases import make_graph, make_model
+from hydragnn.conformance.cases import make_graph, make_model
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import Topology
 from hydragnn.kernels.family import plain_forms, taken_for

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hydragnn.architectures import architecture_of
-from hydragnn.conformance_cases import make_graph
+from hydragnn.conformance.cases import make_graph
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import hydragnn
+from hydragnn.base.errors import InputError
 from hydragnn.config import AnyConfig, read_config
 from hydragnn.datasets import StoreInfo, check_store, convert_store, open_store
 from hydragnn.ensemble import (
@@ -24,7 +25,6 @@ from hydragnn.ensemble import (
     calculator,
     predict_to_file,
 )
-from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignResult, CampaignStatus, campaign_history, finished_runs
 from hydragnn.hpo.submit import Submission
 from hydragnn.models import load_model

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hydragnn.architectures import architectures
-from hydragnn.errors import InputError, Interrupted
+from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.scripts import api
 from tests.benchmarks.bench_architectures import TITLE, main
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hydragnn.errors import InputError
-from hydragnn.files import read_json
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json
 from hydragnn.scripts.bench import table
 from hydragnn.scripts.bench.showing import show_table
 from hydragnn.scripts.bench.table import SECTIONS, Effort, bench_table

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import hydragnn
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter
-from hydragnn.errors import InputError
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.reproduce import reproduction

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hydragnn.architectures import architectures
-from hydragnn.conformance_cases import AROUND
-from hydragnn.conformance_table import Outcome, around_table, conformance_of, conformance_page, conformance_table
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import AROUND
+from hydragnn.conformance.table import Outcome, around_table, conformance_of, conformance_page, conformance_table
 from tests.forked import Forked
 from tests.hydragnn.test_conformance import FAULTY
 
@@ -19,7 +19,7 @@ from tests.hydragnn.test_conformance import FAULTY
 def promises(root: Path) -> set[str]:
     names = [
         name
-        for path in (root / "hydragnn").glob("conformance*.py")
+        for path in (root / "hydragnn").glob("conformance/*.py")
         for name in re.findall(r"^    def test_(\w+)", path.read_text(), re.MULTILINE)
     ]
     return {name.replace("_", " ") for name in names}

@@ -8,9 +8,9 @@ import torch
 from ase import Atoms
 from ase.calculators.emt import EMT
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import open_store
-from hydragnn.errors import InputError
 from hydragnn.graphs import GraphBatch, concatenate, validate
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import read_campaign

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter
 from hydragnn.ensemble import Ensemble
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_history
 from hydragnn.runs import train

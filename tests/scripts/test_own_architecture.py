@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hydragnn.base.files import read_json
 from hydragnn.datasets import StoreWriter
-from hydragnn.files import read_json
 from hydragnn.graphs import Field, graph_from_arrays
 
 FIELDS = (

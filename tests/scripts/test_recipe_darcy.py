@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import hydragnn
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json
 from hydragnn.datasets import open_store
-from hydragnn.errors import InputError
-from hydragnn.files import read_json
 from hydragnn.graphs import CLUSTERS
 from hydragnn.scripts.recipes import darcy, porous
 

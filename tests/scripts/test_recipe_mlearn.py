@@ -9,13 +9,13 @@ from ase.io import read
 from ase.units import GPa
 
 import hydragnn
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json
+from hydragnn.base.settings import with_overrides
 from hydragnn.config import config_from_table, stored_config
 from hydragnn.datasets import make_split, open_store
-from hydragnn.errors import InputError
-from hydragnn.files import read_json
 from hydragnn.scripts.recipes import mlearn
 from hydragnn.scripts.recipes.training import recipe_table
-from hydragnn.settings import with_overrides
 
 
 def values(store: Path, name: str) -> np.ndarray:

@@ -10,9 +10,9 @@ from ase.io import read, write
 from ase.units import Hartree
 
 import hydragnn
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json
 from hydragnn.datasets import open_store
-from hydragnn.errors import InputError
-from hydragnn.files import read_json
 from hydragnn.scripts.recipes import qm9
 
 MOLECULES = 60

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hydragnn.errors import InputError
-from hydragnn.files import read_json
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json
 from hydragnn.record import Cost, RunRecord
 from hydragnn.scripts.recipes import results as command
 from hydragnn.scripts.recipes.__main__ import NAMES

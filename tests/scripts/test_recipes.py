@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json
 from hydragnn.config import config_from_table
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.datasets.settings import SplitSettings
 from hydragnn.datasets.split import make_split
-from hydragnn.errors import InputError
-from hydragnn.files import read_json
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import read_campaign
 from hydragnn.hpo.space import space_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hydragnn
-from hydragnn.files import read_json
+from hydragnn.base.files import read_json
 from hydragnn.scripts.recipes import cantilever, fept
 
 

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 import hydragnn
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_history, campaign_settings, campaign_status
 from hydragnn.hpo.preflight import write_settings

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hydragnn.errors import InputError
-from hydragnn.files import write_json
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_json
+from hydragnn.base.terminal import PlainConsole, Printed, printing
 from hydragnn.scripts.__main__ import main
-from hydragnn.terminal import PlainConsole, Printed, printing
 
 
 def test_a_full_disk_under_a_log_ends_no_work_and_lost_results_are_an_error(

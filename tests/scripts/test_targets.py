@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import typer
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_json
 from hydragnn.datasets import StoreWriter
-from hydragnn.errors import InputError
-from hydragnn.files import write_json
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.scripts import cli
 

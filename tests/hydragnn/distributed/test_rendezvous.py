@@ -20,12 +20,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hydragnn.base.errors import InputError
 from hydragnn.distributed.addresses import address_of_job, interface_of
 from hydragnn.distributed.launch import Launch, LaunchError, environment_alone, launch_from
 from hydragnn.distributed.ranks import check_gpus
 from hydragnn.distributed.rendezvous import Invitation, check_private, meeting_place, rendezvous
 from hydragnn.distributed.secret_store import STRANGERS, SecretStore, served_store
-from hydragnn.errors import InputError
 
 PATIENCE = timedelta(seconds=120)
 SECRET = bytes(range(32))

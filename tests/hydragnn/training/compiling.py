@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.architectures import architecture_of, architectures
-from hydragnn.conformance_cases import CORNERS, FORCES, INPUTS, SCALARS, STRESS, make_graph, make_model, small_settings
+from hydragnn.conformance.cases import CORNERS, FORCES, INPUTS, SCALARS, STRESS, make_graph, make_model, small_settings
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from hydragnn.base.settings import with_value
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.settings import with_value
 from tests.forked import Forked
 
 WORKER = Path(__file__).with_name("worker.py")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.distributed import join_ranks, leave
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
-from hydragnn.errors import InputError
 
 CPU = torch.device("cpu")
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json
+from hydragnn.base.settings import with_value
 from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
-from hydragnn.errors import InputError
-from hydragnn.files import read_json
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import load_model
 from hydragnn.runs import train
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
-from hydragnn.settings import with_value
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import take_step
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_json
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
-from hydragnn.errors import InputError
-from hydragnn.files import write_json
 from hydragnn.models import load_model
 from hydragnn.record import read_record
 from hydragnn.runs import train

@@ -14,9 +14,9 @@ from types import ModuleType
 import pytest
 from safetensors.torch import load_file
 
+from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.errors import InputError, Interrupted
 from hydragnn.record import read_record
 from hydragnn.runs import train
 

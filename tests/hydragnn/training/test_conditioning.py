@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hydragnn.architectures import architecture_of
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, with_random_walk_encoding
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import build_model, load_model, parse_head

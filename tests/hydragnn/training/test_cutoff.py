@@ -11,9 +11,9 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 
 from hydragnn.architectures import GlobalAttentionSettings
+from hydragnn.base.errors import InputError
 from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
-from hydragnn.errors import InputError
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, from_ase, from_labels, graph_from_arrays
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import campaign_settings

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import digest, read_json, write_json, write_sealed
 from hydragnn.config import RunConfig, parse_config, stored_config
 from hydragnn.datasets import MemoryStore
-from hydragnn.errors import InputError
-from hydragnn.files import digest, read_json, write_json, write_sealed
 from hydragnn.models import load_model
 from hydragnn.record import read_record
 from hydragnn.runs import train

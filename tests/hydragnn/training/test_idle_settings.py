@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from hydragnn.architectures import ArchitectureSettings, architecture_of, architectures
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import Settings, idle_settings
 from hydragnn.config import RunConfig, config_from_table
-from hydragnn.conformance_cases import FORCES, INPUTS, SCALARS, STRESS, TENSORS, VECTORS, make_graph, small_settings
+from hydragnn.conformance.cases import FORCES, INPUTS, SCALARS, STRESS, TENSORS, VECTORS, make_graph, small_settings
 from hydragnn.datasets import MemoryStore
-from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import build_model, degree_statistics, parse_head
 from hydragnn.models.head_settings import HeadSettings
 from hydragnn.runs import train
-from hydragnn.settings import Settings, idle_settings
 
 GRAPH = replace(make_graph(1, 7), graphs={})
 BARE = replace(

@@ -9,10 +9,10 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.datasets.precision import precision_notes
-from hydragnn.errors import InputError
 from hydragnn.graphs import Field, from_ase, graph_from_arrays
 from hydragnn.models import parse_head
 from hydragnn.record import RunRecord

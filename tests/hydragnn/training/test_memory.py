@@ -13,14 +13,14 @@ from ase.build import bulk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
-from hydragnn.conformance_cases import loss_of, make_graph, make_model, small_settings
-from hydragnn.conformance_smoothness import atoms_graph, energy_model
+from hydragnn.conformance.cases import loss_of, make_graph, make_model, small_settings
+from hydragnn.conformance.smoothness import atoms_graph, energy_model
 from hydragnn.datasets import Budget, MemoryStore, Sizes, pack
 from hydragnn.datasets.footprint import Footprint, MemoryLimit, bytes_of, footprint_from_json
 from hydragnn.datasets.levels import pieces_of
 from hydragnn.distributed import Ranks
-from hydragnn.errors import InputError
 from hydragnn.graphs import CLUSTERS, Field, clusters_field, graph_from_arrays, with_voxel_levels
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate

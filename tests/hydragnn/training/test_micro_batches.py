@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.errors import InputError
 from hydragnn.graphs import concatenate
 from hydragnn.graphs.validate import validate
 from hydragnn.record import RunRecord

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.distributed import Ranks
-from hydragnn.errors import InputError
 from hydragnn.models.head_kinds import NumberLoss
 from hydragnn.runs import train
 from hydragnn.runs.assembly import Assembly, assemble

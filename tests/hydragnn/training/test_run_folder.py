@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hydragnn.base.errors import Busy, InputError
+from hydragnn.base.files import lock_file, unlock_file
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
-from hydragnn.errors import Busy, InputError
-from hydragnn.files import lock_file, unlock_file
 from hydragnn.runs import run, train
 
 KINDS = {

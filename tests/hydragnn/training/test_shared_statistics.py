@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, Survey
 from hydragnn.datasets import survey as survey_module
 from hydragnn.distributed import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
-from hydragnn.errors import InputError
-from hydragnn.files import read_json
 from hydragnn.record import read_record
 from hydragnn.runs import train
 from hydragnn.runs.preparation import check_values

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import DiskStore, MemoryStore, SplitSettings, StoreWriter, WithoutEdges, loader
 from hydragnn.datasets.manifest import write_manifest
 from hydragnn.datasets.shared import shared_folder
 from hydragnn.distributed import Ranks
-from hydragnn.errors import InputError
 from hydragnn.runs import graph_statistics, preparation, statistics_cache
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run

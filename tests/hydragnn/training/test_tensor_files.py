@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 from hydragnn.runs.tensor_files import FileInfo, Piece, TensorFiles, TensorIndex, TensorInfo, write_tensors
 
 TENSORS = {

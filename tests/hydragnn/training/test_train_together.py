@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
-from hydragnn.conformance_atomics import unordered_on_a_gpu
+from hydragnn.conformance.atomics import unordered_on_a_gpu
 from hydragnn.datasets import MemoryStore
-from hydragnn.errors import InputError
 from hydragnn.graphs import edge_vectors
 from hydragnn.record import RunRecord, read_record
 from hydragnn.runs import train, train_together

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.errors import InputError
-from hydragnn.files import write_sealed
 from hydragnn.record import read_record, write_record
 from hydragnn.runs import train
 from hydragnn.runs.attempt import BEAT_SECONDS, Attempt, Fenced, Heartbeat, shown_epochs
@@ -192,7 +192,7 @@ def test_an_attempt_that_is_fenced_while_it_writes_its_model_leaves_the_old_one(
             take_over(run, 2)
 
     take_over(run, 1)
-    monkeypatch.setattr("hydragnn.files.os.fsync", overtaken_at_new_weights)
+    monkeypatch.setattr("hydragnn.base.files.os.fsync", overtaken_at_new_weights)
     with pytest.raises(Fenced):
         train(make_config(train__epochs=4), run, store=store, attempt=1)
     assert complete(files(run / "model")) == complete(before) and complete(before)

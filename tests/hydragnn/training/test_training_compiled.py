@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hydragnn.architectures import architectures
+from hydragnn.base.files import write_json
 from hydragnn.config import RunConfig, hash_of
-from hydragnn.files import write_json
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Attempt, Fenced, Heartbeat
 from hydragnn.runs.compilation import keep_beating
 from tests.forked import Forked

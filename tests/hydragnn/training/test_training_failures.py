@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hydragnn.base.errors import InputError
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.errors import InputError
 from hydragnn.record import Failure
 from hydragnn.runs.failures import failure_of, first_failure
 from hydragnn.training.context import Diverged

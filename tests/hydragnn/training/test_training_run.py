@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.terminal import PlainConsole
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, make_split
-from hydragnn.errors import InputError
 from hydragnn.models import load_model
 from hydragnn.record import read_record
 from hydragnn.runs import console_progress, train
 from hydragnn.runs.progress import Bar
-from hydragnn.terminal import PlainConsole
 from hydragnn.training import evaluate
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import join_ranks, leave
-from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, graph_from_arrays
 from hydragnn.graphs.levels import with_voxel_levels
 from hydragnn.runs import train

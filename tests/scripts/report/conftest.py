@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from hydragnn.base.files import write_json, write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter
-from hydragnn.files import write_json, write_sealed
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.hpo import campaign_settings
 from hydragnn.hpo.journal import Journal

@@ -12,9 +12,9 @@ import pytest
 from matplotlib.axes import Axes
 from rich.console import Console
 
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json, write_json
 from hydragnn.datasets import open_store
-from hydragnn.errors import InputError
-from hydragnn.files import read_json, write_json
 from hydragnn.record import Failure, read_record, write_record
 from hydragnn.scripts.report import canvas, summary_table, write_report
 from hydragnn.scripts.report.collect import collect

@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import pydantic
 
-from hydragnn.errors import InputError, nearest
-from hydragnn.imports import allow_named
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.imports import allow_named
 
 T = TypeVar("T", bound="Settings")
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hydragnn.architectures import architecture_of, architectures
-from hydragnn.conformance_cases import AROUND, make_model, small_settings
-from hydragnn.errors import InputError, nearest
-from hydragnn.imports import allow_named
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.imports import allow_named
+from hydragnn.conformance.cases import AROUND, make_model, small_settings
 
 Verdict = Literal["passed", "does not apply", "failed"]
 MODULES = tuple(

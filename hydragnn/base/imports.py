@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 T = TypeVar("T")
 
@@ -55,11 +55,11 @@ def is_allowed(module: str) -> bool:
 def is_own(module: str) -> bool:
     """Return True for a module of this package; another one that lies in its checkout is none.
 
-    >>> is_own("hydragnn.scripts.recipes.fept"), is_own("hydragnn.imports"), is_own("hydragnn.setup"), is_own("downloads.model")
+    >>> is_own("hydragnn.scripts.recipes.fept"), is_own("hydragnn.base.imports"), is_own("hydragnn.setup"), is_own("downloads.model")
     (True, True, False, False)
     """
     package, _, rest = module.partition(".")
-    room, folder = rest.partition(".")[0], Path(__file__).parent
+    room, folder = rest.partition(".")[0], Path(__file__).parents[1]
     return package == "hydragnn" and (room in ROOMS or (folder / room).is_dir() or (folder / f"{room}.py").is_file())
 
 

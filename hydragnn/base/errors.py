@@ -96,7 +96,7 @@ def about(subject: str) -> Iterator[None]:
 
     >>> with about("branch metals"): raise InputError("the store is empty; fill it")
     Traceback (most recent call last):
-    hydragnn.errors.InputError: branch metals: the store is empty; fill it
+    hydragnn.base.errors.InputError: branch metals: the store is empty; fill it
     """
     try:
         yield

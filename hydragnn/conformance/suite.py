@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from hydragnn.conformance_atomics import unordered_on_a_gpu
-from hydragnn.conformance_cases import (
+from hydragnn.conformance.atomics import unordered_on_a_gpu
+from hydragnn.conformance.cases import (
     CORNERS,
     assert_slope,
     directions_like,
@@ -29,9 +29,9 @@ from hydragnn.conformance_cases import (
     values_of,
     with_choices,
 )
-from hydragnn.conformance_limits import LimitsConformance
-from hydragnn.conformance_smoothness import SmoothnessConformance
-from hydragnn.conformance_symmetry import SymmetryConformance, assert_equal, mapped
+from hydragnn.conformance.limits import LimitsConformance
+from hydragnn.conformance.smoothness import SmoothnessConformance
+from hydragnn.conformance.symmetry import SymmetryConformance, assert_equal, mapped
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology

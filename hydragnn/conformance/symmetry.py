@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydragnn.conformance_cases import CORNERS, assert_slope, directions_like, make_graph, make_model
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import CORNERS, assert_slope, directions_like, make_graph, make_model
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology

@@ -18,8 +18,8 @@ from ase.build import bulk, molecule
 from jaxtyping import Float
 from torch import Tensor
 
-from hydragnn.conformance_cases import gives_forces, small_settings
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import gives_forces, small_settings
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field

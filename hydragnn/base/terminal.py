@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from hydragnn.errors import InputError
+from hydragnn.base.errors import InputError
 
 KEPT = (9, 10)  # tab and end of line
 CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - {*KEPT}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import BadZipFile
 
-from hydragnn.errors import Busy, InputError
+from hydragnn.base.errors import Busy, InputError
 
 
 def write_atomically(path: Path, content: bytes | str, check: Callable[[], None] | None = None) -> None:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from hydragnn.architectures import ArchitectureSettings, architecture_of
+from hydragnn.base.imports import allow_named
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_contracted_levels
 from hydragnn.graphs.topology import Topology
-from hydragnn.imports import allow_named
 from hydragnn.layers.top_k import TopK
 from hydragnn.models import (
     Distribution,
@@ -67,7 +67,7 @@ AROUND: dict[str, dict[str, Any]] = {
 }
 """What can stand around the layers of any architecture, as keys of [model]: attention, conditioning, pooling.
 
-Equivariant attention reaches farther than the edges of crystals and molecules in ``hydragnn.conformance_smoothness``, through images in all periodic cells.
+Equivariant attention reaches farther than the edges of crystals and molecules in ``hydragnn.conformance.smoothness``, through images in all periodic cells.
 """
 
 

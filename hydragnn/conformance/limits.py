@@ -14,7 +14,8 @@ import torch
 from ase.build import bulk
 from torch import Tensor
 
-from hydragnn.conformance_cases import (
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import (
     CORNERS,
     assert_slope,
     directions_like,
@@ -26,8 +27,7 @@ from hydragnn.conformance_cases import (
     small_settings,
     values_of,
 )
-from hydragnn.conformance_smoothness import CUTOFF, atoms_graph, energies_and_forces, energy_model
-from hydragnn.errors import InputError
+from hydragnn.conformance.smoothness import CUTOFF, atoms_graph, energies_and_forces, energy_model
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import GraphModel
