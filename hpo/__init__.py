@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from hydragnn.hpo.settings import CampaignSettings, GivenRun, campaign_settings, read_campaign
     from hydragnn.hpo.space import Space, space_of
     from hydragnn.hpo.status import CampaignStatus, Follower, campaign_status
-    from hydragnn.hpo.table import CampaignView
-    from hydragnn.hpo.timeline import Timeline
+    from hydragnn.hpo.status.timeline import Timeline
+    from hydragnn.hpo.status.view import CampaignView
 
 MODULES = {
     "campaign": ("CampaignResult", "OnEvent", "run_campaign", "run_search", "trial_folder"),
@@ -47,9 +47,9 @@ MODULES = {
     "search_settings": ("SearchSettings",),
     "settings": ("CampaignSettings", "GivenRun", "campaign_settings", "read_campaign"),
     "space": ("Space", "space_of"),
-    "status": ("CampaignStatus", "Follower", "campaign_status"),
-    "table": ("CampaignView",),
-    "timeline": ("Timeline",),
+    "status.facts": ("CampaignStatus", "Follower", "campaign_status"),
+    "status.view": ("CampaignView",),
+    "status.timeline": ("Timeline",),
 }
 
 __getattr__ = names_in(__name__, MODULES)

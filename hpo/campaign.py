@@ -30,7 +30,7 @@ from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.trouble import LONGEST
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import Point, Space, space_of
-from hydragnn.hpo.table import CampaignView
+from hydragnn.hpo.status.view import CampaignView
 from hydragnn.hpo.together import with_together
 from hydragnn.runs.checkpoint import is_pickled
 from hydragnn.runs.signals import handled_by

@@ -25,7 +25,7 @@ from hydragnn.hpo.journal import Entry, Journal, replay, young_garbage_only
 from hydragnn.hpo.launching.attempts import verdict
 from hydragnn.hpo.launching.descriptors import Bell
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
-from hydragnn.hpo.progress import AttemptProgress
+from hydragnn.hpo.launching.progress import AttemptProgress
 from hydragnn.hpo.proposals import Proposals
 from hydragnn.hpo.scheduling.changes import Changes, changes_between, whole_state
 from hydragnn.hpo.scheduling.events import (

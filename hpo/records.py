@@ -17,7 +17,7 @@ from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import sampler_text
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, random_point, space_of
-from hydragnn.hpo.timeline import Timeline, TimelineBuilder
+from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
 from hydragnn.record import RunRecord, read_record
 
 TOO_FEW = 6

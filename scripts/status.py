@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo.folder import SAMPLER_LOG
-from hydragnn.hpo.status import CampaignStatus, Follower, duration_text, values_line
+from hydragnn.hpo.status.facts import CampaignStatus, Follower, duration_text, values_line
 from hydragnn.scripts.showing import journal_read
 
 INTERVAL = 2.0

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from hydragnn.hpo.launching.attempts import is_plausible
-from hydragnn.hpo.progress import FIRST_LOOK, next_look
+from hydragnn.hpo.launching.progress import FIRST_LOOK, next_look
 from hydragnn.hpo.scheduling.events import (
     Cancel,
     Event,

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from hydragnn.hpo.default_space import left_out_words
 from hydragnn.hpo.scheduling.events import node_of
-from hydragnn.hpo.timeline import local_nodes
+from hydragnn.hpo.status.timeline import local_nodes
 from hydragnn.scripts.report import (
     class_figures,
     data_figures,

@@ -7,7 +7,7 @@ from typing import Any
 
 from hydragnn.hpo import Timeline
 from hydragnn.hpo.scheduling.events import node_of
-from hydragnn.hpo.timeline import local_nodes
+from hydragnn.hpo.status.timeline import local_nodes
 from hydragnn.scripts.report.canvas import measured, plain_number, short, shorten
 from hydragnn.scripts.report.facts import CampaignFacts, DataFacts, Trial
 from hydragnn.scripts.report.verdict import join, pretty_unit

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
-from hydragnn.hpo.timeline import Span, Timeline, local_nodes
+from hydragnn.hpo.status.timeline import Span, Timeline, local_nodes
 from hydragnn.scripts.report.canvas import (
     ACCENT,
     FAIR,

@@ -137,8 +137,8 @@ def test_runs_are_asked_to_beat_as_rarely_as_their_launcher_wants(settings: Sett
 def test_the_scheduler_is_told_how_far_attempts_have_come_where_they_can_change_their_size(
     sizes: Any, told: bool, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydragnn.hpo.progress.FIRST_LOOK", 0.02)
-    monkeypatch.setattr("hydragnn.hpo.progress.BEATS_BEFORE", 0)
+    monkeypatch.setattr("hydragnn.hpo.launching.progress.FIRST_LOOK", 0.02)
+    monkeypatch.setattr("hydragnn.hpo.launching.progress.BEATS_BEFORE", 0)
     launcher = Instant("n1", "n2", "n3")
 
     def takes_its_time(task: Task) -> None:

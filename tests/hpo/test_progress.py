@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hydragnn.hpo.progress import AttemptProgress
+from hydragnn.hpo.launching.progress import AttemptProgress
 from hydragnn.hpo.scheduling.events import Launched, Progressed, Tick
 
 

@@ -11,12 +11,11 @@ from msgspec.structs import replace
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status, transition
-from hydragnn.hpo.forecast import forecast, seconds_left
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.state import Trouble
-from hydragnn.hpo.status import MachineTrouble, node_counts
+from hydragnn.hpo.status.facts import MachineTrouble, forecast, node_counts, seconds_left
 
 PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2, max_node_seconds=90_000.0)
 

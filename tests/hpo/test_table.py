@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from hydragnn.hpo import CampaignView, State, transition
-from hydragnn.hpo.forecast import seconds_left
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Probed, Proposed, Reached, Stopping, Tick
-from hydragnn.hpo.table import event_line, summary_line
+from hydragnn.hpo.status.facts import seconds_left
+from hydragnn.hpo.status.view import event_line, summary_line
 from hydragnn.record import Cost, RunRecord, write_record
 
 EVENTS: list[tuple[Event, float]] = [

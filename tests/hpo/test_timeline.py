@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hydragnn.hpo.costs import scaling_of
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping, node_of
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
-from hydragnn.hpo.table import GoodputSums
-from hydragnn.hpo.timeline import Timeline, TimelineBuilder
+from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
+from hydragnn.hpo.status.view import GoodputSums
 
 PLAN = Plan(trials=12, rungs=(2, 6, 18), finalists=2)
 

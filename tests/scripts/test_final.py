@@ -107,7 +107,7 @@ def interrupted_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     import signal
 
     from hydragnn.hpo.scheduling.events import Reached
-    from hydragnn.hpo.table import CampaignView
+    from hydragnn.hpo.status.view import CampaignView
 
     shown: list[int] = []
     show: Callable[..., None] = CampaignView.__call__

@@ -18,7 +18,7 @@ from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_history, campaign_settings, campaign_status
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Plan
-from hydragnn.hpo.status import MachineTrouble
+from hydragnn.hpo.status.facts import MachineTrouble
 from hydragnn.scripts.status import show_status, status_rows
 
 ENERGY = Field(name="energy", on="graph", role="target")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hydragnn.hpo import Timeline
-from hydragnn.hpo.timeline import Outage, Session, Span, TimelineBuilder
+from hydragnn.hpo.status.timeline import Outage, Session, Span, TimelineBuilder
 from hydragnn.scripts.report.campaign_facts import campaign_facts
 from hydragnn.scripts.report.tables import faults_table, hours_table
 from hydragnn.scripts.report.timeline_figures import all_bars, campaign_time, mean_count, nodes_over_time

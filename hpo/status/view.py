@@ -14,12 +14,11 @@ from rich.table import Table
 from hydragnn.base.errors import InputError
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo.controller import trial_folder
-from hydragnn.hpo.forecast import seconds_left
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
 from hydragnn.hpo.scheduling.replay import Replay, concerned
 from hydragnn.hpo.scheduling.scheduler import State, Trial
-from hydragnn.hpo.status import duration_text, node_counts, values_line
-from hydragnn.hpo.timeline import Span, TimelineBuilder, local_nodes
+from hydragnn.hpo.status.facts import duration_text, node_counts, seconds_left, values_line
+from hydragnn.hpo.status.timeline import Span, TimelineBuilder, local_nodes
 from hydragnn.record import RunRecord, read_record
 
 ROWS = 12

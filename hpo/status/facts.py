@@ -13,7 +13,6 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular
 from hydragnn.hpo.costs import CostModel, scaling_of, works_of
 from hydragnn.hpo.folder import NAME, campaign_table
-from hydragnn.hpo.forecast import Forecast, forecast
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import (
     brief_changes,
@@ -32,7 +31,7 @@ from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import sampler_text, search_settings, together_text
 from hydragnn.hpo.space import Point, space_of
-from hydragnn.hpo.timeline import FaultRow, NodeHours, TimelineBuilder, local_nodes
+from hydragnn.hpo.status.timeline import FaultRow, NodeHours, TimelineBuilder, local_nodes
 
 SILENT = 180.0
 """Seconds without a line in the journal after which a controller that should write one every minute is thought gone."""
@@ -123,6 +122,15 @@ class MachineTrouble:
     """When it began; None where the machine is in order."""
     until: float | None
     """Nothing starts before; None where nothing is held back."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """When the campaign ends if it goes on as so far."""
+
+    seconds: float
+    by: str
+    """``finished`` where all trials will be done, else the budget that ends it before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,6 +288,30 @@ def campaign_status(folder: Path | str) -> CampaignStatus:
     with no_garbage_collection():
         follower.update()
         return follower.status()
+
+
+def seconds_left(state: State, seconds: float) -> float | None:
+    """A forecast: epochs that the rungs will ask for, at the pace of campaign so far; None before the first result."""
+    done = sum(trial.epochs for trial in state.trials.values())
+    if not done or not state.plan.rungs:
+        return None
+    before, total, reaching = 0, 0.0, float(state.plan.trials)
+    for rung in state.plan.rungs:
+        total += reaching * (rung - before)
+        floor = min(state.plan.finalists, state.plan.trials)
+        before, reaching = rung, max(reaching / state.plan.reduction, float(floor))
+    return max(0.0, (total - done) * seconds / done)
+
+
+def forecast(state: State, now: float) -> Forecast | None:
+    """The end at the pace so far, or the budget that comes before it; None before the first result and after the end."""
+    left = seconds_left(state, state.elapsed(now))
+    if left is None or state.closed:
+        return None
+    until = state.ends - now
+    return (
+        Forecast(seconds=max(0.0, until), by=state.ends_by) if until < left else Forecast(seconds=left, by="finished")
+    )
 
 
 def node_counts(state: State) -> NodeCounts:
