@@ -22,11 +22,11 @@ if TYPE_CHECKING:
         finished_runs,
         parameter_importance,
     )
-    from hydragnn.hpo.sampler import SAMPLERS
+    from hydragnn.hpo.sampling.sampler import SAMPLERS
     from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
     from hydragnn.hpo.search_settings import SearchSettings
     from hydragnn.hpo.settings import CampaignSettings, GivenRun, campaign_settings, read_campaign
-    from hydragnn.hpo.space import Space, space_of
+    from hydragnn.hpo.space.points import Space, space_of
     from hydragnn.hpo.status import CampaignStatus, Follower, campaign_status
     from hydragnn.hpo.status.timeline import Timeline
     from hydragnn.hpo.status.view import CampaignView
@@ -42,11 +42,11 @@ MODULES = {
         *("CampaignHistory", "TrialHistory", "campaign_history"),
         *("campaign_records", "finished_runs", "parameter_importance"),
     ),
-    "sampler": ("SAMPLERS",),
+    "sampling.sampler": ("SAMPLERS",),
     "scheduling.scheduler": ("State", "Trial", "transition"),
     "search_settings": ("SearchSettings",),
     "settings": ("CampaignSettings", "GivenRun", "campaign_settings", "read_campaign"),
-    "space": ("Space", "space_of"),
+    "space.points": ("Space", "space_of"),
     "status.facts": ("CampaignStatus", "Follower", "campaign_status"),
     "status.view": ("CampaignView",),
     "status.timeline": ("Timeline",),

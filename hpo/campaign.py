@@ -14,7 +14,6 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.machine import Workers, this_machine, workers_here
 from hydragnn.datasets.footprint import bytes_of
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
-from hydragnn.hpo.default_space import left_out_words
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.launching.allocation import Allocation, read_allocation
@@ -29,7 +28,8 @@ from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.trouble import LONGEST
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
-from hydragnn.hpo.space import Point, Space, space_of
+from hydragnn.hpo.space.default import left_out_words
+from hydragnn.hpo.space.points import Point, Space, space_of
 from hydragnn.hpo.status.view import CampaignView
 from hydragnn.hpo.together import with_together
 from hydragnn.runs.checkpoint import is_pickled

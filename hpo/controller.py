@@ -26,7 +26,7 @@ from hydragnn.hpo.launching.attempts import verdict
 from hydragnn.hpo.launching.descriptors import Bell
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
 from hydragnn.hpo.launching.progress import AttemptProgress
-from hydragnn.hpo.proposals import Proposals
+from hydragnn.hpo.sampling.proposals import Proposals
 from hydragnn.hpo.scheduling.changes import Changes, changes_between, whole_state
 from hydragnn.hpo.scheduling.events import (
     Action,
@@ -46,7 +46,7 @@ from hydragnn.hpo.scheduling.events import (
 from hydragnn.hpo.scheduling.replay import concerned
 from hydragnn.hpo.scheduling.scheduler import State, transition
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import Point, Space
+from hydragnn.hpo.space.points import Point, Space
 from hydragnn.hpo.study_log import NAME as STUDY_LOG
 from hydragnn.hpo.study_log import StudyLog
 from hydragnn.hpo.trial_configs import trial_config

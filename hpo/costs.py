@@ -9,13 +9,13 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from hydragnn.hpo.parameters import Choices, Parameter
 from hydragnn.hpo.scheduling.events import Event, Reached
 from hydragnn.hpo.scheduling.replay import Replay
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.sizing import loss
 from hydragnn.hpo.scheduling.state import speed_of
-from hydragnn.hpo.space import Point, Space
+from hydragnn.hpo.space.parameters import Choices, Parameter
+from hydragnn.hpo.space.points import Point, Space
 
 FEWEST = 4
 """Below so many measurements nothing is predicted."""

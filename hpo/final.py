@@ -15,11 +15,11 @@ from hydragnn.hpo.controller import OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.launcher import Launcher
-from hydragnn.hpo.parameters import IntRange
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.search_settings import SearchSettings
 from hydragnn.hpo.settings import CampaignSettings, GivenRun
-from hydragnn.hpo.space import NUMBER
+from hydragnn.hpo.space.parameters import IntRange
+from hydragnn.hpo.space.points import NUMBER
 from hydragnn.runs.folder import trained_config
 
 MANY = 1 << 20

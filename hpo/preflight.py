@@ -14,17 +14,17 @@ from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
 from hydragnn.datasets.fit import check_elements, elements_of
 from hydragnn.datasets.isolated_atoms import by_atomic_number
-from hydragnn.hpo.able import check_model
 from hydragnn.hpo.folder import NAME, SAMPLER_LOG, VERSION, campaign_table, checked_table
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.watchdog import AllocationLauncher
 from hydragnn.hpo.objective import check_objective
-from hydragnn.hpo.parameters import place_of
-from hydragnn.hpo.sampler import learns
+from hydragnn.hpo.sampling.sampler import learns
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
-from hydragnn.hpo.space import Point, Space, check_conditions, ends_of
+from hydragnn.hpo.space.able import check_model
+from hydragnn.hpo.space.parameters import place_of
+from hydragnn.hpo.space.points import Point, Space, check_conditions, ends_of
 from hydragnn.hpo.stores import check_stores, fingerprints_of, follow_stores, without_places
 from hydragnn.hpo.trial_configs import check_space, check_values, valid_configs
 from hydragnn.hpo.warm import first_points

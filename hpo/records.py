@@ -10,13 +10,13 @@ from hydragnn.base.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import courses, no_garbage_collection, read_entries
 from hydragnn.hpo.preflight import open_campaign
-from hydragnn.hpo.sampler import study_of, valued_trial
+from hydragnn.hpo.sampling.sampler import study_of, valued_trial
 from hydragnn.hpo.scheduling.events import Origin
 from hydragnn.hpo.scheduling.scheduler import TrialStatus
 from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import sampler_text
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import Point, Space, random_point, space_of
+from hydragnn.hpo.space.points import Point, Space, random_point, space_of
 from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
 from hydragnn.record import RunRecord, read_record
 

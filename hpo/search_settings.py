@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import ActsWith, Settings
-from hydragnn.hpo.parameters import Parameter, parsed_parameter
+from hydragnn.hpo.space.parameters import Parameter, parsed_parameter
 
 DEFAULT = "default"
 """What ``search.space`` says in a file for the space that ships."""

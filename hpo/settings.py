@@ -9,10 +9,10 @@ from typing import Any
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.config import AnyConfig, parse_config, with_isolated_atoms
-from hydragnn.hpo.default_space import default_space
 from hydragnn.hpo.folder import VERSION
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.search_settings import DEFAULT, SearchSettings, search_settings, together_text
+from hydragnn.hpo.space.default import default_space
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

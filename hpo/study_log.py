@@ -22,10 +22,10 @@ from optuna.trial import TrialState
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular
-from hydragnn.hpo.sampler import frozen_trial
+from hydragnn.hpo.sampling.sampler import frozen_trial
 from hydragnn.hpo.scheduling.events import Event, Proposed, Reached, Settle
 from hydragnn.hpo.scheduling.scheduler import State, Trial
-from hydragnn.hpo.space import Space
+from hydragnn.hpo.space.points import Space
 
 NAME = "optuna.log"
 INTERVAL = 0.25  # seconds between two flushes

@@ -12,9 +12,9 @@ from hydragnn.base.machine import ROOM, Machine, Workers
 from hydragnn.config import AnyConfig
 from hydragnn.datasets import Budget, Sizes, open_store
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.hpo.sampler import num_random
+from hydragnn.hpo.sampling.sampler import num_random
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import Space
+from hydragnn.hpo.space.points import Space
 from hydragnn.hpo.trial_configs import valid_configs
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models.build import build_from_description

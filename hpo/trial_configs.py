@@ -12,10 +12,10 @@ import numpy as np
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import with_value
 from hydragnn.config import AnyConfig, parse_config
-from hydragnn.hpo.able import known_keys
-from hydragnn.hpo.parameters import Choices, Parameter, place_of
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import NUMBER, Point, Space, all_points, allowed_values, ends_of, is_equal, random_point
+from hydragnn.hpo.space.able import known_keys
+from hydragnn.hpo.space.parameters import Choices, Parameter, place_of
+from hydragnn.hpo.space.points import NUMBER, Point, Space, all_points, allowed_values, ends_of, is_equal, random_point
 from hydragnn.models.head_kinds import HEAD_KINDS
 
 FIXED = ("data.store", "split", "train.epochs")

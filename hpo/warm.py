@@ -12,9 +12,9 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
-from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import NUMBER, Point, Space, contains, is_point, point_key, value_at
+from hydragnn.hpo.space.parameters import Choice, Choices, IntRange, Parameter
+from hydragnn.hpo.space.points import NUMBER, Point, Space, contains, is_point, point_key, value_at
 from hydragnn.hpo.trial_configs import trial_config
 
 SHARE = 4

@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from hydragnn.hpo.proposals import is_wide
-from hydragnn.hpo.sampler import STARTUP
+from hydragnn.hpo.sampling.proposals import is_wide
+from hydragnn.hpo.sampling.sampler import STARTUP
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,

@@ -1,9 +1,9 @@
-"""The sampler of a simulated campaign: a process of its own, whose answers take time, as ``hydragnn.hpo.proposals`` asks it."""
+"""The sampler of a simulated campaign: a process of its own, whose answers take time, as ``hydragnn.hpo.sampling.proposals`` asks it."""
 
 from collections.abc import Callable
 from functools import partial
 
-from hydragnn.hpo.proposals import BATCH, PATIENCE, SLOW
+from hydragnn.hpo.sampling.proposals import BATCH, PATIENCE, SLOW
 from hydragnn.hpo.scheduling.events import Event, Proposed
 from hydragnn.hpo.simulation.world import World
 

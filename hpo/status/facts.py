@@ -24,13 +24,13 @@ from hydragnn.hpo.journal import (
     state_of,
 )
 from hydragnn.hpo.lines import Chain
-from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.replay import Replay, concerned
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import sampler_text, search_settings, together_text
-from hydragnn.hpo.space import Point, space_of
+from hydragnn.hpo.space.parameters import place_of
+from hydragnn.hpo.space.points import Point, space_of
 from hydragnn.hpo.status.timeline import FaultRow, NodeHours, TimelineBuilder, local_nodes
 
 SILENT = 180.0

@@ -21,7 +21,7 @@ from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun
 from hydragnn.hpo.scheduling.events import Opened, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
-from hydragnn.hpo.space import space_of
+from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.submit.script import Job, job_script, lead_seconds
 from hydragnn.hpo.submit.sites import SCHEDULERS, SITES
 

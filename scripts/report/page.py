@@ -8,8 +8,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hydragnn.hpo.default_space import left_out_words
 from hydragnn.hpo.scheduling.events import node_of
+from hydragnn.hpo.space.default import left_out_words
 from hydragnn.hpo.status.timeline import local_nodes
 from hydragnn.scripts.report import (
     class_figures,

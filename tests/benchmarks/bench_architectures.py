@@ -17,7 +17,7 @@ from pathlib import Path
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.datasets import open_store
-from hydragnn.hpo.default_space import left_out_words
+from hydragnn.hpo.space.default import left_out_words
 from hydragnn.runs.provenance import processor_name
 from hydragnn.scripts import api
 from hydragnn.scripts.demo.alloys import make_alloys

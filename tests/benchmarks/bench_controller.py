@@ -41,7 +41,7 @@ from hydragnn.hpo.journal import NAME, Journal
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
 from hydragnn.hpo.preflight import plan_on
 from hydragnn.hpo.scheduling.events import Identity, Probed
-from hydragnn.hpo.space import space_of
+from hydragnn.hpo.space.points import space_of
 from tests.benchmarks.virtual_packs import virtual_packs
 
 LARGEST = 256

@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import optuna
 
-from hydragnn.hpo import sampler as samplers
-from hydragnn.hpo.parameters import Choices, IntRange, Parameter
-from hydragnn.hpo.sampler import distribution, history_of, proposals
+from hydragnn.hpo.sampling import sampler as samplers
+from hydragnn.hpo.sampling.sampler import distribution, history_of, proposals
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, transition
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.space import Point, point_key, space_of
+from hydragnn.hpo.space.parameters import Choices, IntRange, Parameter
+from hydragnn.hpo.space.points import Point, point_key, space_of
 from tests.benchmarks.sampler_problems import PROBLEMS, Problem
 
 WIDTHS = {1: 300, 64: 600, 256: 1500}

@@ -32,7 +32,7 @@ from hydragnn.hpo.scheduling.events import (
     Tick,
 )
 from hydragnn.hpo.scheduling.scheduler import State, transition
-from hydragnn.hpo.space import random_point, space_of
+from hydragnn.hpo.space.points import random_point, space_of
 from tests.benchmarks.bench_controller import TABLE
 
 FLUSH = 2_000

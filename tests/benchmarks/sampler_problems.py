@@ -20,7 +20,7 @@ from sklearn.ensemble import RandomForestRegressor
 from hydragnn.hpo import campaign_history, read_campaign
 from hydragnn.hpo.costs import features
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.space import Point, Space, random_point, space_of
+from hydragnn.hpo.space.points import Point, Space, random_point, space_of
 
 HERE = Path(__file__).resolve().parent
 

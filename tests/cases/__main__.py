@@ -25,7 +25,7 @@ from hydragnn.datasets import open_store
 from hydragnn.ensemble import calculator
 from hydragnn.graphs import edge_vectors
 from hydragnn.hpo.settings import read_campaign
-from hydragnn.hpo.space import space_of
+from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.warm import warm_points
 from tests.cases import inputs
 from tests.nolock import without_locks

@@ -27,10 +27,10 @@ from hydragnn.hpo import (
 )
 from hydragnn.hpo.journal import Journal, read_journal
 from hydragnn.hpo.launching.attempts import log_tail
-from hydragnn.hpo.parameters import parsed_parameter
 from hydragnn.hpo.preflight import as_begun, check_folder, write_settings
 from hydragnn.hpo.scheduling.events import Failed
-from hydragnn.hpo.space import space_of
+from hydragnn.hpo.space.parameters import parsed_parameter
+from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.status import campaign_status
 from hydragnn.hpo.warm import warm_source
 from hydragnn.record import read_record

@@ -25,7 +25,7 @@ from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Mpiexec
 from hydragnn.hpo.preflight import as_begun, check_campaign
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched
-from hydragnn.hpo.space import space_of
+from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.status import campaign_status
 from hydragnn.hpo.together import with_together
 from hydragnn.record import RunRecord

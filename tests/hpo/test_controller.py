@@ -28,10 +28,10 @@ from hydragnn.hpo.controller import LaunchQueue, steady_clock
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Report
-from hydragnn.hpo.sampler import history_of, proposal, proposals
+from hydragnn.hpo.sampling.sampler import history_of, proposal, proposals
 from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Progressed, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State
-from hydragnn.hpo.space import Space, point_key, space_of
+from hydragnn.hpo.space.points import Space, point_key, space_of
 from hydragnn.record import Cost, RunRecord, write_record
 
 Settings = Callable[..., CampaignSettings]
@@ -194,7 +194,7 @@ def test_reports_of_one_look_share_one_flush(
 def test_a_slow_sampler_delays_no_event_and_random_configurations_stand_in_for_it(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hydragnn.hpo import proposals
+    from hydragnn.hpo.sampling import proposals
 
     out, launcher = tmp_path / "c", Instant("n1", "n2")
     patient: list[bool] = []
@@ -368,7 +368,7 @@ def test_while_a_proposal_is_made_the_controller_sleeps_until_it_is_there(
         return proposals(settings, space, history, first, count, known)
 
     monkeypatch.setattr("hydragnn.hpo.controller.HEARTBEAT", 1e6)
-    monkeypatch.setattr("hydragnn.hpo.proposals.proposals", think)
+    monkeypatch.setattr("hydragnn.hpo.sampling.proposals.proposals", think)
     result = run_search(settings(trials=5, sampler="random"), tmp_path / "c", launcher=launcher)
     assert result.ending == "finished" and made == [0, 1, 2, 3, 4]
     turns = [sum(wait > 0.0 for wait in launcher.waits), len(launcher.waits)]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.hpo.costs import FEWEST, CostModel, Sized, scaling_of, seconds_on
-from hydragnn.hpo.parameters import Choices, FloatRange, IntRange
-from hydragnn.hpo.space import Point, Space, random_point, space_of
+from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
+from hydragnn.hpo.space.points import Point, Space, random_point, space_of
 
 SPACE = space_of(
     {

@@ -18,9 +18,9 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
-from hydragnn.hpo.default_space import TRAINING, default_space
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, open_campaign, write_settings
-from hydragnn.hpo.space import is_point, random_point, space_of
+from hydragnn.hpo.space.default import TRAINING, default_space
+from hydragnn.hpo.space.points import is_point, random_point, space_of
 from hydragnn.hpo.trial_configs import trial_config
 from hydragnn.models import build_from_description
 from hydragnn.runs.plan import described_branches

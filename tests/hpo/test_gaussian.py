@@ -8,10 +8,10 @@ import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
-from hydragnn.hpo.gaussian import Coordinates, Kernel, Outlook, likely_kernel, normal_scores
-from hydragnn.hpo.parameters import Choices, FloatRange, IntRange
+from hydragnn.hpo.sampling.gaussian import Coordinates, Kernel, Outlook, likely_kernel, normal_scores
 from hydragnn.hpo.scheduling.scheduler import Trial
-from hydragnn.hpo.space import Point, Space, is_point, point_key, random_point, space_of
+from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
+from hydragnn.hpo.space.points import Point, Space, is_point, point_key, random_point, space_of
 
 SPACE = space_of(
     {
@@ -78,7 +78,7 @@ def test_lengths_are_short_where_something_changes() -> None:
 def test_the_gradient_that_lengths_are_found_by_is_that_of_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     from scipy import optimize
 
-    from hydragnn.hpo import gaussian
+    from hydragnn.hpo.sampling import gaussian
 
     differences = []
 

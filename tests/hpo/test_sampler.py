@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.hpo.sampler import (
+from hydragnn.hpo.sampling.process import Question, SamplerProcess
+from hydragnn.hpo.sampling.sampler import (
     HISTORY,
     SAMPLERS,
     History,
@@ -20,11 +21,10 @@ from hydragnn.hpo.sampler import (
     proposals,
     use_compiled_tails,
 )
-from hydragnn.hpo.sampler_process import Question, SamplerProcess
 from hydragnn.hpo.scheduling.events import Event, Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
 from hydragnn.hpo.search_settings import WIDE
-from hydragnn.hpo.space import is_point, point_key, space_of
+from hydragnn.hpo.space.points import is_point, point_key, space_of
 
 RATE = {"type": "float", "low": 1e-5, "high": 1e-1, "log": True}
 SPACE = {

@@ -13,7 +13,7 @@ from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, graph_from_arrays
 from hydragnn.hpo import campaign_settings, run_search
 from hydragnn.hpo.preflight import check_campaign
-from hydragnn.hpo.space import space_of
+from hydragnn.hpo.space.points import space_of
 
 RATE = {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
 FIELDS = (

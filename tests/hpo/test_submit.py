@@ -23,7 +23,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
 from hydragnn.hpo.job import JobSettings
-from hydragnn.hpo.space import space_of
+from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.submit import SITES, Job, Span, job_script, submit_campaign, successor, walltime
 from hydragnn.hpo.trial_configs import trial_config
 from hydragnn.record import read_record

@@ -14,7 +14,7 @@ from hydragnn.datasets import open_store
 from hydragnn.graphs import GraphBatch, concatenate, validate
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import read_campaign
-from hydragnn.hpo.space import space_of
+from hydragnn.hpo.space.points import space_of
 from hydragnn.scripts.demo import make_alloys, make_plates, make_polycrystals
 from hydragnn.scripts.demo.alloys import labelled_alloy
 from hydragnn.scripts.demo.conduction import fluxes

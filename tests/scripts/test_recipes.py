@@ -19,7 +19,7 @@ from hydragnn.datasets.settings import SplitSettings
 from hydragnn.datasets.split import make_split
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import read_campaign
-from hydragnn.hpo.space import space_of
+from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.trial_configs import check_space
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes import acac, cantilever, fept, judging, terfenol

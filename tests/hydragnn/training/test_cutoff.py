@@ -17,7 +17,7 @@ from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, from_ase, from_labels, graph_from_arrays
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.space import space_of
+from hydragnn.hpo.space.points import space_of
 from hydragnn.models import load_model
 from hydragnn.runs import train
 from hydragnn.runs.cutoff import check_pairs

@@ -22,13 +22,13 @@ from scipy.special import erf, log_ndtr
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import without_the_current_folder
-from hydragnn.hpo.gaussian import Outlook
-from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
+from hydragnn.hpo.sampling.gaussian import Outlook
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import BUILT_IN, sampler_for
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import Point, Space, all_points, is_point, point_key, random_point, value_at
+from hydragnn.hpo.space.parameters import Choice, Choices, IntRange, Parameter
+from hydragnn.hpo.space.points import Point, Space, all_points, is_point, point_key, random_point, value_at
 from hydragnn.hpo.trial_configs import trial_config
 
 DRAWS = 100

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.hpo.parameters import Choice, Choices, FloatRange, IntRange, Parameter
+from hydragnn.hpo.space.parameters import Choice, Choices, FloatRange, IntRange, Parameter
 
 Point = dict[str, Any]
 """Values of the active parameters by configuration path."""

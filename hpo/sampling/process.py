@@ -1,6 +1,6 @@
 """The sampler in a process of its own: a model of thousands of trials takes nothing from the controller's interpreter.
 
-    python -m hydragnn.hpo.sampler_process
+    python -m hydragnn.hpo.sampling.process
 
 Both sides speak JSON, a line each: first the campaign, then questions, each answered by one line. A question holds all of
 the history that its answer depends on, and the points that trials got since the last one. So a process that died, or that
@@ -22,10 +22,10 @@ from typing import IO, Any
 from hydragnn.base.files import open_log
 from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.distributed.launch import environment_alone
-from hydragnn.hpo.sampler import History, proposals
+from hydragnn.hpo.sampling.sampler import History, proposals
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
-from hydragnn.hpo.space import Point, space_of
+from hydragnn.hpo.space.points import Point, space_of
 
 HANG = 600.0
 """A process that does not answer for so many seconds is ended, and another one asked."""
@@ -87,7 +87,7 @@ class SamplerProcess:
         with self._lock:
             if self._process is not None or self._closed:
                 return
-            command = [sys.executable, "-P", "-m", "hydragnn.hpo.sampler_process"]
+            command = [sys.executable, "-P", "-m", "hydragnn.hpo.sampling.process"]
             environment = {**environment_alone(), "OMP_NUM_THREADS": "1"}
             pipe = subprocess.PIPE
             with open_log(self._log) as log:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydragnn.hpo.costs import Estimates
-from hydragnn.hpo.sampler import history_of, is_known_everywhere, learns, proposals, stand_in
-from hydragnn.hpo.sampler_process import Question, SamplerProcess
+from hydragnn.hpo.sampling.process import Question, SamplerProcess
+from hydragnn.hpo.sampling.sampler import history_of, is_known_everywhere, learns, proposals, stand_in
 from hydragnn.hpo.scheduling.events import Event, Exhausted, Origin, Proposed
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import Point, Space, point_key
+from hydragnn.hpo.space.points import Point, Space, point_key
 
 PATIENCE = 10.0
 """Seconds that a request waits for the sampler before a random configuration stands in, where several trials can run."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from hydragnn.architectures import architecture_of
 from hydragnn.architectures.base import Searched
-from hydragnn.hpo.able import able_kinds, has_positions
+from hydragnn.hpo.space.able import able_kinds, has_positions
 
 KIND = "model.kind"
 

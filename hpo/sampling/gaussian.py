@@ -21,9 +21,9 @@ from scipy.optimize import minimize
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from hydragnn.hpo.parameters import Choices, FloatRange, IntRange, Parameter
 from hydragnn.hpo.scheduling.scheduler import Trial
-from hydragnn.hpo.space import Point, Space, point_key, random_point, value_at
+from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange, Parameter
+from hydragnn.hpo.space.points import Point, Space, point_key, random_point, value_at
 
 Matrix = NDArray[np.float64]
 

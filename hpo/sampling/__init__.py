@@ -1,0 +1,1 @@
+"""Samplers, and how a campaign asks them for configurations."""

@@ -1,0 +1,1 @@
+"""The search space: its parameters, its points, and the space that ships."""
