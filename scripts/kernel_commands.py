@@ -1,12 +1,10 @@
-"""The commands ``hydragnn kernels compile``, ``hydragnn kernels tune``, ``hydragnn bench`` and ``hydragnn bench kernels``."""
+"""Commands ``hydragnn kernels`` and ``hydragnn bench kernels``."""
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from hydragnn.base.errors import InputError
 
@@ -18,16 +16,7 @@ if TYPE_CHECKING:
 kernels = typer.Typer(no_args_is_help=True, help="Kernels of accelerators.")
 
 
-class WithDefault(TyperGroup):
-    """Commands of which ``all`` is meant where none is named: `hydragnn bench --quick` is `hydragnn bench all --quick`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments with the name of a command."""
-        named = args and not args[0].startswith("-")
-        return super().parse_args(ctx, args if named or "--help" in args else ["all", *args])
-
-
-bench = typer.Typer(cls=WithDefault, help="Measure this machine; without a command everything, in one table.")
+bench = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -108,28 +97,6 @@ def _print_kernels(found: "list[Compiled]") -> None:
         numbers = f"{one.registers:9} {one.spilled:8} {one.shared:7} {one.occupancy:>10}"
         print(f"{one.kernel:22} {one.architecture:13} {numbers}  {loads}  {'; '.join(one.faults)}")
     print(f"{len(found)} kernels, {sum(bool(one.faults) for one in found)} with faults")
-
-
-@bench.command("all")
-def bench_all(
-    only: Annotated[
-        str,
-        typer.Option(
-            "--only", metavar="SECTION", help="ops, planning, memory, stacked, compiled, calculator or starts."
-        ),
-    ] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller measurements, in two minutes.")] = False,
-    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the table to a file.")] = None,
-) -> None:
-    """Measure this machine on one thread: one table of ratios and figures in processor time, beside what is asked of each.
-
-    Baselines are plain torch and this package without the lever; other packages are compared in `tests/benchmarks`. `bench kernels`
-    times every op in all its variants, on accelerators too.
-    """
-    from hydragnn.scripts.bench.showing import show_table
-    from hydragnn.scripts.bench.table import QUICK, Effort
-
-    show_table(QUICK if quick else Effort(), only, out)
 
 
 @bench.command("kernels")

@@ -15,5 +15,4 @@ echo "== import directions"
 (cd .links && PYTHONPATH=. lint-imports --config ../pyproject.toml)
 echo "== tests"
 # three processes even on two cores, since tests of schedulers and of interrupted processes mostly wait
-# One more try for a test whose processes met a slow machine; pytest lists it as RERUN, and a test in that list wants mending.
-exec python -m pytest -n "${TEST_PROCESSES:-3}" --dist worksteal --reruns 1 "$@"
+exec python -m pytest -n "${TEST_PROCESSES:-3}" --dist worksteal "$@"

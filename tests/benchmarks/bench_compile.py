@@ -23,7 +23,7 @@ from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import NotCompiled, compiled_model
-from hydragnn.scripts.bench.structures import WITH_FORCES, model_of, step
+from tests.benchmarks.structures import WITH_FORCES, model_of, step
 
 
 def alloys(count: int, cutoff: float, atoms: list[tuple[int, int, int]]) -> GraphBatch:

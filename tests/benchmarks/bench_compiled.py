@@ -24,9 +24,9 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import OPS, compiled
 from hydragnn.kernels.bench import derivatives, outputs
 from hydragnn.kernels.ops import random_graph
-from hydragnn.scripts.bench.structures import alloys
-from hydragnn.scripts.bench.timing import seconds
 from tests.benchmarks.bench_models import Step, our_step, parse_head
+from tests.benchmarks.structures import alloys
+from tests.benchmarks.timing import seconds
 
 SIZES = ((600, 28, 64), (2000, 30, 128))
 """Nodes, edges per node, channels."""

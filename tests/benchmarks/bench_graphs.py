@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from vesin import NeighborList
 
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.scripts.bench.structures import structures
+from tests.benchmarks.structures import structures
 
 CUTOFF = 5.0
 

@@ -23,9 +23,9 @@ from typing import Any
 from hydragnn.architectures import architectures
 from hydragnn.base.files import check_page_target, read_json, write_atomically, write_json
 from hydragnn.runs.provenance import processor_name
-from hydragnn.scripts.bench.structures import structures
 from tests.benchmarks.bench_peers import HERE, KEPT, Peer, difference, molecules, write_graphs
 from tests.benchmarks.speed_page import OURS, TITLE, Measured, Sample, page_of, rows_of
+from tests.benchmarks.structures import structures
 
 ROOT = HERE.parent.parent
 GEOMETRIC, NETWORK = "PyTorch Geometric", "PyTorch Geometric's network"

@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from hydragnn.scripts.bench.structures import structures
 from tests.benchmarks.peer_worker import CUTOFF
+from tests.benchmarks.structures import structures
 
 HERE = Path(__file__).parent
 KEPT = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"

@@ -30,10 +30,10 @@ from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
-from hydragnn.scripts.bench.structures import structures
 from tests.benchmarks.bench_peers import KEPT
 from tests.benchmarks.geometric_layers import Potential, with_weights
 from tests.benchmarks.peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL
+from tests.benchmarks.structures import structures
 
 RANKS, PER_RANK = 2, 32
 SIZES = {

@@ -1,17 +1,24 @@
-"""The table of ``hydragnn bench``: what can be measured on one machine without other packages, each row beside what is asked of it."""
+"""One table of what this machine can measure without other packages, each row beside what is asked of it.
 
+    python -m tests.benchmarks.bench_machine [--quick] [--only SECTION] [--json FILE]
+
+Ratios and figures are processor time of one thread. Baselines are plain torch and this package without the lever.
+"""
+
+import argparse
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from hydragnn.base.allocator import keep_memory
-from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore
 from hydragnn.datasets.packing import costs_of
 from hydragnn.graphs.atomic import from_ase
@@ -20,11 +27,11 @@ from hydragnn.kernels.bench import derivatives
 from hydragnn.kernels.family import plain_forms
 from hydragnn.kernels.ops import OPS, random_graph
 from hydragnn.models import NotCompiled, compiled_model
-from hydragnn.scripts.bench import data, together
-from hydragnn.scripts.bench.memory import foretold_pairs
-from hydragnn.scripts.bench.planning import PER_RANK, TRACES, balance, measured_costs, planning_times, trace_of
-from hydragnn.scripts.bench.structures import CUTOFF, alloys, model_of, step, structures
-from hydragnn.scripts.bench.timing import ratio_in_turns
+from tests.benchmarks import bench_data, bench_together
+from tests.benchmarks.bench_memory import foretold_pairs
+from tests.benchmarks.bench_planning import PER_RANK, TRACES, balance, measured_costs, planning_times, trace_of
+from tests.benchmarks.structures import CUTOFF, alloys, model_of, step, structures
+from tests.benchmarks.timing import ratio_in_turns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,10 +87,8 @@ QUICK = Effort(
 )
 """Small sizes, for a first look; minutes, and nobody has timed them as a whole on a quiet machine."""
 
-Told = Callable[[str], None]
 
-
-def ops(effort: Effort, told: Told) -> Iterator[Row]:
+def ops(effort: Effort) -> Iterator[Row]:
     """Forward and gradient of every op over torch's own gathers and scatters."""
     edges = random_graph(effort.nodes, 30)
     for op in OPS.values():
@@ -91,7 +96,6 @@ def ops(effort: Effort, told: Told) -> Iterator[Row]:
             variant = name.removeprefix("random, ")
             if variant not in VARIANTS:
                 continue
-            told(op.name)
             work = partial(derivatives, op.call, case.to(dtype=torch.float32), 1)
             ratio = ratio_in_turns(partial(_plainly, work), work, effort.turns)
             asked = OPS_ASKED.get((op.name, variant), "")
@@ -114,12 +118,11 @@ VARIANTS = (
 OPS_ASKED = {("gather_multiply_sum", "channels, weight per channel"): "4", ("segment_statistics", "channels"): "4"}
 
 
-def planning(effort: Effort, told: Told) -> Iterator[Row]:
+def planning(effort: Effort) -> Iterator[Row]:
     """Balance of ranks, by predicted and by measured costs, and how long a rank plans."""
-    costs = measured_costs(effort.measured_graphs, effort.edges, partial(told, "training steps of single graphs"))
+    costs = measured_costs(effort.measured_graphs, effort.edges)
     for name in TRACES:
         for ranks in effort.ranks:
-            told(f"{name}, {ranks} ranks")
             sizes, batches = trace_of(name, ranks, effort.steps if ranks > 1000 else 20 * effort.steps)
             where = f"{name}, {ranks:,} ranks"
             found = balance(sizes, batches, ranks, costs_of(sizes))
@@ -134,31 +137,29 @@ def planning(effort: Effort, told: Told) -> Iterator[Row]:
             yield Row(what=f"share of a rank, {where}", measured=share * 1e3, unit="ms per step", asked="below 1")
 
 
-def memory(effort: Effort, told: Told) -> Iterator[Row]:
+def memory(effort: Effort) -> Iterator[Row]:
     """How far the foretold memory of batches is from what they take."""
-    rows = foretold_pairs(effort.pairs, partial(told, "memory of random batches"))
+    rows = foretold_pairs(effort.pairs)
     errors = np.abs(np.array([row["ratio"] for row in rows]) - 1)
     what = f"memory foretold, largest error of {len(rows)} batches"
     yield Row(what=what, measured=100 * float(errors.max()), unit="%", asked="10")
 
 
-def stacked(effort: Effort, told: Told) -> Iterator[Row]:
+def stacked(effort: Effort) -> Iterator[Row]:
     """Steps of trials of one shape, one after the other over stacked."""
-    group = together.GroupSettings(members=effort.members, rounds=effort.turns)
-    graphs = [together.molecule(8 + seed % 5, seed) for seed in range(100)]
-    store = MemoryStore(graphs, {"cutoff": together.CUTOFF})
+    group = bench_together.GroupSettings(members=effort.members, rounds=effort.turns)
+    graphs = [bench_together.molecule(8 + seed % 5, seed) for seed in range(100)]
+    store = MemoryStore(graphs, {"cutoff": bench_together.CUTOFF})
     for kind in effort.trained:
-        told(kind)
-        ratio = together.ratio_of_steps(kind, store, group)[2]
+        ratio = bench_together.ratio_of_steps(kind, store, group)[2]
         what = f"{effort.members} trials of {kind} stacked, over one after the other"
         yield Row(what=what, measured=ratio, unit="times", asked="2")
 
 
-def compiled(effort: Effort, told: Told) -> Iterator[Row]:
+def compiled(effort: Effort) -> Iterator[Row]:
     """Training steps as they are over compiled ones."""
     batch = alloys(effort.batch)
     for kind in effort.compiled:
-        told(f"compiling {kind}")
         model = model_of(kind, batch, CUTOFF, 64, 3, [] if kind == "pna" else ["forces"])
         what = f"step of {kind} with train.compile, over without"
         try:
@@ -170,9 +171,8 @@ def compiled(effort: Effort, told: Told) -> Iterator[Row]:
         yield Row(what=what, measured=ratio, unit="times", asked="above 1 where auto compiles")
 
 
-def calculator(effort: Effort, told: Told) -> Iterator[Row]:
+def calculator(effort: Effort) -> Iterator[Row]:
     """Energy and forces of 64 moving atoms, neighbours searched at every step over kept within a skin."""
-    told("molecular dynamics")
     atoms = next(one for one in structures(200) if len(one) == 64 and one.pbc.all())
     model = model_of("painn", from_ase(atoms, CUTOFF).to(dtype=torch.float32), CUTOFF, 64, 3, ["forces"])
     random, neighbours = np.random.default_rng(0), SkinList()
@@ -191,16 +191,13 @@ def calculator(effort: Effort, told: Told) -> Iterator[Row]:
         yield Row(what=f"{what}: neighbours kept within a skin, over searched", measured=ratio, unit="times", asked="")
 
 
-def starts(effort: Effort, told: Told) -> Iterator[Row]:
+def starts(effort: Effort) -> Iterator[Row]:
     """What a training costs before its first step, with and without the statistics of a trial before it."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store.h5"
-        told(f"writing {effort.graphs:,} graphs")
-        data.write(store, effort.graphs)
-        told("the first trial starts")
-        first = data.started(store, shared=True)
-        told("the second trial starts")
-        second = data.started(store, shared=True)
+        bench_data.write(store, effort.graphs)
+        first = bench_data.started(store, shared=True)
+        second = bench_data.started(store, shared=True)
     where = f"start on {effort.graphs:,} graphs"
     ratio = first["cpu"] / second["cpu"]
     yield Row(what=f"{where}, second trial over first (statistics kept)", measured=ratio, unit="times", asked="")
@@ -210,7 +207,7 @@ def starts(effort: Effort, told: Told) -> Iterator[Row]:
     yield Row(what=f"{where}, memory beside the shared copy", measured=own, unit="MB", asked=asked[1])
 
 
-SECTIONS: Mapping[str, Callable[[Effort, Told], Iterator[Row]]] = {
+SECTIONS: Mapping[str, Callable[[Effort], Iterator[Row]]] = {
     "ops": ops,
     "planning": planning,
     "memory": memory,
@@ -221,20 +218,32 @@ SECTIONS: Mapping[str, Callable[[Effort, Told], Iterator[Row]]] = {
 }
 
 
-def bench_table(effort: Effort, only: str = "", told: Told = lambda _: None) -> Iterator[Row]:
-    """The rows of all sections, or of the one named ``only``, as they are measured; ``told`` hears what is at work.
-
-    InputError where there is no such section.
-    """
-    if only and only not in SECTIONS:
-        raise InputError(f"there is no section {only} to measure; --only takes one of {', '.join(SECTIONS)}")
+def bench_table(effort: Effort, only: str = "") -> Iterator[Row]:
+    """Yield the rows of all sections, or of the one named ``only``, as they are measured."""
     torch.set_num_threads(1)
     keep_memory()
     for name, rows in SECTIONS.items():
         if only in ("", name):
-            yield from rows(effort, told)
+            yield from rows(effort)
 
 
-def as_json(rows: list[Row]) -> dict[str, Any]:
-    """The table as a JSON value."""
-    return {"threads": torch.get_num_threads(), "rows": [asdict(row) for row in rows]}
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", choices=SECTIONS, help="one section")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer measurements")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table to a file")
+    options = parser.parse_args()
+    rows = []
+    table = Table("what", "measured", "", "asked", "device")
+    for row in bench_table(QUICK if options.quick else Effort(), options.only):
+        rows.append(asdict(row))
+        figure = "" if row.measured is None else f"{row.measured:.3g}"
+        table.add_row(row.what, figure, row.unit, row.asked, row.device)
+    Console(width=140).print(table)
+    if options.json:
+        options.json.write_text(json.dumps({"threads": torch.get_num_threads(), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
