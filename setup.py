@@ -11,16 +11,16 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 LOOPS = Extension(
-    "hydragnn.kernels.csr",
-    ["hydragnn/kernels/csr.cpp"],
+    "hydragnn.kernels.cpu.csr",
+    ["hydragnn/kernels/cpu/csr.cpp"],
     depends=[
-        "hydragnn/kernels/along.h",
-        "hydragnn/kernels/elementwise.h",
-        "hydragnn/kernels/powers.h",
-        "hydragnn/kernels/softmax.h",
-        "hydragnn/kernels/table.h",
-        "hydragnn/kernels/trilinear.h",
-        "hydragnn/kernels/vectors.h",
+        "hydragnn/kernels/cpu/along.h",
+        "hydragnn/kernels/cpu/elementwise.h",
+        "hydragnn/kernels/cpu/powers.h",
+        "hydragnn/kernels/cpu/softmax.h",
+        "hydragnn/kernels/cpu/table.h",
+        "hydragnn/kernels/cpu/trilinear.h",
+        "hydragnn/kernels/cpu/vectors.h",
     ],
     extra_compile_args=["-O3", "-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"],
     optional=True,

@@ -99,7 +99,7 @@ def _adios2() -> str:
 
 
 def _compiled_kernels() -> str:
-    from hydragnn.kernels import compiled
+    from hydragnn.kernels.cpu import compiled
 
     try:
         compiled.load(compiled.LIBRARY)

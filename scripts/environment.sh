@@ -7,7 +7,7 @@ make_environment() {
         exit 2
     }
     [ -x .venv/bin/python ] || "$python" -m venv .venv
-    stamp=".venv/.installed-$extras-$(cat pyproject.toml setup.py hydragnn/kernels/*.cpp hydragnn/kernels/*.h constraints.txt | cksum | tr ' ' '-')"
+    stamp=".venv/.installed-$extras-$(cat pyproject.toml setup.py hydragnn/kernels/cpu/*.cpp hydragnn/kernels/cpu/*.h constraints.txt | cksum | tr ' ' '-')"
     if [ ! -f "$stamp" ]; then
         echo "Installing into .venv (a few minutes the first time) ..."
         .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$extras]"

@@ -42,7 +42,7 @@ def compile_kernels(
     when they are first met. Exits with 3 where a kernel spills registers, loads less at once than it could, or adds by compare-and-swap.
     """
     from hydragnn.kernels.offline import compiled
-    from hydragnn.kernels.tiles import cache_folder
+    from hydragnn.kernels.triton.tiles import cache_folder
 
     kinds = [_dtype(name) for name in dtype or ["float32"]]
     found = [one for name in arch for one in compiled(name, channels or [64, 128], kinds, only)]
@@ -70,7 +70,7 @@ def tune_kernels(
     have other last digits. Takes minutes, most of them to compile what is measured; delete the file to go back to the table.
     """
     from hydragnn.kernels.bench import BenchSettings
-    from hydragnn.kernels.tiles import architecture_of, tiles_file, write_tiles
+    from hydragnn.kernels.triton.tiles import architecture_of, tiles_file, write_tiles
     from hydragnn.kernels.tuning import check_device, measured_tiles
 
     device = check_device()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydragnn.kernels.family import taken_for
-from hydragnn.kernels.triton_launch import Launcher, launched_by
+from hydragnn.kernels.triton.launch import Launcher, launched_by
 
 UNORDERED: Mapping[str, str] = {
     "index_add": "index_add, and the gradient of index_select and repeat_interleave",

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from hydragnn.kernels import cpu
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, FUSABLE, Form, add, as_operators, form_on
 
 

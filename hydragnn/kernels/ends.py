@@ -13,10 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import cpu, triton_forms
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on, on_accelerators
 from hydragnn.kernels.pairs import reads_weights
 from hydragnn.kernels.per_receiver import SUM_FORMS
+from hydragnn.kernels.triton import forms as triton_forms
 
 
 def gather_add(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels.compiled import serves
+from hydragnn.kernels.cpu.compiled import serves
 from hydragnn.kernels.family import ANYWHERE, as_operators, check_items, form_on
 
 

@@ -14,11 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import cpu, triton_forms
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.ends import TO_SENDERS
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on, on_accelerators
 from hydragnn.kernels.outer import R_FORMS, S_FORMS, T_FORMS
 from hydragnn.kernels.pairs import gives_weights, reads_weights
+from hydragnn.kernels.triton import forms as triton_forms
 
 
 def gather_outer_sum(

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.kernels import triton_launch
 from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.op import Case
 from hydragnn.kernels.ops import OPS, random_graph
+from hydragnn.kernels.triton import launch as triton_launch
 
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "sm_80", "sm_90")
 """MI200, MI300, MI350, A100, H100 and H200."""

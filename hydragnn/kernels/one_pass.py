@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hydragnn.kernels import triton_reductions
 from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order, to_winner
 from hydragnn.kernels.segment_order import segment_order
+from hydragnn.kernels.triton import reductions as triton_reductions
 
 
 def extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> tuple[Tensor, Tensor]:

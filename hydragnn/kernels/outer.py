@@ -12,9 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import cpu, triton_forms
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Member, on_accelerators
 from hydragnn.kernels.trilinear import segment_bag
+from hydragnn.kernels.triton import forms as triton_forms
 
 
 def outer_sum(

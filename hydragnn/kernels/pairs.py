@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import cpu
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, Form, as_operators, form_on
 from hydragnn.kernels.per_receiver import SUM_FORMS, SUMS
 

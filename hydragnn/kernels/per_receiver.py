@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from hydragnn.kernels import cpu, triton_forms
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, on_accelerators
 from hydragnn.kernels.segment_order import segment_order
+from hydragnn.kernels.triton import forms as triton_forms
 
 
 def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor:

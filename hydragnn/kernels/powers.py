@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import cpu
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, Form
 from hydragnn.kernels.function_sums import FunctionSum
 from hydragnn.kernels.outer import outer_sum

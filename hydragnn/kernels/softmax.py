@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from hydragnn.kernels import cpu, triton_reductions
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, Form, form_on, on_accelerators
 from hydragnn.kernels.nonlinear import Known, Nonlinear, Tensors
 from hydragnn.kernels.per_receiver import SUM_FORMS, SUMS
 from hydragnn.kernels.segment_order import segment_order
 from hydragnn.kernels.statistics import Segments, scattered_extreme
+from hydragnn.kernels.triton import reductions as triton_reductions
 
 
 def shares(scores: Tensor, segments: Segments) -> Tensor:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hydragnn.kernels import cpu, one_pass
+from hydragnn.kernels import one_pass
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, as_operators, form_on, is_accelerated, is_traced, on_accelerators
 from hydragnn.kernels.nonlinear import Known, Nonlinear, Tensors
 from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order, to_winner

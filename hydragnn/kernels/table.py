@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from hydragnn.kernels import cpu
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, Form, form_on
 
 Functions = Callable[[Tensor], Sequence[Tensor]]

@@ -22,9 +22,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import cpu, triton_forms
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Form, Gradients, Member, on_accelerators
 from hydragnn.kernels.pairs import gives_weights, reads_weights
+from hydragnn.kernels.triton import forms as triton_forms
 
 Per = Literal["edge", "head", "channel"]
 """What has a weight of its own."""

@@ -10,7 +10,7 @@ import torch
 from hydragnn.base.errors import InputError
 from hydragnn.kernels.bench import BenchSettings, derivatives, milliseconds
 from hydragnn.kernels.ops import OPS, random_graph
-from hydragnn.kernels.tiles import CANDIDATES, TILES, Tile, table_tile, tried
+from hydragnn.kernels.triton.tiles import CANDIDATES, TILES, Tile, table_tile, tried
 
 Work = Callable[[], object]
 Time = Callable[[Work, BenchSettings], float]

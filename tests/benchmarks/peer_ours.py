@@ -131,7 +131,7 @@ def main() -> None:
 
         keep_memory()
     if "plain" in options:
-        from hydragnn.kernels import compiled
+        from hydragnn.kernels.cpu import compiled
 
         compiled.library = lambda: None
     serve_all(folder, lambda folder: serve_one(kind, folder, options))

@@ -13,7 +13,6 @@ from torch import Tensor
 from hydragnn.kernels import (
     OPS,
     Topology,
-    compiled,
     gather_multiply_sum,
     segment_softmax,
     segment_statistics,
@@ -21,6 +20,7 @@ from hydragnn.kernels import (
     silu,
 )
 from hydragnn.kernels.activation import CURVATURE_FORMS
+from hydragnn.kernels.cpu import compiled
 from hydragnn.kernels.family import ANYWHERE, Family, plain_forms
 from hydragnn.kernels.gathered_outer import GATHERED_OUTER
 from hydragnn.kernels.op import numbers
@@ -292,7 +292,7 @@ def test_what_is_no_library_or_one_of_another_version_is_not_used(
 def test_the_library_of_the_current_folder_is_not_loaded(root: Path, tmp_path: Path) -> None:
     assert compiled.LIBRARY.parent == Path(compiled.__file__).resolve().parent
     (tmp_path / compiled.LIBRARY.name).write_bytes(b"not a library")
-    code = "from hydragnn.kernels import compiled; compiled.library(); print(compiled.LIBRARY.parent)"
+    code = "from hydragnn.kernels.cpu import compiled; compiled.library(); print(compiled.LIBRARY.parent)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert str(tmp_path) not in done.stderr
     assert Path(done.stdout.strip()) != tmp_path

@@ -14,7 +14,8 @@ from hydragnn.graphs import Field, GraphBatch
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.joining import concatenate
-from hydragnn.kernels import Pairs, Topology, compiled, gather_multiply_sum, pairs_of
+from hydragnn.kernels import Pairs, Topology, gather_multiply_sum, pairs_of
+from hydragnn.kernels.cpu import compiled
 from hydragnn.kernels.family import plain_forms
 from hydragnn.models import build_model, degree_statistics, parse_head
 

@@ -14,8 +14,9 @@ from hydragnn.architectures import architecture_of
 from hydragnn.graphs import Field, GraphBatch
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.joining import concatenate
-from hydragnn.kernels import Table, cpu, interpolated, tables_of_functions
+from hydragnn.kernels import Table, interpolated, tables_of_functions
 from hydragnn.kernels import table as plain
+from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import plain_forms
 from hydragnn.layers import RadialFilters
 from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head

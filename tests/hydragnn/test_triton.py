@@ -14,13 +14,18 @@ from triton.runtime.errors import OutOfResources
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_sealed
 from hydragnn.conformance.atomics import unordered_on_a_gpu
-from hydragnn.kernels import OPS, triton_edges, triton_launch, triton_segments, triton_sums, triton_windows
+from hydragnn.kernels import OPS
 from hydragnn.kernels.bench import BenchSettings
 from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.offline import READS, Compiled, read_amd
 from hydragnn.kernels.op import Errors
 from hydragnn.kernels.ops import case_graphs, random_graph
-from hydragnn.kernels.tiles import (
+from hydragnn.kernels.triton import edges as triton_edges
+from hydragnn.kernels.triton import launch as triton_launch
+from hydragnn.kernels.triton import segments as triton_segments
+from hydragnn.kernels.triton import sums as triton_sums
+from hydragnn.kernels.triton import windows as triton_windows
+from hydragnn.kernels.triton.tiles import (
     CANDIDATES,
     TILES,
     Tile,

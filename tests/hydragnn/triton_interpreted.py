@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import OPS, Case, Op, triton_launch
+from hydragnn.kernels import OPS, Case, Op
 from hydragnn.kernels.family import operators, taken_for
 from hydragnn.kernels.op import numbers
 from hydragnn.kernels.ops import case_graphs, graph
-from hydragnn.kernels.tiles import CANDIDATES, TILES, tried
+from hydragnn.kernels.triton import launch as triton_launch
+from hydragnn.kernels.triton.tiles import CANDIDATES, TILES, tried
 
 GRAPHS = case_graphs()
 FEW = {"few": graph(3, 3, [((7 * e + e * e) % 3, e // 4) for e in range(8)])}

@@ -1,13 +1,13 @@
 """Triton kernels of reductions per receiver, for ROCm and CUDA: one program per row and tile of channels, no atomics.
 
-Names as in ``triton_sums``; ``order[p]`` is the edge at position p where edges are sorted by receiver. Rows of more than ``SPLIT``
-edges are left to ``triton_windows``.
+Names as in ``sums``; ``order[p]`` is the edge at position p where edges are sorted by receiver. Rows of more than ``SPLIT``
+edges are left to ``windows``.
 """
 
 import triton
 import triton.language as tl
 
-from hydragnn.kernels.triton_sums import SIZES
+from hydragnn.kernels.triton.sums import SIZES
 
 NOWHERE = tl.constexpr(2147483647)
 

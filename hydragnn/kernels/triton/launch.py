@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydragnn.kernels.tiles import architecture_of, tile_of, tile_shape
+from hydragnn.kernels.triton.tiles import architecture_of, tile_of, tile_shape
 
 LONG = 512
 """A row of more edges is summed by several programs."""

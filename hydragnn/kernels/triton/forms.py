@@ -1,5 +1,5 @@
-"""Sums over rows and products of edges in Triton, for ROCm and CUDA: they choose tiles and launch the kernels of ``triton_sums``
-and ``triton_edges``. Triton itself, which torch brings along on these devices, is imported when the first is called."""
+"""Sums over rows and products of edges in Triton, for ROCm and CUDA: they choose tiles and launch the kernels of ``sums``
+and ``edges``. Triton itself, which torch brings along on these devices, is imported when the first is called."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import triton_launch
-from hydragnn.kernels.triton_launch import constants_of, launch, sum_dtype
+from hydragnn.kernels.triton import launch as triton_launch
+from hydragnn.kernels.triton.launch import constants_of, launch, sum_dtype
 
 
 def sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
@@ -189,7 +189,7 @@ def _launch_sums(
     given: Summands, out: Tensor, channels: int, axes: int, *, inner: int = 1, x_axes: bool = False
 ) -> None:
     """All rows, and where one could be long also its windows, which are then joined."""
-    from hydragnn.kernels import triton_sums as kernels
+    from hydragnn.kernels.triton import sums as kernels
 
     if not out.numel():
         return
@@ -272,7 +272,7 @@ def _launch_edges(
     constants: Mapping[str, Any],
 ) -> None:
     """A kernel with a result per edge, of tensors of which the first is always there."""
-    from hydragnn.kernels import triton_edges as kernels
+    from hydragnn.kernels.triton import edges as kernels
 
     if not out.numel():
         return

@@ -8,7 +8,7 @@ and the same bits again.
 import triton
 import triton.language as tl
 
-from hydragnn.kernels.triton_segments import (
+from hydragnn.kernels.triton.segments import (
     NOWHERE,
     exponentials,
     first_of,
@@ -19,7 +19,7 @@ from hydragnn.kernels.triton_segments import (
     store_moments,
     store_shares,
 )
-from hydragnn.kernels.triton_sums import SIZES
+from hydragnn.kernels.triton.sums import SIZES
 
 
 @triton.jit

@@ -1,5 +1,5 @@
-"""Reductions per receiver in Triton, for ROCm and CUDA: they choose tiles and launch the kernels of ``triton_segments``, and those of
-``triton_windows`` where a row could be long. Edges come as ``order``, ``owners`` and ``offsets``: by receiver."""
+"""Reductions per receiver in Triton, for ROCm and CUDA: they choose tiles and launch the kernels of ``segments``, and those of
+``windows`` where a row could be long. Edges come as ``order``, ``owners`` and ``offsets``: by receiver."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydragnn.kernels import triton_launch
-from hydragnn.kernels.triton_launch import constants_of, launch, sum_dtype
+from hydragnn.kernels.triton import launch as triton_launch
+from hydragnn.kernels.triton.launch import constants_of, launch, sum_dtype
 
 Pair = tuple[Tensor, Tensor] | None
 
@@ -29,7 +29,7 @@ def reductions(
 
     Edges are told where ``winners``; they are empty elsewhere.
     """
-    from hydragnn.kernels import triton_segments, triton_windows
+    from hydragnn.kernels.triton import segments, windows
 
     shape = (offsets.shape[0] - 1, *x.shape[1:])
 
@@ -43,12 +43,12 @@ def reductions(
     outs, x = (mean, variance, least, most, least_at, most_at), x.contiguous()
     asked = {"MOMENTS": moments, "LOW": low, "HIGH": high, "WINNERS": winners}
     rows = _Rows(offsets, owners, x, "statistics" if moments else "segments", asked)
-    rows.launch(triton_segments.reduce_rows, offsets, order, x, *outs, sizes=(x.shape[0],))
+    rows.launch(segments.reduce_rows, offsets, order, x, *outs, sizes=(x.shape[0],))
     if rows.windows:
         partial = x.new_empty(rows.windows, 2, 4, rows.channels, dtype=sum_dtype(x))
         edges = x.new_empty(rows.windows, 2, 2, rows.channels if winners else 0, dtype=torch.int32)
-        rows.launch_slots(triton_windows.reduce_windows, offsets, owners, order, x, partial, edges)
-        rows.launch(triton_windows.join_reductions, offsets, partial, edges, *outs, sizes=(x.shape[0],))
+        rows.launch_slots(windows.reduce_windows, offsets, owners, order, x, partial, edges)
+        rows.launch(windows.join_reductions, offsets, partial, edges, *outs, sizes=(x.shape[0],))
     return pairs
 
 
@@ -62,31 +62,31 @@ def reductions_gradient(
     extremes: tuple[Tensor, Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
     """What messages receive from what mean and variance, and smallest and largest, received; the last two with their edges."""
-    from hydragnn.kernels import triton_segments, triton_windows
+    from hydragnn.kernels.triton import segments, windows
 
     out, x = torch.empty_like(x, memory_format=torch.contiguous_format), x.contiguous()
     mean, *moments = (tensor.contiguous() for tensor in (mean, *incoming))
     to_low, to_high, low_edge, high_edge = (tensor.contiguous() for tensor in extremes or 4 * (mean,))
     given = (order, x, mean, low_edge, high_edge, *moments, to_low, to_high, out)
     rows = _Rows(offsets, owners, x, "statistics", {"EXTREMES": extremes is not None})
-    rows.launch(triton_segments.reduce_rows_gradient, offsets, *given)
+    rows.launch(segments.reduce_rows_gradient, offsets, *given)
     if rows.windows:
-        rows.launch_slots(triton_windows.reduce_windows_gradient, offsets, owners, *given)
+        rows.launch_slots(windows.reduce_windows_gradient, offsets, owners, *given)
     return out
 
 
 def softmax(x: Tensor, order: Tensor, owners: Tensor, offsets: Tensor) -> Tensor:
     """Shares of the exponentials of a row."""
-    from hydragnn.kernels import triton_segments, triton_windows
+    from hydragnn.kernels.triton import segments, windows
 
     out, x = torch.empty_like(x, memory_format=torch.contiguous_format), x.contiguous()
     rows = _Rows(offsets, owners, x, "segments", {})
-    rows.launch(triton_segments.softmax_rows, offsets, order, x, out)
+    rows.launch(segments.softmax_rows, offsets, order, x, out)
     if rows.windows:
         partial = x.new_empty(rows.windows, 2, 2, rows.channels, dtype=sum_dtype(x))
-        rows.launch_slots(triton_windows.softmax_windows, offsets, owners, order, x, partial)
-        rows.launch(triton_windows.join_softmax, offsets, partial)
-        rows.launch_slots(triton_windows.softmax_parts, offsets, owners, order, x, partial, out)
+        rows.launch_slots(windows.softmax_windows, offsets, owners, order, x, partial)
+        rows.launch(windows.join_softmax, offsets, partial)
+        rows.launch_slots(windows.softmax_parts, offsets, owners, order, x, partial, out)
     return out
 
 

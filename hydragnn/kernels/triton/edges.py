@@ -1,12 +1,12 @@
 """Triton kernels with a result per edge, for ROCm and CUDA: one program per block of edges, no atomics.
 
-Names as in ``triton_sums``. Left is what the sender holds where ``GATHER``, else what the edge holds.
+Names as in ``sums``. Left is what the sender holds where ``GATHER``, else what the edge holds.
 """
 
 import triton
 import triton.language as tl
 
-from hydragnn.kernels.triton_sums import SIZES
+from hydragnn.kernels.triton.sums import SIZES
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels.compiled import call, serves
+from hydragnn.kernels.cpu.compiled import call, serves
 
 T = TypeVar("T")
 
