@@ -7,19 +7,10 @@ if __name__ == "datasets":
     )
 
 from hydragnn.datasets.build import build_store
-from hydragnn.datasets.build_settings import (
-    BuildSettings,
-    CoarseningSettings,
-    FieldSettings,
-    Make,
-    OwnBuild,
-    read_build_settings,
-    rule_of,
-)
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.fit import fit_normalisation, joint_scale
+from hydragnn.datasets.formats.memory import MemoryStore
 from hydragnn.datasets.loader import Loader
-from hydragnn.datasets.memory import MemoryStore
 from hydragnn.datasets.normalisation import (
     Normalisation,
     Scale,
@@ -30,10 +21,13 @@ from hydragnn.datasets.normalisation import (
 from hydragnn.datasets.packing import Budget, pack, share_of
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.datasets.shared import load_into_memory
+from hydragnn.datasets.sources.base import BuildSettings, Make, OwnBuild
+from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
+from hydragnn.datasets.sources.registry import read_build_settings, rule_of
+from hydragnn.datasets.sources.tables import find_files
 from hydragnn.datasets.split import Split, make_split
 from hydragnn.datasets.store import Column, GraphStore, Sizes, changed_sentence, read_checked
 from hydragnn.datasets.survey import FieldSummary, Survey
-from hydragnn.datasets.tables import find_files
 from hydragnn.datasets.tools import (
     SizeSummary,
     StoreInfo,

@@ -1,7 +1,5 @@
 """Stores from files: ``hydragnn data build``."""
 
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,22 +10,9 @@ from typing import Any
 import torch
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.datasets.build_settings import (
-    AseBuild,
-    BuildSettings,
-    FieldSettings,
-    GrainsBuild,
-    Make,
-    MeshBuild,
-    NpzBuild,
-    OwnBuild,
-    PygBuild,
-    read_build_settings,
-    rule_of,
-)
-from hydragnn.datasets.source_arrays import npz_graphs
-from hydragnn.datasets.source_files import ase_graphs, divides, mesh_graphs, pyg_graphs
-from hydragnn.datasets.source_tables import grain_graphs
+from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.fields import FieldSettings
+from hydragnn.datasets.sources.registry import rule_of
 from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.graphs.batch import GraphBatch, volumes
@@ -36,8 +21,6 @@ from hydragnn.graphs.field import Field
 
 TOGETHER, EDGES_TOGETHER = 64, 2**20
 """At most so many graphs are checked and written together, and no more once they have so many edges."""
-
-__all__ = ["build_store", "count_of", "graphs_of", "makers_of", "read_build_settings"]
 
 
 def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[int], None] | None = None) -> None:
@@ -110,67 +93,8 @@ def makers_of(settings: BuildSettings) -> Iterator[Make]:
             graph = with_encodings(_scale_fields(graph, settings.fields), widths)
             return graph if settings.coarsening is None else settings.coarsening.applied(graph)
 
-    for number, make in enumerate(_makers(settings)):
+    for number, make in enumerate(settings.makers()):
         yield partial(complete, make, number)
-
-
-@contextmanager
-def _own_code(settings: OwnBuild, graph: str) -> Iterator[None]:
-    """InputError for whatever a reader of the user's own raises, with the line that raised it."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # whatever their code raises
-        lines = traceback.extract_tb(error.__traceback__)
-        own = sys.modules[type(settings).__module__].__file__
-        line = next((one for one in reversed(lines) if one.filename == own), lines[-1])
-        raise InputError(
-            f"{', '.join(settings.files)}, {graph}: the source {settings.kind} raised {type(error).__name__}: {error} "
-            f"({Path(line.filename).name}, line {line.lineno}); repair it, or the file"
-        ) from error
-
-
-def _own_makers(settings: OwnBuild) -> Iterator[Make]:
-    def made(make: Make, number: int) -> GraphBatch:
-        with _own_code(settings, f"graph {number}"):
-            graph = make()
-            if not isinstance(graph, GraphBatch) or len(graph) != 1:
-                raise TypeError(f"it made {graph!r:.80}, which is not one graph")
-            return graph
-
-    number = 0
-    with _own_code(settings, "before its graphs"):
-        makers = iter(settings.graphs())
-    while True:
-        with _own_code(settings, f"before graph {number}"):
-            make = next(makers, None)
-        if make is None:
-            return
-        yield partial(made, make, number)
-        number += 1
-
-
-def count_of(settings: BuildSettings) -> int | None:
-    """The number of graphs, where counting is far less work than making them; None where nobody knows before they are read."""
-    known = divides(settings) if isinstance(settings, AseBuild) else not isinstance(settings, OwnBuild)
-    return sum(1 for _ in _makers(settings)) if known else None
-
-
-def _makers(settings: BuildSettings) -> Iterator[Make]:
-    match settings:
-        case AseBuild():
-            return ase_graphs(settings)
-        case PygBuild():
-            return pyg_graphs(settings)
-        case NpzBuild():
-            return npz_graphs(settings)
-        case MeshBuild():
-            return mesh_graphs(settings)
-        case GrainsBuild():
-            return grain_graphs(settings)
-        case OwnBuild():
-            return _own_makers(settings)
 
 
 def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:

@@ -16,6 +16,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import allow_many_files, digest
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
 from hydragnn.datasets.fingerprint import graph_digests
+from hydragnn.datasets.formats.memory import check_fields, checked_indices
 from hydragnn.datasets.gather import gather, spans_of
 from hydragnn.datasets.manifest import (
     MANIFEST,
@@ -26,7 +27,6 @@ from hydragnn.datasets.manifest import (
     part_files,
     read_manifest,
 )
-from hydragnn.datasets.memory import check_fields, checked_indices
 from hydragnn.datasets.part_texts import TextsReader, texts_path
 from hydragnn.datasets.store import Column, GraphStore, Sizes
 from hydragnn.graphs.batch import GraphBatch
@@ -279,10 +279,10 @@ def disk_specs(dim: int, fields: Sequence[Field]) -> dict[str, ArraySpec]:
 def open_part(path: Path, info: PartInfo, manifest: Manifest) -> PartReader:
     """The engine for reading a part; InputError where it cannot read it."""
     if manifest.backend == "hdf5":
-        from hydragnn.datasets.hdf5 import Hdf5PartReader
+        from hydragnn.datasets.formats.hdf5 import Hdf5PartReader
 
         return Hdf5PartReader(path, info)
-    from hydragnn.datasets.adios import AdiosPartReader
+    from hydragnn.datasets.formats.adios import AdiosPartReader
 
     columns = {"graph": 0, "node": 1, "edge": 2}
     specs = disk_specs(manifest.dim, manifest.fields)

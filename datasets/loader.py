@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from hydragnn.datasets.memory import MemoryStore
+from hydragnn.datasets.formats.memory import MemoryStore
 from hydragnn.datasets.packing import NODE_COST, Budget, costs_of, pack, share_of
 from hydragnn.datasets.store import GraphStore
 from hydragnn.graphs.batch import GraphBatch

@@ -24,8 +24,8 @@ import torch
 from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import InputError
 from hydragnn.base.forked import workers_context
-from hydragnn.datasets.build import attributes_of, count_of, fields_of, graphs_of, groups_of, makers_of, no_graphs
-from hydragnn.datasets.build_settings import BuildSettings, Make
+from hydragnn.datasets.build import attributes_of, fields_of, graphs_of, groups_of, makers_of, no_graphs
+from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import StoreWriter, clear_unfinished, finish_store, only_maker
 from hydragnn.graphs.batch import GraphBatch
@@ -210,7 +210,7 @@ def first_and_count(settings: BuildSettings, out: Path) -> tuple[GraphBatch, int
     first = next(graphs_of(settings), None)
     if first is None:
         raise no_graphs(settings)
-    return first, count_of(settings)
+    return first, settings.count()
 
 
 def check_whole(out: Path, counted: int | None, written: int) -> None:

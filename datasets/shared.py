@@ -15,7 +15,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest, knows_locks, try_lock, wait_for_lock
 from hydragnn.datasets.arrays import FlatGraphs, mask_name
 from hydragnn.datasets.disk import DiskStore
-from hydragnn.datasets.memory import MemoryStore
+from hydragnn.datasets.formats.memory import MemoryStore
 from hydragnn.datasets.store import GraphStore
 from hydragnn.datasets.views import disk_store
 from hydragnn.graphs.field import Field

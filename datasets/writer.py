@@ -271,10 +271,10 @@ class StoreWriter:
 
 def _engine(backend: Backend, path: Path) -> PartWriter:
     if backend == "hdf5":
-        from hydragnn.datasets.hdf5 import Hdf5PartWriter
+        from hydragnn.datasets.formats.hdf5 import Hdf5PartWriter
 
         return Hdf5PartWriter(path)
-    from hydragnn.datasets.adios import AdiosPartWriter
+    from hydragnn.datasets.formats.adios import AdiosPartWriter
 
     return AdiosPartWriter(path)
 

@@ -11,8 +11,8 @@ from ase import Atoms
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import CoarseningSettings, Make, open_store
-from hydragnn.datasets.atoms_text import ATOMS, atoms_text
-from hydragnn.datasets.build_settings import settings_of_rule
+from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
+from hydragnn.datasets.sources.registry import settings_of_rule
 from hydragnn.ensemble.manifest import Manifest
 from hydragnn.ensemble.members import Member
 from hydragnn.graphs.atomic import from_ase, value_on

@@ -15,8 +15,8 @@ from typing import Any
 from hydragnn.base.errors import InputError, SaidByFirst
 from hydragnn.base.machine import Workers
 from hydragnn.datasets.build import fields_of, one_thread
-from hydragnn.datasets.build_settings import BuildSettings
 from hydragnn.datasets.parallel_build import Source, blocks_for, check_whole, first_and_count
+from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import clear_unfinished, finish_store, only_maker
 from hydragnn.distributed import LaunchError

@@ -84,7 +84,7 @@ class BpSink(ArraySink, AppendingSink):
 
     def open(self) -> None:
         """Begin the folder."""
-        from hydragnn.datasets.adios import ReservedBp
+        from hydragnn.datasets.formats.adios import ReservedBp
 
         shutil.rmtree(self.temporary, ignore_errors=True)
         self.reserved = ReservedBp(self.temporary)

@@ -7,7 +7,7 @@ from pathlib import Path
 from ase import Atoms
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets.source_files import species_problem
+from hydragnn.datasets.sources.ase import species_problem
 
 FRAMES = 256
 """Structures in a block, unless that makes too many."""

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.datasets.hdf5 import VERSIONS, NotedFile
-from hydragnn.datasets.reservation import SLACK_BYTES, engine_errors
+from hydragnn.datasets.formats.hdf5 import VERSIONS, NotedFile
+from hydragnn.datasets.formats.reservation import SLACK_BYTES, engine_errors
 from hydragnn.ensemble.prediction.arrays import ArraySink
 from hydragnn.ensemble.prediction.sinks import Column, Heading, Piece
 

@@ -12,8 +12,9 @@ from hydragnn.base.files import digest
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
-from hydragnn.datasets.build_settings import AseBuild, for_prediction, read_build_settings, settings_of_rule
-from hydragnn.datasets.tables import find_files
+from hydragnn.datasets.sources.ase import AseBuild
+from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
+from hydragnn.datasets.sources.tables import find_files
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
 from hydragnn.ensemble.structures import Structures, reads_atoms

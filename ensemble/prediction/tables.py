@@ -15,7 +15,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets.atoms_text import ATOMS, one_line, restore_atoms
+from hydragnn.datasets.sources.atoms_text import ATOMS, one_line, restore_atoms
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Heading, Piece, lines_array, texts
 from hydragnn.ensemble.predictions import Predictions, estimates_of

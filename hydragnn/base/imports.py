@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,6 +109,12 @@ def class_named(
     if not (isinstance(found, type) and issubclass(found, base)):
         raise InputError(f"{where}: {module_name} has no {noun} {name}; derive it from {parent}")
     return found
+
+
+def announced_classes(group: str) -> dict[str, str]:
+    """Return the classes that installed packages announce in an entry-point group, by name."""
+    with without_the_current_folder():
+        return {entry.name: entry.value for entry in entry_points(group=group)}
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from scipy.interpolate import RegularGridInterpolator
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
-from hydragnn.datasets.tables import read_npz
+from hydragnn.datasets.sources.tables import read_npz
 from hydragnn.ensemble import Ensemble, NumberEstimate, build_ensemble
 from hydragnn.graphs import (
     CLUSTERS,

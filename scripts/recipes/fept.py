@@ -15,7 +15,7 @@ from pydantic import Field as Setting
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
-from hydragnn.datasets.tables import read_npz
+from hydragnn.datasets.sources.tables import read_npz
 from hydragnn.ensemble import build_ensemble
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
 from hydragnn.graphs.relations import shell_radii

@@ -12,7 +12,8 @@ import pytest
 import hydragnn
 from hydragnn.base import files
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import StoreWriter, hdf5, open_store
+from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.datasets.formats import hdf5
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 
 FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))

@@ -18,8 +18,8 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, build_store, check_store, open_store, read_build_settings, store_info
 from hydragnn.datasets.build import graphs_of
-from hydragnn.datasets.build_settings import for_prediction, settings_of_rule
 from hydragnn.datasets.parallel_build import build_with_workers
+from hydragnn.datasets.sources.registry import for_prediction, settings_of_rule
 from hydragnn.graphs import (
     GraphBatch,
     edge_vectors,
@@ -421,7 +421,7 @@ def test_a_folder_name_with_special_characters_is_no_pattern(tmp_path: Path) -> 
 
 SETTINGS = {
     "unknown kind": ({"kind": "asee"}, "kind = 'asee' is no kind of source; did you mean ase?"),
-    "no kind": ({}, "kind = None is no kind of source; add one of ase, pyg"),
+    "no kind": ({}, "kind = None is no kind of source; add one of ase, grains"),
     "unknown key": ({"kind": "ase", "files": ["a"], "cutof": 3.0}, "unknown key cutof; did you mean cutoff?"),
     "foreign key": ({"kind": "pyg", "files": ["a"], "cutoff": 3.0}, "unknown key cutoff"),
     "missing key": ({"kind": "ase", "files": ["a"]}, "missing key cutoff; add it"),

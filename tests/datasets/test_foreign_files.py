@@ -113,7 +113,7 @@ READER = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from hydragnn.datasets.adios import AdiosPartReader
+from hydragnn.datasets.formats.adios import AdiosPartReader
 from hydragnn.datasets.manifest import PartInfo
 from hydragnn.base.errors import InputError
 part = PartInfo(name="p", graphs=3, nodes=9, edges=6, blocks=[(3, 9, 6)], stored={}, masked=[], files={})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets.hdf5 import Hdf5PartReader, chunk_places
+from hydragnn.datasets.formats.hdf5 import Hdf5PartReader, chunk_places
 from hydragnn.datasets.manifest import PartInfo
 
 ROWS = 103

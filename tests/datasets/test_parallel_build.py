@@ -21,8 +21,8 @@ from ase.io import write
 from hydragnn.base.errors import Busy, InputError
 from hydragnn.datasets import StoreWriter, build_store, check_store, open_store, parallel_build, read_build_settings
 from hydragnn.datasets.build import fields_of, graphs_of
-from hydragnn.datasets.build_settings import BuildSettings
 from hydragnn.datasets.parallel_build import LARGEST, blocks_for, build_with_workers, deaf_processes
+from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.graphs.batch import GraphBatch
 
 GRAPHS = 300

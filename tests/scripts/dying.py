@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from hydragnn.datasets import OwnBuild
-from hydragnn.datasets.build_settings import Make
+from hydragnn.datasets.sources.base import Make
 from hydragnn.distributed import this_launch
 from hydragnn.graphs import GraphBatch, graph_from_arrays
 

@@ -32,7 +32,7 @@ def test_the_custom_dataset_of_the_readme_trains_and_predicts(
 
 def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Path) -> None:
     from hydragnn.config import parse_config
-    from hydragnn.datasets.build import read_build_settings
+    from hydragnn.datasets.sources.registry import read_build_settings
     from hydragnn.hpo import campaign_settings
     from hydragnn.hpo.job import JobSettings
     from hydragnn.scripts.demo import make_alloys

@@ -10,7 +10,7 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import open_store
 from hydragnn.datasets.build import graphs_of, makers_of
-from hydragnn.datasets.build_settings import settings_of_rule
+from hydragnn.datasets.sources.registry import settings_of_rule
 from hydragnn.graphs import GraphBatch
 from hydragnn.scripts.recipes import cantilever, fept, terfenol
 

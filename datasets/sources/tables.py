@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets.build_settings import FieldSettings
+from hydragnn.datasets.sources.fields import FieldSettings
 
 Table = dict[str, NDArray[Any]]
 

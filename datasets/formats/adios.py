@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.arrays import Array
+from hydragnn.datasets.formats.reservation import Ballast, engine_errors
 from hydragnn.datasets.manifest import Layout, PartInfo
-from hydragnn.datasets.reservation import Ballast, engine_errors
 
 os.environ["ADIOS2_PLUGIN_PATH"] = os.devnull
 """A file can say that its numbers were packed by a plugin, and ADIOS2 would load that library from wherever the file says.

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import NO_LOCKS
 from hydragnn.datasets.arrays import Array
+from hydragnn.datasets.formats.reservation import SLACK_BYTES, engine_errors, reserve
 from hydragnn.datasets.manifest import Layout, PartInfo
-from hydragnn.datasets.reservation import SLACK_BYTES, engine_errors, reserve
 
 CHUNK_BYTES = 1 << 18
 POSITIONED = hasattr(os, "preadv") and hasattr(h5py.h5d.DatasetID, "chunk_iter")

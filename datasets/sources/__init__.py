@@ -1,0 +1,1 @@
+"""Kinds of data sources, one file each."""

@@ -1,0 +1,195 @@
+"""Structures in any format that ASE reads."""
+
+import re
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from io import StringIO
+from itertools import islice, takewhile
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field as Setting
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import knows_locks
+from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
+from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.tables import find_files
+from hydragnn.graphs.batch import GraphBatch
+
+
+class AseBuild(BuildSettings):
+    """Atoms in any format that ASE reads, extended XYZ (also compressed) above all."""
+
+    keeps_atoms: ClassVar[bool] = False
+    """True where graphs keep everything that structures have, as a text."""
+
+    kind: Literal["ase"] = "ase"
+
+    cutoff: float = Setting(gt=0)
+    """Pairs within this distance are edges, Angstrom."""
+
+    max_neighbours: int | None = Setting(default=None, ge=1)
+    """Keep only so many nearest neighbours of each atom."""
+
+    index: str = ":"
+    """Which structures of each file, as a Python slice: ``:`` all, ``::10`` every tenth, ``-1`` the last."""
+
+    format: str | None = None
+    """ASE's name of the format, where the file name does not tell."""
+
+    def makers(self) -> Iterator[Make]:
+        """Yield a maker for each structure; InputError names file and structure."""
+        for path in find_files(self.files):
+            for number, read in enumerate(_structures(path, self)):
+                yield partial(self._graph, read, path, number)
+
+    def count(self) -> int | None:
+        """Return the number of structures; None where counting would read them."""
+        return super().count() if self.index == ":" and all(map(self.divides, find_files(self.files))) else None
+
+    def divides(self, path: Path) -> bool:
+        """Return True for extended XYZ, which is divided into structures without reading them."""
+        from ase.io.formats import filetype
+
+        return (self.format or filetype(str(path))) == "extxyz"
+
+    def _graph(self, read: Callable[[], Any], path: Path, number: int) -> GraphBatch:
+        from hydragnn.graphs.atomic import from_ase
+
+        atoms = read()
+        graph = from_ase(
+            atoms,
+            self.cutoff,
+            fields=[field.field for field in self.fields],
+            keys={field.name: field.keys[0] for field in self.fields},
+            optional=[field.name for field in self.fields if field.optional],
+            max_neighbours=self.max_neighbours,
+            name=f"{path.name}, structure {number}",
+        )
+        kept = {ATOMS: [atoms_text(atoms)]} if self.keeps_atoms else {}
+        return graph.with_texts(self.texts_of(atoms.info, frame_name(path, self.index, number)) | kept)
+
+
+def frame_name(path: Path, index: str, number: int) -> str:
+    """Return file and frame of the structure that is the ``number``-th among those of the ``index``.
+
+    >>> frame_name(Path("a.xyz"), ":", 3), frame_name(Path("a.xyz"), "1::10", 3), frame_name(Path("a.xyz"), "-5:", 3)
+    ('a.xyz#3', 'a.xyz#31', 'a.xyz#-2')
+    """
+    start, *rest = index.split(":")
+    step = int(rest[1] or 1) if len(rest) == 2 else 1
+    first = int(start or 0) if step > 0 else int(start or -1)
+    return f"{path.name}#{first + number * step}"
+
+
+def _structures(path: Path, settings: AseBuild) -> Iterator[Callable[[], Any]]:
+    """What reads each structure of a file; of extended XYZ the file is divided here, and whoever does not call reads no structure."""
+    from ase.io import iread
+    from ase.io.formats import open_with_compression
+
+    number = 0
+    try:
+        if settings.divides(path):
+            keys = {*(field.keys[0] for field in settings.fields), *settings.text_keys}
+            with open_with_compression(str(path), "r") as file:
+                for text in frames_of_xyz(file):
+                    _check_entries(text, keys, path, number)
+                    if settings.index == ":":
+                        yield partial(_read_frame, text, path, number)
+                    number += 1
+            if settings.index == ":":
+                return
+            number = 0
+        for atoms in iread(str(path), index=settings.index, format=settings.format, parallel=False):
+            yield partial(_itself, atoms)
+            number += 1
+    except InputError:
+        raise
+    except Exception as error:  # ASE's many readers raise whatever their parsing raises
+        raise _unreadable(path, number, error) from error
+
+
+def _itself(atoms: Any) -> Any:
+    return atoms
+
+
+def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
+    """The text of every structure of an (extended) XYZ file: its number of atoms, a comment, a line per atom, perhaps cell vectors.
+
+    ValueError where more follows an empty line.
+
+    >>> list(frames_of_xyz(["1\\n", "first\\n", "H 0 0 0\\n", "1\\n", "second\\n", "H 0 0 0\\n"]))
+    ['1\\nfirst\\nH 0 0 0\\n', '1\\nsecond\\nH 0 0 0\\n']
+    """
+    rest = iter(lines)
+    line = next(rest, "")
+    while line.strip():
+        frame = [line, *islice(rest, int(line) + 1)]
+        line = next(rest, "")
+        while line.lstrip().startswith("VEC"):
+            frame.append(line)
+            line = next(rest, "")
+        yield "".join(frame)
+    if any(line.strip() for line in rest):
+        raise ValueError("an empty line stands before it, where readers of XYZ end without a word; remove such lines")
+
+
+ENTRY = re.compile(r"""("[^"]*"|[^\s="']+)\s*=\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{[^}]*\}|\[[^\]]*\]|\S*)""")
+"""Key and value in the second line of a structure of extended XYZ."""
+
+
+def _check_entries(text: str, keys: Collection[str], path: Path, number: int) -> None:
+    """InputError where a structure gives one of the keys two values, of which readers take the last without a word."""
+    comment = text.partition("\n")[2].partition("\n")[0]
+    for key in keys:
+        if comment.count(key) > 1:
+            values = {value for name, value in ENTRY.findall(comment) if name == key}
+            if len(values) > 1:
+                raise InputError(
+                    f"{path}: structure {number} has several values of {key} in its second line: {', '.join(sorted(values))}; keep one"
+                )
+
+
+def _read_frame(text: str, path: Path, number: int) -> Any:
+    from ase.io.extxyz import read_xyz
+
+    try:
+        return next(read_xyz(StringIO(text), 0))
+    except Exception as error:  # whatever parsing raises
+        raise _unreadable(path, number, error) from error
+
+
+def _unreadable(path: Path, number: int, error: Exception) -> InputError:
+    if isinstance(error, sqlite3.OperationalError) and not knows_locks(path.parent):
+        return InputError(
+            f"{path}: structure {number} cannot be read ({error}): SQLite needs locks, which this file system does not know; "
+            "copy the file to another one"
+        )
+    return InputError(
+        f"{path}: structure {number} "
+        f"{species_problem(error) or f'cannot be read by ASE ({type(error).__name__}: {error}); check the file and format'}"
+    )
+
+
+def species_problem(error: Exception) -> str:
+    """What is wrong with the structure that ASE could not read, to be read after its number; empty where it is not a species."""
+    traceback = list(walk_tb(error.__traceback__))
+    if not isinstance(error, KeyError) or traceback[-1][0].f_globals["__name__"] != "ase.symbols":
+        return ""
+    return f"has an atom {error.args[0]!r}, which is no chemical symbol; write {symbol_of(str(error.args[0]))}"
+
+
+def symbol_of(label: str) -> str:
+    """What to write in place of the label of an atom.
+
+    >>> symbol_of("Fe1"), symbol_of("Hw"), symbol_of("Q1")
+    ('Fe, and keep labels in a column of their own', 'H, and keep labels in a column of their own', 'the symbol of its element')
+    """
+    from ase.data import atomic_numbers
+
+    letters = "".join(takewhile(str.isalpha, label))
+    symbol = next((known for known in (letters, letters[:1]) if atomic_numbers.get(known)), None)
+    return f"{symbol}, and keep labels in a column of their own" if symbol else "the symbol of its element"

@@ -1,0 +1,187 @@
+"""Base of all data sources: settings of a BUILD.toml together with what makes the graphs."""
+
+import sys
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field as Setting
+from pydantic import field_validator, model_validator
+
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.settings import Settings
+from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Location
+from hydragnn.graphs.texts import NAME, as_text, name_among
+
+Make = Callable[[], GraphBatch]
+"""Function that makes one graph of a source; InputError where that graph cannot be made."""
+
+
+class BuildSettings(Settings, ABC):
+    """Settings of a data source, and the graphs of its files."""
+
+    beside: ClassVar[tuple[str, ...]] = ()
+    """Settings that name other files, beside ``files``."""
+
+    takes_columns: ClassVar[bool] = False
+    """Whether fields may take one column of an array."""
+
+    joins: ClassVar[frozenset[Location]] = frozenset()
+    """Locations of fields whose values may be joined from several keys."""
+
+    files: list[str] = Setting(min_length=1)
+    """Files or patterns such as ``runs/*.xyz``, relative to the BUILD.toml; read in the order of their names."""
+
+    fields: list[FieldSettings] = Setting(default_factory=list)
+    """The fields of the store."""
+
+    name_key: str | None = None
+    """Entry with the name of every graph: of ``atoms.info``, of the ``Data``, an array or a column. Absent: ``name``, ``id``,
+    ``material_id`` or the like of atoms and ``Data`` that have one; else file and number."""
+
+    texts: list[str] = Setting(default_factory=list)
+    """Entries with other texts to keep, such as ``config_type``: a split can group by them."""
+
+    laplacian_encoding: int = Setting(default=0, ge=0)
+    """Numbers of the node field ``laplacian_encoding``, eigenvectors of the graph's Laplacian: where a node sits; 0 for none."""
+
+    random_walk_encoding: int = Setting(default=0, ge=0)
+    """Numbers of the node field ``random_walk_encoding``, chances to be back after 1, 2, ... steps of a random walk; 0 for none."""
+
+    coarsening: CoarseningSettings | None = None
+    """Coarser levels of every graph, for models that pool; absent: none."""
+
+    attributes: dict[str, Any] = Setting(default_factory=dict)
+    """Anything worth keeping with the store: method, licence, citation."""
+
+    kind: str
+    """Name of the source in a BUILD.toml."""
+
+    @field_validator("fields")
+    @classmethod
+    def _one_of_each_name(cls, fields: list[FieldSettings]) -> list[FieldSettings]:
+        names = [field.name for field in fields]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                f"the field {twice[0]} is declared {names.count(twice[0])} times; keep one, or give the others names of their own"
+            )
+        return fields
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> "BuildSettings":
+        taken = {NAME, *(field.name for field in self.fields)}.intersection(self.texts)
+        if taken:
+            raise ValueError(f"texts: {sorted(taken)[0]} is the name or a field already; use name_key, or remove one")
+        return self
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **more: Any) -> None:
+        """Raise TypeError for a source that lacks a method or its ``kind``; bases name ABC among their own."""
+        super().__pydantic_init_subclass__(**more)
+        if ABC in cls.__bases__:
+            return
+        if cls.__abstractmethods__:
+            raise TypeError(f"source {cls.__name__} lacks {', '.join(sorted(cls.__abstractmethods__))}")
+        if cls.model_fields["kind"].is_required():
+            raise TypeError(f"source {cls.__name__} has no kind; give its name as the default")
+
+    @abstractmethod
+    def makers(self) -> Iterator[Make]:
+        """Yield a maker for each graph of ``files``; InputError where a file is unreadable."""
+
+    def count(self) -> int | None:
+        """Return the number of graphs; None where only making them would tell."""
+        return sum(1 for _ in self.makers())
+
+    def check_fields(self, origin: str) -> None:
+        """Raise InputError for columns and several keys where the source has neither."""
+        for field in self.fields:
+            if field.column is not None and not self.takes_columns:
+                raise InputError(
+                    f"{origin}: field {field.name}: column is for npz; leave it out, and declare the shape of the whole value"
+                )
+            if len(field.keys) > 1 and field.on not in self.joins:
+                raise InputError(
+                    f"{origin}: field {field.name}: this source takes one key per field, not {len(field.keys)}; declare a field for each"
+                )
+
+    @property
+    def text_keys(self) -> list[str]:
+        """Entries that texts are read from."""
+        return [*([self.name_key] if self.name_key else []), *self.texts]
+
+    def texts_of(self, entries: Mapping[str, Any], number: str) -> dict[str, list[str]]:
+        """Return the texts of a graph among its entries; its name is ``number`` where none has one.
+
+        InputError where it lacks the entry that the settings name.
+        """
+        name = as_text(entries.get(self.name_key)) if self.name_key else name_among(entries) or number
+        if not name:
+            hint = nearest(str(self.name_key), [str(key) for key in entries])
+            raise InputError(f"{number} has no text or whole number {self.name_key} for its name; {hint}")
+        return {NAME: [name], **{key: [as_text(entries.get(key))] for key in self.texts}}
+
+    @classmethod
+    def one_file(cls) -> bool:
+        """Return True where the files say it all, so that a store remembers how other such files become graphs."""
+        return not any(cls.model_fields[name].is_required() for name in cls.beside)
+
+
+class OwnBuild(BuildSettings, ABC):
+    """Files that a class of your own reads: ``kind = "package.module:Name"``; its settings are the class's attributes."""
+
+    takes_columns: ClassVar[bool] = True
+    joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))
+
+    kind: str = ""
+    """The class, in an installed package or one on PYTHONPATH."""
+
+    @abstractmethod
+    def graphs(self) -> Iterator[Make]:
+        """Yield a maker for each graph of ``files``; InputError where a file is unreadable."""
+
+    def count(self) -> None:
+        """Return None: graphs are counted as they are made."""
+
+    def makers(self) -> Iterator[Make]:
+        """Yield a maker for each graph; whatever the class raises becomes InputError."""
+
+        def one_graph(make: Make, number: int) -> GraphBatch:
+            with self._errors(f"graph {number}"):
+                graph = make()
+                if not isinstance(graph, GraphBatch) or len(graph) != 1:
+                    raise TypeError(f"it made {graph!r:.80}, which is not one graph")
+                return graph
+
+        number = 0
+        with self._errors("before its graphs"):
+            makers = iter(self.graphs())
+        while True:
+            with self._errors(f"before graph {number}"):
+                make = next(makers, None)
+            if make is None:
+                return
+            yield partial(one_graph, make, number)
+            number += 1
+
+    @contextmanager
+    def _errors(self, graph: str) -> Iterator[None]:
+        """Turn errors of the class into InputError with the line that raised them."""
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:  # whatever the user's code raises
+            lines = traceback.extract_tb(error.__traceback__)
+            own = sys.modules[type(self).__module__].__file__
+            line = next((one for one in reversed(lines) if one.filename == own), lines[-1])
+            raise InputError(
+                f"{', '.join(self.files)}, {graph}: the source {self.kind} raised {type(error).__name__}: {error} "
+                f"({Path(line.filename).name}, line {line.lineno}); repair it, or the file"
+            ) from error

@@ -1,0 +1,127 @@
+"""Settings of the fields and coarser levels of a store."""
+
+from typing import Any, Literal
+
+from pydantic import Field as Setting
+from pydantic import model_validator
+
+from hydragnn.base.settings import Settings
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
+from hydragnn.graphs.levels import with_contracted_levels, with_mesh_levels, with_voxel_levels
+
+
+class FieldSettings(Settings):
+    """One field of the store and where its values come from."""
+
+    name: str
+    """Name in the store."""
+
+    on: Location
+    """node, edge or graph."""
+
+    shape: list[int] = Setting(default_factory=list)
+    """Shape of one item's value; empty for one number."""
+
+    unit: str = ""
+    """Unit, as it shall stand in tables and plots."""
+
+    parity: Parity = "scalar"
+    """How the value turns under rotation: scalar, vector or tensor."""
+
+    role: Role = "input"
+    """input, target or auxiliary (kept, but not given to models)."""
+
+    classes: int = Setting(default=0, ge=0)
+    """Number of classes of a categorical field (dtype int64); 0 for numbers."""
+
+    dtype: Dtype = "float32"
+    """float32, float64 or int64. Absent: float64 for targets that are one number per graph, such as energies, since float32 holds 7 digits."""
+
+    key: str | list[str] | None = None
+    """Name in the source (default: the field's own name); several names become the last axis of the value."""
+
+    column: int | None = Setting(default=None, ge=0)
+    """Take this column of an array whose last axis holds several quantities (npz only)."""
+
+    scale: float = 1.0
+    """Factor on the source's values, for units and signs."""
+
+    convert: Literal["virial"] | None = None
+    """virial: the source has virials (-stress x volume, in the unit of energies), which become a stress by -1/volume."""
+
+    optional: bool = False
+    """True where graphs may lack the field; else a missing value is an error."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number_of_a_graph(cls, value: Any) -> Any:
+        """Energies have more digits than float32 holds."""
+        if not isinstance(value, dict) or "dtype" in value or value.get("classes"):
+            return value
+        is_one = value.get("on") == "graph" and value.get("role") == "target" and not value.get("shape")
+        return {**value, "dtype": "float64"} if is_one else value
+
+    @model_validator(mode="after")
+    def _check(self) -> "FieldSettings":
+        field = self.field
+        if self.convert and (field.on != "graph" or field.shape != (3, 3)):
+            raise ValueError(
+                f'field {self.name}: a virial is a 3 x 3 tensor of a graph; say on = "graph", shape = [3, 3]'
+            )
+        if _is_virial(self.keys[0]) and not _is_virial(self.name) and self.convert is None and self.scale == 1.0:
+            raise ValueError(
+                f'field {self.name}: {self.keys[0]} is not yet {self.name}; say convert = "virial" to divide it by minus the volume, or '
+                "call the field virial, too"
+            )
+        return self
+
+    @property
+    def field(self) -> Field:
+        """The description that goes into the store."""
+        return Field(
+            name=self.name,
+            on=self.on,
+            shape=tuple(self.shape),
+            unit=self.unit,
+            parity=self.parity,
+            role=self.role,
+            classes=self.classes,
+            dtype=self.dtype,
+        )
+
+    @property
+    def keys(self) -> list[str]:
+        """Names in the source."""
+        return [self.key or self.name] if not isinstance(self.key, list) else self.key
+
+
+def _is_virial(name: str) -> bool:
+    return "virial" in name.lower() and "stress" not in name.lower()
+
+
+class CoarseningSettings(Settings):
+    """Coarser levels of every graph, for models that pool: the node field ``clusters``."""
+
+    by: Literal["voxels", "contraction", "mesh levels"]
+    """voxels: nodes in one cube of space are one; contraction: pairs of neighbours are one, the closest ones first; mesh levels: nested meshes
+    of nodes that are no neighbours, and every other node is one with the closest of them."""
+
+    levels: int = Setting(default=1, ge=1, le=16)
+    """How many; every level is made of the last."""
+
+    side: float | None = Setting(default=None, gt=0)
+    """Of the smallest voxels, in the unit of positions; each level doubles it. Absent: twice the mean length of each graph's edges."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "CoarseningSettings":
+        if self.side is not None and self.by != "voxels":
+            raise ValueError('side is that of voxels; leave it out, or set by = "voxels"')
+        return self
+
+    def applied(self, batch: GraphBatch) -> GraphBatch:
+        """The batch with its levels; InputError where it has none such."""
+        if self.by == "voxels":
+            return with_voxel_levels(batch, self.levels, self.side)
+        by_neighbours = {"contraction": with_contracted_levels, "mesh levels": with_mesh_levels}
+        return by_neighbours[self.by](batch, self.levels)

@@ -1,0 +1,128 @@
+"""Tables of grains and their contacts."""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field as Setting
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.fields import FieldSettings
+from hydragnn.datasets.sources.tables import Table, check_sides, find_files, read_table, stack_rows, table_column
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Location
+
+Array = NDArray[Any]
+
+
+class GrainsBuild(BuildSettings):
+    """Grains in tables: ``files`` holds one row per grain, ``edges`` one row per contact, ``graphs`` one row per microstructure.
+
+    Tables are CSV files with a header, or npz files with one array per column. The column ``graph`` says to which
+    microstructure a row belongs.
+    """
+
+    joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))
+    beside: ClassVar[tuple[str, ...]] = ("edges", "graphs")
+
+    kind: Literal["grains"] = "grains"
+
+    edges: str
+    """Table with columns ``graph``, ``sender``, ``receiver`` (grain numbers inside the microstructure, from 0)."""
+
+    graphs: str | None = None
+    """Table with a column ``graph`` and the graph fields."""
+
+    positions: list[str] = Setting(default_factory=list)
+    """Columns with the coordinates of grain centres; empty for grains without geometry."""
+
+    undirected: bool = False
+    """Add the reverse of every contact: for tables that list each contact from one side. Those that list both sides leave it out."""
+
+    def makers(self) -> Iterator[Make]:
+        """Yield a maker for each value of the column ``graph``, ascending; InputError names table, column and graph."""
+        numbers: dict[Location, list[str]] = {"node": [*self.positions], "edge": ["sender", "receiver"], "graph": []}
+        for field in self.fields:
+            numbers[field.on] += field.keys
+        grains = _join([read_table(path, numbers["node"]) for path in find_files(self.files)], self.files)
+        edges = read_table(Path(self.edges), numbers["edge"])
+        tables: dict[Location, Table] = {"node": grains, "edge": edges, "graph": {}}
+        sources: dict[Location, str] = {"node": ", ".join(self.files), "edge": self.edges}
+        sources["graph"] = self.graphs or "the build file (no table of graphs)"
+        if self.graphs is not None:
+            tables["graph"] = read_table(Path(self.graphs), numbers["graph"])
+        labels = np.unique(table_column(grains, "graph", sources["node"]))
+        rows = {location: _rows(table, labels, sources[location]) for location, table in tables.items() if table}
+        for number, label in enumerate(labels):
+            name = f"microstructure {label}"
+            here = {location: index[number] for location, index in rows.items()}
+            senders, receivers = (
+                table_column(tables["edge"], key, self.edges)[here["edge"]] for key in ("sender", "receiver")
+            )
+            says = self.undirected if "undirected" in self.model_fields_set else None
+            check_sides(senders, receivers, says, f"{self.edges}, {name}")
+            values: dict[Location, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
+            for field in self.fields:
+                values[field.on][field.name] = _value(field, tables, sources, here, name, self.undirected)
+            if self.undirected:
+                senders, receivers = np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
+            columns = [table_column(grains, key, sources["node"])[here["node"]] for key in self.positions]
+            texts = {key: table_column(tables["graph"], key, sources["graph"])[here["graph"]] for key in self.text_keys}
+            yield partial(
+                _graph,
+                self.texts_of(texts, str(label)),
+                np.stack(columns, axis=1) if columns else np.zeros((len(here["node"]), 0)),
+                senders,
+                receivers,
+                fields=[field.field for field in self.fields],
+                nodes=values["node"],
+                edges=values["edge"],
+                graphs=values["graph"],
+                name=name,
+            )
+
+
+def _graph(texts: dict[str, list[str]], *arrays: Any, **more: Any) -> GraphBatch:
+    from hydragnn.graphs.validate import graph_from_arrays
+
+    return graph_from_arrays(*arrays, **more).with_texts(texts)
+
+
+def _join(tables: list[Table], files: list[str]) -> Table:
+    """Several files with the same columns as one table."""
+    names = set(tables[0])
+    if any(set(table) != names for table in tables):
+        raise InputError(f"{', '.join(files)}: the files have different columns; give them the same header")
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def _rows(table: Table, labels: Array, source: str) -> list[Array]:
+    """For every microstructure the rows of the table that belong to it, in the order of the table."""
+    owner = table_column(table, "graph", source)
+    place = np.searchsorted(labels, owner)
+    known = labels[np.minimum(place, len(labels) - 1)] == owner
+    if not known.all():
+        raise InputError(f"{source}: graph {owner[~known][0]} has rows here but no grains; add them or remove the rows")
+    order = np.argsort(place, kind="stable")
+    cuts = np.searchsorted(place[order], np.arange(len(labels) + 1))
+    return [order[a:b] for a, b in pairwise(cuts)]
+
+
+def _value(
+    field: FieldSettings,
+    tables: dict[Location, Table],
+    sources: dict[Location, str],
+    here: dict[Location, Array],
+    name: str,
+    undirected: bool,
+) -> Any:
+    columns = [table_column(tables[field.on], key, sources[field.on])[here[field.on]] for key in field.keys]
+    if field.on == "graph" and len(columns[0]) != 1:
+        raise InputError(f"{sources['graph']}: {len(columns[0])} rows for {name}; give one")
+    values = stack_rows(columns, field)
+    return np.concatenate([values, values]) if field.on == "edge" and undirected else values

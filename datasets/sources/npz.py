@@ -1,0 +1,288 @@
+"""Numpy arrays in npz files: flat with counts, or rectangular."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field as Setting
+from pydantic import model_validator
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import ActsWith
+from hydragnn.datasets.arrays import offsets_of
+from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.fields import FieldSettings
+from hydragnn.datasets.sources.tables import Table, check_sides, find_files, read_npz, stack_rows, table_column
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Location
+
+Array = NDArray[Any]
+
+
+class NpzBuild(BuildSettings):
+    """Flat numpy arrays with counts, or rectangular arrays, in ``.npz`` files."""
+
+    takes_columns: ClassVar[bool] = True
+    joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))
+    acts_with: ClassVar = {
+        "max_neighbours": ActsWith(words="with cutoff", remedy="give one", holds=lambda build: build.cutoff),
+        "undirected": ActsWith(words="with edges", remedy="name their array", holds=lambda build: build.edges),
+    }
+
+    kind: Literal["npz"] = "npz"
+
+    nodes: str | None = None
+    """Array with the number of nodes of each graph; absent where every graph has equally many: [graphs, nodes, ...]."""
+
+    positions: str | None = None
+    """Array of positions: all nodes end to end, or [graphs, nodes, dim], or [nodes, dim] shared by all graphs."""
+
+    edges: str | None = None
+    """Array of node pairs [pairs, 2] (sender, receiver), numbered inside each graph; shared by all graphs if ``edge_counts`` is absent."""
+
+    edge_counts: str | None = None
+    """Array with the number of pairs of each graph."""
+
+    undirected: bool = False
+    """Add the reverse of every pair: for arrays that list each pair once. Those that list both directions leave it out."""
+
+    cutoff: float | None = Setting(default=None, gt=0)
+    """Make edges between nodes within this distance instead of reading them."""
+
+    max_neighbours: int | None = Setting(default=None, ge=1)
+    """Keep only so many nearest neighbours of each node; with ``cutoff``."""
+
+    cell: str | list[float] | None = None
+    """Array of cells ([graphs, 3, 3], [graphs, 3], [3, 3] or [3]), or the three lengths of one box."""
+
+    periodic: bool | list[bool] = False
+    """Which axes repeat."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "NpzBuild":
+        if self.cutoff is not None and (self.positions is None or self.edges is not None):
+            raise ValueError("cutoff makes edges from positions: give positions and no edges")
+        if self.edge_counts and not self.edges:
+            raise ValueError("edge_counts needs edges")
+        return self
+
+    def makers(self) -> Iterator[Make]:
+        """Yield a maker for each count (or row) of every file; InputError names file, array and graph."""
+        for path in find_files(self.files):
+            source = _open(path, self)
+            shared = source.geometry(0) if source.graphs and source.has_one_geometry else None
+            for graph in range(source.graphs):
+                yield partial(source.graph, graph, shared)
+
+    @property
+    def array_names(self) -> list[str]:
+        """Arrays that the settings name."""
+        cell = self.cell if isinstance(self.cell, str) else None
+        named = (self.nodes, self.positions, self.edges, self.edge_counts, cell)
+        return [*filter(None, named), *self.text_keys, *(key for field in self.fields for key in field.keys)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Geometry:
+    """Positions, cell and edges of a graph."""
+
+    positions: Array | None
+    cell: Array | None
+    senders: Array
+    receivers: Array
+    shifts: Array | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Source:
+    """One npz file with the offsets of its graphs."""
+
+    path: Path
+    table: Table
+    settings: NpzBuild
+    graphs: int
+    nodes: Array
+    edges: Array | None
+
+    def column(self, name: str) -> Array:
+        return table_column(self.table, name, self.path)
+
+    def graph(self, graph: int, shared: _Geometry | None) -> GraphBatch:
+        """Return one graph, with the geometry ``shared`` by all if there is one."""
+        from hydragnn.graphs.validate import graph_from_arrays
+
+        geometry, settings = shared or self.geometry(graph), self.settings
+        values: dict[str, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
+        for field in settings.fields:
+            values[field.on][field.name] = self._value(field, graph)
+        texts = {key: self.column(key)[graph] for key in settings.text_keys}
+        made = graph_from_arrays(
+            geometry.positions,
+            geometry.senders,
+            geometry.receivers,
+            fields=[field.field for field in settings.fields],
+            nodes=values["node"],
+            edges=values["edge"],
+            graphs=values["graph"],
+            edge_shifts=geometry.shifts,
+            cell=geometry.cell,
+            periodic=settings.periodic,
+            name=f"{self.path.name}, graph {graph}",
+        )
+        return made.with_texts(settings.texts_of(texts, f"{self.path.name}#{graph}"))
+
+    @property
+    def has_one_geometry(self) -> bool:
+        """Whether all graphs share positions, cell and edges, so that edges are made once."""
+        cell = self.settings.cell
+        one_cell = not isinstance(cell, str) or self._one_cell(self.column(cell))
+        return self._one_position and one_cell and self.edges is None
+
+    @property
+    def _one_position(self) -> bool:
+        settings = self.settings
+        return settings.positions is not None and settings.nodes is None and self.column(settings.positions).ndim == 2
+
+    def _one_cell(self, array: Array) -> bool:
+        return array.shape in ((3, 3), (3,)) and self.graphs != 3
+
+    def geometry(self, graph: int) -> _Geometry:
+        """Return positions, cell and edges of a graph."""
+        positions, cell = self._positions(graph), self._cell(graph)
+        senders, receivers, shifts = self._edges(graph, positions, cell)
+        return _Geometry(positions=positions, cell=cell, senders=senders, receivers=receivers, shifts=shifts)
+
+    def _rows(self, array: Array, graph: int) -> Array:
+        """Return the rows of one graph's nodes."""
+        if self.settings.nodes is None:
+            return np.asarray(array[graph])
+        return array[self.nodes[graph] : self.nodes[graph + 1]]
+
+    def _edge_rows(self, array: Array, graph: int) -> Array:
+        return array if self.edges is None else array[self.edges[graph] : self.edges[graph + 1]]
+
+    def _positions(self, graph: int) -> Array | None:
+        if self.settings.positions is None:
+            return None
+        array = self.column(self.settings.positions)
+        return array if self._one_position else self._rows(array, graph)
+
+    def _cell(self, graph: int) -> Array | None:
+        cell = self.settings.cell
+        if cell is None:
+            return None
+        if isinstance(cell, list):
+            return np.array(cell, dtype=np.float64)
+        array = self.column(cell)
+        if self._one_cell(array):
+            return array
+        if len(array) != self.graphs:
+            raise InputError(f"{self.path}: {cell} has {len(array)} rows for {self.graphs} graphs")
+        return np.asarray(array[graph])
+
+    def _edges(self, graph: int, positions: Array | None, cell: Array | None) -> tuple[Array, Array, Array | None]:
+        settings, name = self.settings, f"{self.path.name}, graph {graph}"
+        if settings.cutoff is not None and positions is not None:
+            return _near(positions, cell, settings, name)
+        if settings.edges is None:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), None
+        pairs = self._edge_rows(self.column(settings.edges), graph)
+        if pairs.ndim != 2 or pairs.shape[1] != 2:
+            raise InputError(f"{name}: {settings.edges} of shape {pairs.shape} is not [pairs, 2]; transpose it")
+        first, second = pairs[:, 0], pairs[:, 1]
+        check_sides(first, second, settings.undirected, f"{name}, {settings.edges}")
+        if settings.undirected:
+            return np.concatenate([first, second]), np.concatenate([second, first]), None
+        return first, second, None
+
+    def _value(self, field: FieldSettings, graph: int) -> Any:
+        arrays = [self.column(key) for key in field.keys]
+        if field.on == "graph":
+            return stack_rows([array[graph] for array in arrays], field)
+        if field.on == "node":
+            return stack_rows([self._rows(array, graph) for array in arrays], field)
+        values = stack_rows([self._edge_rows(array, graph) for array in arrays], field)
+        return np.concatenate([values, values]) if self.settings.undirected else values
+
+    def check(self) -> None:
+        """Raise InputError where an array does not have one row per item."""
+        for field in self.settings.fields:
+            self._check_rows(field)
+        for key in self.settings.text_keys:
+            if self.column(key).shape != (self.graphs,):
+                raise InputError(
+                    f"{self.path}: {key} has shape {self.column(key).shape}; texts are one per graph, ({self.graphs},)"
+                )
+
+    def _check_rows(self, field: FieldSettings) -> None:
+        flat = self.settings.nodes is not None
+        expected = {"node": int(self.nodes[-1]), "graph": self.graphs, "edge": None}[field.on]
+        if field.on == "edge" and self.edges is not None:
+            expected = int(self.edges[-1])
+        for key in field.keys:
+            rows = len(self.column(key))
+            if (flat or field.on == "graph") and expected is not None and rows != expected:
+                raise InputError(f"{self.path}: {key} has {rows} rows where {expected} {field.on}s were counted")
+            if field.on == "edge" and self.settings.cutoff is not None:
+                raise InputError(f"{self.path}: the edge field {field.name} cannot go with edges from a cutoff")
+
+
+def _open(path: Path, settings: NpzBuild) -> _Source:
+    table = read_npz(path, settings.array_names)
+    if settings.nodes is not None:
+        counts = table_column(table, settings.nodes, path)
+        if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any():
+            raise InputError(
+                f"{path}: {settings.nodes} must hold one whole number per graph; it has shape {counts.shape}"
+            )
+        offsets = offsets_of(counts.astype(np.int64))
+    else:
+        offsets = np.arange(_rectangular_graphs(path, table, settings) + 1)
+    edges = None
+    if settings.edge_counts is not None:
+        edges = offsets_of(table_column(table, settings.edge_counts, path).astype(np.int64))
+        if len(edges) != len(offsets):
+            raise InputError(f"{path}: {settings.edge_counts} counts {len(edges) - 1} graphs, not {len(offsets) - 1}")
+    source = _Source(path=path, table=table, settings=settings, graphs=len(offsets) - 1, nodes=offsets, edges=edges)
+    if edges is not None and settings.edges is not None and len(source.column(settings.edges)) != edges[-1]:
+        raise InputError(
+            f"{path}: {settings.edges} has {len(source.column(settings.edges))} pairs, {settings.edge_counts} counts {edges[-1]}"
+        )
+    source.check()
+    return source
+
+
+def _rectangular_graphs(path: Path, table: Table, settings: NpzBuild) -> int:
+    """The common first axis of the field arrays."""
+    lengths = {key: len(table_column(table, key, path)) for field in settings.fields for key in field.keys}
+    if settings.positions is not None and table_column(table, settings.positions, path).ndim == 3:
+        lengths[settings.positions] = len(table[settings.positions])
+    if not lengths:
+        raise InputError(f"{path}: how many graphs? give nodes = the array with the number of nodes of each graph")
+    if len(set(lengths.values())) > 1:
+        raise InputError(f"{path}: arrays of different lengths {lengths}; give nodes = the array with node counts")
+    return next(iter(lengths.values()))
+
+
+def _near(positions: Array, cell: Array | None, settings: NpzBuild, name: str) -> tuple[Array, Array, Array]:
+    """Pairs within the cutoff; two dimensions are three with z = 0."""
+    from hydragnn.graphs.atomic import neighbour_list
+
+    dim = positions.shape[-1]
+    points = np.zeros((len(positions), 3))
+    points[:, :dim] = positions
+    periodic = np.zeros(3, dtype=bool)
+    periodic[: dim if isinstance(settings.periodic, bool) else len(settings.periodic)] = settings.periodic
+    box = np.eye(3)
+    if cell is not None:
+        size = cell.shape[-1]
+        box[:size, :size] = cell if cell.ndim == 2 else np.diag(cell)
+    elif periodic.any():
+        raise InputError(f"{name}: periodic, but no cell; give cell")
+    cutoff, most = float(settings.cutoff or 0), settings.max_neighbours
+    senders, receivers, images = neighbour_list(points, box, periodic, cutoff, most, name=name)
+    return senders, receivers, (images @ box)[:, :dim]

@@ -1,0 +1,122 @@
+"""Kinds of data sources: files of this folder, entry points of installed packages, and classes by name."""
+
+import pkgutil
+from collections.abc import Collection, Mapping
+from functools import cache
+from glob import escape
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.imports import announced_classes, class_named, is_allowed
+from hydragnn.base.settings import refuse_idle
+from hydragnn.datasets.sources.base import BuildSettings, OwnBuild
+
+GROUP = "hydragnn.sources"
+"""Entry-point group in which packages announce sources; the name of an entry is its kind."""
+
+_NOT_SOURCES = ("atoms_text", "base", "fields", "registry", "tables")
+
+
+def sources() -> Mapping[str, type[BuildSettings]]:
+    """Return the sources of this folder by kind."""
+    return {name: _defined_in(name) for name in _names()}
+
+
+@cache
+def _names() -> list[str]:
+    import hydragnn.datasets.sources as room
+
+    return sorted(info.name for info in pkgutil.iter_modules(room.__path__) if info.name not in _NOT_SOURCES)
+
+
+@cache
+def _defined_in(name: str) -> type[BuildSettings]:
+    """Return the source that a file of this folder defines; TypeError unless it is one, called like its file."""
+    module = import_module(f"hydragnn.datasets.sources.{name}")
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, BuildSettings) and value.__module__ == module.__name__
+    ]
+    if len(classes) != 1 or classes[0].model_fields["kind"].default != name:
+        raise TypeError(
+            f"{module.__name__} defines {classes}; a file of this folder defines one source, of kind {name}"
+        )
+    return classes[0]
+
+
+def source_named(kind: Any, origin: str) -> type[BuildSettings]:
+    """Return the source of a kind; InputError where there is none."""
+    if kind in _names():
+        return _defined_in(kind)
+    announced = announced_classes(GROUP)
+    if isinstance(kind, str) and (":" in kind or kind in announced):
+        reference = announced.get(kind, kind)
+        return class_named(
+            reference,
+            OwnBuild,  # type: ignore[type-abstract]
+            where=f"{origin}: kind = {kind!r}",
+            noun="source",
+            parent="hydragnn.datasets.OwnBuild",
+            registered=reference in announced.values(),
+        )
+    known = [*_names(), *announced]
+    hint = nearest(str(kind), known) if kind else f"add one of {', '.join(known)}"
+    raise InputError(f"{origin}: kind = {kind!r} is no kind of source; {hint}")
+
+
+def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
+    """The source that a parsed BUILD.toml describes; paths count from the folder of ``origin``.
+
+    InputError naming the key and the remedy.
+    """
+    settings = source_named(table.get("kind"), str(origin)).parse(table, source=str(origin))
+    refuse_idle(settings, str(origin))
+    settings.check_fields(str(origin))
+    folder = origin.parent
+    paths: dict[str, Any] = {"files": [str(Path(escape(str(folder))) / file) for file in settings.files]}
+    for key in settings.beside:
+        value = getattr(settings, key, None)
+        if value is not None:
+            paths[key] = str(folder / value)
+    return settings.model_copy(update=paths)
+
+
+def rule_of(settings: BuildSettings) -> dict[str, Any]:
+    """How a file becomes graphs, whatever it is called, as JSON: what a store remembers; empty where one file is not enough."""
+    if not settings.one_file():
+        return {}
+    rule = settings.model_dump(mode="json", exclude={"files", "attributes", *settings.beside}, exclude_defaults=True)
+    return {**rule, "kind": settings.kind}
+
+
+def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
+    """The settings by which ``file`` becomes graphs as those of a store did; ``source`` says where the rule was found.
+
+    InputError where the rule is damaged or names a class that no file may: it may come from a stranger.
+    """
+    kind = rule.get("kind") if isinstance(rule, dict) else None
+    module = kind.partition(":")[0] if isinstance(kind, str) and ":" in kind else ""
+    announced = announced_classes(GROUP)
+    known = kind in [*announced, *announced.values()] or (kind in _names() and _defined_in(str(kind)).one_file())
+    if not known and not (module and is_allowed(module)):
+        trust = f", or --allow-code {module}" if module else ""
+        raise InputError(
+            f"{source} has graphs made by {kind!r}, which is no source of this package; give a BUILD.toml{trust}"
+        )
+    settings_class = source_named(kind, source)
+    own = {key: value for key, value in rule.items() if key not in (*settings_class.beside, "attributes")}
+    if isinstance(own.get("fields"), list):  # a rule names every dtype but float32, whatever is the default today
+        own["fields"] = [{"dtype": "float32", **one} if isinstance(one, dict) else one for one in own["fields"]]
+    settings = settings_class.parse({**own, "files": ["new"]}, source)
+    return settings.model_copy(update={"files": [str(file)]})
+
+
+def for_prediction(settings: BuildSettings, inputs: Collection[str]) -> BuildSettings:
+    """The settings without the fields that are no ``inputs``, such as labels, and without tables that hold only these."""
+    fields = [field for field in settings.fields if field.name in inputs]
+    needless = () if any(field.on == "graph" for field in fields) else settings.beside
+    absent = {key: None for key in needless if not type(settings).model_fields[key].is_required()}
+    return settings.model_copy(update={"fields": fields, "name_key": None, "texts": [], **absent})
