@@ -16,11 +16,12 @@ from hydragnn.datasets.footprint import bytes_of
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
-from hydragnn.hpo.launching.allocation import Allocation, read_allocation
+from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.job_step import OWN_AT_ONCE, OWN_RATE, STEP_RATE, STEPS_AT_ONCE
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher, gpus_of_workers
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.sites import OWN_AT_ONCE, OWN_RATE, STEP_RATE, STEPS_AT_ONCE, site_of
+from hydragnn.hpo.launching.sites import read_allocation, site_of
 from hydragnn.hpo.launching.steps import Limits, StepLauncher
 from hydragnn.hpo.launching.watchdog import AllocationLauncher
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, plan_on, write_settings
@@ -283,7 +284,7 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
             f"{settings.source}: together = {search.members} trials share a process, and trials_per_node = "
             f"{search.trials_per_node} share a node; make trials_per_node a multiple of together, such as {search.members}"
         )
-    own = allocation.managed or allocation.by == "flux"
+    own = allocation.managed or site.own_steps
     at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
     ranks = search.ranks_per_node or max(1, *(node.gpus for node in allocation.nodes))
     if search.trials_per_node > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):

@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
 from hydragnn.base.settings import ActsWith, Settings
+from hydragnn.hpo.launching.sites import check_machine
 
 
 def _one_line(text: str) -> str:
@@ -46,7 +47,7 @@ Line = Annotated[str, AfterValidator(_one_line)]
 Word = Annotated[str, AfterValidator(_word)]
 Directive = Annotated[str, AfterValidator(_directive)]
 Place = Annotated[str, AfterValidator(_place)]
-Site = Literal["slurm", "pbs", "flux", "frontier", "perlmutter", "aurora"]
+Site = Annotated[str, AfterValidator(check_machine)]
 
 
 class JobSettings(Settings):
@@ -61,7 +62,8 @@ class JobSettings(Settings):
     }
 
     site: Site
-    """The scheduler, or a machine whose usual directives are added: frontier, perlmutter (Slurm), aurora (PBS)."""
+    """The scheduler, or a machine whose usual directives are added: frontier, perlmutter (Slurm), aurora (PBS);
+    or a site that an installed package announces, or a class ``package.module:Name``."""
 
     nodes: int = Field(ge=1)
     """Nodes of every job."""

@@ -6,10 +6,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import ActsWith, Settings
+from hydragnn.hpo.launching.sites import check_site
 from hydragnn.hpo.space.parameters import Parameter, parsed_parameter
 
 DEFAULT = "default"
@@ -85,8 +86,9 @@ class SearchSettings(Settings):
     max_node_hours: float | None = Field(default=None, gt=0)
     """Budget of nodes times hours, idle nodes included, because that is what a site bills."""
 
-    launcher: Literal["auto", "local", "slurm", "pbs", "flux"] = "auto"
-    """How trials are started; auto: as job steps of the allocation that the search runs in, else as local processes."""
+    launcher: Annotated[str, AfterValidator(lambda name: name if name == "auto" else check_site(name))] = "auto"
+    """How trials are started; auto: as job steps of the allocation that the search runs in, else as local processes;
+    local, slurm, pbs, flux; or a site that an installed package announces, or a class ``package.module:Name``."""
 
     nodes_per_trial: int | tuple[int, int] = 1
     """Nodes of one trial, or the smallest and the largest number; within these bounds they follow the cost and the idle nodes."""

@@ -1,5 +1,6 @@
 """The command ``hydragnn``. What commands need is imported by each, and takes seconds: Ctrl-C meanwhile, or a package that is missing, ends in no traceback."""
 
+import os
 import re
 import signal
 import sys
@@ -10,7 +11,6 @@ from types import FrameType
 
 import hydragnn
 from hydragnn.base.errors import NO_MEMORY, wants_memory
-from hydragnn.distributed.launch import in_allocation
 
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """What asks a search to stop, beside Ctrl-C."""
@@ -51,8 +51,11 @@ def _search_can_stop(words: list[str]) -> Iterator[None]:
         yield
         return
 
+    from hydragnn.hpo.launching.sites import in_allocation
+
+    ended = in_allocation(os.environ)
+
     def stop(number: int, frame: FrameType | None) -> None:
-        ended = in_allocation()
         where = " in a new allocation" if ended else ""
         print(
             f"interrupted: stopped by {signal.Signals(number).name} before the search began; start it again{where} with --resume",

@@ -25,10 +25,11 @@ from hydragnn.distributed.launch import RANK_VARIABLE, environment_alone
 from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import LastSigns, Witness, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import Ears
+from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, StepProcess, TokenBucket, end_steps
 from hydragnn.hpo.launching.launcher import MARK, Report, Task, importable, note_of
 from hydragnn.hpo.launching.local import MODULE, WORKER, shares_of
 from hydragnn.hpo.launching.packattempts import LAST_WORDS, OpenEnds, PackAttempts
-from hydragnn.hpo.launching.sites import BURST, STEP_RATE, Site, Step, StepProcess, TokenBucket, end_steps
+from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.watchdog import AGAIN, AllocationLauncher
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
@@ -224,7 +225,8 @@ class PackLauncher(AllocationLauncher):
         cores, gpus = self._allocation.least(nodes)
         options = ["--nodes", ",".join(nodes), "--shares", str(self._shares[nodes[0]]), "--gpus", str(gpus)]
         options += ["--together", str(self._together), "--hang-seconds", str(self._hang_seconds)]
-        options += ["--forget", RANK_VARIABLE.pattern]
+        options += ["--forget", RANK_VARIABLE.pattern, "--node-variable", self._site.node_variable]
+        options += ["--rank-variables", ",".join(self._site.rank_variables)]
         step = Step(
             name=f"pack-{os.getpid()}-{next(self._numbers)}",
             nodes=nodes,

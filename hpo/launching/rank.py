@@ -1,6 +1,6 @@
 """A rank's first steps on its node: takes its share of the cores and GPUs, then becomes the program.
 
-    python rank.py --parts N --gpus G PROGRAM [ARGUMENT ...]
+    python rank.py --rank-variables V1,V2,... --parts N --gpus G PROGRAM [ARGUMENT ...]
 
 The one place that binds; packs do it by fork (``worker.py``). In arguments, ``{part}`` becomes the rank's number on its node and ``{threads}`` the number of cores of the share. Run by its
 path, with nothing but the standard library, because it starts on every node at once.
@@ -13,13 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-LOCAL_RANKS = (
-    "PALS_LOCAL_RANKID",
-    "MPI_LOCALRANKID",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "FLUX_TASK_LOCAL_ID",
-    "SLURM_LOCALID",
-)
 VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 HIDDEN = ("", "-1", "NoDevFiles")
 """What hides all GPUs: by users, and by Slurm from steps without any."""
@@ -29,11 +22,12 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 def main(arguments: Sequence[str]) -> None:
     """Bind this process and become the program."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--rank-variables", default="", help="variables that may hold the rank's number on its node")
     parser.add_argument("--parts", type=int, required=True, help="into how many shares the node is divided")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of the node")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
-    part = local_rank(os.environ)
+    part = local_rank(os.environ, options.rank_variables.split(","))
     threads = bind(part, options.parts, options.gpus)
     known = {"{part}": str(part), "{threads}": str(threads)}
     program = [known.get(word, word) for word in options.program]
@@ -58,9 +52,9 @@ def threads_of(parts: int) -> dict[str, str]:
     return dict.fromkeys(THREADS, str(max(1, len(own_cores()) // parts)))
 
 
-def local_rank(environment: Mapping[str, str]) -> int:
-    """The number of this rank on its node."""
-    return next((int(environment[name]) for name in LOCAL_RANKS if name in environment), 0)
+def local_rank(environment: Mapping[str, str], names: Sequence[str]) -> int:
+    """Return the number of this rank on its node, from the first of these variables that is set."""
+    return next((int(environment[name]) for name in names if name in environment), 0)
 
 
 def share(items: Sequence[int], part: int, parts: int) -> list[int]:

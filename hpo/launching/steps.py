@@ -13,20 +13,11 @@ from hydragnn.distributed.launch import environment_alone
 from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import Heartbeat, Witness, is_complete, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import readable
+from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, STEPS_AT_ONCE, StepProcess, TokenBucket, end_steps
 from hydragnn.hpo.launching.launcher import MARK, Begun, Exit, Report, Task, importable, note_of
 from hydragnn.hpo.launching.local import MODULE
-from hydragnn.hpo.launching.sites import (
-    BURST,
-    STEP_RATE,
-    STEPS_AT_ONCE,
-    Site,
-    Step,
-    StepProcess,
-    TokenBucket,
-    end_steps,
-)
+from hydragnn.hpo.launching.sites import Evidence, Site, Step
 from hydragnn.hpo.launching.watchdog import AGAIN, AllocationLauncher, Probes
-from hydragnn.hpo.launching.witness import Evidence
 from hydragnn.hpo.scheduling.events import Identity
 
 RANK = Path(__file__).with_name("rank.py")
@@ -188,7 +179,9 @@ class StepLauncher(AllocationLauncher):
     def _step_on(self, name: str, nodes: tuple[str, ...], program: Sequence[str]) -> Step:
         """Return a step of Python with these words, on as much of each node as the smallest of them has."""
         (cores, gpus), ranks = self._allocation.least(nodes), self._ranks_on(nodes)
-        line = (sys.executable, "-P", str(RANK), "--parts", str(ranks), "--gpus", str(gpus), sys.executable, "-P")
+        names = ",".join(self._site.local_rank_variables)
+        line = (sys.executable, "-P", str(RANK), "--rank-variables", names, "--parts", str(ranks), "--gpus", str(gpus))
+        line = (*line, sys.executable, "-P")
         return Step(name=name, nodes=nodes, cores=cores, gpus=gpus, ranks=ranks, program=(*line, *program))
 
     def _step(self, task: Task) -> Step:

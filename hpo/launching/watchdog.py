@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO
 
 from hydragnn.hpo.launching.allocation import Allocation, Node
+from hydragnn.hpo.launching.job_step import StepProcess
 from hydragnn.hpo.launching.launcher import Exit, Report, Revoked, Task
-from hydragnn.hpo.launching.sites import Site, Step, StepProcess
-from hydragnn.hpo.launching.witness import Evidence, NodeState, NodeStates, short_name
+from hydragnn.hpo.launching.sites import Evidence, NodeState, NodeStates, Site, Step, short_name
 from hydragnn.hpo.scheduling.events import Probed, node_of
 
 LOOK_EVERY = 3.0  # seconds between looks at the nodes; sinfo answers from the controller's memory

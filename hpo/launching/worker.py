@@ -50,7 +50,6 @@ LOG = (
     os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
 )  # not to another file, nor waiting at a pipe
 ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
-RANK_NUMBERS = ("PALS_RANKID", "PMI_RANK", "FLUX_TASK_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 Work = Callable[[dict[str, Any]], int]
 """What an attempt does for a request; gives the exit code."""
@@ -67,11 +66,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--forget", default="", help="names of variables of a pack's step: trials are no peers of each other"
     )
+    parser.add_argument("--node-variable", default="", help="variable that names this node")
+    parser.add_argument("--rank-variables", default="", help="variables that number the ranks of the step")
     parser.add_argument("module")
     options = parser.parse_args(arguments)
     requests, reports = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    node, in_pack = own_name(options.nodes.split(","), os.environ), options.gpus is not None
+    node, in_pack = own_name(options, os.environ), options.gpus is not None
     near = NEAR if in_pack and os.access(NEAR, os.W_OK) else None
     place = Path(tempfile.mkdtemp(prefix="hydragnn-", dir=near)) if in_pack or options.together > 1 else None
     if in_pack:
@@ -333,15 +334,16 @@ def probe_report(probe: subprocess.Popen[bytes]) -> dict[str, Any]:
     }
 
 
-def own_name(nodes: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Which of the pack's nodes this is: Slurm says it, elsewhere ranks are in the order of the nodes.
+def own_name(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """Return which of the pack's nodes this is; without a variable that names it, ranks are in the order of the nodes.
 
-    >>> own_name(["n1", "n2"], {"PMI_RANK": "1"})
+    >>> own_name(argparse.Namespace(nodes="n1,n2", node_variable="", rank_variables="PMI_RANK"), {"PMI_RANK": "1"})
     'n2'
     """
-    if environment.get("SLURMD_NODENAME") in nodes:
-        return environment["SLURMD_NODENAME"]
-    numbers = (int(environment[name]) for name in RANK_NUMBERS if name in environment)
+    nodes = options.nodes.split(",")
+    if environment.get(options.node_variable) in nodes:
+        return environment[options.node_variable]
+    numbers = (int(environment[name]) for name in options.rank_variables.split(",") if name in environment)
     return nodes[next(numbers, 0)] if len(nodes) > 1 else nodes[0]
 
 

@@ -2,4 +2,3 @@
 
 from hydragnn.hpo.submit.chain import Span, Submission, submit_campaign, successor, walltime
 from hydragnn.hpo.submit.script import Job, job_script
-from hydragnn.hpo.submit.sites import SITES, Scheduler, Site

@@ -22,8 +22,7 @@ from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_be
 from hydragnn.hpo.scheduling.events import Opened, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space.points import space_of
-from hydragnn.hpo.submit.script import Job, job_script, lead_seconds
-from hydragnn.hpo.submit.sites import SCHEDULERS, SITES
+from hydragnn.hpo.submit.script import Job, batch_of, job_script, lead_seconds, submit_script
 
 NAME = "jobs/chain.json"
 VERSION = 1
@@ -248,7 +247,7 @@ def _submit(job: Job, chain: Mapping[str, Any], *, after: str | None, dry_run: b
     id = None
     if not dry_run:
         write_atomically(job.script, text)
-        id = SCHEDULERS[SITES[job.settings.site].scheduler].submit_script(str(job.script), after)
+        id = submit_script(batch_of(job.settings.site), str(job.script), after)
         entry = {"serial": job.serial, "id": id, "minutes": job.minutes, "nodes": job.settings.nodes}
         write_sealed(job.campaign / NAME, {**chain, "jobs": [*chain["jobs"], entry]})
     return Submission(id=id, script=job.script, log=job.log, text=text, hours=job.minutes / 60)

@@ -1,6 +1,8 @@
 """The batch script of one job, from a template."""
 
+import re
 import shlex
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,21 +11,14 @@ from typing import Any
 import jinja2
 
 from hydragnn.base.errors import InputError
+from hydragnn.distributed.launch import environment_alone
 from hydragnn.hpo.job import JobSettings, is_word
-from hydragnn.hpo.submit.sites import SCHEDULERS, SITES
+from hydragnn.hpo.launching.sites import Batch, machine_named
 
 MARGIN = 60
 """Seconds between the last save of the trials and the end of the walltime."""
 
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("hydragnn.hpo.submit"),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    autoescape=False,  # shell, not HTML: values pass through the filter q or are plain words
-)
-TEMPLATES.filters["q"] = lambda value: shlex.quote(str(value))
+PATIENCE = 120.0  # seconds that a scheduler may take to answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +74,13 @@ def job_script(job: Job) -> str:
         raise InputError(
             f"{job.campaign}: schedulers' directives hold no such path; use letters, digits and . _ - only"
         )
-    site = SITES[job.settings.site]
+    batch, machine = batch_of(job.settings.site), machine_named(job.settings.site)[1]
     values: dict[str, Any] = {
         "job": job.settings,
-        "prefix": SCHEDULERS[site.scheduler].directive,
+        "prefix": batch.directive,
         "name": job.settings.name or job.campaign.name,
         "staged": job.settings.stage_environment or job.settings.stage_data,
-        "storage": job.settings.local_storage or site.storage,
+        "storage": job.settings.local_storage or machine.storage,
         "campaign": job.campaign,
         "log": job.log,
         "serial": job.label,
@@ -97,4 +92,55 @@ def job_script(job: Job) -> str:
         "python": job.python,
         "store": job.store,
     }
-    return TEMPLATES.get_template(f"{job.settings.site}.sh.j2").render(values)
+    return _template(batch.script, machine.directives).render(values)
+
+
+def batch_of(site: str) -> Batch:
+    """Return the batch jobs of a site; InputError where it has none."""
+    batch = machine_named(site)[0].batch
+    if batch is None:
+        raise InputError(f"job.site = {site!r} has no batch jobs; give the class a `batch`")
+    return batch
+
+
+def submit_script(batch: Batch, script: str, after: str | None = None) -> str:
+    """Submit a script, and return the job's name at the scheduler; InputError where it refuses."""
+    command = submit_command(batch, script, after)
+    inherited = re.compile(batch.inherited or r"(?!)")
+    environment = {key: value for key, value in environment_alone().items() if not inherited.match(key)}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    except FileNotFoundError:
+        raise InputError(f"{command[0]} is not here; submit where the scheduler is, or see --dry-run") from None
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{command[0]} did not answer within {PATIENCE:.0f} s; try again later") from None
+    lines = done.stdout.split()
+    if done.returncode != 0 or not lines:
+        raise InputError(f"{command[0]} refuses {script}: {(done.stderr or done.stdout).strip()}")
+    return lines[-1].partition(";")[0]  # Slurm adds ;cluster
+
+
+def submit_command(batch: Batch, script: str, after: str | None) -> list[str]:
+    """Return the command line that submits a script, to run after the end of job ``after``.
+
+    >>> submit_command(batch_of("pbs"), "job.sh", after="7.server")
+    ['qsub', '-W', 'depend=afterany:7.server', 'job.sh']
+    """
+    waits = [] if after is None else batch.after.format(after).split()
+    return [*(batch.submit if after is None else batch.submit_from_job), *waits, script]
+
+
+def _template(script: str, directives: str) -> jinja2.Template:
+    """Return the template of a site's script, with further directives in its block ``site``."""
+    of_machine = f'{{% extends "scheduler.sh.j2" %}}{{% block site %}}\n{directives}{{% endblock %}}\n'
+    texts = {"scheduler.sh.j2": script, "machine.sh.j2": of_machine}
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader([jinja2.DictLoader(texts), jinja2.PackageLoader("hydragnn.hpo.submit")]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # shell, not HTML: values pass through the filter q or are plain words
+    )
+    environment.filters["q"] = lambda value: shlex.quote(str(value))
+    return environment.get_template("machine.sh.j2")

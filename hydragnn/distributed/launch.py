@@ -31,9 +31,6 @@ _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _TORCHRUN_STEP = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
-ALLOCATIONS = {"flux": "FLUX_URI", "slurm": "SLURM_JOB_ID", "pbs": "PBS_NODEFILE"}
-"""The variable by which each scheduler's allocation shows; Flux first, because it is often started inside a job of another scheduler."""
-
 RANK_VARIABLE = re.compile(
     "PMI_.*|PMI2_.*|PMIX_(?!MCA_).*|PALS_.*|HYDI_.*|MPI_LOCAL.*|MV2_COMM_WORLD_.*"
     "|OMPI_(COMM_WORLD|UNIVERSE|APP|NUM_APP|FIRST|FILE|COMMAND|ARGV|MCA_ess|MCA_orte).*"
@@ -158,11 +155,6 @@ def _in_shell_of_slurm(environment: Mapping[str, str], pid: int | None) -> bool:
 def this_launch() -> Launch:
     """Who started this process."""
     return launch_from(os.environ, os.getpid())
-
-
-def in_allocation() -> bool:
-    """Return True where this process runs in an allocation of a scheduler."""
-    return any(os.environ.get(name) for name in ALLOCATIONS.values())
 
 
 def environment_alone(environment: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -20,7 +20,8 @@ from hydragnn.hpo.launching import packs
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.packs import Pack, PackLauncher
-from hydragnn.hpo.launching.sites import Mpiexec, Site, Step
+from hydragnn.hpo.launching.sites import Site, Step
+from hydragnn.hpo.launching.sites.pbs import Mpiexec
 
 ALIVE, BEATS = 5.0, 30.0
 """Seconds between signs of life of a node, and of an attempt, as ``worker.py`` has them."""

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 from hydragnn.hpo.campaign import run_search
-from hydragnn.hpo.launching.allocation import read_allocation
-from hydragnn.hpo.launching.sites import site_of
+from hydragnn.hpo.launching.sites import read_allocation, site_of
 from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.hpo.settings import campaign_settings
 

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydragnn.base.errors import AllocationEnded, InputError
-from hydragnn.hpo.launching.allocation import Allocation, Node, alike, hosts, own_gpus, read_allocation
+from hydragnn.hpo.launching.allocation import Allocation, Node, alike, hosts, own_gpus
 from hydragnn.hpo.launching.rank import gpu_variables, local_rank, share
-from hydragnn.hpo.launching.sites import Flux, Mpiexec, Slurm, Step, site_of
-from hydragnn.hpo.launching.witness import Evidence
+from hydragnn.hpo.launching.sites import Evidence, Step, read_allocation, site_of
+from hydragnn.hpo.launching.sites.flux import Flux
+from hydragnn.hpo.launching.sites.pbs import Mpiexec
+from hydragnn.hpo.launching.sites.slurm import Slurm
 
 SCONTROL = "JobId=7 JobName=pilot TimeLimit={limit} EndTime={end} NumNodes=3 TresPerNode=gres/gpu:8 StepMgrEnabled=Yes"
 QSTAT = """\
@@ -256,7 +258,8 @@ def test_every_rank_sees_its_own_gpu_through_one_variable_only() -> None:
 
 
 def test_the_number_of_a_rank_on_its_node_is_that_of_its_launcher() -> None:
-    assert local_rank({"SLURM_LOCALID": "3"}) == local_rank({"FLUX_TASK_LOCAL_ID": "3", "SLURM_LOCALID": "0"}) == 3
+    names, variables = Mpiexec.local_rank_variables, {"MPI_LOCALRANKID": "3", "SLURM_LOCALID": "0"}
+    assert (local_rank(variables, names), local_rank(variables, Slurm.local_rank_variables)) == (3, 0)
 
 
 STEP = Step(name="trial-3-1", nodes=("a", "b"), cores=56, gpus=8, ranks=4, program=("python", "x.py"))

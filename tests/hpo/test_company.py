@@ -22,7 +22,7 @@ from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_records, camp
 from hydragnn.hpo.campaign import batch_memory, launcher_for
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.sites import Mpiexec
+from hydragnn.hpo.launching.sites.pbs import Mpiexec
 from hydragnn.hpo.preflight import as_begun, check_campaign
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched
 from hydragnn.hpo.space.points import space_of

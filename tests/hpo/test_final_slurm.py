@@ -10,8 +10,7 @@ import pytest
 from hydragnn.config import RunConfig
 from hydragnn.hpo import GivenRun, run_final
 from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.launching.allocation import read_allocation
-from hydragnn.hpo.launching.sites import site_of
+from hydragnn.hpo.launching.sites import read_allocation, site_of
 from hydragnn.hpo.launching.steps import Limits, StepLauncher
 from hydragnn.hpo.scheduling.events import Start
 from hydragnn.hpo.scheduling.scheduler import State, transition

@@ -10,7 +10,10 @@ from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.sites import Flux, Mpiexec, Site, Slurm
+from hydragnn.hpo.launching.sites import Site
+from hydragnn.hpo.launching.sites.flux import Flux
+from hydragnn.hpo.launching.sites.pbs import Mpiexec
+from hydragnn.hpo.launching.sites.slurm import Slurm
 from hydragnn.hpo.launching.steps import Limits, StepLauncher
 
 WIDE = tuple(f"n{number:04d}" for number in range(2000))

@@ -12,9 +12,10 @@ from hydragnn.hpo import CampaignSettings, LocalLauncher
 from hydragnn.hpo.campaign import launcher_for, local_launcher
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.allocation import Allocation, alike
+from hydragnn.hpo.launching.job_step import STEPS_AT_ONCE
 from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.sites import STEPS_AT_ONCE, Slurm
+from hydragnn.hpo.launching.sites.slurm import Slurm
 from hydragnn.hpo.launching.steps import StepLauncher
 
 

@@ -9,7 +9,7 @@ import pytest
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.launcher import Begun, Exit, Task
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.sites import Mpiexec
+from hydragnn.hpo.launching.sites.pbs import Mpiexec
 
 HANG = 3.0  # seconds
 MPIEXEC = """#!/bin/sh

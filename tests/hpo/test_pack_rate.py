@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from hydragnn.hpo.launching.allocation import Allocation, alike
+from hydragnn.hpo.launching.job_step import BURST
 from hydragnn.hpo.launching.launcher import Exit, Task
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.sites import BURST, Mpiexec
+from hydragnn.hpo.launching.sites.pbs import Mpiexec
 
 RATE, PATIENCE = 4.0, 1.5
 NODES = tuple(f"n{number}" for number in range(BURST + 6))

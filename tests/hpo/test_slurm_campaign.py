@@ -21,9 +21,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.hpo import CampaignResult, run_search
 from hydragnn.hpo.campaign import launcher_for
 from hydragnn.hpo.journal import read_journal, replay
-from hydragnn.hpo.launching.allocation import read_allocation
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.sites import site_of
+from hydragnn.hpo.launching.sites import read_allocation, site_of
 from hydragnn.hpo.launching.steps import Limits, StepLauncher
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Probed, node_of
 from hydragnn.hpo.scheduling.scheduler import State

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from hydragnn.base.files import digest
-from hydragnn.hpo.launching.allocation import Allocation, alike, read_allocation
+from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.attempts import verdict
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.sites import Mpiexec, Site, Slurm
+from hydragnn.hpo.launching.sites import Site, read_allocation
+from hydragnn.hpo.launching.sites.pbs import Mpiexec
+from hydragnn.hpo.launching.sites.slurm import Slurm
 from hydragnn.hpo.launching.steps import Limits, StepLauncher
 from hydragnn.hpo.scheduling.events import Probed, Reached
 from hydragnn.record import read_record

@@ -24,7 +24,7 @@ from hydragnn.base.files import read_sealed
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.space.points import space_of
-from hydragnn.hpo.submit import SITES, Job, Span, job_script, submit_campaign, successor, walltime
+from hydragnn.hpo.submit import Job, Span, job_script, submit_campaign, successor, walltime
 from hydragnn.hpo.trial_configs import trial_config
 from hydragnn.record import read_record
 from hydragnn.runs.run import main as train
@@ -55,7 +55,7 @@ def job(folder: Path, **settings: Any) -> Job:
     )
 
 
-@pytest.mark.parametrize("site", list(SITES))
+@pytest.mark.parametrize("site", list(EXPECTED))
 @pytest.mark.parametrize("staged", [False, True], ids=["in place", "staged"])
 def test_every_site_has_a_script_that_is_bash_and_asks_for_what_the_pilot_needs(site: str, staged: bool) -> None:
     folder = Path("/scratch/me/alloys")

@@ -10,9 +10,10 @@ import pytest
 
 from hydragnn.base.files import write_sealed
 from hydragnn.hpo.launching.attempts import Heartbeat, LastSigns, seconds_between_beats
-from hydragnn.hpo.launching.sites import Mpiexec, Slurm
+from hydragnn.hpo.launching.sites import NodeStates
+from hydragnn.hpo.launching.sites.pbs import Mpiexec
+from hydragnn.hpo.launching.sites.slurm import Slurm
 from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, TROUBLE, SchedulerWatch
-from hydragnn.hpo.launching.witness import NodeStates
 from hydragnn.record import Failure, RunRecord, write_record
 from hydragnn.runs.attempt import BEAT_SECONDS, Attempt
 from hydragnn.runs.attempt import Heartbeat as Beating

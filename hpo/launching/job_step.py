@@ -1,32 +1,22 @@
-"""How a job step is started, signalled, found and ended: the command lines of each scheduler, and the launcher's process (srun, mpiexec, flux run).
-
-The process is held at a gate until the journal knows it. What a scheduler says of nodes and jobs is in ``witness.py``.
-"""
+"""Process behind a job step (srun, mpiexec, flux run), held at a gate until the journal has its identity."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import IO, ClassVar, Protocol, runtime_checkable
+from dataclasses import replace
+from typing import IO, ClassVar
 
 import psutil
 
 from hydragnn.base.errors import InputError
-from hydragnn.hpo.launching.allocation import Allocation, Run, output_of
+from hydragnn.hpo.launching.allocation import Run, output_of
 from hydragnn.hpo.launching.launcher import MARK, is_alive, is_ours
-from hydragnn.hpo.launching.witness import FluxWords, PbsWords, SlurmWords, Witness
+from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.scheduling.events import Identity
-
-PACK_NODES = 128
-"""Nodes of one resident step: 9,408 nodes are 74 steps, below what a job may have, and a step that breaks takes few with it."""
-
-CONTRADICTING = ("SLURM_GPUS", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_HINT")
-"""Beginnings of variables by which a job's own options reach its steps, against what a step's command line says."""
 
 GATE = 'read -r word && [ "$word" = go ] && exec "$@" {input}'
 """Becomes the launcher, with its process number, as soon as it reads the word; ends where the controller ends before."""
@@ -41,162 +31,6 @@ STEP_RATE = 5.0
 OWN_AT_ONCE, OWN_RATE = 500, 20.0
 """The same where the allocation manages its own steps (Flux, Slurm's ``--stepmgr``); every step costs this node a process."""
 BURST = 10
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """So many ranks on each of these nodes, and what each rank runs."""
-
-    name: str
-    nodes: tuple[str, ...]
-    program: tuple[str, ...]
-    cores: int = 1
-    """That the step takes of each node; all nodes have so many."""
-    gpus: int = 0
-    """The same."""
-    ranks: int = 1
-    """Per node."""
-    resident: bool = False
-    """Ranks are independent, outlive each other and the loss of nodes, and all read the launcher's standard input."""
-
-
-@runtime_checkable
-class Site(Witness, Protocol):
-    """The command lines of one scheduler, and its words."""
-
-    @property
-    def pack_nodes(self) -> int:
-        """How many nodes one resident step may have, given that all its ranks must read the launcher's input."""
-
-    def command(self, step: Step) -> list[str]:
-        """What starts a step and stays until it ends."""
-
-    def signal(self, name: str, signal: str) -> list[str] | None:
-        """What sends a signal to all ranks of a step; None where the process of ``command`` passes on what it gets."""
-
-    def steps(self, job: str) -> list[str] | None:
-        """What prints a job's steps, one ``number name`` per line; None where a step is its process and no more."""
-
-    def end(self, numbers: Sequence[str]) -> list[str]:
-        """What kills steps."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slurm(SlurmWords):
-    """Job steps: ``srun`` on named nodes. ``--overlap``, because a step that lost a node keeps the others busy for minutes."""
-
-    pack_nodes: int = PACK_NODES
-
-    def command(self, step: Step) -> list[str]:
-        """See ``Site``; cores, GPUs and all memory of the nodes, which the ranks share out among themselves."""
-        count = len(step.nodes)
-        line = ["srun", f"--job-name={step.name}", "--overlap", "--exact", "--export=ALL", "--mem=0", "--cpu-bind=none"]
-        line += [f"--nodelist={','.join(step.nodes)}", f"--nodes={count}", f"--ntasks={count * step.ranks}"]
-        line += [f"--ntasks-per-node={step.ranks}", f"--cpus-per-task={max(1, step.cores // step.ranks)}"]
-        line += [f"--gpus-per-node={step.gpus}", "--gpu-bind=none"] if step.gpus else []
-        if step.resident:
-            line += ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
-        else:
-            line += ["--kill-on-bad-exit=1", "--input=none"]
-        return [*line, *step.program]
-
-    def signal(self, name: str, signal: str) -> list[str] | None:
-        """None: srun passes SIGUSR1 on to all ranks, and ends the step at SIGTERM."""
-        return None
-
-    def steps(self, job: str) -> list[str] | None:
-        """See ``Site``."""
-        return ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"]
-
-    def end(self, numbers: Sequence[str]) -> list[str]:
-        """See ``Site``."""
-        return ["scancel", "--signal=KILL", *numbers]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mpiexec(PbsWords):
-    """PBS: ``mpiexec`` of PALS (Aurora, Polaris) or of MPICH (Hydra); both pass SIGUSR1 on to all ranks."""
-
-    hydra: bool
-    options: tuple[str, ...] = ()
-    """Further options, for example ``("-launcher", "fork")`` where all nodes are this machine."""
-    program: str = "mpiexec"
-
-    @property
-    def pack_nodes(self) -> int:
-        """One: mpiexec of PALS and of MPICH feeds its input to the first rank only."""
-        return 1
-
-    def command(self, step: Step) -> list[str]:
-        """See ``Site``."""
-        line = [self.program, *self.options]
-        total, names = str(len(step.nodes) * step.ranks), ",".join(step.nodes)
-        if self.hydra:
-            line += ["-hosts", names, "-n", total, "-ppn", str(step.ranks), "-bind-to", "none"]
-            line += ["-disable-auto-cleanup"] if step.resident else []
-        else:
-            line += ["--hosts", names, "-n", total, "--ppn", str(step.ranks), "--cpu-bind", "none", "--line-buffer"]
-        return [*line, *step.program]
-
-    def signal(self, name: str, signal: str) -> list[str] | None:
-        """None: passed on."""
-        return None
-
-    def steps(self, job: str) -> list[str] | None:
-        """None: a step is its ``mpiexec``."""
-        return None
-
-    def end(self, numbers: Sequence[str]) -> list[str]:
-        """There is nothing to kill beside the process."""
-        return ["true"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux(FluxWords):
-    """``flux run`` inside a Flux instance."""
-
-    pack_nodes: int = PACK_NODES
-
-    def command(self, step: Step) -> list[str]:
-        """See ``Site``."""
-        count = len(step.nodes)
-        line = ["flux", "run", f"--job-name={step.name}", f"--requires=host:{','.join(step.nodes)}", f"--nodes={count}"]
-        line += [f"--ntasks={count * step.ranks}", "--exclusive", "-o", "cpu-affinity=off", "-o", "gpu-affinity=off"]
-        line += ["-o", "exit-timeout=none"] if step.resident else ["-o", "exit-on-error"]
-        return [*line, "--unbuffered", *step.program] if step.resident else [*line, *step.program]
-
-    def signal(self, name: str, signal: str) -> list[str] | None:
-        """See ``Site``; ``flux run`` passes nothing on."""
-        job = f"$(flux jobs --no-header --format='{{id}}' --name={name})"
-        return ["sh", "-c", f"flux job kill --signal={signal} {job}"]
-
-    def steps(self, job: str) -> list[str] | None:
-        """See ``Site``; within the instance, whose number therefore is not needed."""
-        return ["flux", "jobs", "--no-header", "--format={id} {name}"]
-
-    def end(self, numbers: Sequence[str]) -> list[str]:
-        """See ``Site``."""
-        return ["flux", "cancel", *numbers]
-
-
-def site_of(allocation: Allocation, run: Run = output_of) -> Site:
-    """The command lines of an allocation's scheduler; which mpiexec there is, it says itself."""
-    if allocation.by == "slurm":
-        return Slurm()
-    if allocation.by == "flux":
-        return Flux()
-    version = run(["mpiexec", "--version"])
-    if "Open MPI" in version or "OpenRTE" in version:
-        raise InputError("mpiexec is Open MPI's, which names its options otherwise; load PALS or MPICH")
-    return Mpiexec(hydra=re.search("hydra", version, re.IGNORECASE) is not None, pbsnodes=_answers(run, "pbsnodes"))
-
-
-def _answers(run: Run, program: str) -> bool:
-    try:
-        run([program, "-l"])
-    except InputError:
-        return False
-    return True
 
 
 class TokenBucket:
@@ -246,7 +80,7 @@ class StepProcess:
             stdout=output,
             stderr=errors,
             start_new_session=True,
-            env={name: value for name, value in environment.items() if not name.startswith(CONTRADICTING)},
+            env={name: value for name, value in environment.items() if not name.startswith(site.contradicting)},
             bufsize=0,
         )
         assert self.process.stdin is not None

@@ -1,0 +1,26 @@
+"""This machine: one job step per worker process, which is the program itself."""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hydragnn.hpo.launching.allocation import Allocation, Run, alike, own_cores, own_gpus
+from hydragnn.hpo.launching.sites.base import Site, Step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Local(Site):
+    """Processes of this machine."""
+
+    name: ClassVar = "local"
+    pack_nodes: int = 1
+
+    @classmethod
+    def allocation(cls, environment: Mapping[str, str], run: Run) -> Allocation:
+        """Return this machine."""
+        return Allocation(nodes=alike([socket.gethostname()], own_cores(), own_gpus()))
+
+    def command(self, step: Step) -> list[str]:
+        """Return the program of the step."""
+        return list(step.program)

@@ -1,0 +1,106 @@
+"""Registry of sites: those of this package, those of installed packages, and ``package.module:Name``."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import entry_points
+
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.imports import REFERENCE, class_named, without_the_current_folder
+from hydragnn.hpo.launching.allocation import Allocation, Run, output_of
+from hydragnn.hpo.launching.sites.base import Machine, Site
+from hydragnn.hpo.launching.sites.flux import Flux
+from hydragnn.hpo.launching.sites.local import Local
+from hydragnn.hpo.launching.sites.pbs import Mpiexec
+from hydragnn.hpo.launching.sites.slurm import Slurm
+
+GROUP = "hydragnn.sites"
+"""Entry-point group in which packages announce sites by name."""
+
+SITES: dict[str, type[Site]] = {site.name: site for site in (Flux, Slurm, Mpiexec, Local)}
+"""Flux first, because it is often started inside a job of another scheduler."""
+
+
+def check_site(name: str) -> str:
+    """Return the name of a site; ValueError with the nearest one where there is none."""
+    return _check(name, [*SITES, *_announced()], "scheduler")
+
+
+def check_machine(name: str) -> str:
+    """Return the name of a machine; ValueError with the nearest one where there is none."""
+    return _check(name, [*_machines(), *_announced()], "site")
+
+
+def site_named(name: str, where: str = "search.launcher") -> type[Site]:
+    """Return the site of that name; InputError where its class cannot be used."""
+    if name in SITES:
+        return SITES[name]
+    announced = _announced()
+    reference = announced.get(name, name)
+    return class_named(
+        reference,
+        Site,
+        where=f"{where} = {name!r}",
+        noun="site",
+        parent="hydragnn.hpo.launching.sites.Site",
+        registered=name in announced,
+    )
+
+
+def machine_named(name: str) -> tuple[type[Site], Machine]:
+    """Return the site and the machine that ``job.site`` names."""
+    site = _machines().get(name) or site_named(name, "job.site")
+    return site, site.machines.get(name, Machine())
+
+
+def in_allocation(environment: Mapping[str, str]) -> bool:
+    """Return True for the environment of a process in an allocation of a scheduler."""
+    return _name_here(environment) != Local.name
+
+
+def read_allocation(environment: Mapping[str, str], run: Run | None = None, want: str = "auto") -> Allocation:
+    """Return the allocation that this process runs in; without any, this machine.
+
+    InputError where the wanted scheduler has given none, or where it does not answer.
+    """
+    name = _name_here(environment) if want == "auto" else want
+    site = site_named(name)
+    if not _is_here(site, environment):
+        raise InputError(
+            f'launcher = "{want}", but this is no allocation of it ({site.mark} is not set); start the search inside '
+            'a job, with hydragnn search --submit, or set launcher = "local"'
+        )
+    return replace(site.allocation(environment, run or output_of), by=name)
+
+
+def site_of(allocation: Allocation, run: Run = output_of) -> Site:
+    """Return the site of an allocation, with what its programs say of themselves."""
+    return site_named(allocation.by).here(run)
+
+
+def _check(name: str, known: list[str], noun: str) -> str:
+    if name not in known and not REFERENCE.fullmatch(name):
+        raise ValueError(
+            f"unknown {noun} {name!r}; {nearest(name, known)} (a class of your own is named package.module:Name)"
+        )
+    return name
+
+
+def _is_here(site: type[Site], environment: Mapping[str, str]) -> bool:
+    return not site.mark or bool(environment.get(site.mark))
+
+
+def _name_here(environment: Mapping[str, str]) -> str:
+    """Return the name of the site whose allocation this is; that of this machine without any."""
+    own = next(name for name, site in SITES.items() if _is_here(site, environment))
+    others = _announced() if own == Local.name else {}
+    return next((name for name in others if _is_here(site_named(name), environment)), own)
+
+
+def _machines() -> dict[str, type[Site]]:
+    return {machine: site for site in SITES.values() for machine in site.machines}
+
+
+def _announced() -> dict[str, str]:
+    """Return the sites that installed packages announce, as ``package.module:Name``."""
+    with without_the_current_folder():
+        return {entry.name: entry.value for entry in entry_points(group=GROUP)}
