@@ -1,4 +1,4 @@
-"""How graphs are kept, split, normalised, packed and served."""
+"""Stores of graphs: writing, reading, splitting, normalising and packing."""
 
 if __name__ == "datasets":
     raise ImportError(

@@ -1,4 +1,4 @@
-"""The flat arrays that hold graphs, in memory and on disk alike: their names, places, dtypes and shapes."""
+"""Flat arrays of graphs, in memory and on disk: names, dtypes and shapes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ COMPACT = ("edge_shifts", "cell", "periodic")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArraySpec:
-    """One flat array ``[items, *shape]``; items are the nodes, edges or graphs of all graphs, in order."""
+    """Flat array ``[items, *shape]`` of the nodes, edges or graphs of all graphs."""
 
     name: str
     location: Location
@@ -30,7 +30,9 @@ class ArraySpec:
 
 
 def array_specs(dim: int, fields: Iterable[Field]) -> dict[str, ArraySpec]:
-    """The arrays of graphs with these fields, by name; ``docs/format.md`` is the specification.
+    """Return the arrays of graphs with these fields, by name.
+
+    ``docs/format.md`` is the specification.
 
     >>> list(array_specs(2, [Field(name="load", on="node")]))
     ['positions', 'senders', 'receivers', 'edge_shifts', 'cell', 'periodic', 'node/load']
@@ -62,7 +64,7 @@ def mask_name(field: Field) -> str:
 
 
 def offsets_of(counts: Int64[ndarray, " graphs"]) -> Int64[ndarray, " graphs+1"]:
-    """Where each graph begins, and the total at the end.
+    """Return the first item of each graph, and the total at the end.
 
     >>> offsets_of(np.array([2, 0, 3]))
     array([0, 2, 2, 5])
@@ -74,7 +76,9 @@ def offsets_of(counts: Int64[ndarray, " graphs"]) -> Int64[ndarray, " graphs+1"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FlatGraphs:
-    """Graphs laid end to end in contiguous numpy arrays; node indices are local to their graph, int32.
+    """Graphs end to end in contiguous numpy arrays.
+
+    Node indices are int32 and local to their graph.
 
     ``edge_shifts``, ``cell`` and ``periodic`` may be absent, which means zero everywhere. An array ``present/NAME`` exists
     only where some graph lacks the field; values of absent fields are zero.
@@ -91,7 +95,7 @@ class FlatGraphs:
         return len(self.node_offsets) - 1
 
     def offsets(self, location: Location) -> NDArray[np.int64]:
-        """Where each graph's items of a location begin."""
+        """Return the first item of each graph in a location."""
         if location == "graph":
             return np.arange(len(self) + 1)
         return self.node_offsets if location == "node" else self.edge_offsets
@@ -104,7 +108,9 @@ class FlatGraphs:
 
 
 def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
-    """The batch as flat arrays with these fields; a field that the batch lacks is absent from all its graphs.
+    """Return the batch as flat arrays with these fields.
+
+    A field that the batch lacks is absent from all its graphs.
 
     InputError where the batch has a field that is not declared, another meaning, a wrong shape or dtype, or a cell or
     positions that are not float64.
@@ -148,7 +154,7 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
 
 
 def _narrow(index: NDArray[np.int64]) -> NDArray[np.int32]:
-    """int32: half the bytes to keep and to copy; numbers local to a graph fit."""
+    """Return indices as int32, which is enough inside a graph."""
     if len(index) and (int(index.max()) >= 2**31 or int(index.min()) < 0):
         raise InputError(
             "an edge leaves its graph, or a graph has 2147483648 nodes or more; number nodes inside each graph"
@@ -157,7 +163,7 @@ def _narrow(index: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def _is_zero(array: Array) -> bool:
-    """Return True where every bit is zero; minus zero is not, because it has to come back as it was."""
+    """Return True where every bit is zero; minus zero is not."""
     return not np.ascontiguousarray(array).view(np.uint8).any()
 
 
@@ -187,7 +193,7 @@ def _check_arrays(flat: FlatGraphs) -> None:
 
 
 def _check_indices(flat: FlatGraphs) -> None:
-    """InputError where an edge leaves its graph or receivers are not in order."""
+    """Raise InputError for edges that leave their graph or are unsorted."""
     nodes, edges = np.diff(flat.node_offsets), np.diff(flat.edge_offsets)
     limit = np.repeat(nodes, edges)
     for name in ("senders", "receivers"):

@@ -24,7 +24,9 @@ TOGETHER, EDGES_TOGETHER = 64, 2**20
 
 
 def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[int], None] | None = None) -> None:
-    """Make a store at ``out`` (.h5 or .bp) from files; ``progress`` hears how many graphs were written so far.
+    """Make a store at ``out`` (.h5 or .bp) from files.
+
+    ``progress`` is called with the number of graphs written so far.
 
     Streams: memory does not grow with the number of graphs. InputError for anything wrong in the files, naming the file
     and the graph; then no store is left behind.
@@ -49,7 +51,7 @@ def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[in
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread in this block: graphs are so small that a second one waits and takes a tenth of a core."""
+    """Let torch compute with one thread, which is faster for small graphs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -59,7 +61,7 @@ def one_thread() -> Iterator[None]:
 
 
 def groups_of(graphs: Iterable[GraphBatch]) -> Iterator[list[GraphBatch]]:
-    """Graphs that follow each other, so many that checking and writing them together is fast, so few that memory does not mind."""
+    """Yield groups of consecutive graphs that are checked and written together."""
     some: list[GraphBatch] = []
     edges = 0
     for graph in graphs:
@@ -78,13 +80,13 @@ def no_graphs(settings: BuildSettings) -> InputError:
 
 
 def graphs_of(settings: BuildSettings) -> Iterator[GraphBatch]:
-    """The graphs of a source, one by one, with scaled values and the structural encodings and levels asked for."""
+    """Yield the graphs of a source, scaled, with encodings and levels."""
     for make in makers_of(settings):
         yield make()
 
 
 def makers_of(settings: BuildSettings) -> Iterator[Make]:
-    """What makes each graph of a source, in order, so that one that cannot be made does not end the others."""
+    """Yield a maker for each graph, so that failures stay separate."""
     widths = {name: getattr(settings, name) for name in ENCODINGS}
 
     def complete(make: Make, number: int) -> GraphBatch:
@@ -98,7 +100,7 @@ def makers_of(settings: BuildSettings) -> Iterator[Make]:
 
 
 def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
-    """The graph with values in the units of the store, virials as stress."""
+    """Return the graph in the units of the store, virials as stress."""
     changed = {}
     for field in fields:
         if field.name in graph.fields and (field.scale != 1.0 or field.convert):
@@ -116,13 +118,13 @@ def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
 
 
 def fields_of(settings: BuildSettings, first: GraphBatch) -> list[Field]:
-    """What the first graph has, and what is declared but may be missing from it."""
+    """Return the fields of the first graph and the declared ones."""
     declared = {field.name: field.field for field in settings.fields}
     return list({**first.fields, **{n: f for n, f in declared.items() if n not in first.fields}}.values())
 
 
 def attributes_of(settings: BuildSettings) -> dict[str, Any]:
-    """What a store remembers of how it was made."""
+    """Return the attributes that a store keeps of its making."""
     known = {"source": settings.kind, "files": [Path(file).name for file in settings.files]}
     for key in ("cutoff", "max_neighbours"):
         if getattr(settings, key, None) is not None:

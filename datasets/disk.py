@@ -1,10 +1,10 @@
-"""Stores on disk: opened lazily, read in runs of neighbouring graphs, the same for HDF5 and ADIOS2."""
+"""Stores on disk, opened lazily and read in runs of neighbouring graphs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,6 +16,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import allow_many_files, digest
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
 from hydragnn.datasets.fingerprint import graph_digests
+from hydragnn.datasets.formats.engine import PartReader, engine_named
 from hydragnn.datasets.formats.memory import check_fields, checked_indices
 from hydragnn.datasets.gather import gather, spans_of
 from hydragnn.datasets.manifest import (
@@ -33,31 +34,11 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts
 
+COLUMNS = {"graph": 0, "node": 1, "edge": 2}
+"""Columns of the blocks of a part that count its items."""
+
 GAP = 16
 """Graphs between two wanted ones that are cheaper to read than to skip, where an engine has to be called for every run."""
-
-
-@runtime_checkable
-class PartReader(Protocol):
-    """What an engine offers for reading one part."""
-
-    def check(self, layout: Mapping[str, Layout]) -> None:
-        """Raise InputError where an array is missing or has other rows, another shape or another dtype."""
-
-    @property
-    def direct(self) -> bool:
-        """Return True where runs of rows are copied out of memory, so that short ones cost little."""
-
-    def fill(self, name: str, out: Array, start: int) -> None:
-        """Put rows of an array, from ``start`` on, into ``out``, which is zero."""
-
-    def joined(
-        self, name: str, dtype: np.dtype[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> bytearray | None:
-        """The bytes of runs of rows end to end; None where they have to be filled."""
-
-    def close(self) -> None:
-        """Let go of the files."""
 
 
 SHARE = 16
@@ -65,7 +46,7 @@ SHARE = 16
 
 
 class OpenParts:
-    """Parts of a store whose files are open: of many parts the last used ones, as many as the system grants files for."""
+    """Open parts of a store, limited by the files that the system grants."""
 
     def __init__(self) -> None:
         # the last used one comes last; a part that nobody holds closes its files at once
@@ -73,7 +54,7 @@ class OpenParts:
         self._most = 1  # until there are more, and the system is asked
 
     def use(self, part: "Part") -> None:
-        """Note that a part is used, whose files are open or opened now; closes the one that was not used for longest where there are too many."""
+        """Note the use of a part; close the least recently used one if necessary."""
         self._parts.pop(part, None)
         self._parts[part] = None
         if len(self._parts) > self._most:
@@ -123,7 +104,7 @@ class Part:
         }
 
     def _layout_of(self, spec: ArraySpec) -> Layout:
-        column = {"graph": 0, "node": 1, "edge": 2}[spec.location]
+        column = COLUMNS[spec.location]
         rows = [block[column] for block in self.info.blocks]
         stored = self.info.stored.get(spec.name, range(len(rows)))
         return Layout(
@@ -134,7 +115,7 @@ class Part:
         )
 
     def check_files(self) -> None:
-        """Raise InputError where files are missing, cut off or changed, or hold less than the manifest counts.
+        """Raise InputError where files are missing, cut off, changed or too small.
 
         So nothing of the size that a manifest claims is allocated before its files have that size.
         """
@@ -151,7 +132,7 @@ class Part:
 
     @property
     def offsets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the nodes and the edges of every graph of the part begin."""
+        """Return the first node and the first edge of every graph."""
         if self._offsets is None:
             nodes, edges = (
                 np.concatenate([[0], self.rows(name, 0, self.info.graphs)]) for name in ("node_stops", "edge_stops")
@@ -163,7 +144,7 @@ class Part:
         return self._offsets
 
     def rows(self, name: str, start: int, stop: int) -> Array:
-        """The rows ``start`` to ``stop`` of an array, in the dtype that it has in memory."""
+        """Return rows of an array in the dtype that it has in memory."""
         return self.runs(name, np.array([start]), np.array([stop]))
 
     def runs(self, name: str, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Array:
@@ -183,7 +164,7 @@ class Part:
         return out
 
     def stores(self, name: str) -> bool:
-        """Return True where the array is stored in any block; else it is zero."""
+        """Return True where any block stores the array; else it is zero."""
         return bool(self.info.stored.get(name, [0]))
 
     def read(self, graphs: Int64[ndarray, " chosen"], fields: Sequence[Field]) -> FlatGraphs:
@@ -218,7 +199,7 @@ class Part:
         return flat if len(read) == len(graphs) else take_graphs(flat, np.searchsorted(read, graphs))
 
     def digests(self, graphs: Int64[ndarray, " chosen"]) -> UInt8[ndarray, "chosen 16"]:
-        """The digests that were written for the graphs with these ascending numbers inside the part."""
+        """Return the written digests of the graphs with these ascending numbers."""
         first = int(graphs[0])
         written: UInt8[ndarray, "chosen 16"] = self.rows("digests", first, int(graphs[-1]) + 1)[graphs - first]
         return written
@@ -262,7 +243,7 @@ def with_fields(flat: FlatGraphs, names: Collection[str] | None) -> FlatGraphs:
 
 
 def disk_specs(dim: int, fields: Sequence[Field]) -> dict[str, ArraySpec]:
-    """All arrays of a part with the dtype that they have on disk."""
+    """Return all arrays of a part in their dtype on disk."""
     specs = dict(array_specs(dim, fields))
     byte, index, count = np.dtype(np.uint8), np.dtype(np.int32), np.dtype(np.int64)
     for name in ("senders", "receivers"):
@@ -278,24 +259,19 @@ def disk_specs(dim: int, fields: Sequence[Field]) -> dict[str, ArraySpec]:
 
 def open_part(path: Path, info: PartInfo, manifest: Manifest) -> PartReader:
     """The engine for reading a part; InputError where it cannot read it."""
-    if manifest.backend == "hdf5":
-        from hydragnn.datasets.formats.hdf5 import Hdf5PartReader
-
-        return Hdf5PartReader(path, info)
-    from hydragnn.datasets.formats.adios import AdiosPartReader
-
-    columns = {"graph": 0, "node": 1, "edge": 2}
     specs = disk_specs(manifest.dim, manifest.fields)
-    return AdiosPartReader(path, info, {name: columns[spec.location] for name, spec in specs.items()})
+    columns = {name: COLUMNS[spec.location] for name, spec in specs.items()}
+    return engine_named(manifest.backend).reader(path, info, columns)
 
 
 class DiskStore:
-    """A store of parts on disk; several processes may read it at once."""
+    """Store of parts on disk; several processes may read it at once."""
 
     def __init__(self, path: Path) -> None:
-        """Open the store at ``path``; InputError where it is foreign, damaged, incomplete or from a newer version."""
+        """Open a store; InputError where it is foreign, damaged, incomplete or newer."""
         self.path = path
         self.manifest = read_manifest(path)
+        engine_named(self.manifest.backend)
         opened = OpenParts()
         self.parts = [Part(path, info, self.manifest, opened) for info in self.manifest.parts]
         for part in self.parts:
@@ -320,7 +296,7 @@ class DiskStore:
         return self.manifest.fingerprint
 
     def place_and_time(self) -> str:
-        """Hash of where the store lies and of the size and time of its files.
+        """Return a hash of the path, sizes and times of the files.
 
         For what is kept outside it: a fingerprint is what a manifest claims, and another store may claim the same.
         InputError where a file is gone.
@@ -336,12 +312,12 @@ class DiskStore:
         return self.manifest.graphs
 
     def fields(self) -> tuple[Field, ...]:
-        """What the store holds beside the graphs themselves."""
+        """Return the fields of all graphs."""
         return self.manifest.fields
 
     @property
     def direct(self) -> bool:
-        """Return True where graphs are copied out of the files as the system keeps them in memory, once for all processes."""
+        """Whether graphs are copied out of the system's cache of files."""
         return all(part.reader.direct for part in self.parts[:1])  # one engine wrote all of them
 
     def sizes(self) -> Sizes:
@@ -355,7 +331,10 @@ class DiskStore:
     def read(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
     ) -> GraphBatch:
-        """The graphs with these numbers, in this order, repeats allowed, with the named fields only (None: all)."""
+        """Return these graphs in this order, with the named fields (None: all).
+
+        Numbers may repeat.
+        """
         check_fields(self.fields(), fields)
         numbers = checked_indices(indices, len(self))
         unique, order = np.unique(numbers, return_inverse=True)
@@ -369,12 +348,12 @@ class DiskStore:
         return replace(flat, texts={key: texts.select(graphs) for key, texts in self.texts.items()})
 
     def digests(self) -> UInt8[ndarray, "graphs 16"]:
-        """Digest of every graph as it was written: equal for graphs that are equal in every bit."""
+        """Return the digest of every graph as it was written."""
         return np.concatenate([part.rows("digests", 0, part.info.graphs) for part in self.parts])
 
     @property
     def texts(self) -> Mapping[str, Texts]:
-        """One text per graph and key; none is read before it is asked for."""
+        """Return one text per graph and key, read on first use."""
         if self._texts is None:
             keys = dict.fromkeys(key for info in self.manifest.parts if info.texts for key in info.texts.graphs)
             self._texts = {key: Texts.unread(partial(self._read_texts, key), len(self)) for key in keys}
@@ -393,7 +372,7 @@ class DiskStore:
     def read_checked(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
     ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
-        """What ``read`` gives, and which of these graphs are not as they were written: a bit of them, or of their digest, was changed.
+        """Return graphs, and which of them are not as they were written.
 
         All that the store keeps of a graph counts, so that this reads all fields.
         """
@@ -405,7 +384,7 @@ class DiskStore:
         return gather(with_fields(flat, fields), order.reshape(-1)), changed[order.reshape(-1)]
 
     def _shares(self, graphs: Int64[ndarray, " chosen"]) -> list[tuple[Part, NDArray[np.int64]]]:
-        """The parts that hold ascending graphs, with the numbers that these have there."""
+        """Return the parts of ascending graphs, with their numbers inside each part."""
         cuts = np.searchsorted(graphs, self._first)
         return [
             (part, graphs[a:b] - first)
@@ -414,7 +393,7 @@ class DiskStore:
         ]
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
-        """The field ``name`` of the graphs ``start`` to ``stop`` without reading anything else."""
+        """Return the field ``name`` of consecutive graphs without reading anything else."""
         check_fields(self.fields(), [name])
         field = next(field for field in self.fields() if field.name == name)
         spec = array_specs(self.dim, [field])[array_name(field)]
@@ -450,5 +429,8 @@ def no_graphs(dim: int, fields: Sequence[Field]) -> FlatGraphs:
 
 
 def open_store(path: Path | str) -> GraphStore:
-    """The store at ``path``; InputError where it is missing, foreign, cut off, incomplete or from a newer version."""
+    """Return the store at ``path``.
+
+    InputError where it is missing, foreign, cut off, incomplete or newer.
+    """
     return DiskStore(Path(path))

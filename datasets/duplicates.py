@@ -10,7 +10,7 @@ from hydragnn.datasets.store import GraphStore, stored_label
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Graphs of a split that are copies of graphs in an earlier part, and one of them with its original."""
+    """Graphs that are copies of graphs in an earlier part, with one example."""
 
     count: int
     of: int
@@ -20,7 +20,7 @@ class Copies:
 
 
 def copies_across(store: GraphStore, split: Split) -> Copies:
-    """Return how many graphs outside training equal, bit for bit, a graph of another part before theirs."""
+    """Count the graphs outside training that are copies across parts."""
     labels = copy_labels(store)
     part = np.full(len(store), len(PARTS), dtype=np.int64)
     for number, name in enumerate(PARTS):
@@ -37,7 +37,7 @@ def copies_across(store: GraphStore, split: Split) -> Copies:
 
 
 def sentence_on_copies(store: GraphStore, split: Split, copies: Copies) -> str:
-    """Return what to say of copies in a split of which there are some."""
+    """Return a sentence on copies in a split that has some."""
     same = stored_label(store, copies.copy) == stored_label(store, copies.original)  # as copies often are called
 
     def where(graph: int) -> str:

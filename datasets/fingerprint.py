@@ -1,4 +1,4 @@
-"""Hashes of graphs: one digest per graph, and the fingerprint of a whole store made from them."""
+"""Digests of graphs, and the fingerprint of a store."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,9 @@ DIGEST_BYTES = 16
 
 
 def graph_digests(flat: FlatGraphs) -> UInt8[ndarray, "graphs 16"]:
-    """``[graphs, 16]``: BLAKE2b of every graph's node and edge count and arrays, fields in the order of their names.
+    """Return ``[graphs, 16]``: BLAKE2b of each graph's counts and arrays.
+
+    Fields come in the order of their names.
 
     A field that the graph lacks counts as one zero byte, one that it has as a one followed by its values.
     """
@@ -52,7 +54,7 @@ def _presence(flat: FlatGraphs, field: Field) -> list[bool]:
 
 
 def fingerprint_of(dim: int, fields: Sequence[Field], digests: UInt8[ndarray, "graphs 16"]) -> str:
-    """The hash of a store: its dimension, the meaning of its fields, and the digests of its graphs in order."""
+    """Return the hash of a store's dimension, fields and digests in order."""
     header = {"dim": dim, "fields": [field.to_json() for field in sorted(fields, key=lambda field: field.name)]}
     state = blake2b(json.dumps(header, sort_keys=True, separators=(",", ":")).encode(), digest_size=DIGEST_BYTES)
     state.update(digests.tobytes())

@@ -1,4 +1,4 @@
-"""Fitting the normalisation on the training part of a store, in one pass per field."""
+"""Normalisation fitted on the training part of a store."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol, runtime_checkable
@@ -22,7 +22,7 @@ SPECIES = 119
 
 @runtime_checkable
 class Fitted(Protocol):
-    """What the normalisation needs to know of a target."""
+    """Target as far as the normalisation needs it."""
 
     @property
     def field(self) -> Field:
@@ -30,7 +30,7 @@ class Fitted(Protocol):
 
     @property
     def extensive(self) -> bool:
-        """The value grows with the number of nodes: no mean, std per node."""
+        """Whether values grow with the number of nodes: no mean, std per node."""
 
     @property
     def references(self) -> bool:
@@ -38,11 +38,11 @@ class Fitted(Protocol):
 
     @property
     def given_references(self) -> tuple[tuple[int, float], ...]:
-        """Atomic numbers and their reference values, where they are given and not fitted."""
+        """Atomic numbers and their reference values, if the user gives them."""
 
     @property
     def derivative(self) -> str:
-        """``forces`` or ``stress`` where the field shares the scale of the energy ``source``; else empty."""
+        """``forces`` or ``stress`` for a derivative of the energy ``source``; else empty."""
 
     @property
     def source(self) -> str:
@@ -50,7 +50,7 @@ class Fitted(Protocol):
 
     @property
     def centred(self) -> bool:
-        """False keeps zero where it is, and scales all components alike: for errors relative to the label's size."""
+        """False keeps zero and scales all components alike, for relative errors."""
 
 
 def fit_normalisation(
@@ -61,7 +61,7 @@ def fit_normalisation(
     targets: Sequence[Fitted],
     survey: Survey | None = None,
 ) -> Normalisation:
-    """Scales of the float inputs and of all numeric targets, from the graphs ``indices`` (the training part) only.
+    """Return scales of inputs and targets from the training graphs ``indices``.
 
     A ``survey`` of this store and training part saves reading what it knows already, and shares the reading with other
     processes.
@@ -104,7 +104,7 @@ def _known(known: dict[str, Field], name: str) -> Field:
 
 
 def joint_scale(summaries: Sequence[FieldSummary], field: Field) -> Scale:
-    """The scale of an input that several data sets have, from the summaries of the training parts of all."""
+    """Return the scale of an input that several data sets share."""
     return _scale_of(merge_summaries(summaries), field)
 
 
@@ -128,7 +128,7 @@ def _scale_of(summary: FieldSummary, field: Field, *, centred: bool = True) -> S
 def _along_identity(
     mean: NDArray[np.float64], variance: NDArray[np.float64], field: Field
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The mean's part along the identity (mean trace over dim), and the mean square of what is left, for all components alike.
+    """Return the mean along the identity, and the common residual mean square.
 
     These are the only shift and scale that turning the axes does not change.
     """
@@ -139,13 +139,13 @@ def _along_identity(
 
 
 def _stds(std: NDArray[np.float64], mean: NDArray[np.float64]) -> tuple[float, ...]:
-    """A component that is constant up to rounding is not blown up: its std becomes 1."""
+    """Return standard deviations, 1 for components constant up to rounding."""
     constant = std <= 1e-12 * np.abs(mean)
     return tuple(np.where(constant, 1.0, std).tolist())
 
 
 def check_references(field: Field, store: GraphStore) -> None:
-    """InputError where references of a field cannot be fitted: it has not one value per graph, or the store has no atomic numbers."""
+    """Raise InputError where references of a field cannot be fitted."""
     if field.on != "graph" or field.width != 1:
         raise InputError(f"references need one value per graph, but {field.name} is {field.on} of shape {field.shape}")
     if ATOMIC_NUMBERS not in {known.name for known in store.fields()}:
@@ -153,7 +153,7 @@ def check_references(field: Field, store: GraphStore) -> None:
 
 
 def _given(survey: Survey, field: Field, references: dict[int, float]) -> dict[int, float]:
-    """The reference values; InputError where one lacks that an element of the store needs."""
+    """Return the references; InputError where an element of the store lacks one."""
     check_references(field, survey.store)
 
     def there(_: int) -> NDArray[np.float64]:
@@ -167,7 +167,7 @@ def _given(survey: Survey, field: Field, references: dict[int, float]) -> dict[i
 
 
 def check_elements(field: str, references: Collection[int], elements: Iterable[int]) -> None:
-    """InputError where one of the ``elements`` of a store is not among the atomic numbers of the given references."""
+    """Raise InputError where an element of a store has no given reference."""
     lacking = sorted(set(elements) - set(references))
     if lacking:
         raise InputError(
@@ -177,7 +177,10 @@ def check_elements(field: str, references: Collection[int], elements: Iterable[i
 
 
 def elements_of(store: GraphStore) -> list[int]:
-    """The atomic numbers of a store, ascending; what is no atomic number is left out. InputError without that field."""
+    """Return the atomic numbers of a store, ascending.
+
+    InputError without the field of atomic numbers.
+    """
     found = np.zeros(SPECIES, dtype=np.bool_)
     for start in range(0, len(store), BLOCK):
         numbers = store.column(ATOMIC_NUMBERS, start, min(start + BLOCK, len(store))).values
@@ -186,11 +189,14 @@ def elements_of(store: GraphStore) -> list[int]:
 
 
 def fitted_references(survey: Survey, field: Field) -> dict[int, float]:
-    """Least squares of a graph field on the species counts; the shortest solution where composition leaves a choice."""
+    """Return references by least squares on species counts.
+
+    Where composition leaves a choice, the shortest solution.
+    """
     check_references(field, survey.store)
 
     def solution(_: int) -> NDArray[np.float64]:
-        """One number per species, NaN for those that the training part does not hold."""
+        """Return a number per species, NaN outside the training part."""
         column = survey.store.column(field.name)
         used = survey.train & column.present
         counts, species = species_counts(survey.store)
@@ -212,7 +218,7 @@ def _extensive_scales(
     factors: dict[str, float],
     references: dict[int, float],
 ) -> dict[str, Scale]:
-    """One std for an energy and its derivatives, times the factor of the unit that labels of a derivative have."""
+    """Return one std for an energy and its derivatives, in their units."""
     if "forces" in derived:
         std = _scale(survey, derived["forces"], centred=False).std[0] / factors["forces"]
     else:

@@ -1,4 +1,4 @@
-"""What batches need of memory, as functions of their sizes, and how much of it there is."""
+"""Memory of batches as a function of their sizes, and its limit."""
 
 import re
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "m
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """The most memory that computing a batch takes: at every moment a linear function of its sizes, and the largest of them.
+    """Peak memory of a batch: the largest of several linear functions.
 
     No coefficient is negative, so that a part of a batch never needs more than the whole.
     """
@@ -29,17 +29,17 @@ class Footprint:
     """What a batch holds while another is computed: its tensors, and those of its parts."""
 
     def bytes(self, sizes: Sizes, graphs: Int64[ndarray, " chosen"]) -> float:
-        """What a batch of these graphs takes at its worst moment."""
+        """Return the peak memory of a batch of these graphs."""
         amounts = amounts_of(sizes, graphs).sum(axis=0)
         return float(np.max(np.array(self.forms) @ np.concatenate([[1.0], amounts])))
 
     def alone(self, sizes: Sizes, graphs: Int64[ndarray, " chosen"]) -> Float64[ndarray, " chosen"]:
-        """What each of the graphs takes in a batch of its own."""
+        """Return the peak memory of each graph in a batch of its own."""
         forms, amounts = np.array(self.forms), amounts_of(sizes, graphs)
         return np.max([form[0] + amounts @ form[1:] for form in forms], axis=0)
 
     def held(self, sizes: Sizes, graphs: Int64[ndarray, " chosen"]) -> float:
-        """What a batch of these graphs holds while another is computed."""
+        """Return the memory that a batch holds while another is computed."""
         return float(self.each_held(sizes, graphs).sum())
 
     def each_held(self, sizes: Sizes, graphs: Int64[ndarray, " chosen"]) -> Float64[ndarray, " chosen"]:
@@ -58,13 +58,13 @@ def footprint_from_json(value: dict[str, Any]) -> Footprint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryLimit:
-    """So many bytes, and what batches take of them."""
+    """Limit of memory in bytes, with the footprint of batches."""
 
     footprint: Footprint
     size: int
 
     def check(self, sizes: Sizes, graphs: Int64[ndarray, " chosen"], *, beside: float = 0.0) -> None:
-        """InputError that names the first graph that does not fit in a batch of its own, ``beside`` so many bytes."""
+        """Raise InputError for the first graph that does not fit alone."""
         needed = self.footprint.alone(sizes, graphs) + beside
         if len(needed) and needed.max() > self.size:
             place = int(needed.argmax())
@@ -76,13 +76,15 @@ class MemoryLimit:
 
 
 def amounts_of(sizes: Sizes, graphs: Int64[ndarray, " chosen"]) -> Float64[ndarray, "chosen 4"]:
-    """What the bytes of a form are counted by, for every graph: one, its nodes, its edges, the square of its nodes."""
+    """Return 1, nodes, edges and squared nodes of every graph."""
     nodes = sizes.nodes[graphs].astype(np.float64)
     return np.stack([np.ones(len(nodes)), nodes, sizes.edges[graphs].astype(np.float64), nodes**2], axis=1)
 
 
 def bytes_of(text: str) -> int:
-    """The bytes that a size such as ``"4 GB"`` or ``"512 MiB"`` means; InputError for anything else.
+    """Return the bytes of a size such as ``"4 GB"`` or ``"512 MiB"``.
+
+    InputError for anything else.
 
     >>> bytes_of("4 GB"), bytes_of("1.5MiB"), bytes_of("4096")
     (4000000000, 1572864, 4096)

@@ -20,7 +20,7 @@ LONG_RUN = 12  # rows per run from which copying run by run beats one indexed co
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Spans:
-    """Which rows of an array to copy, in order: runs from ``starts`` to ``stops``, or every row by number."""
+    """Rows of an array to copy: runs, or single rows by number."""
 
     counts: Int64[ndarray, " graphs"]
     total: int
@@ -43,7 +43,7 @@ class Spans:
 
 
 def spans_of(offsets: Int64[ndarray, " graphs_plus_one"], indices: Int64[ndarray, " chosen"]) -> Spans:
-    """The rows of the graphs ``indices``; neighbours in the array are joined into one run.
+    """Return the rows of the graphs ``indices``, neighbours as one run.
 
     >>> spans_of(np.array([0, 2, 5, 6]), np.array([2, 0])).copy(np.arange(6))
     array([5, 0, 1])
@@ -64,7 +64,7 @@ def spans_of(offsets: Int64[ndarray, " graphs_plus_one"], indices: Int64[ndarray
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GatherPlan:
-    """What to copy for a batch with certain fields; made once, used for every batch."""
+    """Plan of the copies for batches with certain fields."""
 
     flat: FlatGraphs
     fields: dict[str, Field]
@@ -85,7 +85,7 @@ def gather_plan(flat: FlatGraphs, names: Collection[str] | None = None) -> Gathe
 
 
 def gather(flat: FlatGraphs, indices: Int64[ndarray, " chosen"], names: Collection[str] | None = None) -> GraphBatch:
-    """The graphs ``indices`` in this order as a batch, with the named fields only (None: all)."""
+    """Return the graphs ``indices`` as a batch, with the named fields (None: all)."""
     return planned_batch(gather_plan(flat, names), indices)
 
 

@@ -1,4 +1,4 @@
-"""Energies of isolated atoms: what an energy is counted from where the user gives it (zero-body terms)."""
+"""Energies of isolated atoms, as references of energies."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,9 @@ from hydragnn.base.errors import InputError, nearest
 
 
 def isolated_atoms(path: Path, key: str) -> dict[str, float]:
-    """The energy of every element, by symbol, from a file of structures that ASE reads, each one atom with its energy under ``key``.
+    """Return each element's energy, by symbol, from a file of single atoms.
+
+    ASE reads the file; the energy stands under ``key``.
 
     InputError where the file cannot be read, a structure is no single atom or lacks the energy, or an element comes twice.
     """
@@ -52,7 +54,9 @@ def _energy(atoms: Any, key: str, where: str) -> float:
 
 
 def by_atomic_number(energies: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    """Atomic number and energy of every element, ascending; ValueError where a key is neither a symbol nor an atomic number.
+    """Return atomic number and energy of every element, ascending.
+
+    ValueError where a key is neither a symbol nor an atomic number.
 
     >>> by_atomic_number({"O": -2.0, "1": -1.0})
     ((1, -1.0), (8, -2.0))

@@ -1,4 +1,4 @@
-"""Coarser levels of the graphs of a store in flat arrays, made once, and gathered into batches as edges are."""
+"""Coarser levels of a store's graphs in flat arrays."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class FlatLevels:
 def flat_levels(
     read: Callable[[Int64[ndarray, " block"]], GraphBatch], graphs: int, count: int, kinds: Sequence[str]
 ) -> FlatLevels:
-    """The first ``count`` levels of all graphs, which ``read`` gives by number; see ``levels_of``."""
+    """Return the first ``count`` levels of all graphs that ``read`` gives."""
     blocks = [
         pieces_of(batch, levels_of(batch, count, kinds))
         for batch in (read(np.arange(first, min(first + BLOCK, graphs))) for first in range(0, graphs, BLOCK))

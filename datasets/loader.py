@@ -1,4 +1,4 @@
-"""Batches of an epoch, in an order that depends on seed and epoch only, never on the number of ranks."""
+"""Batches of an epoch, in an order that depends on seed and epoch."""
 
 from collections.abc import Collection, Iterator
 
@@ -13,7 +13,7 @@ from hydragnn.graphs.batch import GraphBatch
 
 
 class Loader:
-    """Global batches within a budget, of which this rank reads its share; resumable at any step.
+    """Global batches within a budget, of which each rank reads its share.
 
     With ``window`` (for stores larger than memory) graphs are read in blocks: the order of blocks and the order inside a
     window of several blocks are random, so that reads are contiguous and a window's graphs of this rank are in memory.
@@ -33,7 +33,7 @@ class Loader:
         window: int | None = None,
         node_cost: int = NODE_COST,
     ) -> None:
-        """The graphs ``indices`` of a store; ``window`` is the number of graphs in memory at once (None: no limit).
+        """Take the graphs ``indices``, of which ``window`` are in memory (None: all).
 
         Ranks get shares of equal work, of which a node has as much as ``node_cost`` edges.
 
@@ -60,7 +60,7 @@ class Loader:
         return Loader(self.store, self.indices, budget, **same)
 
     def __len__(self) -> int:
-        """Batches of epoch 0; epochs differ only under a node or edge budget, see ``batches``."""
+        """Return the batches of epoch 0; other epochs may differ under budgets."""
         return self._length
 
     def batches(self, epoch: int) -> list[Int64[ndarray, " _"]]:
@@ -68,7 +68,10 @@ class Loader:
         return [batch for window in self._windows(epoch) for batch in window]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[int, GraphBatch]]:
-        """This rank's share of every batch of an epoch from step ``start`` on; a share may have no graphs."""
+        """Yield this rank's share of every batch from step ``start`` on.
+
+        A share may have no graphs.
+        """
         step = 0
         for window in self._windows(number):
             rest = window[max(0, start - step) :]
@@ -88,7 +91,7 @@ class Loader:
                 yield from (held.read(np.searchsorted(graphs_of_all, share)) for share in shares)
 
     def _groups(self, planned: Iterator[Int64[ndarray, " _"]]) -> Iterator[list[Int64[ndarray, " _"]]]:
-        """Shares that are read at once, since a read of few graphs costs as much as one of hundreds."""
+        """Yield groups of shares that are read at once."""
         group: list[Int64[ndarray, " _"]] = []
         graphs = items = 0
         for share in planned:

@@ -1,4 +1,4 @@
-"""The manifest of a store: which parts it has, what they hold and how to know that they are whole."""
+"""Manifest of a store: parts, their contents and checksums."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,6 @@ from hydragnn.graphs.field import Field, field_from_json
 FORMAT = "hydragnn-store"
 VERSION = 1
 MANIFEST = "manifest.json"
-
-Backend = Literal["hdf5", "adios2"]
-SUFFIXES: dict[str, Backend] = {".h5": "hdf5", ".hdf5": "hdf5", ".bp": "adios2"}
-PART_SUFFIX: dict[Backend, str] = {"hdf5": ".h5", "adios2": ".bp"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,18 +48,17 @@ class PartInfo:
     files: dict[str, FileChecksum]
     texts: TextsInfo | None = None
     """None where no graph has a text."""
-    defects: dict[str, Defect] | None = None
-    """Oddities of its graphs by name, counted from the first graph of the part; None where its writer did not look."""
+    defects: dict[str, Defect] = member(default_factory=dict)
+    """Oddities of its graphs by name, counted from the first graph of the part."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the part as plain JSON."""
-        absent = {key for key in ("texts", "defects") if getattr(self, key) is None}
-        return {key: value for key, value in asdict(self).items() if key not in absent}
+        return {key: value for key, value in asdict(self).items() if key != "texts" or value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """How an array of a part must lie on disk."""
+    """Layout of an array of a part on disk."""
 
     rows: tuple[int, ...]
     """Rows of every block that stores the array, in order."""
@@ -78,7 +73,7 @@ class Layout:
         return self.dtype.itemsize * math.prod(self.shape)
 
     def check(self, where: str, counts: tuple[int, int], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Raise InputError that begins with ``where`` unless the found and expected ``counts``, shape and dtype agree."""
+        """Raise InputError unless counts, shape and dtype agree."""
         if counts[0] != counts[1] or (shape, dtype) != (self.shape, self.dtype):
             raise InputError(
                 f"{where} has {counts[0]} rows of shape {shape} and dtype {dtype}, expected are {counts[1]} of shape "
@@ -88,9 +83,10 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a store is; written last, so that a store with a manifest is complete."""
+    """Manifest of a store; a store without one is incomplete."""
 
-    backend: Backend
+    backend: str
+    """Name of the store engine."""
     dim: int
     fields: tuple[Field, ...]
     parts: list[PartInfo]
@@ -105,7 +101,7 @@ class Manifest:
 
 
 def cutoff_of(attributes: Mapping[str, Any]) -> float | None:
-    """The cutoff that made a store's edges, from its attributes; None where they do not come from one."""
+    """Return the cutoff that made a store's edges; None where none did."""
     value = attributes.get("cutoff")
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
     return float(value) if known and value is not None else None
@@ -119,7 +115,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a store; InputError where there is none, it is damaged, foreign, or from a newer version."""
+    """Return a store's manifest; InputError where missing, damaged, foreign or newer."""
     if not folder.exists():
         raise InputError(f"{folder} does not exist; check the path")
     if not folder.is_dir():
@@ -143,12 +139,14 @@ def _manifest(table: dict[str, Any], path: Path) -> Manifest:
     try:
         if not table["parts"]:
             raise ValueError("it names no part")
-        if table["backend"] not in get_args(Backend) or table["dim"] not in (0, 2, 3):
-            raise ValueError(f"backend {table['backend']}, dim {table['dim']}")
-        if not isinstance(table["fingerprint"], str) or not isinstance(table["attributes"], dict):
-            raise TypeError("fingerprint is no text, or attributes are no table")
+        if table["dim"] not in (0, 2, 3):
+            raise ValueError(f"dim {table['dim']}")
+        if not {str} == {type(table["fingerprint"]), type(table["backend"])} or not isinstance(
+            table["attributes"], dict
+        ):
+            raise TypeError("fingerprint or backend is no text, or attributes are no table")
         manifest = Manifest(
-            backend=cast(Backend, table["backend"]),
+            backend=table["backend"],
             dim=table["dim"],
             fields=tuple(field_from_json(field) for field in table["fields"]),
             parts=[part_from_json(part) for part in table["parts"]],
@@ -177,7 +175,7 @@ def _check_counts(manifest: Manifest, graphs: int) -> None:
             raise ValueError(f"{part.name} counts less than there can be")
         if not part.files or not fields.issuperset(part.masked) or not arrays.keys() >= part.stored.keys():
             raise ValueError(f"{part.name} has no files, or names arrays that are not there")
-        for defect in (part.defects or {}).values():
+        for defect in part.defects.values():
             if not (0 < defect.graphs <= part.graphs and 0 <= defect.first < part.graphs):
                 raise ValueError(f"{part.name} counts defects of graphs that it does not have")
         for name, stored in part.stored.items():
@@ -197,26 +195,12 @@ def part_from_json(table: dict[str, Any]) -> PartInfo:
     if any(Path(name).name != name for name in (table["name"], *files)):
         raise ValueError(f"part {table['name']} lies outside the store")
     texts = texts_info(table["texts"], len(blocks)) if "texts" in table else None
-    defects = defects_from_json(table["defects"]) if "defects" in table else None
+    defects = defects_from_json(table["defects"])
     return PartInfo(**{**table, "blocks": blocks, "files": files, "texts": texts, "defects": defects})
 
 
-def part_name(number: int, backend: Backend) -> str:
-    """The name of a part: ``part-00000.h5`` or ``part-00000.bp``."""
-    return f"part-{number:05d}{PART_SUFFIX[backend]}"
-
-
-def backend_of(path: Path) -> Backend:
-    """The engine that a store's suffix asks for; InputError for another suffix."""
-    if path.suffix not in SUFFIXES:
-        raise InputError(
-            f"{path}: the suffix decides the engine; call it {path.stem}.h5 (HDF5) or {path.stem}.bp (ADIOS2)"
-        )
-    return SUFFIXES[path.suffix]
-
-
 def checksum(path: Path, alive: Callable[[], None] = lambda: None) -> FileChecksum:
-    """Size and hash of a file; ``alive`` is called between reads, for whoever watches."""
+    """Return size and hash of a file; ``alive`` is called between reads."""
     state = blake2b(digest_size=16)
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):
@@ -226,19 +210,21 @@ def checksum(path: Path, alive: Callable[[], None] = lambda: None) -> FileChecks
 
 
 def part_files(path: Path) -> dict[str, Path]:
-    """The files of a part by name: one for HDF5, those of the directory for ADIOS2."""
+    """Return the files of a part by name."""
     if path.is_dir():
         return {file.name: file for file in sorted(path.iterdir())}
     return {path.name: path}
 
 
 def check_part_files(path: Path, part: PartInfo) -> None:
-    """InputError where a file of the part is missing, cut off, or (small descriptive files of ADIOS2) changed.
+    """Raise InputError where a file of the part is missing or cut off.
+
+    Small descriptive files of ADIOS2 are compared with their hash.
 
     The engines hang or crash on files that are cut off, so this comes before they see them.
     """
     for name, expected in part.files.items():
-        file = path / name if path.suffix == PART_SUFFIX["adios2"] else path
+        file = path if name == path.name else path / name
         if not file.is_file():
             raise InputError(f"{file} is missing; copy the whole store again")
         size = file.stat().st_size

@@ -1,4 +1,4 @@
-"""Scales in which models see and predict fields; fitted on the training part, kept as JSON with the model."""
+"""Scales in which models see and predict fields."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ ELEMENTS = 119
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """Normalised value = (value - mean) / std, per component of the field."""
+    """Scale of a field: normalised = (value - mean) / std per component."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -35,7 +35,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normalisation:
-    """Scales by field name, and reference values per atomic number that are taken off a graph field before scaling.
+    """Scales by field name, and reference values per atomic number.
 
     An energy, its forces and its stress share one std, so that forces stay minus the gradient of the energy; that of labels in
     other units (GPa beside eV and Angstrom) is multiplied by the factor between them.
@@ -79,7 +79,9 @@ def check_widths(normalisation: Normalisation, fields: Mapping[str, Field]) -> N
 
 
 def normalise(batch: GraphBatch, normalisation: Normalisation) -> GraphBatch:
-    """The batch with every field that has a scale in normalised units, float64; absent values stay zero.
+    """Return the batch with scaled fields in normalised units, float64.
+
+    Absent values stay zero.
 
     InputError where a field with references meets an element without one.
     """
@@ -102,7 +104,7 @@ def normalise(batch: GraphBatch, normalisation: Normalisation) -> GraphBatch:
 
 
 def reference_sums(normalisation: Normalisation, name: str, batch: GraphBatch) -> Float[Tensor, " graphs"]:
-    """Sum of the reference values of each graph's nodes, zero where the field has none.
+    """Return each graph's sum of reference values, zero without references.
 
     InputError where a node's atomic number has no reference, since the training part did not hold it.
     """
@@ -122,7 +124,7 @@ def reference_sums(normalisation: Normalisation, name: str, batch: GraphBatch) -
 
 
 def no_reference(graph: str, number: int, field: str) -> InputError:
-    """The error for a graph with an element that a field has no reference value for."""
+    """Return the error for an element that has no reference value."""
     return InputError(
         f"{graph} has atomic number {number} ({chemical_symbols[number]}), for which {field} has no reference value; train on data that "
         "holds this element, or give its energy in the references of the head"

@@ -1,4 +1,4 @@
-"""Batches within a budget, and what each of several ranks does of them, at equal cost."""
+"""Batches within a budget, and the equal shares of ranks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ ROUNDING = 1e-6  # of sums of bytes over many graphs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """What a batch holds at most; 0 means no limit."""
+    """Limits of a batch; 0 means no limit."""
 
     max_graphs: int = 0
     max_nodes: int = 0
@@ -33,7 +33,7 @@ class Budget:
 
 
 def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> list[Int64[ndarray, " _"]]:
-    """Batches of consecutive ``indices``, each as full as the budget allows; nothing lost, nothing twice, order kept.
+    """Return batches of consecutive ``indices``, as full as the budget allows.
 
     InputError where a single graph exceeds the budget.
 
@@ -54,7 +54,9 @@ def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> li
 def batches_in_order(
     sizes: Sizes, breaks: Int64[ndarray, " breaks"], budget: Budget
 ) -> tuple[Int64[ndarray, " batches"], Float64[ndarray, " batches"]]:
-    """Where batches of all graphs of a store end, as ``pack`` makes them between ascending ``breaks``, and what each costs in edges.
+    """Return ends and costs of batches of all graphs between ascending ``breaks``.
+
+    They are those that ``pack`` makes. Costs count edges.
 
     A graph that exceeds the budget stands alone if there is a break before and after it. Looks at ``WINDOW`` graphs at a
     time, so that it needs little memory beside the sizes.
@@ -80,7 +82,7 @@ def batches_in_order(
 
 
 def _walk(ends: Int64[ndarray, " chosen"]) -> Int64[ndarray, " cuts"]:
-    """Where batches begin if each ends where ``ends`` says of its first graph; and where the last one ends."""
+    """Return the cuts of consecutive batches, given the end for each start."""
     cuts, end_of = [0], ends.tolist()
     while cuts[-1] < len(end_of):
         cuts.append(end_of[cuts[-1]])
@@ -90,7 +92,7 @@ def _walk(ends: Int64[ndarray, " chosen"]) -> Int64[ndarray, " cuts"]:
 def _ends(
     nodes: Int64[ndarray, " chosen"], edges: Int64[ndarray, " chosen"], budget: Budget
 ) -> Int64[ndarray, " chosen"]:
-    """Where a batch ends that begins at each position: one past its last graph."""
+    """Return the end of the batch that begins at each position."""
     ends = np.full(len(nodes), len(nodes), dtype=np.int64)
     if budget.max_graphs:
         ends = np.minimum(np.arange(len(nodes)) + budget.max_graphs, ends)
@@ -113,7 +115,7 @@ def _ends_in_memory(sizes: Sizes, indices: Int64[ndarray, " chosen"], memory: Me
 
 
 def check_budget(indices: Int64[ndarray, " chosen"], counts: Int64[ndarray, " graphs"], limit: int, what: str) -> None:
-    """InputError that names the largest graph where it does not fit into the budget; a limit of 0 is none."""
+    """Raise InputError for the largest graph where it exceeds the budget."""
     if limit and len(counts) and int(counts.max()) > limit:
         graph, count = int(indices[counts.argmax()]), int(counts.max())
         raise InputError(
@@ -124,12 +126,12 @@ def check_budget(indices: Int64[ndarray, " chosen"], counts: Int64[ndarray, " gr
 def graph_costs(
     sizes: Sizes, indices: Int64[ndarray, " chosen"] | slice, node_cost: int = NODE_COST
 ) -> Int64[ndarray, " chosen"]:
-    """The work that each graph means for a model, in edges, of which a node costs so many."""
+    """Return the cost of each graph in edges."""
     return sizes.edges[indices] + node_cost * sizes.nodes[indices]
 
 
 def costs_of(sizes: Sizes, node_cost: int = NODE_COST) -> Integer[ndarray, " graphs"]:
-    """The work of every graph of a store, of four bytes where that is enough: looking it up in a random order waits for memory.
+    """Return the cost of every graph of a store, int32 where possible.
 
     >>> costs_of(Sizes(nodes=np.array([1, 2]), edges=np.array([10, 20]))).tolist()
     [18, 36]
@@ -141,7 +143,9 @@ def costs_of(sizes: Sizes, node_cost: int = NODE_COST) -> Integer[ndarray, " gra
 def share_of(
     batch: Int64[ndarray, " chosen"], costs: Integer[ndarray, " graphs"], ranks: int, rank: int
 ) -> Int64[ndarray, " _"]:
-    """What one rank does of a batch; the ``costs`` of all ranks, which are those of every graph of the store, are nearly equal.
+    """Return the graphs of a batch that one rank computes.
+
+    Costs of all ranks are nearly equal.
 
     A rank plans only for its team: blocks of at most ``BLOCK`` ranks take consecutive parts of the batch, whose graphs are dealt by cost to
     teams of at most ``TEAM`` ranks, and inside a team the longest comes first (Graham 1969). So planning hardly grows with the
@@ -166,7 +170,9 @@ def share_of(
 
 
 def dealt_to(team: int, costs: Integer[ndarray, " chosen"], teams: int, ranks: int) -> Int64[ndarray, " _"]:
-    """Positions of the graphs that a team gets, in ascending order: dealt like cards, the dearest first, to and fro among the teams.
+    """Return the ascending positions of a team's graphs, dealt by cost.
+
+    The dearest comes first, to and fro among the teams.
 
     A round has a card for each of the ranks, so that teams of more ranks get more, and every other round goes backwards.
     """
@@ -185,7 +191,7 @@ def dealt_to(team: int, costs: Integer[ndarray, " chosen"], teams: int, ranks: i
 
 
 def longest_first(costs: Integer[ndarray, " chosen"], ranks: int) -> Int64[ndarray, " chosen"]:
-    """The rank of every graph: in the order of falling cost each goes to the rank that has least to do."""
+    """Return each graph's rank: the dearest first, to the least loaded."""
     loads = [(0, rank) for rank in range(ranks)]
     owner = np.empty(len(costs), dtype=np.int64)
     values = costs.tolist()

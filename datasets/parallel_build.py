@@ -1,4 +1,4 @@
-"""A store made by several processes: the graphs, in the order, that one process writes.
+"""Stores made by several processes, with the order of one.
 
 Every process goes through the source and makes the graphs of the blocks that are its own, of which each is a part of the store.
 So no graph travels between processes. Here are processes of one machine, which one begins; ranks share the same blocks in
@@ -51,7 +51,7 @@ class Block:
 
 
 def blocks_for(processes: int, graphs: int | None = None) -> Iterator[Block]:
-    """Blocks of so many graphs, the largest first; without end, and growing with what lies before them, where nobody has counted.
+    """Yield blocks of graphs: shrinking, or growing where nobody has counted.
 
     >>> [block.length for block in blocks_for(2, 1000)]
     [250, 188, 141, 106, 79, 64, 64, 64, 44]
@@ -74,15 +74,15 @@ def blocks_for(processes: int, graphs: int | None = None) -> Iterator[Block]:
 
 @runtime_checkable
 class Tally(Protocol):
-    """What a process says to those that it shares a store with, and hears from them, as it goes on."""
+    """Progress that the processes of a build share."""
 
     def add(self, graphs: int) -> bool:
-        """Count graphs that were made; return False once the block that is being written will be part of no store."""
+        """Count graphs; return False once the block will not be used."""
 
 
 @dataclass(kw_only=True, slots=True)
 class LocalTally:
-    """That of processes of one machine: numbers in memory that all of them share."""
+    """Progress in shared memory, for processes of one machine."""
 
     stop: Any
     """An event: the store will not be made."""
@@ -102,7 +102,7 @@ LOOK = 1024
 
 @dataclass(kw_only=True, slots=True)
 class Source:
-    """Where one process stands in the source, and what a store needs to be told."""
+    """Position of one process in the source, and settings of the store."""
 
     settings: BuildSettings
     out: Path
@@ -117,7 +117,10 @@ class Source:
         self.makers = makers_of(self.settings)
 
     def write(self, block: Block) -> int:
-        """Write a block, later than all before; gives how many graphs there were, fewer than its length at the end of the source."""
+        """Write a block, later than all before; return its number of graphs.
+
+        Fewer than its length at the end of the source.
+        """
         for number, _ in enumerate(islice(self.makers, block.first - self.position)):
             if number % LOOK == 0 and not self.tally.add(0):
                 return 0
@@ -149,7 +152,7 @@ source_here: list[Source] = []
 
 
 def begin(source: Source) -> None:
-    """Take part in a build; this process ends with the one that began it."""
+    """Take part in a build; this process ends with its parent."""
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     keep_memory()
@@ -166,7 +169,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def deaf_processes() -> Iterator[None]:
-    """Processes that start in this block do not hear Ctrl-C, from their first instruction on; who starts them hears it after the block."""
+    """Start child processes with SIGINT blocked; the parent receives it afterwards."""
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -182,7 +185,9 @@ def write_block(block: Block) -> int:
 def build_with_workers(
     settings: BuildSettings, out: Path, workers: int, progress: Callable[[int], None] | None = None
 ) -> None:
-    """Make a store as ``build_store`` does, in so many processes; InputError as there, and then no store is left behind, Busy as there.
+    """Make a store as ``build_store`` does, in several processes.
+
+    Errors are the same, and then no store is left behind.
 
     Python's rule for scripts that start processes holds: call it under ``if __name__ == "__main__":``.
     """
@@ -205,7 +210,10 @@ def _build_alone(settings: BuildSettings, out: Path, workers: int, progress: Cal
 
 
 def first_and_count(settings: BuildSettings, out: Path) -> tuple[GraphBatch, int | None]:
-    """Make ``out`` ready; gives the first graph and the number of graphs where it can be known. InputError where there is none, or no place."""
+    """Prepare ``out``; return the first graph and the count, if known.
+
+    InputError without graphs or place.
+    """
     clear_unfinished(out)
     first = next(graphs_of(settings), None)
     if first is None:
@@ -214,7 +222,7 @@ def first_and_count(settings: BuildSettings, out: Path) -> tuple[GraphBatch, int
 
 
 def check_whole(out: Path, counted: int | None, written: int) -> None:
-    """InputError where the source has not the number of graphs that were counted."""
+    """Raise InputError where the source changed its number of graphs."""
     if counted not in (None, written):
         raise InputError(
             f"{out}: {counted} graphs were counted in the files and {written} written; who writes to them? Run it again"
@@ -229,7 +237,7 @@ def _write_parts(
     workers: int,
     tell: Callable[[int], None],
 ) -> int:
-    """Have all parts written; gives their number. Whatever is raised, no process writes any more."""
+    """Write all parts and return their number; no process outlives the call."""
     context = workers_context()
     tally = LocalTally(stop=context.Event(), made=context.Value("q", 0))
     source = Source(settings=settings, out=out, fields=fields_of(settings, first), dim=first.dim, tally=tally)
@@ -248,7 +256,10 @@ def _write_parts(
 
 
 def write_blocks(pool: ProcessPoolExecutor, blocks: Iterator[Block], ahead: int, tell: Callable[[], None]) -> int:
-    """Have blocks written until one is not full; gives the number of parts. Of several errors the first one in the source is raised."""
+    """Write blocks until one is not full; return the number of parts.
+
+    Of several errors the first one in the source is raised.
+    """
     waiting, parts, ended = deque[tuple[Block, Future[int]]](), 0, False
     while True:
         for block in islice(blocks, 0 if ended else ahead - len(waiting)):

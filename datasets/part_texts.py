@@ -1,4 +1,4 @@
-"""Texts of a part of a store: a file beside it, one gzip member of JSON per block, so that a few texts are a short read."""
+"""Texts of a part: one gzip member of JSON per block."""
 
 import gzip
 import json
@@ -42,7 +42,10 @@ def texts_path(part: Path) -> Path:
 
 
 def texts_info(table: Any, blocks: int) -> TextsInfo:
-    """Return what ``asdict`` wrote of a part with so many blocks; KeyError, TypeError and ValueError where it is damaged."""
+    """Return the description that ``asdict`` wrote.
+
+    KeyError, TypeError and ValueError where it is damaged.
+    """
     info = TextsInfo(
         graphs={str(key): int(count) for key, count in table["graphs"].items()},
         members=[int(size) for size in table["members"]],
@@ -75,10 +78,10 @@ class TextsWriter:
 
 
 class TextsReader:
-    """Reads texts block by block, and keeps those of the last few blocks."""
+    """Reader of texts by block, with a cache of the last few."""
 
     def __init__(self, path: Path, info: TextsInfo, graphs: Sequence[int]) -> None:
-        """The file of a part whose blocks have so many ``graphs``; nothing is opened yet."""
+        """Describe the file of a part with so many ``graphs`` per block."""
         self._path, self._info, self._graphs = path, info, graphs
         self._first = np.concatenate([[0], np.cumsum(graphs, dtype=np.int64)])
         self._begin = np.concatenate([[0], np.cumsum(info.members, dtype=np.int64)])
@@ -92,7 +95,7 @@ class TextsReader:
             raise InputError(f"{self._path} {have}; copy the whole store again")
 
     def read(self, key: str, graphs: Int64[ndarray, " chosen"]) -> list[str]:
-        """Return the texts of graphs by their numbers in the part; empty for those that have none."""
+        """Return texts by numbers in the part, empty where there are none."""
         blocks = np.searchsorted(self._first, graphs, side="right") - 1
         places = (graphs - self._first[blocks]).tolist()
         texts = []

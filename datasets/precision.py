@@ -1,4 +1,4 @@
-"""Digits that labels keep: float32 numbers of one size stand apart, and what differs by less is lost."""
+"""Digits that float32 labels lose."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,9 @@ COARSE = 1e-3
 
 
 def lost_digits(survey: Survey, field: Field, *, extensive: bool = False) -> str:
-    """Return a sentence on float32 numbers that stand apart by more than a thousandth of their spread; empty where none do.
+    """Return a sentence where float32 steps exceed a thousandth of the spread.
+
+    Empty where none do.
 
     Of an ``extensive`` field the spread is that of what is left after reference energies, where the store has atomic numbers.
     """
@@ -33,7 +35,7 @@ def lost_digits(survey: Survey, field: Field, *, extensive: bool = False) -> str
 
 
 def _of_graphs(survey: Survey, field: Field, extensive: bool) -> Float64[ndarray, " 2"]:
-    """Return the size of the numbers of the training part, and the spread of what is to be learned of them."""
+    """Return size and spread of the labels of the training part."""
     column = survey.store.column(field.name)
     used = survey.train & column.present
     values = column.values[used].astype(np.float64)
@@ -46,7 +48,7 @@ def _of_graphs(survey: Survey, field: Field, extensive: bool) -> Float64[ndarray
 def after_references(
     store: GraphStore, values: Float64[ndarray, " graphs"], used: ndarray
 ) -> Float64[ndarray, " graphs"]:
-    """Return what least squares on composition leave of the values of the graphs that are ``used``."""
+    """Return values minus least squares on composition, of the ``used`` graphs."""
     if ATOMIC_NUMBERS not in {field.name for field in store.fields()}:
         return values
     counts: Int64[ndarray, "graphs species"] = species_counts(store)[0][used]

@@ -1,4 +1,4 @@
-"""How a run chooses, splits and packs its data."""
+"""Settings of a run's data: store, split and batches."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from hydragnn.datasets.packing import Budget
 
 
 class DataSettings(Settings):
-    """Which store, and which of its fields the model sees."""
+    """Store of a run, and the fields that the model sees."""
 
     store: Path
     """A store made by ``hydragnn data build``; relative paths count from the configuration file's folder."""
@@ -28,7 +28,7 @@ class DataSettings(Settings):
 
 
 class SplitSettings(Settings):
-    """Which graphs train, which choose (validation), which calibrate intervals and which only judge (test)."""
+    """Split of the graphs into training, validation, calibration and test."""
 
     before: ClassVar = {"calibration": 0.0}
     acts_with: ClassVar = dict.fromkeys(
@@ -89,7 +89,7 @@ class SplitSettings(Settings):
 
 
 class BatchSettings(Settings):
-    """Budget of one optimisation step, over all ranks together; 0 means no limit."""
+    """Budget of one optimisation step over all ranks; 0: no limit."""
 
     before: ClassVar = {"budget": "given", "memory": ""}
     acts_with: ClassVar = {
@@ -125,5 +125,5 @@ class BatchSettings(Settings):
 
     @property
     def limits(self) -> Budget:
-        """What a batch holds at most, as far as it is given."""
+        """Limits of a batch, as far as they are given."""
         return Budget(max_graphs=self.max_graphs, max_nodes=self.max_nodes, max_edges=self.max_edges)

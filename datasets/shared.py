@@ -1,4 +1,4 @@
-"""Whole stores in memory, kept once per machine where several ranks read the same graphs."""
+"""Whole stores in memory, one copy per machine for several ranks."""
 
 import os
 import shutil
@@ -22,7 +22,9 @@ from hydragnn.graphs.field import Field
 
 
 def load_into_memory(store: GraphStore, shared_by_node: bool = False) -> MemoryStore:
-    """All graphs of a store in memory; with ``shared_by_node`` the processes of this user and machine share one copy.
+    """Return all graphs of a store in memory.
+
+    With ``shared_by_node`` the processes of this user and machine share one copy.
 
     The first process copies the arrays into shared memory, the others map them; the last one to leave removes them. Where that
     place knows no locks, nobody could tell which is the last, and each process has its own copy.
@@ -50,7 +52,7 @@ def load_into_memory(store: GraphStore, shared_by_node: bool = False) -> MemoryS
 
 
 def shared_folder(store: GraphStore) -> Path:
-    """Where the processes of this user keep their common copy of a store."""
+    """Return the folder of the common copy of a store."""
     disk = disk_store(store)
     place = "" if disk is None else disk.place_and_time()
     names = [field.name for field in store.fields()]
@@ -66,14 +68,17 @@ def _flat(store: GraphStore) -> FlatGraphs:
 
 
 def _shared_root() -> Path:
-    """Memory that processes share; the folder for temporary files where the system has none."""
+    """Return shared memory, or the temporary folder where there is none."""
     memory = Path("/dev/shm")
     return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[Path]:
-    """Only one process at a time makes or removes the copy; gives the file that its users hold a lock on."""
+    """Let one process at a time make or remove the copy.
+
+    Gives the file that its users hold a lock on.
+    """
     descriptor = _gate(folder.with_suffix(".lock"))
     try:
         yield folder.with_suffix(".users")
@@ -82,7 +87,7 @@ def _alone(folder: Path) -> Iterator[Path]:
 
 
 def _gate(path: Path) -> int:
-    """The lock file, open and locked; one that was removed while we waited is let go, since others no longer see it."""
+    """Open and lock the lock file; try again where it was removed meanwhile."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         wait_for_lock(descriptor)

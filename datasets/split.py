@@ -1,4 +1,4 @@
-"""Which graphs train, which choose, which calibrate and which only judge."""
+"""Splits into training, validation, calibration and test."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ LEAST = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Split:
-    """Graph numbers of the four parts, each in ascending order; no graph is in two of them."""
+    """Ascending graph numbers of the four parts, which share none."""
 
     train: Int64[ndarray, " train"]
     valid: Int64[ndarray, " valid"]
@@ -57,7 +57,7 @@ class SplitKind(ABC):
 
     @abstractmethod
     def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
-        """The parts of a store; InputError where the rule does not apply to it."""
+        """Return the parts of a store; InputError where the rule does not apply."""
 
     @abstractmethod
     def leaves_rest(self, cuts: Cuts) -> bool:
@@ -65,7 +65,7 @@ class SplitKind(ABC):
 
 
 class ByLabel(SplitKind):
-    """Graphs with equal labels stay together; shuffled labels are cut at the fractions."""
+    """Split by labels: graphs with equal labels stay together."""
 
     def __init__(self, units: str, labels: Callable[[GraphStore, str], ndarray]) -> None:
         self.units, self._labels = units, labels
@@ -79,7 +79,7 @@ class ByLabel(SplitKind):
         return _by_label(np.asarray(labels, dtype=np.int64).reshape(-1), cuts)
 
     def leaves_rest(self, cuts: Cuts) -> bool:
-        """Where the fractions do not sum to 1."""
+        """Return True where the fractions do not sum to 1."""
         return cuts.train + cuts.valid + (cuts.calibration or 0.0) < 1 - 1e-9
 
 
@@ -89,7 +89,10 @@ class Given(SplitKind):
     units = "graphs"
 
     def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
-        """The graphs of every number; 3 is for calibration, and with ``calibration = 0`` no such graph may be there."""
+        """Return the graphs of every number.
+
+        3 is for calibration, and with ``calibration = 0`` no such graph may be there.
+        """
         if cuts.calibration:
             raise InputError(
                 f"a given split takes no fraction, and split.calibration is {cuts.calibration:g}; leave it out and give "
@@ -109,7 +112,7 @@ class Given(SplitKind):
 
 
 def make_split(store: GraphStore, settings: SplitSettings) -> Split:
-    """The parts of a store, the same for the same settings and content on every machine.
+    """Return the parts of a store, the same on every machine.
 
     InputError where training or validation would be empty, where another part would be empty although a fraction is asked
     for it or left to it, and where the field with groups or given parts is missing or not a graph field.
@@ -158,7 +161,7 @@ def _by_label(labels: Int64[ndarray, " graphs"], cuts: Cuts) -> Split:
 
 
 def graph_values(store: GraphStore, name: str) -> Float64[ndarray, "graphs ..."]:
-    """A graph field of all graphs; InputError where it is missing, lives on nodes or edges, or lacks values."""
+    """Return a graph field of all graphs; InputError where values lack."""
     column = store.column(name)
     location = next(field.on for field in store.fields() if field.name == name)
     if location != "graph":
@@ -174,7 +177,7 @@ DUPLICATES = "duplicates"
 
 
 def group_labels(store: GraphStore, name: str) -> ndarray:
-    """One label per graph: values of a graph field, texts as numbers, or which graphs are copies of each other.
+    """Return one label per graph: a field, a text or its copies.
 
     InputError where a graph has none.
     """
@@ -195,7 +198,7 @@ def group_labels(store: GraphStore, name: str) -> ndarray:
 
 
 def copy_labels(store: GraphStore) -> Int64[ndarray, " graphs"]:
-    """A number per graph, the same for graphs that are equal in every bit, and for no others."""
+    """Return a number per graph, equal exactly for identical graphs."""
     first, second = np.ascontiguousarray(store.digests()).view(np.uint64).T
     order = np.lexsort((second, first))
     new = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
@@ -205,7 +208,7 @@ def copy_labels(store: GraphStore) -> Int64[ndarray, " graphs"]:
 
 
 def species_counts(store: GraphStore) -> tuple[Int64[ndarray, "graphs species"], Int64[ndarray, " species"]]:
-    """How many nodes of each atomic number every graph has, and which numbers these are: those of the store, ascending.
+    """Return each graph's nodes per atomic number, and these numbers, ascending.
 
     InputError without that field, and for a number that is none.
     """
@@ -225,7 +228,7 @@ def species_counts(store: GraphStore) -> tuple[Int64[ndarray, "graphs species"],
 
 
 def reduced_compositions(store: GraphStore) -> Int64[ndarray, "graphs species"]:
-    """Species counts divided by their greatest common divisor, so that Fe2Pt2 and FePt are one composition."""
+    """Return species counts by their divisor: Fe2Pt2 and FePt are one composition."""
     counts, _ = species_counts(store)
     return counts // np.maximum(np.gcd.reduce(counts, axis=1, keepdims=True), 1)
 

@@ -15,7 +15,7 @@ from hydragnn.graphs.texts import NAME, Texts, label
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sizes:
-    """Nodes and edges of every graph of a store, known without reading any payload."""
+    """Nodes and edges of every graph of a store."""
 
     nodes: Int64[ndarray, " graphs"]
     edges: Int64[ndarray, " graphs"]
@@ -26,7 +26,7 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Column:
-    """One field of consecutive graphs: its values end to end, and which of the graphs have it (zeros elsewhere)."""
+    """Field of consecutive graphs: values end to end, zero where absent."""
 
     values: Shaped[ndarray, "items ..."]
     present: Bool[ndarray, " graphs"]
@@ -34,11 +34,11 @@ class Column:
 
 @runtime_checkable
 class GraphStore(Protocol):
-    """Graphs by number; what was written comes back bit for bit, to any number of readers."""
+    """Graphs by number, which come back bit for bit."""
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """JSON values about the whole store: where the data came from, cutoff, units of length."""
+        """JSON values about the whole store: origin, cutoff, units of length."""
 
     @property
     def dim(self) -> int:
@@ -51,28 +51,30 @@ class GraphStore(Protocol):
     def __len__(self) -> int: ...
 
     def fields(self) -> tuple[Field, ...]:
-        """What the store holds beside the graphs themselves."""
+        """Return the fields of all graphs."""
 
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""
 
     def digests(self) -> UInt8[ndarray, "graphs 16"]:
-        """Digest of every graph: equal for graphs that are equal in every bit, whatever their texts."""
+        """Return the digest of every graph, whatever its texts."""
 
     @property
     def texts(self) -> Mapping[str, Texts]:
-        """One text per graph and key, such as its ``name``; none is read before it is asked for."""
+        """Return one text per graph and key, read on first use."""
 
     def read(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
     ) -> GraphBatch:
-        """The graphs with these numbers, in this order, repeats allowed, with the named fields only (None: all).
+        """Return these graphs in this order, with the named fields (None: all).
+
+        Numbers may repeat.
 
         InputError where a number is out of range or a field is not there.
         """
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
-        """The field ``name`` of the graphs ``start`` to ``stop`` without reading anything else."""
+        """Return the field ``name`` of consecutive graphs without reading anything else."""
 
 
 @runtime_checkable
@@ -82,23 +84,23 @@ class DigestedStore(Protocol):
     def read_checked(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
     ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
-        """What ``read`` gives, and which of these graphs are not as they were written."""
+        """Return graphs, and which of them are not as they were written."""
 
 
 def read_checked(
     store: GraphStore, graphs: Int64[ndarray, " chosen"], fields: Collection[str] | None = None
 ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
-    """These graphs, and which of them are not as they were written; none in a store without digests, as in memory."""
+    """Return graphs, and which of them were changed; none without digests."""
     if isinstance(store, DigestedStore):
         return store.read_checked(graphs, fields)
     return store.read(graphs, fields), np.zeros(len(graphs), dtype=np.bool_)
 
 
 def stored_label(store: GraphStore, graph: int) -> str:
-    """Return what messages call a graph of a store: its name, else its number."""
+    """Return the name of a graph in messages, else its number."""
     return label(store.texts[NAME][graph] if NAME in store.texts else "", graph)
 
 
 def changed_sentence(graph: int) -> str:
-    """What to say of a graph that is not as it was written."""
+    """Return the sentence on a graph whose digest is another."""
     return f"graph {graph} is not as it was written: its digest is another; copy the store again"

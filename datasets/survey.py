@@ -1,4 +1,4 @@
-"""One pass over each field of a store: what is missing, what is not finite, sums of the training part.
+"""Summaries of the fields of a store over its training part.
 
 A pass goes block by block. Several processes share the blocks and merge them in one order, so that the sums are the same
 bits however many there are.
@@ -34,7 +34,7 @@ def every_row(count: int, width: int, row: Row) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FieldSummary:
-    """What one pass over a field tells."""
+    """Summary of a field over the training part."""
 
     items: int
     """Nodes, edges or graphs of the training part that have the field."""
@@ -57,7 +57,7 @@ def summary_from_json(value: Mapping[str, Any]) -> FieldSummary:
 
 
 class Survey:
-    """Summaries of the fields of a store, each made when it is first asked for.
+    """Summaries of the fields of a store, each made on first use.
 
     With ``rows`` that several processes share, all of them ask for the same fields in the same order.
     """
@@ -69,7 +69,7 @@ class Survey:
         rows: Rows = every_row,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is read yet; sums will be of the graphs ``train``, with a ``heartbeat`` between reads."""
+        """Summarise the graphs ``train``; ``heartbeat`` is called between reads."""
         self.store, self.rows, self.heartbeat = store, rows, heartbeat
         self.train = np.zeros(len(store), dtype=np.bool_)
         self.train[train] = True
@@ -77,7 +77,7 @@ class Survey:
         self._known: dict[str, FieldSummary] = {}
 
     def summary(self, field: Field) -> FieldSummary:
-        """What there is to know about a field; its values are read once."""
+        """Return the summary of a field; its values are read once."""
         if field.name not in self._known:
             blocks = -(-len(self.store) // BLOCK)
             rows = self.rows(blocks, 2 + 2 * field.width, lambda block: self._row(field, block))
@@ -135,6 +135,6 @@ def _merge(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummary
 
 
 def merge_summaries(summaries: Sequence[FieldSummary]) -> FieldSummary:
-    """What one pass over the data sets of all these summaries would tell."""
+    """Return the summary of several data sets together."""
     rows = [np.concatenate([[each.items, each.squares], each.mean, each.deviations]) for each in summaries]
     return _merge(np.stack(rows), len(summaries[0].mean))

@@ -1,4 +1,4 @@
-"""What one does with whole stores: look, check, convert."""
+"""Tools for whole stores: look, check, convert."""
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -39,7 +39,7 @@ LISTED = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeSummary:
-    """How large the graphs of a store are, in nodes or edges."""
+    """Sizes of the graphs of a store, in nodes or edges."""
 
     total: int
     min: int
@@ -49,7 +49,7 @@ class SizeSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreInfo:
-    """What a store holds, from its manifest alone."""
+    """Contents of a store, from its manifest."""
 
     path: Path
     backend: str
@@ -78,7 +78,7 @@ class StoreInfo:
     """What was noticed of its graphs when they were written, and of its fields when it was built."""
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON, with the graphs that have and lack each field."""
+        """Return plain JSON, with the graphs that have and lack each field."""
         known = {**asdict(replace(self, fields=())), "path": str(self.path), "notes": list(self.notes)}
         counts = [{"present": (there := self.present[one.name]), "missing": self.graphs - there} for one in self.fields]
         fields = [{**field.to_json(), **count} for field, count in zip(self.fields, counts)]
@@ -92,7 +92,7 @@ class StoreInfo:
 
 
 def store_info(path: Path | str) -> StoreInfo:
-    """What a store holds; InputError where there is none."""
+    """Return the contents of a store; InputError where there is none."""
     path = Path(path)
     store = DiskStore(path)
     sizes = store.sizes()
@@ -121,8 +121,6 @@ def store_notes(store: DiskStore) -> tuple[str, ...]:
     """Return a sentence for each defect that the manifest counts."""
     parts, collected, start = store.manifest.parts, [], 0
     for part in parts:
-        if part.defects is None:
-            return ("an earlier version wrote the store and counted no odd graphs; hydragnn data check counts them",)
         collected.append((part.defects, start))
         start += part.graphs
     return _notes(store, joined_defects(collected))
@@ -133,13 +131,12 @@ def _notes(store: DiskStore, defects: Defects) -> tuple[str, ...]:
 
 
 def _called(store: DiskStore, graph: int) -> str:
-    """What messages call a graph of a store."""
     names = store.texts.get(NAME)
     return label(names.select([graph]).values[0] if names is not None else "", graph)
 
 
 def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:
-    """Return which graphs have a field; of parts on disk where all have it, nothing is read."""
+    """Return which graphs have a field, from the manifest where possible."""
     disk = disk_store(store)
     if disk is None:
         return store.column(field.name).present
@@ -154,7 +151,10 @@ def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:
 
 
 def refuse_useless(path: Path) -> None:
-    """Remove a store that was made now and raise InputError where no graph has a field, or any two nodes within the cutoff."""
+    """Remove a new store and raise InputError where it is useless.
+
+    That is, no graph has a field, or no two nodes are within the cutoff.
+    """
     store = DiskStore(path)
     absent = [field.name for field in store.fields() if not present_graphs(store, field).any()]
     sizes, cutoff = store.sizes(), cutoff_of(store.attributes)
@@ -179,7 +179,7 @@ def _size_summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> SizeSummary:
 
 
 def convert_store(source: Path | str, target: Path | str) -> None:
-    """The same graphs in a new store, one part, engine by suffix; the fingerprint stays.
+    """Copy a store, one part, engine by suffix; the fingerprint stays.
 
     InputError where the source cannot be read or is not as it was written, or the target is taken or full.
     """
@@ -197,7 +197,7 @@ def convert_store(source: Path | str, target: Path | str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreCheck:
-    """What was found by reading a whole store, one sentence each."""
+    """Findings of reading a whole store, one sentence each."""
 
     problems: list[str]
     """Empty where every bit is as it was written and every graph is valid."""
@@ -206,12 +206,12 @@ class StoreCheck:
 
 
 def check_store(path: Path | str) -> list[str]:
-    """What is wrong with a store, one sentence each; empty where every bit is as it was written and every graph is valid."""
+    """Return the faults of a store, one sentence each; empty where none."""
     return examine_store(path).problems
 
 
 def examine_store(path: Path | str) -> StoreCheck:
-    """Read all of a store and return what is wrong with it, and what is odd about its graphs.
+    """Read all of a store and return its faults and oddities.
 
     Files are compared with their size and hash before an engine sees them; then every graph with its digest, and its
     values with the rules of graphs (indices in range, edges sorted, finite numbers, classes in range, shifts of its cell, edges within
@@ -255,7 +255,7 @@ def check_graphs(
     stress: Collection[str] = (),
     alive: Callable[[], None] = lambda: None,
 ) -> None:
-    """Read the graphs with these fields and raise InputError that names the first one that is not valid, or not as it was written.
+    """Raise InputError for graphs that are not valid or were changed.
 
     Every graph must have the fields ``needed``, and where it has one of the fields ``stress`` also a volume. ``alive`` is called between reads, for whoever watches.
     """
@@ -278,7 +278,7 @@ def check_graphs(
 
 
 def _flat_stress(batch: GraphBatch, numbers: Int64[ndarray, " graphs"], stress: Collection[str]) -> dict[int, str]:
-    """What is wrong with graphs that have a stress and no volume, by their position."""
+    """Return the fault of graphs with a stress and no volume."""
     flat = (volumes(batch) == 0).numpy()
     return {
         place: (
@@ -291,7 +291,7 @@ def _flat_stress(batch: GraphBatch, numbers: Int64[ndarray, " graphs"], stress: 
 
 
 def files_are_whole(store: DiskStore, parts: slice, alive: Callable[[], None] = lambda: None) -> bool:
-    """Return True where every bit of some part files is as it was written, which says the same of each of their graphs.
+    """Return True where every bit of some part files is as written.
 
     One hash of a file takes a small part of the time of a digest of every graph.
     """
@@ -324,7 +324,7 @@ def _names_from(texts: TextsReader, start: int, rows: Int64[ndarray, " rows"]) -
 def _check_content(
     part: Part, manifest: Manifest, first: int
 ) -> tuple[NDArray[Any], list[str], list[tuple[Defects, int]]]:
-    """The digests of the part's graphs, what is wrong with them and what is odd; ``first`` is the number of its first graph."""
+    """Return digests, faults and oddities of a part's graphs from ``first`` on."""
     cutoff = cutoff_of(manifest.attributes)
     defects: list[tuple[Defects, int]] = []
     collected, problems = [np.zeros((0, 16), dtype=np.uint8)], []

@@ -1,4 +1,4 @@
-"""A store seen without its edges: the ablation that shows what the neighbours are worth."""
+"""Stores without their edges, for ablations."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from hydragnn.graphs.topology import Topology
 
 
 class WithoutEdges:
-    """The same graphs, nodes and labels, and no edges; edge fields are there with no rows, so that any model fits."""
+    """Same graphs, nodes and labels without edges; edge fields have no rows."""
 
     def __init__(self, store: GraphStore) -> None:
         """A view of ``store``; nothing is copied."""
@@ -26,12 +26,12 @@ class WithoutEdges:
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """Those of the store."""
+        """Return the attributes of the store."""
         return self.store.attributes
 
     @property
     def dim(self) -> int:
-        """That of the store."""
+        """Return the dimension of the store."""
         return self.store.dim
 
     @property
@@ -43,7 +43,7 @@ class WithoutEdges:
         return len(self.store)
 
     def fields(self) -> tuple[Field, ...]:
-        """Those of the store."""
+        """Return the fields of the store."""
         return self.store.fields()
 
     def sizes(self) -> Sizes:
@@ -52,12 +52,12 @@ class WithoutEdges:
         return Sizes(nodes=sizes.nodes, edges=np.zeros_like(sizes.edges))
 
     def digests(self) -> UInt8[ndarray, "graphs 16"]:
-        """Those of the store, edges included."""
+        """Return the digests of the store, edges included."""
         return self.store.digests()
 
     @property
     def texts(self) -> Mapping[str, Texts]:
-        """Those of the store."""
+        """Return the texts of the store."""
         return self.store.texts
 
     def read(
@@ -81,7 +81,7 @@ class WithoutEdges:
 
 
 def disk_store(store: GraphStore) -> DiskStore | None:
-    """The store on disk that a store is, or is a view of; None where there is none."""
+    """Return the store on disk behind a view; None where there is none."""
     under = store.store if isinstance(store, WithoutEdges) else store
     return under if isinstance(under, DiskStore) else None
 

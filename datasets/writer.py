@@ -1,4 +1,4 @@
-"""Writing stores: in blocks, with bounded memory; a part is complete or absent, and so is the store."""
+"""Writing of stores in blocks; parts and stores are complete or absent."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -16,17 +16,15 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import alone_in_folder, flush_directory, read_sealed, write_sealed
 from hydragnn.datasets.arrays import Array, FlatGraphs, array_specs, flat_graphs, join, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
+from hydragnn.datasets.formats.engine import PartWriter, engine_named, engine_of, part_name
 from hydragnn.datasets.manifest import (
     MANIFEST,
-    Backend,
     Manifest,
     PartInfo,
-    backend_of,
     checksum,
     cutoff_of,
     part_files,
     part_from_json,
-    part_name,
     write_manifest,
 )
 from hydragnn.datasets.part_texts import TextsInfo, TextsWriter, texts_path
@@ -40,19 +38,8 @@ BLOCK_GRAPHS = 4096
 BLOCK_BYTES = 1 << 26
 
 UNFINISHED_MANIFEST = rf"\.{re.escape(MANIFEST)}\.\d+\.tmp"
-UNFINISHED_PART = r"\.?(\d+\.)?part-\d{5,}\.(h5|bp)(\.texts\.gz)?(\.json)?(\.\d+\.tmp)?"
+UNFINISHED_PART = r"\.?(\d+\.)?part-\d{5,}\.\w+(\.texts\.gz)?(\.json)?(\.\d+\.tmp)?"
 """Names of files that a writer makes before the store is complete."""
-
-
-@runtime_checkable
-class PartWriter(Protocol):
-    """What an engine offers for writing one part."""
-
-    def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
-        """Append rows to some arrays; ``rows_before`` counts the rows of each array in the blocks before."""
-
-    def close(self) -> None:
-        """Finish the part."""
 
 
 @dataclass(slots=True)
@@ -65,7 +52,7 @@ class _Block:
 
 
 class StoreWriter:
-    """Writes graphs into a store; use it with ``with``, so that an error leaves nothing behind.
+    """Writer of graphs into a store, used with ``with``.
 
     One writer makes the whole store. Several writers (``part=0``, ``part=1``, ...; in any processes) make a part each, and
     ``finish_store`` then makes the store. A store that exists is never overwritten; what a killed writer left is.
@@ -78,12 +65,11 @@ class StoreWriter:
         *,
         dim: int,
         attributes: Mapping[str, Any] | None = None,
-        backend: Backend | None = None,
         part: int | None = None,
         first: int = 0,
         texts: Sequence[str] = (),
     ) -> None:
-        """A store at ``path`` for graphs with these fields; the suffix .h5 or .bp decides the engine.
+        """Open a store for graphs with these fields; the suffix decides the engine.
 
         Errors count graphs from ``first``, the number that the first one will have in the store. A store in which no graph
         has a text of each key in ``texts`` is not made.
@@ -92,7 +78,7 @@ class StoreWriter:
         """
         path = Path(path)
         self.path = path
-        self.backend = backend or backend_of(path)
+        self.backend = engine_of(path)
         self.fields = tuple(fields)
         self.dim = dim
         self.attributes = dict(attributes or {})
@@ -118,11 +104,11 @@ class StoreWriter:
             self._alone = self._alone.pop_all()
 
     def write(self, batch: GraphBatch) -> None:
-        """Add the graphs of a batch; InputError where they are not valid or the place is full."""
+        """Add the graphs of a batch; InputError for invalid ones or a full disk."""
         self._add(*self._checked(batch))
 
     def write_graphs(self, graphs: Sequence[GraphBatch]) -> None:
-        """Add graphs as ``write`` would one after the other, several times as fast; an error still names the graph."""
+        """Add graphs together, faster than by ``write``; errors name the graph."""
         try:
             flat, defects = self._checked(concatenate(graphs))
         except InputError:
@@ -162,7 +148,7 @@ class StoreWriter:
         locations = {name: specs[name].location if name in specs else "graph" for name in arrays}
         try:
             if self._engine is None:
-                self._engine = _engine(self.backend, self._temporary)
+                self._engine = engine_named(self.backend).writer(self._temporary)
             self._engine.write_block(arrays, {name: self._rows[location] for name, location in locations.items()})
             self._texts.append(flat.texts)
         except OSError as error:
@@ -215,7 +201,7 @@ class StoreWriter:
         )
 
     def _finish_texts(self, final: Path) -> TextsInfo | None:
-        """Flush the texts to disk and give their file its name; None where there are none."""
+        """Flush and rename the file of texts; None where there are none."""
         if not self._texts.graphs:
             return None
         _flush_file(self._texts.path)
@@ -224,7 +210,7 @@ class StoreWriter:
         return TextsInfo(graphs=self._texts.graphs, members=self._texts.members, blake2b=content.blake2b)
 
     def close(self) -> None:
-        """Write what waits and complete the part or the store; InputError where no graph was written or the disk is full."""
+        """Complete the part or the store; InputError without graphs or space."""
         try:
             if self._part is None and self.graphs == 0:
                 raise InputError(f"{self.path}: no graphs were written, and a store without graphs is of no use")
@@ -269,18 +255,8 @@ class StoreWriter:
             self.abort()
 
 
-def _engine(backend: Backend, path: Path) -> PartWriter:
-    if backend == "hdf5":
-        from hydragnn.datasets.formats.hdf5 import Hdf5PartWriter
-
-        return Hdf5PartWriter(path)
-    from hydragnn.datasets.formats.adios import AdiosPartWriter
-
-    return AdiosPartWriter(path)
-
-
 def _disk_arrays(flat: FlatGraphs, digests: Array, rows: dict[str, int]) -> dict[str, Array]:
-    """The arrays of a block as they are stored: bool as uint8, offsets counted over the whole part."""
+    """Return a block's arrays as stored: bool as uint8, offsets per part."""
     arrays = {name: array for name, array in flat.arrays.items() if 0 not in array.shape[1:]}
     for field in flat.fields:
         arrays.setdefault(mask_name(field), np.ones(len(flat), dtype=np.bool_))
@@ -291,7 +267,7 @@ def _disk_arrays(flat: FlatGraphs, digests: Array, rows: dict[str, int]) -> dict
 
 
 def _prepare(path: Path, name: str, alone: bool) -> None:
-    """Make the folder; InputError where it holds a store or something else; remains of a killed writer are removed."""
+    """Make the folder without remains; InputError where something else is there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         if (path / MANIFEST).exists():
@@ -309,24 +285,24 @@ def _prepare(path: Path, name: str, alone: bool) -> None:
 
 
 def only_maker(path: Path) -> AbstractContextManager[None]:
-    """For the length of the block nobody else makes a store at ``path``; Busy where somebody does."""
+    """Let nobody else make a store at ``path``; Busy where somebody does."""
     return alone_in_folder(path, "makes")
 
 
 def clear_unfinished(path: Path, *, folder: bool = False) -> None:
-    """Remove what writers left at ``path`` before a store was complete, and the ``folder`` itself where it is then empty.
+    """Remove the remains of writers at ``path``, and an empty ``folder``.
 
     InputError where a store, or something else, is there, or where it cannot be written.
     """
     if folder and not path.is_dir():
         return
-    _prepare(path, part_name(0, backend_of(path)), alone=True)
+    _prepare(path, part_name(0, engine_of(path)), alone=True)
     if folder:
         _remove_if_empty(path)
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder; what cannot be removed is left, since the next writer clears it."""
+    """Remove a file or folder, if possible."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -341,7 +317,7 @@ def _remove_if_empty(path: Path) -> None:
 
 
 def _close_quietly(engine: PartWriter) -> None:
-    """The part is thrown away, so whether it could be finished does not matter."""
+    """Close a part that is thrown away, whatever happens."""
     try:
         engine.close()
     except (OSError, RuntimeError):
@@ -392,12 +368,12 @@ def _write_part(writer: StoreWriter, part: PartInfo, digests: Array) -> None:
 
 
 def finish_store(path: Path | str, parts: int) -> None:
-    """Make one store of the parts 0 to ``parts`` - 1, graphs in the order of the parts.
+    """Make one store of the parts 0 to ``parts`` - 1, in order.
 
     InputError where a part is missing, or where the writers did not agree on fields, dimension or attributes.
     """
     path = Path(path)
-    backend = backend_of(path)
+    backend = engine_of(path)
     descriptions = []
     for number in range(parts):
         file = path / f"{part_name(number, backend)}.json"

@@ -1,4 +1,4 @@
-"""Parts of a store as ADIOS2 BP5 directories: one step per block, one variable per flat array."""
+"""Parts of a store as ADIOS2 BP5 directories: one step per block."""
 
 import ctypes
 import os
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.arrays import Array
+from hydragnn.datasets.formats.engine import StoreEngine
 from hydragnn.datasets.formats.reservation import Ballast, engine_errors
 from hydragnn.datasets.manifest import Layout, PartInfo
 
@@ -34,7 +35,10 @@ STEP_BYTES = 1 << 13
 
 
 class ReservedBp:
-    """A new BP5 directory whose space is seen to before a step is written: ADIOS2 ends the process where its writes fail twice."""
+    """New BP5 directory that reserves space before each step.
+
+    ADIOS2 ends the process where its writes fail twice.
+    """
 
     def __init__(self, path: Path) -> None:
         """A new directory at ``path``; OSError where it cannot be made."""
@@ -54,7 +58,7 @@ class ReservedBp:
             raise
 
     def write_step(self, values: Mapping[str, Array | str], attributes: Mapping[str, str] | None = None) -> None:
-        """Append arrays, whole ones, and texts as one step; OSError where there is no space."""
+        """Append whole arrays and texts as a step; OSError without space."""
         texts = [text for text in [*values.values(), *(attributes or {}).values()] if isinstance(text, str)]
         size = sum(value.nbytes for value in values.values() if not isinstance(value, str))
         size += 8 * sum(map(len, texts)) + STEP_BYTES * (len(values) + 1)
@@ -88,12 +92,12 @@ class ReservedBp:
 
 
 def _keep_for_ever(value: object) -> None:
-    """Let nothing take an object apart: the end of a stream that could not be closed writes again, and then ends the process."""
+    """Keep an object alive: closing a failed stream again ends the process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 class AdiosPartWriter:
-    """Appends blocks of arrays as steps; an array may be missing from a step."""
+    """Writer of blocks as steps; a step may lack arrays."""
 
     def __init__(self, path: Path) -> None:
         """A new directory at ``path``; OSError where it cannot be made."""
@@ -111,8 +115,8 @@ class AdiosPartWriter:
 class AdiosPartReader:
     """Reads runs of rows of a part's arrays, block by block."""
 
-    def __init__(self, path: Path, part: PartInfo, places: dict[str, int]) -> None:
-        """Open the directory; ``places`` maps arrays to the column of ``part.blocks`` that counts their rows."""
+    def __init__(self, path: Path, part: PartInfo, places: Mapping[str, int]) -> None:
+        """Open the directory; ``places`` maps arrays to columns of ``part.blocks``."""
         self._path = path
         self._places = places
         rows = [list(accumulate((block[column] for block in part.blocks), initial=0)) for column in range(3)]
@@ -133,7 +137,7 @@ class AdiosPartReader:
         return False
 
     def check(self, layout: Mapping[str, Layout]) -> None:
-        """Raise InputError where an array is missing or has other rows, another shape or another dtype in some block."""
+        """Raise InputError for missing arrays or another shape, dtype or length."""
         for name, expected in layout.items():
             rows = [count for count in expected.rows if count]
             array: Any = self._file.inquire_variable(name) if rows else None
@@ -148,7 +152,7 @@ class AdiosPartReader:
                 expected.check(f"{self._path}: {name}", (there, count), tuple(shape), dtype)
 
     def fill(self, name: str, out: Array, start: int) -> None:
-        """Put the rows from ``start`` on into ``out``; rows of blocks that do not store the array stay as they are."""
+        """Fill ``out`` with rows from ``start`` on; missing blocks stay zero."""
         starts, steps = self._starts[self._places[name]], self._steps[name]
         stop = start + len(out)
         for block in range(bisect_right(starts, start) - 1, bisect_left(starts, stop)):
@@ -175,3 +179,19 @@ class AdiosPartReader:
     def close(self) -> None:
         """Let go of the directory."""
         self._file.close()
+
+
+class AdiosEngine(StoreEngine):
+    """Parts as directories of ADIOS2."""
+
+    suffixes = (".bp",)
+
+    @staticmethod
+    def writer(path: Path) -> AdiosPartWriter:
+        """Return the writer of a new directory."""
+        return AdiosPartWriter(path)
+
+    @staticmethod
+    def reader(path: Path, info: PartInfo, columns: Mapping[str, int]) -> AdiosPartReader:
+        """Return the reader of a directory."""
+        return AdiosPartReader(path, info, columns)

@@ -1,4 +1,4 @@
-"""Parts of a store as HDF5 files: one resizable dataset per flat array."""
+"""Parts of a store as HDF5 files: one dataset per flat array."""
 
 import io
 import math
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import NO_LOCKS
 from hydragnn.datasets.arrays import Array
+from hydragnn.datasets.formats.engine import StoreEngine
 from hydragnn.datasets.formats.reservation import SLACK_BYTES, engine_errors, reserve
 from hydragnn.datasets.manifest import Layout, PartInfo
 
@@ -29,7 +30,10 @@ VERSIONS = ("v110", "v110")
 
 
 def open_hdf5(path: Path, mode: str, **options: Any) -> Any:
-    """An HDF5 file; without HDF5's own lock where the file system knows none. OSError as of h5py."""
+    """Open an HDF5 file, without its lock where files have none.
+
+    OSError as of h5py.
+    """
     try:
         return h5py.File(path, mode, **options)
     except OSError as error:
@@ -40,7 +44,10 @@ def open_hdf5(path: Path, mode: str, **options: Any) -> Any:
 
 
 class NotedFile(io.FileIO):
-    """A file that HDF5 writes by way of Python; a write that fails is noted and looks done, since HDF5 does not survive it."""
+    """File that HDF5 writes by way of Python, noting a failed write.
+
+    HDF5 does not survive a failed write, so that the write looks done.
+    """
 
     error: OSError | None = None
     """The first one; nothing is written any more."""
@@ -72,7 +79,7 @@ class NotedFile(io.FileIO):
 
 
 class ReservedHdf5:
-    """A new HDF5 file whose space is reserved before it grows, so that little of it is written where there is too little."""
+    """New HDF5 file whose space is reserved before it grows."""
 
     def __init__(self, path: Path) -> None:
         """A new file at ``path``; OSError where it cannot be made."""
@@ -85,7 +92,7 @@ class ReservedHdf5:
 
     @contextmanager
     def growing(self, size: int) -> Iterator[Any]:
-        """The file, for ``size`` more bytes that are on their way to the disk afterwards; OSError where there is no space."""
+        """Give the file for ``size`` more bytes, flushed; OSError without space."""
         reserve(self._path, self.file.id.get_filesize() + size + SLACK_BYTES)
         with engine_errors("HDF5"):
             yield self.file
@@ -117,7 +124,10 @@ class Hdf5PartWriter:
         self._reserved = ReservedHdf5(path)
 
     def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
-        """Append ``arrays``; rows that were never written are zero. OSError where there is no space."""
+        """Append ``arrays``; OSError without space.
+
+        Rows that were never written are zero.
+        """
         with self._reserved.growing(sum(array.nbytes + CHUNK_BYTES for array in arrays.values())) as file:
             for name, array in arrays.items():
                 start = rows_before[name]
@@ -142,7 +152,10 @@ class Hdf5PartWriter:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChunkPlaces:
-    """Where the rows of an array lie in its file, so that a few of them are one read of bytes: HDF5 takes a hundred times longer."""
+    """Byte offsets of an array's chunks, for reads without HDF5.
+
+    HDF5 takes a hundred times longer for a few rows.
+    """
 
     rows: int
     dtype: np.dtype[Any]
@@ -153,7 +166,7 @@ class ChunkPlaces:
     """First byte of every chunk; -1 where it was never written and holds zeros."""
 
     def fill(self, file: int, out: Array, start: int) -> None:
-        """Put the rows from ``start`` on into ``out``; OSError where the file ends too early."""
+        """Fill ``out`` with rows; OSError where the file ends too early."""
         target = out.reshape(-1).view(np.uint8).data
         row, stop = start, min(start + len(out), self.rows)
         while row < stop:
@@ -166,7 +179,7 @@ class ChunkPlaces:
             row = last
 
     def joined(self, file: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bytearray | None:
-        """The bytes of runs of rows end to end, copied out of the mapped file; None where some lie after the last one."""
+        """Return runs of rows out of the mapped file; None beyond the end."""
         some = stops > starts
         starts, stops = starts[some], stops[some]
         if not len(starts):
@@ -191,7 +204,7 @@ class ChunkPlaces:
 
 
 def chunk_places(data: Any) -> ChunkPlaces | None:
-    """Where the chunks of an array lie; None where only HDF5 can read it: other filters, other chunks than this package writes."""
+    """Return the offsets of chunks; None where only HDF5 can read them."""
     plain = data.chunks and not data.id.get_create_plist().get_nfilters() and data.chunks[1:] == data.shape[1:]
     if not plain or data.dtype.byteorder == ">" or data.dtype.hasobject or not POSITIONED:
         return None
@@ -208,8 +221,8 @@ def chunk_places(data: Any) -> ChunkPlaces | None:
 class Hdf5PartReader:
     """Reads runs of rows of a part's arrays."""
 
-    def __init__(self, path: Path, part: PartInfo) -> None:
-        """Open the file; InputError where it is not the HDF5 file that was written."""
+    def __init__(self, path: Path) -> None:
+        """Open the file; InputError where it is not what was written."""
         self._path = path
         self._places: dict[str, ChunkPlaces | None] = {}
         try:
@@ -233,7 +246,7 @@ class Hdf5PartReader:
         return POSITIONED
 
     def check(self, layout: Mapping[str, Layout]) -> None:
-        """Raise InputError where an array is missing or has other rows, another shape or another dtype."""
+        """Raise InputError for missing arrays or another shape, dtype or length."""
         for name, expected in layout.items():
             with self._reading(name):
                 data = self._dataset(name)
@@ -243,7 +256,7 @@ class Hdf5PartReader:
             expected.check(f"{self._path}: {name}", (shape[0], expected.reach), shape[1:], dtype)
 
     def fill(self, name: str, out: Array, start: int) -> None:
-        """Put the rows from ``start`` on into ``out``; rows after the last stored one stay as they are."""
+        """Fill ``out`` with rows from ``start`` on; rows beyond the end stay."""
         with self._reading(name):
             places = self._places_of(name)
             if places is not None and places.dtype == out.dtype and out.flags.c_contiguous:
@@ -257,7 +270,7 @@ class Hdf5PartReader:
     def joined(
         self, name: str, dtype: np.dtype[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> bytearray | None:
-        """The bytes of runs of rows end to end, copied out of the file as it lies in the memory of the system.
+        """Return runs of rows, copied out of the system's cache of files.
 
         That memory is one for all processes of a node, and the system takes it back by itself. None where ``fill`` has to read.
         """
@@ -278,7 +291,7 @@ class Hdf5PartReader:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
-        """InputError for whatever HDF5 says of an array whose bytes are not those that were written."""
+        """Turn errors of HDF5 into InputError with the array's name."""
         try:
             yield
         except InputError:
@@ -288,7 +301,7 @@ class Hdf5PartReader:
             raise InputError(f"{self._path}: {name} cannot be read ({words}); copy the store again") from error
 
     def _dataset(self, name: str) -> Any:
-        """An array that lies in this very file; InputError where there is none, a link, or numbers of another file."""
+        """Return an array of this very file; InputError for links and others."""
         parts = name.split("/")
         paths = ["/".join(parts[: end + 1]) for end in range(len(parts))]
         links = [self._file.get(path, getlink=True) for path in paths]  # looked at, not followed
@@ -310,6 +323,22 @@ class Hdf5PartReader:
 
 
 def _state_of(file: int) -> tuple[int, int, int]:
-    """What tells that an open file was written to."""
+    """Return inode, size and time of an open file."""
     status = os.fstat(file)
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class Hdf5Engine(StoreEngine):
+    """Parts as HDF5 files."""
+
+    suffixes = (".h5", ".hdf5")
+
+    @staticmethod
+    def writer(path: Path) -> Hdf5PartWriter:
+        """Return the writer of a new file."""
+        return Hdf5PartWriter(path)
+
+    @staticmethod
+    def reader(path: Path, info: PartInfo, columns: Mapping[str, int]) -> Hdf5PartReader:
+        """Return the reader of a file."""
+        return Hdf5PartReader(path)

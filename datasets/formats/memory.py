@@ -21,12 +21,14 @@ from hydragnn.graphs.texts import Texts
 
 
 class MemoryStore:
-    """Graphs in flat arrays in memory; reading copies whole arrays, so a batch costs microseconds per graph."""
+    """Graphs in flat arrays in memory; reading costs microseconds per graph."""
 
     def __init__(
         self, graphs: GraphBatch | Sequence[GraphBatch] | FlatGraphs, attributes: Mapping[str, Any] | None = None
     ) -> None:
-        """Graphs as one batch, as several (a field that only some have gets a mask), or as flat arrays.
+        """Take graphs as a batch, as several batches, or as flat arrays.
+
+        A field that only some graphs have gets a mask.
 
         InputError on an empty list, mixed dimensions, or a field with two meanings.
         """
@@ -59,7 +61,7 @@ class MemoryStore:
         return self._fingerprint
 
     def digests(self) -> UInt8[ndarray, "graphs 16"]:
-        """Digest of every graph: equal for graphs that are equal in every bit."""
+        """Return the digest of every graph."""
         if self._digests is None:
             self._digests = graph_digests(self._flat)
         return self._digests
@@ -73,7 +75,7 @@ class MemoryStore:
         return len(self._flat)
 
     def fields(self) -> tuple[Field, ...]:
-        """What the store holds beside the graphs themselves."""
+        """Return the fields of all graphs."""
         return self._flat.fields
 
     def sizes(self) -> Sizes:
@@ -88,7 +90,10 @@ class MemoryStore:
     def read(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
     ) -> GraphBatch:
-        """The graphs with these numbers, in this order, repeats allowed, with the named fields only (None: all)."""
+        """Return these graphs in this order, with the named fields (None: all).
+
+        Numbers may repeat.
+        """
         key = None if fields is None else frozenset(fields)
         if key not in self._plans:
             check_fields(self.fields(), fields)
@@ -105,7 +110,7 @@ class MemoryStore:
         return self._levels
 
     def with_levels(self, count: int, kinds: Sequence[str] = ()) -> "MemoryStore":
-        """The same graphs, whose batches come with their first ``count`` coarser levels: these are made here, once, from ``clusters``."""
+        """Return the same graphs with ``count`` coarser levels made from ``clusters``."""
         result = MemoryStore(self._flat, self._attributes)
         names = [CLUSTERS, *kinds]
 
@@ -127,7 +132,7 @@ class MemoryStore:
 
 
 def checked_indices(indices: Sequence[int] | Int64[ndarray, " chosen"], graphs: int) -> Int64[ndarray, " _"]:
-    """Graph numbers as int64; InputError where one is not a graph of a store with ``graphs`` graphs."""
+    """Return graph numbers as int64; InputError for one outside the store."""
     numbers = np.asarray(indices, dtype=np.int64).reshape(-1)
     if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= graphs):
         wrong = int(numbers[(numbers < 0) | (numbers >= graphs)][0])

@@ -1,4 +1,7 @@
-"""Space that is reserved before HDF5 or ADIOS2 writes: neither survives a write that fails, and both end the process in C."""
+"""Reservation of space before HDF5 or ADIOS2 writes.
+
+Both end the process in C where a write fails.
+"""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +12,7 @@ SLACK_BYTES = 1 << 22  # for chunks that are not full and for the engines' own t
 
 
 def reserve(path: Path, size: int) -> None:
-    """Let a file that is there take up ``size`` bytes of its disk; OSError where there is no space for them."""
+    """Reserve ``size`` bytes of disk for a file; OSError without space."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.posix_fallocate(descriptor, 0, size)
@@ -18,17 +21,17 @@ def reserve(path: Path, size: int) -> None:
 
 
 class Ballast:
-    """A file that keeps space for files beside it, which grow in ways that only an engine knows; whoever deletes it gives the space free."""
+    """File that keeps space free for the files beside it."""
 
     def __init__(self, path: Path) -> None:
-        """A new file at ``path`` of ``SLACK_BYTES``; OSError where there is no space."""
+        """Make a file of ``SLACK_BYTES``; OSError without space."""
         self._path = path
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         os.close(descriptor)
         reserve(path, SLACK_BYTES)
 
     def make_room(self, size: int, largest: Path) -> None:
-        """See that ``size`` bytes are free beside the slack, and that ``largest`` may grow by them; OSError where not."""
+        """Make sure that ``size`` bytes are free and ``largest`` may grow; else OSError."""
         allowed = largest.stat().st_size + size if largest.exists() else size
         os.truncate(self._path, max(allowed, SLACK_BYTES))  # takes no space, but meets the limit for sizes of files
         reserve(self._path, SLACK_BYTES + size)
@@ -37,7 +40,7 @@ class Ballast:
 
 @contextmanager
 def engine_errors(engine: str) -> Iterator[None]:
-    """OSError for what an engine says that could not write; its own message is a line of a log, without a number."""
+    """Turn errors of an engine that could not write into OSError."""
     try:
         yield
     except RuntimeError as error:

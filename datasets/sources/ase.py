@@ -21,7 +21,7 @@ from hydragnn.graphs.batch import GraphBatch
 
 
 class AseBuild(BuildSettings):
-    """Atoms in any format that ASE reads, extended XYZ (also compressed) above all."""
+    """Structures in any format that ASE reads, above all extended XYZ."""
 
     keeps_atoms: ClassVar[bool] = False
     """True where graphs keep everything that structures have, as a text."""
@@ -51,7 +51,7 @@ class AseBuild(BuildSettings):
         return super().count() if self.index == ":" and all(map(self.divides, find_files(self.files))) else None
 
     def divides(self, path: Path) -> bool:
-        """Return True for extended XYZ, which is divided into structures without reading them."""
+        """Return True for extended XYZ, which is divided without parsing."""
         from ase.io.formats import filetype
 
         return (self.format or filetype(str(path))) == "extxyz"
@@ -74,7 +74,7 @@ class AseBuild(BuildSettings):
 
 
 def frame_name(path: Path, index: str, number: int) -> str:
-    """Return file and frame of the structure that is the ``number``-th among those of the ``index``.
+    """Return file and frame of a structure among those of the ``index``.
 
     >>> frame_name(Path("a.xyz"), ":", 3), frame_name(Path("a.xyz"), "1::10", 3), frame_name(Path("a.xyz"), "-5:", 3)
     ('a.xyz#3', 'a.xyz#31', 'a.xyz#-2')
@@ -86,7 +86,7 @@ def frame_name(path: Path, index: str, number: int) -> str:
 
 
 def _structures(path: Path, settings: AseBuild) -> Iterator[Callable[[], Any]]:
-    """What reads each structure of a file; of extended XYZ the file is divided here, and whoever does not call reads no structure."""
+    """Yield a reader for each structure; extended XYZ is divided, not parsed."""
     from ase.io import iread
     from ase.io.formats import open_with_compression
 
@@ -117,7 +117,9 @@ def _itself(atoms: Any) -> Any:
 
 
 def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
-    """The text of every structure of an (extended) XYZ file: its number of atoms, a comment, a line per atom, perhaps cell vectors.
+    """Yield the text of every structure of an (extended) XYZ file.
+
+    That is its number of atoms, a comment, a line per atom, perhaps cell vectors.
 
     ValueError where more follows an empty line.
 
@@ -142,7 +144,7 @@ ENTRY = re.compile(r"""("[^"]*"|[^\s="']+)\s*=\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\
 
 
 def _check_entries(text: str, keys: Collection[str], path: Path, number: int) -> None:
-    """InputError where a structure gives one of the keys two values, of which readers take the last without a word."""
+    """Raise InputError where a structure gives a key two values."""
     comment = text.partition("\n")[2].partition("\n")[0]
     for key in keys:
         if comment.count(key) > 1:
@@ -175,7 +177,7 @@ def _unreadable(path: Path, number: int, error: Exception) -> InputError:
 
 
 def species_problem(error: Exception) -> str:
-    """What is wrong with the structure that ASE could not read, to be read after its number; empty where it is not a species."""
+    """Return the fault of a species that ASE refused; else empty."""
     traceback = list(walk_tb(error.__traceback__))
     if not isinstance(error, KeyError) or traceback[-1][0].f_globals["__name__"] != "ase.symbols":
         return ""
@@ -183,7 +185,7 @@ def species_problem(error: Exception) -> str:
 
 
 def symbol_of(label: str) -> str:
-    """What to write in place of the label of an atom.
+    """Return the advice for an atom's label.
 
     >>> symbol_of("Fe1"), symbol_of("Hw"), symbol_of("Q1")
     ('Fe, and keep labels in a column of their own', 'H, and keep labels in a column of their own', 'the symbol of its element')

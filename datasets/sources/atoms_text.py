@@ -1,4 +1,4 @@
-"""Everything that a structure has beside its geometry, as a text of its graph: for files that are to keep it."""
+"""Structures apart from their geometry, as texts of graphs."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def _encoded(tables: dict[str, dict[str, Any]]) -> str:
 
 
 def restore_atoms(atoms: Any, text: str, taken: set[str]) -> None:
-    """Give atoms what ``atoms_text`` kept of them; names among ``taken``, and results, get the ``PREFIX``."""
+    """Restore what ``atoms_text`` kept; names ``taken`` and results get the ``PREFIX``."""
     from ase.io.jsonio import decode
 
     try:
@@ -84,7 +84,7 @@ def restore_atoms(atoms: Any, text: str, taken: set[str]) -> None:
 
 
 def one_line(text: str, space: str = " ") -> str:
-    """Return a text as a line of extended XYZ can hold it, with backslashes as readers expect them.
+    """Return a text as a line of extended XYZ can hold it.
 
     >>> one_line("two\\nlines"), one_line("a b", "_"), one_line("_JSON is its mark of other values")
     ('two lines', 'a_b', 'JSON is its mark of other values')

@@ -1,4 +1,4 @@
-"""Base of all data sources: settings of a BUILD.toml together with what makes the graphs."""
+"""Base of all data sources: settings together with the makers of graphs."""
 
 import sys
 import traceback
@@ -82,7 +82,10 @@ class BuildSettings(Settings, ABC):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **more: Any) -> None:
-        """Raise TypeError for a source that lacks a method or its ``kind``; bases name ABC among their own."""
+        """Raise TypeError for a source that lacks a method or its ``kind``.
+
+        Bases name ABC among their own.
+        """
         super().__pydantic_init_subclass__(**more)
         if ABC in cls.__bases__:
             return
@@ -93,7 +96,7 @@ class BuildSettings(Settings, ABC):
 
     @abstractmethod
     def makers(self) -> Iterator[Make]:
-        """Yield a maker for each graph of ``files``; InputError where a file is unreadable."""
+        """Yield a maker for each graph; InputError for an unreadable file."""
 
     def count(self) -> int | None:
         """Return the number of graphs; None where only making them would tell."""
@@ -117,7 +120,7 @@ class BuildSettings(Settings, ABC):
         return [*([self.name_key] if self.name_key else []), *self.texts]
 
     def texts_of(self, entries: Mapping[str, Any], number: str) -> dict[str, list[str]]:
-        """Return the texts of a graph among its entries; its name is ``number`` where none has one.
+        """Return a graph's texts; its name is ``number`` if no entry has one.
 
         InputError where it lacks the entry that the settings name.
         """
@@ -129,12 +132,15 @@ class BuildSettings(Settings, ABC):
 
     @classmethod
     def one_file(cls) -> bool:
-        """Return True where the files say it all, so that a store remembers how other such files become graphs."""
+        """Return True where stores remember the rule: no table is required beside."""
         return not any(cls.model_fields[name].is_required() for name in cls.beside)
 
 
 class OwnBuild(BuildSettings, ABC):
-    """Files that a class of your own reads: ``kind = "package.module:Name"``; its settings are the class's attributes."""
+    """Files that a class of your own reads: ``kind = "package.module:Name"``.
+
+    Its settings are the class's attributes.
+    """
 
     takes_columns: ClassVar[bool] = True
     joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))
@@ -144,7 +150,7 @@ class OwnBuild(BuildSettings, ABC):
 
     @abstractmethod
     def graphs(self) -> Iterator[Make]:
-        """Yield a maker for each graph of ``files``; InputError where a file is unreadable."""
+        """Yield a maker for each graph; InputError for an unreadable file."""
 
     def count(self) -> None:
         """Return None: graphs are counted as they are made."""
@@ -172,7 +178,7 @@ class OwnBuild(BuildSettings, ABC):
 
     @contextmanager
     def _errors(self, graph: str) -> Iterator[None]:
-        """Turn errors of the class into InputError with the line that raised them."""
+        """Turn errors of the class into InputError with their line."""
         try:
             yield
         except InputError:

@@ -101,7 +101,7 @@ def _is_virial(name: str) -> bool:
 
 
 class CoarseningSettings(Settings):
-    """Coarser levels of every graph, for models that pool: the node field ``clusters``."""
+    """Coarser levels of every graph, in the node field ``clusters``."""
 
     by: Literal["voxels", "contraction", "mesh levels"]
     """voxels: nodes in one cube of space are one; contraction: pairs of neighbours are one, the closest ones first; mesh levels: nested meshes

@@ -21,7 +21,9 @@ Array = NDArray[Any]
 
 
 class GrainsBuild(BuildSettings):
-    """Grains in tables: ``files`` holds one row per grain, ``edges`` one row per contact, ``graphs`` one row per microstructure.
+    """Tables of grains, their contacts, and microstructures, one row each.
+
+    They are ``files``, ``edges`` and ``graphs``.
 
     Tables are CSV files with a header, or npz files with one array per column. The column ``graph`` says to which
     microstructure a row belongs.
@@ -45,7 +47,10 @@ class GrainsBuild(BuildSettings):
     """Add the reverse of every contact: for tables that list each contact from one side. Those that list both sides leave it out."""
 
     def makers(self) -> Iterator[Make]:
-        """Yield a maker for each value of the column ``graph``, ascending; InputError names table, column and graph."""
+        """Yield a maker for each microstructure, ascending by the column ``graph``.
+
+        InputError names table, column and graph.
+        """
         numbers: dict[Location, list[str]] = {"node": [*self.positions], "edge": ["sender", "receiver"], "graph": []}
         for field in self.fields:
             numbers[field.on] += field.keys
@@ -102,7 +107,7 @@ def _join(tables: list[Table], files: list[str]) -> Table:
 
 
 def _rows(table: Table, labels: Array, source: str) -> list[Array]:
-    """For every microstructure the rows of the table that belong to it, in the order of the table."""
+    """Return the rows of each microstructure in the order of the table."""
     owner = table_column(table, "graph", source)
     place = np.searchsorted(labels, owner)
     known = labels[np.minimum(place, len(labels) - 1)] == owner

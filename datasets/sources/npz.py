@@ -71,7 +71,7 @@ class NpzBuild(BuildSettings):
         return self
 
     def makers(self) -> Iterator[Make]:
-        """Yield a maker for each count (or row) of every file; InputError names file, array and graph."""
+        """Yield a maker for each graph; InputError names file, array and graph."""
         for path in find_files(self.files):
             source = _open(path, self)
             shared = source.geometry(0) if source.graphs and source.has_one_geometry else None
@@ -112,7 +112,7 @@ class _Source:
         return table_column(self.table, name, self.path)
 
     def graph(self, graph: int, shared: _Geometry | None) -> GraphBatch:
-        """Return one graph, with the geometry ``shared`` by all if there is one."""
+        """Return one graph, with the ``shared`` geometry if there is one."""
         from hydragnn.graphs.validate import graph_from_arrays
 
         geometry, settings = shared or self.geometry(graph), self.settings
@@ -137,7 +137,7 @@ class _Source:
 
     @property
     def has_one_geometry(self) -> bool:
-        """Whether all graphs share positions, cell and edges, so that edges are made once."""
+        """True where all graphs share positions, cell and edges."""
         cell = self.settings.cell
         one_cell = not isinstance(cell, str) or self._one_cell(self.column(cell))
         return self._one_position and one_cell and self.edges is None

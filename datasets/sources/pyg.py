@@ -13,12 +13,15 @@ from hydragnn.graphs.batch import GraphBatch
 
 
 class PygBuild(BuildSettings):
-    """A list of torch_geometric ``Data`` (or a saved InMemoryDataset) in ``.pt`` files; loaded without running code."""
+    """Lists of torch_geometric ``Data``, or saved InMemoryDatasets, in ``.pt`` files.
+
+    They are loaded without running code.
+    """
 
     kind: Literal["pyg"] = "pyg"
 
     def makers(self) -> Iterator[Make]:
-        """Yield a maker for each ``Data`` of every file; InputError where a file holds anything else."""
+        """Yield a maker for each ``Data``; InputError for anything else."""
         for field in self.fields:
             if field.keys != [field.name]:
                 raise InputError(f"field {field.name}: torch_geometric attributes keep their names; remove key")
@@ -40,7 +43,7 @@ class PygBuild(BuildSettings):
 
 
 def load_pyg(path: Path) -> list[Any]:
-    """The ``Data`` objects that were saved with ``torch.save`` (a list) or by an InMemoryDataset; code in the file never runs."""
+    """Return the saved ``Data`` of a list or InMemoryDataset; no code runs."""
     from pickle import UnpicklingError
 
     import torch

@@ -1,4 +1,4 @@
-"""Kinds of data sources: files of this folder, entry points of installed packages, and classes by name."""
+"""Kinds of data sources: built in, announced by packages, or named."""
 
 import pkgutil
 from collections.abc import Collection, Mapping
@@ -33,7 +33,7 @@ def _names() -> list[str]:
 
 @cache
 def _defined_in(name: str) -> type[BuildSettings]:
-    """Return the source that a file of this folder defines; TypeError unless it is one, called like its file."""
+    """Return the one source of a file; TypeError unless kind and file agree."""
     module = import_module(f"hydragnn.datasets.sources.{name}")
     classes = [
         value
@@ -68,7 +68,7 @@ def source_named(kind: Any, origin: str) -> type[BuildSettings]:
 
 
 def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
-    """The source that a parsed BUILD.toml describes; paths count from the folder of ``origin``.
+    """Return the source of a BUILD.toml; paths count from its folder.
 
     InputError naming the key and the remedy.
     """
@@ -85,7 +85,10 @@ def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
 
 
 def rule_of(settings: BuildSettings) -> dict[str, Any]:
-    """How a file becomes graphs, whatever it is called, as JSON: what a store remembers; empty where one file is not enough."""
+    """Return how a file becomes graphs, as JSON that a store keeps.
+
+    Empty where one file is not enough.
+    """
     if not settings.one_file():
         return {}
     rule = settings.model_dump(mode="json", exclude={"files", "attributes", *settings.beside}, exclude_defaults=True)
@@ -93,7 +96,9 @@ def rule_of(settings: BuildSettings) -> dict[str, Any]:
 
 
 def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
-    """The settings by which ``file`` becomes graphs as those of a store did; ``source`` says where the rule was found.
+    """Return the source that makes graphs of ``file`` by a store's rule.
+
+    ``source`` says where the rule was found.
 
     InputError where the rule is damaged or names a class that no file may: it may come from a stranger.
     """
@@ -115,7 +120,7 @@ def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
 
 
 def for_prediction(settings: BuildSettings, inputs: Collection[str]) -> BuildSettings:
-    """The settings without the fields that are no ``inputs``, such as labels, and without tables that hold only these."""
+    """Return the settings for ``inputs`` alone: no labels, no tables of labels."""
     fields = [field for field in settings.fields if field.name in inputs]
     needless = () if any(field.on == "graph" for field in fields) else settings.beside
     absent = {key: None for key in needless if not type(settings).model_fields[key].is_required()}

@@ -1,4 +1,4 @@
-"""Tables that come from outside: CSV files with a header, npz files with one array per column."""
+"""Tables of users: CSV files with a header, npz files of columns."""
 
 import csv
 import zipfile
@@ -16,7 +16,10 @@ Table = dict[str, NDArray[Any]]
 
 
 def find_files(patterns: list[str]) -> list[Path]:
-    """The files that match, each once, in the order of patterns and names; InputError where a pattern finds none."""
+    """Return the matching files, each once, in order of patterns and names.
+
+    InputError where a pattern finds none.
+    """
     paths: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
@@ -28,7 +31,9 @@ def find_files(patterns: list[str]) -> list[Path]:
 
 
 def read_table(path: Path, numbers: Collection[str] = ()) -> Table:
-    """The columns of a CSV or npz file by name; InputError where it is missing, damaged or ragged.
+    """Return the columns of a CSV or npz file by name.
+
+    InputError where the file is missing, damaged or ragged.
 
     And where a cell of one of the columns ``numbers`` holds none.
     """
@@ -72,8 +77,10 @@ def _column(texts: list[str]) -> NDArray[Any]:
 
 
 def read_npz(path: Path, names: Collection[str] | None = None) -> Table:
-    """The named arrays of an npz file (None: all); InputError where one is missing, the file is damaged, or an array holds
-    Python objects, which are never loaded."""
+    """Return the named arrays of an npz file (None: all); objects are never loaded.
+
+    InputError where one is missing or the file is damaged.
+    """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             for name in names or ():
@@ -105,7 +112,9 @@ def stack_rows(values: list[Any], field: FieldSettings) -> Any:
 
 
 def check_sides(senders: NDArray[Any], receivers: NDArray[Any], undirected: bool | None, where: str) -> None:
-    """Raise InputError where pairs contradict ``undirected``: both directions are listed, or one alone and nothing was said (None).
+    """Raise InputError where pairs contradict ``undirected``.
+
+    Both directions are listed, or one alone and ``undirected`` is None.
 
     >>> check_sides(np.array([0, 1]), np.array([1, 0]), False, "contacts.csv")
     """

@@ -15,7 +15,8 @@ from jaxtyping import Int
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest, read_sealed, write_sealed
 from hydragnn.datasets import GraphStore, StoreWriter, open_store
-from hydragnn.datasets.manifest import part_name, read_manifest, write_manifest
+from hydragnn.datasets.formats.engine import part_name
+from hydragnn.datasets.manifest import read_manifest, write_manifest
 from hydragnn.datasets.part_texts import texts_path
 from hydragnn.ensemble.prediction.entries import unique_name
 from hydragnn.ensemble.prediction.rules import Block, Rule

@@ -106,7 +106,7 @@ def test_a_store_from_a_newer_version_asks_for_a_newer_program(path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "changes", [{"parts": [{}]}, {"fields": [{"nam": 1}]}, {"dim": 7}, {"backend": "zarr"}, {"parts": 3}]
+    "changes", [{"parts": [{}]}, {"fields": [{"nam": 1}]}, {"dim": 7}, {"backend": 5}, {"parts": 3}]
 )
 def test_a_damaged_manifest_is_named(path: Path, changes: dict[str, object]) -> None:
     edit_manifest(path, **changes)

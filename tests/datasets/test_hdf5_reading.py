@@ -9,7 +9,6 @@ import pytest
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.formats.hdf5 import Hdf5PartReader, chunk_places
-from hydragnn.datasets.manifest import PartInfo
 
 ROWS = 103
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -24,10 +23,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 DIRECT = {"chunks of rows", "one row a chunk"}
 
 
-def info() -> PartInfo:
-    return PartInfo(name="part.h5", graphs=ROWS, nodes=ROWS, edges=0, blocks=[], stored={}, masked=[], files={})
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_are_those_that_hdf5_gives(layout: str, tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(ROWS, 3))
@@ -37,7 +32,7 @@ def test_rows_are_those_that_hdf5_gives(layout: str, tmp_path: Path) -> None:
     values[40:60] = 0
     with h5py.File(tmp_path / "part.h5") as file:
         assert (chunk_places(file["x"]) is not None) == (layout in DIRECT)
-    reader = Hdf5PartReader(tmp_path / "part.h5", info())
+    reader = Hdf5PartReader(tmp_path / "part.h5")
     for start, stop in ((0, ROWS), (0, 1), (9, 11), (35, 65), (57, 58), (99, ROWS), (100, ROWS + 20)):
         out = np.zeros((stop - start, 3))
         reader.fill("x", out, start)
@@ -50,7 +45,7 @@ def test_rows_are_those_that_hdf5_gives(layout: str, tmp_path: Path) -> None:
 def test_a_file_that_was_cut_while_it_is_read_is_told(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "part.h5", "w") as file:
         file.create_dataset("x", data=np.ones((ROWS, 3)), chunks=(10, 3))
-    reader = Hdf5PartReader(tmp_path / "part.h5", info())
+    reader = Hdf5PartReader(tmp_path / "part.h5")
     reader.fill("x", np.zeros((5, 3)), 0)
     with (tmp_path / "part.h5").open("r+b") as file:
         file.truncate(3000)

@@ -49,21 +49,6 @@ def test_a_torn_mesh_is_named_by_build_info_and_check(tmp_path: Path, monkeypatc
     assert json.loads(json.dumps(built.to_json()))["notes"] == checked.notes
 
 
-def test_a_store_of_an_earlier_version_does_not_know_and_its_check_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plates(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    hydragnn.build_store(PLATE, tmp_path / "p.h5", quiet=True)
-    manifest = tmp_path / "p.h5" / "manifest.json"
-    table = json.loads(manifest.read_text())
-    del table["checksum"], table["parts"][0]["defects"]
-    manifest.write_text(json.dumps(table))
-    (note,) = store_info(tmp_path / "p.h5").notes
-    assert note.endswith("counted no odd graphs; hydragnn data check counts them")
-    assert [note.split(":")[0] for note in examine_store(tmp_path / "p.h5").notes] == NOTES
-
-
 def lone(number: int) -> GraphBatch:
     """Three nodes, of which one has no edge where the number is odd."""
     return graph_from_arrays(np.eye(3), [0, 1], [1, 2 if number % 2 == 0 else 0])
