@@ -30,7 +30,6 @@ class DataSettings(Settings):
 class SplitSettings(Settings):
     """Split of the graphs into training, validation, calibration and test."""
 
-    before: ClassVar = {"calibration": 0.0}
     acts_with: ClassVar = dict.fromkeys(
         ("train", "valid", "seed"),
         ActsWith(
@@ -91,7 +90,6 @@ class SplitSettings(Settings):
 class BatchSettings(Settings):
     """Budget of one optimisation step over all ranks; 0: no limit."""
 
-    before: ClassVar = {"budget": "given", "memory": ""}
     acts_with: ClassVar = {
         "max_graphs": ActsWith(
             words='with budget = "given"', remedy="set it", holds=lambda batch: batch.budget == "given"

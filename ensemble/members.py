@@ -71,7 +71,7 @@ def load_member(
     The model computes on a GPU where there is one, in ``dtype``; without it in double precision if it was trained so.
     """
     with about(str(folder)):
-        config = parse_config(read_json(folder / "config.json"), "config.json", stored=True).of_branch(branch)
+        config = parse_config(read_json(folder / "config.json"), "config.json").of_branch(branch)
     precision = dtype or (torch.float64 if config.train.precision == "fp64" else torch.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     trained = load_model(model, dtype=precision, device=device, branch=branch).tabulated()

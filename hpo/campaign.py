@@ -33,7 +33,6 @@ from hydragnn.hpo.space.default import left_out_words
 from hydragnn.hpo.space.points import Point, Space, space_of
 from hydragnn.hpo.status.view import CampaignView
 from hydragnn.hpo.together import with_together
-from hydragnn.runs.checkpoint import is_pickled
 from hydragnn.runs.signals import handled_by
 
 ENDINGS: dict[Ending, str] = {
@@ -170,12 +169,6 @@ def run_search(
                 f"left out of the default space, as they cannot do what is asked: {left_out_words(settings.left_out)}"
             )
         controller = Controller(settings, space, out, journal, launcher, enqueued, on_event)
-        if on_note is not None and (anew := trials_begun_anew(controller.state, out)):
-            on_note(
-                f"checkpoints of earlier versions are pickles, which can run foreign code and are not read any more: trial(s) "
-                f"{', '.join(map(str, anew))} will begin anew when they go on; to keep their epochs, stop now and resume with the "
-                "version that began the campaign"
-            )
         with handled_by(lambda number, _: controller.stop(signal.Signals(number).name)):
             state = controller.run(plan)
             stack.close()  # with signals heard, so that a second Ctrl-C does not cut it short
@@ -187,15 +180,6 @@ def _looked_again(
 ) -> list[Point]:
     """What is tried first, and the errors of ``check_folder``, where another search has begun in the folder since it was looked at."""
     return check_folder(settings, space, out, resume=resume) if is_begun(out) and not begun else enqueued
-
-
-def trials_begun_anew(state: State, out: Path) -> list[int]:
-    """Return the trials that can go on and whose checkpoints are of the version that is not read any more."""
-    return [
-        number
-        for number, trial in sorted(state.trials.items())
-        if trial.status in ("waiting", "running", "paused") and is_pickled(trial_folder(out, number) / "checkpoints")
-    ]
 
 
 def result_of(state: State, out: Path, source: str, seconds: float) -> CampaignResult:

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_sealed
+from hydragnn.base.files import check_version, read_sealed
 
 NAME = "campaign.json"
 SAMPLER_LOG = "sampler.log"
 VERSION = 3
-"""Of campaigns on disk. 1: keys that came later mean what was computed then (``Settings.before``, ``Settings.former``); 2: those of heads do."""
 
 
 def campaign_table(out: Path) -> dict[str, Any]:
@@ -24,8 +23,5 @@ def checked_table(saved: Any, path: Path) -> dict[str, Any]:
     """What was read from ``path``; InputError where it is no campaign's, or a newer version's."""
     if not isinstance(saved, dict) or not isinstance(saved.get("version"), int) or "enqueued" not in saved:
         raise InputError(f"{path} is not a campaign's; check the path")
-    if saved["version"] > VERSION:
-        raise InputError(
-            f"{path} has version {saved['version']}, this program reads up to {VERSION}; update the program"
-        )
+    check_version(saved["version"], path, oldest=VERSION, newest=VERSION)
     return saved

@@ -86,12 +86,7 @@ def check_models(settings: CampaignSettings, space: Space) -> None:
 
 
 def check_cutoffs(settings: CampaignSettings, space: Space) -> None:
-    """InputError where a cutoff of the base, or one that is searched, is larger than that of a store.
-
-    A campaign of the first version goes on with what it has.
-    """
-    if settings.version == 1:
-        return
+    """InputError where a cutoff of the base, or one that is searched, is larger than that of a store."""
     key = "model.cutoff"
     searched = {path: parameter for path, parameter in space.parameters.items() if place_of(path) == key}
     values = [(f'search.space."{path}"', value) for path, parameter in searched.items() for value in ends_of(parameter)]
@@ -253,7 +248,6 @@ def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
     and a sampler that was the default then goes on.
     """
     saved = read_sealed(out / NAME) if is_begun(out) else {}
-    version = saved.get("version") if isinstance(saved, dict) else None
     if settings.left_out is not None and isinstance(saved, dict) and "left_out" in saved:
         begun = _saved_settings(saved, out / NAME)
         search = settings.search.model_copy(update={"space": begun.search.space})
@@ -265,14 +259,14 @@ def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
     if settings.search.sampler == "auto" and isinstance(saved, dict) and saved:
         search = settings.search.model_copy(update={"sampler": _saved_settings(saved, out / NAME).search.sampler})
         settings = replace(settings, search=search)
-    return replace(settings, version=version if isinstance(version, int) else VERSION)
+    return settings
 
 
 def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
     """Write ``campaign.json``, and where the stores lie into the configurations of trials; only the holder of the journal's lock may."""
     if is_begun(out):
         follow_stores(settings, open_campaign(out), out)
-    own = {"version": settings.version, "enqueued": enqueued, "stores": fingerprints_of(settings)}
+    own = {"version": VERSION, "enqueued": enqueued, "stores": fingerprints_of(settings)}
     default = {} if settings.left_out is None else {"left_out": dict(settings.left_out)}
     because = {"together_because": settings.together_because} if settings.together_because else {}
     write_sealed(out / NAME, {**settings.to_json(), **own, **default, **because})
@@ -292,7 +286,6 @@ def _settings_of(saved: dict[str, Any], path: Path) -> CampaignSettings:
     because = saved.get("together_because", "")
     return replace(
         settings,
-        version=saved["version"],
         left_out=saved.get("left_out"),
         together_because=because if isinstance(because, str) else "",
     )

@@ -9,7 +9,6 @@ from typing import Any
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.config import AnyConfig, parse_config, with_isolated_atoms
-from hydragnn.hpo.folder import VERSION
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.search_settings import DEFAULT, SearchSettings, search_settings, together_text
 from hydragnn.hpo.space.default import default_space
@@ -48,7 +47,6 @@ class CampaignSettings:
     """Why so many trials share a process, where the program chose the number."""
     left_out: Mapping[str, str] | None = None
     """Architectures that a default space leaves out, each with the reason; None where the space was given."""
-    version: int = VERSION
     """Of the program that began the campaign: keys that came later and that ``base`` lacks mean what was computed then."""
 
     @property
@@ -101,5 +99,5 @@ def _search_settings(
 def _given_run(value: Any, source: str) -> GivenRun:
     if not isinstance(value, Mapping) or "config" not in value:
         raise InputError(f"{source} has no config; runs are written by the final training, and not by hand")
-    config = parse_config(value["config"], source=source, stored=True)
+    config = parse_config(value["config"], source=source)
     return GivenRun(config=config, work=value.get("work"), scaling=value.get("scaling"))

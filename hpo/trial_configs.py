@@ -16,7 +16,6 @@ from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.able import known_keys
 from hydragnn.hpo.space.parameters import Choices, Parameter, place_of
 from hydragnn.hpo.space.points import NUMBER, Point, Space, all_points, allowed_values, ends_of, is_equal, random_point
-from hydragnn.models.head_kinds import HEAD_KINDS
 
 FIXED = ("data.store", "split", "train.epochs")
 """Trials that differ in these cannot be compared, so that they are not searched."""
@@ -61,18 +60,7 @@ def trial_config(settings: CampaignSettings, space: Space, values: Point, number
     if "train.seed" not in map(place_of, space.parameters) and isinstance(table.setdefault("train", {}), dict):
         seed = table["train"].get("seed", 0)
         table["train"]["seed"] = seed + number if isinstance(seed, int) else seed
-    if settings.version == 2:
-        complete_energies(table)
-    return parse_config(table, source=settings.source, stored=settings.version == 1)
-
-
-def complete_energies(table: dict[str, Any]) -> None:
-    """Give the energy heads of a run's table what campaigns of version 2 meant where they left it out, in place."""
-    kind = HEAD_KINDS["energy"]
-    for section in (table, *table.get("branches", [])):
-        for head in section.get("heads", []):
-            if head.get("kind") == "energy":
-                head.update({**kind.former, **kind.before, **head})
+    return parse_config(table, source=settings.source)
 
 
 def check_space(settings: CampaignSettings, space: Space) -> None:

@@ -7,19 +7,18 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from hydragnn.architectures import ArchitectureSettings, ModelSettings
+from hydragnn.architectures import ModelSettings
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import digest, read_json
 from hydragnn.base.settings import ActsWith, Settings, read_toml, refuse_idle, with_overrides
 from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
-from hydragnn.models.head_settings import READABLE, HeadSettings
+from hydragnn.models.heads import AnyHead, HeadSettings
 
 
 class TrainSettings(Settings):
     """Optimiser, schedule and length of one training run."""
 
-    before: ClassVar = {"stage_two": 1.0, "compile": "off"}
     acts_with: ClassVar = {
         "plateau_patience": ActsWith(
             words='with schedule = "plateau"', remedy="set it", holds=lambda train: train.schedule == "plateau"
@@ -96,7 +95,7 @@ class BranchSettings(Settings):
 
     data: DataSettings
     split: SplitSettings = SplitSettings()
-    heads: list[HeadSettings] = Field(min_length=1)
+    heads: list[AnyHead] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _check(self) -> "BranchSettings":
@@ -143,7 +142,7 @@ class RunConfig(Settings):
     split: SplitSettings = SplitSettings()
     batch: BatchSettings = BatchSettings()
     model: ModelSettings
-    heads: list[HeadSettings] = Field(min_length=1)
+    heads: list[AnyHead] = Field(min_length=1)
     train: TrainSettings = TrainSettings()
 
     @model_validator(mode="before")
@@ -163,7 +162,7 @@ class RunConfig(Settings):
     @property
     def hash(self) -> str:
         """Short hash of the whole configuration."""
-        return hash_of(self.to_json())
+        return digest(self.to_json())
 
     @property
     def targets(self) -> list[str]:
@@ -215,7 +214,7 @@ class BranchedConfig(Settings):
     @property
     def hash(self) -> str:
         """Short hash of the whole configuration."""
-        return hash_of(self.to_json())
+        return digest(self.to_json())
 
     @property
     def targets(self) -> list[str]:
@@ -245,42 +244,16 @@ AnyConfig = RunConfig | BranchedConfig
 """A run on one data set or on several."""
 
 
-def parse_config(table: Any, source: str = "configuration", *, stored: bool = False) -> AnyConfig:
-    """The run that a table describes, with branches or without; InputError on anything wrong.
-
-    A ``stored`` table was written by a program, maybe an earlier one (``Settings.parse``).
-    """
+def parse_config(table: Any, source: str = "configuration") -> AnyConfig:
+    """Return the run that a table describes; InputError on anything wrong."""
     kind = BranchedConfig if isinstance(table, dict) and "branches" in table else RunConfig
-    return kind.parse(table, source, stored=stored)
+    return kind.parse(table, source)
 
 
 def stored_config(path: Path | str) -> AnyConfig:
     """The run whose ``config.json`` is ``path``, as it was begun; InputError where it is missing or damaged."""
     path = Path(path)
-    return parse_config(read_json(path), str(path), stored=True)
-
-
-def hash_of(config: Mapping[str, Any]) -> str:
-    """Short hash of a complete configuration; it stays where a later version adds a key and the run means what it meant."""
-    return digest(_without_later_keys(config))
-
-
-def _without_later_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(config)
-    kinds: dict[str, type[Settings]] = {
-        "model": ArchitectureSettings,
-        "split": SplitSettings,
-        "batch": BatchSettings,
-        "train": TrainSettings,
-    }
-    for name, kind in kinds.items():
-        if name in result:
-            result[name] = kind.without_later_keys(result[name])
-    if "heads" in result:
-        result["heads"] = [READABLE[head.get("kind", "")].without_later_keys(head) for head in result["heads"]]
-    if "branches" in result:
-        result["branches"] = [_without_later_keys(branch) for branch in result["branches"]]
-    return result
+    return parse_config(read_json(path), str(path))
 
 
 def read_config(path: Path | str, assignments: list[str] | None = None) -> AnyConfig:
@@ -294,7 +267,7 @@ def config_from_table(table: dict[str, Any], path: Path, *, stored: bool = False
 
     InputError on anything wrong, and for a setting that a user gave and that cannot act.
     """
-    config = parse_config(with_isolated_atoms(table, path), source=str(path), stored=stored)
+    config = parse_config(with_isolated_atoms(table, path), source=str(path))
     if not stored:
         refuse_idle(config, str(path))
 

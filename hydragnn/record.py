@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pydantic
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.files import read_sealed, write_sealed
+from hydragnn.base.files import check_version, read_sealed, write_sealed
 from hydragnn.base.settings import first_problem
 
 VERSION = 1
@@ -132,10 +132,7 @@ def read_record(folder: Path | str) -> RunRecord:
     value = read_sealed(path)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int):
         raise InputError(f"{path} is not a run record; was {folder} made by hydragnn train?")
-    if value["version"] > VERSION:
-        raise InputError(
-            f"{path} has version {value['version']}, this program reads up to {VERSION}; update the program"
-        )
+    check_version(value["version"], path, oldest=VERSION, newest=VERSION)
     try:
         record: RunRecord = _RECORD.validate_python(value)
     except pydantic.ValidationError as error:

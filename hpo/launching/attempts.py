@@ -252,7 +252,7 @@ def _is_of(record: RunRecord, config_hash: str) -> bool:
     if record.config_hash == config_hash:
         return True
     with suppress(InputError):
-        return parse_config(record.config, stored=True).hash == config_hash
+        return parse_config(record.config).hash == config_hash
     return False
 
 

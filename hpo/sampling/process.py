@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -123,7 +123,7 @@ class SamplerProcess:
         too_late.start()
         try:
             if self._told is None:
-                begin = {"campaign": self._settings.to_json(), "version": self._settings.version}
+                begin = {"campaign": self._settings.to_json()}
                 _write(process.stdin, {**begin, "allow_code": allowed_code()})
                 self._told = set()
             told = self._told
@@ -167,7 +167,7 @@ def main() -> None:
     threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
     begun = json.loads(lines.get())
     allow_code(begun["allow_code"])
-    settings = replace(campaign_settings(begun["campaign"], Path("campaign")), version=begun["version"])
+    settings = campaign_settings(begun["campaign"], Path("campaign"))
     space, known = space_of(settings.search.space), set[str]()
     while True:
         value = json.loads(lines.get())

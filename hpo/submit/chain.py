@@ -261,7 +261,7 @@ def _chain(out: Path) -> dict[str, Any]:
     chain = read_sealed(path)
     if not isinstance(chain, dict) or chain.get("version") != VERSION:
         raise InputError(f"{path} was not written by this version of the program; update it, or delete the file")
-    return Chain.parse(chain, str(path), stored=True).to_json()
+    return Chain.parse(chain, str(path)).to_json()
 
 
 def _job_settings(settings: CampaignSettings) -> JobSettings:

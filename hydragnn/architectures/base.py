@@ -42,8 +42,6 @@ class CompileGain:
 class GlobalAttentionSettings(Settings):
     """Attention among all nodes of a graph beside every layer (Rampasek et al. 2022, arXiv:2205.12454)."""
 
-    before: ClassVar = {"cutoff": None, "num_radial": None}
-
     kind: Literal["multihead", "linear", "equivariant", "none"] = "multihead"
     """multihead: softmax over all nodes of the graph, quadratic in their number; linear: kernel attention, linear in it; equivariant: by states of all
     degrees and distances, and states of all degrees are read, along directions too, in periodic images as well; none: the model without attention, so that
@@ -172,14 +170,6 @@ class ArchitectureSettings(Settings):
         """A sentence that says where energies are not smooth with these settings; empty where they are."""
         return ""
 
-    @classmethod
-    def without_later_keys(cls, table: Mapping[str, Any]) -> dict[str, Any]:
-        """Nor those of attention."""
-        result = super().without_later_keys(table)
-        if isinstance(result.get("global_attention"), Mapping):
-            result["global_attention"] = GlobalAttentionSettings.without_later_keys(result["global_attention"])
-        return result
-
     def on_stores(self, cutoffs: Sequence[float | None]) -> "ArchitectureSettings":
         """The settings with what was left out and the stores decide: ``cutoffs`` made their edges, None where none did."""
         return self
@@ -198,10 +188,13 @@ class ArchitectureSettings(Settings):
         return cls
 
 
+CUTOFF, ENVELOPE = 5.0, "polynomial"
+"""Settings of models whose stores decide neither."""
+
+
 class GeometricSettings(ArchitectureSettings):
     """What architectures that see edge lengths have."""
 
-    former: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial"}
     acts_on: ClassVar = dict.fromkeys(("cutoff", "num_radial", "radial", "envelope", "envelope_exponent"), "lengths")
 
     searched: ClassVar[Searched] = {
@@ -241,8 +234,8 @@ class GeometricSettings(ArchitectureSettings):
     def on_stores(self, cutoffs: Sequence[float | None]) -> "GeometricSettings":
         """Left out, the cutoff is the smallest of the stores', with an envelope where the edges of all of them come from one."""
         known = [cutoff for cutoff in cutoffs if cutoff is not None]
-        cutoff = min(known) if known else self.former["cutoff"]
-        envelope = self.former["envelope"] if len(known) == len(cutoffs) else "none"
+        cutoff = min(known) if known else CUTOFF
+        envelope = ENVELOPE if len(known) == len(cutoffs) else "none"
         chosen = {"cutoff": self.cutoff or cutoff, "envelope": self.envelope or envelope}
         return self.model_copy(update=chosen)
 
@@ -372,11 +365,6 @@ class Architecture(nn.Module):
     def check(cls, settings: Any, spec: GraphSpec) -> None:
         """Raise InputError where these settings cannot work on such graphs; the sentence names the remedy."""
 
-    @classmethod
-    def renamed(cls, name: str) -> str:
-        """Today's name of a weight that an older version called ``name``."""
-        return name
-
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         for sight in cls.sees | cls.requires:
@@ -396,9 +384,9 @@ def radial_basis(
 ) -> RadialFeatures:
     """The radial basis that the settings describe, of transformed lengths where there is a ``transform``, with the edge features beside it.
 
-    Runs complete the settings from the store; without one, what is left out is what it was before there were such defaults.
+    Runs complete the settings from the store; elsewhere the cutoff defaults to 5 with a polynomial envelope.
     """
-    cutoff = settings.former["cutoff"] if settings.cutoff is None else settings.cutoff
-    envelope = settings.envelope or settings.former["envelope"]
+    cutoff = CUTOFF if settings.cutoff is None else settings.cutoff
+    envelope = settings.envelope or ENVELOPE
     exponent = settings.envelope_exponent
     return RadialFeatures(cutoff, settings.num_radial, settings.radial, envelope, spec.edge_width, transform, exponent)

@@ -37,8 +37,6 @@ class DimeNetSettings(GeometricSettings):
 
     kind: str = "dimenet"
 
-    before: ClassVar = {"messages": "kept", "angle": "turn", "output_layers": 3}
-
     searched: ClassVar[Searched] = {
         "hidden_dim": steps(16, 64, 16),
         "num_layers": steps(1, 3),

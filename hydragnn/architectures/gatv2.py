@@ -25,7 +25,6 @@ class GATv2Settings(GeometricSettings):
 
     kind: str = "gatv2"
 
-    before: ClassVar = {"wide_heads": False, "own_edge": "none"}
     acts_on: ClassVar = {**GeometricSettings.acts_on, "own_edge": "inputs"}
 
     searched: ClassVar[Searched] = {**GeometricSettings.searched, "heads": one_of(2, 4, 8)}

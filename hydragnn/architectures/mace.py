@@ -39,8 +39,6 @@ class MACESettings(GeometricSettings):
 
     kind: str = "mace"
 
-    before: ClassVar = {"distance_transform": None, "node_filters": False}
-
     searched: ClassVar[Searched] = {
         "hidden_dim": steps(8, 64, 8),
         "num_layers": steps(1, 2),

@@ -1,8 +1,7 @@
 """Scalar and vector states that turn with the graph: PaiNN (Schuett et al. 2021, arXiv:2102.03150, figure 2)."""
 
-import re
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -53,8 +52,6 @@ def directions_of(graph: MessageGraph, form: Directions) -> Float[Tensor, "edges
 
 class PaiNNSettings(GeometricSettings):
     """Scalar and vector states, rotation-equivariant (Schuett et al. 2021, arXiv:2102.03150)."""
-
-    before: ClassVar = {"norm": "paper", "tanh_networks": False, "edge_network": False}
 
     kind: str = "painn"
 
@@ -254,15 +251,3 @@ class PaiNN(Architecture):
             PaiNNLayer(of_layer, message, update, settings.dropout, settings.directions, network, last)
             for of_layer, message, update, network, last in zip(filters, messages, updates, edges, after)
         )
-
-    @classmethod
-    def renamed(cls, name: str) -> str:
-        """Filters (two of the first layer, three of each other), messages and updates were three lists."""
-        name = re.sub(r"^(message|update)s\.(\d+)\.", r"layers.\2.\1.", name)
-
-        def of_layer(match: re.Match[str]) -> str:
-            number = int(match[1])
-            layer, place = (0, number) if number < 2 else divmod(number + 1, 3)
-            return f"layers.{layer}.filters.{place}."
-
-        return re.sub(r"^filters\.(\d+)\.", of_layer, name)

@@ -1,6 +1,5 @@
 """Principal neighbourhood aggregation: PNA (Corso et al. 2020, arXiv:2004.05718, equations 5 to 8)."""
 
-import re
 from typing import Annotated
 
 from jaxtyping import Float
@@ -143,8 +142,3 @@ class PNA(Architecture):
             PNALayer(nn.LayerNorm(channels), channels, width, scalers, settings.dropout, settings.statistics)
             for _ in range(settings.num_layers)
         )
-
-    @classmethod
-    def renamed(cls, name: str) -> str:
-        """Norms were a list of their own."""
-        return re.sub(r"^norms\.(\d+)\.", r"layers.\1.norm.", name)

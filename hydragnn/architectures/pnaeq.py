@@ -1,7 +1,6 @@
 """Principal neighbourhood aggregation with vectors that turn with the graph: PNAEq (after arXiv:2004.05718 and arXiv:2102.03150)."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -25,8 +24,6 @@ class PNAEqSettings(PNASettings):
     """Scalar and vector states as of PaiNN, scalars by principal neighbourhood aggregation (PNAEq of HydraGNN; arXiv:2004.05718, arXiv:2102.03150)."""
 
     kind: str = "pnaeq"
-
-    before: ClassVar = {"tanh_networks": False}
 
     directions: Directions = "unit"
     """What a message adds to vectors: unit vectors along edges, as in the public HydraGNN, or as in its PAINN these over_length, r_ij / |r_ij|^2 in the

@@ -1,7 +1,5 @@
 """Continuous-filter convolutions: SchNet (Schuett et al. 2017, arXiv:1706.08566, figure 2)."""
 
-import re
-
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -121,11 +119,3 @@ class SchNet(Architecture):
     def finish(self, states: States, graph: MessageGraph) -> States:
         """The states without what only layers need."""
         return at_rest(states)
-
-    @classmethod
-    def renamed(cls, name: str) -> str:
-        """Filters and interactions were two lists."""
-        return re.sub(r"^(filter|interaction)s\.(\d+)\.", lambda m: f"layers.{m[2]}.{LISTS[m[1]]}.", name)
-
-
-LISTS = {"filter": "filters", "interaction": "interaction"}

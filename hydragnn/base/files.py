@@ -103,7 +103,7 @@ def write_sealed(path: Path, table: Mapping[str, Any], check: Callable[[], None]
 def read_sealed(path: Path) -> Any:
     """The value in a JSON file, without its checksum; InputError as of ``read_json``, and where the checksum is another.
 
-    What has none, of earlier versions, is taken as it is.
+    A file without a checksum was changed by hand, and is taken as it is.
     """
     value = read_json(path)
     if isinstance(value, dict) and value.pop("checksum", None) not in (None, checksum_of(value)):
@@ -116,6 +116,14 @@ def read_sealed(path: Path) -> Any:
 
 DAMAGED_ARRAYS = (BadZipFile, EOFError, KeyError, LZMAError, OSError, RuntimeError, ValueError, zlib.error)
 """What reading an npz file raises whose bytes are not those that were written; every array in it has a checksum."""
+
+
+def check_version(version: object, path: Path, *, oldest: int, newest: int) -> None:
+    """Raise InputError unless a file has a version that this program reads."""
+    if not isinstance(version, int) or version > newest:
+        raise InputError(f"{path} has version {version}, this program reads up to {newest}; update the program")
+    if version < oldest:
+        raise InputError(f"{path} has version {version} of a program before the first release; make it anew")
 
 
 def checksum_of(value: Any) -> str:

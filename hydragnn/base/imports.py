@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, nearest
 
 T = TypeVar("T")
 
@@ -74,6 +74,31 @@ def names_in(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return value_of
+
+
+def announced(group: str) -> dict[str, str]:
+    """Return the classes that installed packages register in an entry-point group, by name."""
+    with without_the_current_folder():
+        return {entry.name: entry.value for entry in entry_points(group=group)}
+
+
+def class_of_kind(
+    kind: str, own: Mapping[str, type[T]], base: type[T], *, group: str, where: str, noun: str, parent: str
+) -> type[T]:
+    """Return the class of a kind: one of our own, a registered one, or ``package.module:Name``.
+
+    InputError names the nearest kind, or says why a class cannot be used (``class_named``).
+    """
+    if kind in own:
+        return own[kind]
+    others = announced(group)
+    if kind not in others and ":" not in kind:
+        raise InputError(
+            f"unknown kind of {noun} {kind!r}; {nearest(kind, [*own, *others])} (a class of your own is named package.module:Name)"
+        )
+    reference = others.get(kind, kind)
+    words = {"where": f"{where} = {kind!r}", "noun": noun, "parent": parent}
+    return class_named(reference, base, **words, registered=reference in others.values())
 
 
 def class_named(

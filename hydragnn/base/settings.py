@@ -50,28 +50,13 @@ class Settings(pydantic.BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
     )
 
-    before: ClassVar[Mapping[str, Any]] = {}
-    """Keys that came later, with what was computed before them: that is what stored settings mean which lack them."""
-
-    former: ClassVar[Mapping[str, Any]] = {}
-    """Defaults that have changed since: that is what stored settings mean which leave the keys out, and they count in hashes."""
-
     acts_with: ClassVar[Mapping[str, ActsWith]] = {}
     """Settings that act only under a condition, besides those of base classes; ``train.stage_two`` is one of the section ``train``."""
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _as_before(cls, value: Any, info: Any) -> Any:
-        # info is a ValidationInfo: a protocol, which cannot be checked at run time
-        stored = info.context is not None and info.context.get("stored", False)
-        return {**cls.former, **cls.before, **value} if stored and isinstance(value, Mapping) else value
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _meant(cls, value: Any, info: Any) -> Any:
-        """What pydantic would take and nobody means: true for the number 1, numbers that no array holds, texts that no path may hold."""
-        if info.context is not None and info.context.get("stored", False):
-            return value  # an earlier program took it
+        """Refuse true for the number 1, numbers of more than 64 bits, and texts with NUL."""
         if isinstance(value, bool) and not _takes(cls.model_fields[info.field_name].annotation, bool):
             raise ValueError("Input should not be true or false")
         for item in value if isinstance(value, list) else [value]:
@@ -82,19 +67,10 @@ class Settings(pydantic.BaseModel):
         return value
 
     @classmethod
-    def without_later_keys(cls, table: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a complete table without the keys that came later, where they say what was computed before: hashes stay."""
-        before = cls.class_for(table).before
-        return {key: value for key, value in table.items() if key not in before or value != before[key]}
-
-    @classmethod
-    def parse(cls: type[T], value: Any, source: str = "configuration", *, stored: bool = False) -> T:
-        """The typed object that ``value`` (parsed TOML or JSON) describes; InputError naming key, source and remedy.
-
-        ``stored`` settings were written by a program, maybe an earlier one: a key that they lack means what was computed then.
-        """
+    def parse(cls: type[T], value: Any, source: str = "configuration") -> T:
+        """Return the settings in ``value`` (parsed TOML or JSON); InputError names key, source and remedy."""
         try:
-            return cls.model_validate(value, context={"stored": stored})
+            return cls.model_validate(value)
         except pydantic.ValidationError as error:
             raise InputError(f"{source}: {_sentence(cls, error, value)}") from error
 
@@ -324,7 +300,7 @@ def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]
             elif _tag(candidate) == part:
                 following.append(candidate)  # pydantic inserts the tag of a discriminated union into the location
             elif isinstance(part, int):
-                following.append(candidate)
+                following.append(candidate.class_for(value) if isinstance(candidate, type) else candidate)
         candidates = following
     return sorted({key for candidate in candidates for key in candidate.model_fields})
 

@@ -21,7 +21,7 @@ from hydragnn.models.distributions import (
     distribution_from_arrays,
 )
 from hydragnn.models.graph_model import GraphModel
-from hydragnn.models.head_settings import HeadSettings, parse_head
+from hydragnn.models.heads import HeadSettings, parse_head
 from hydragnn.models.saving import load_graph_model, read_description, save_branched, save_model
 from hydragnn.models.target import Target, target_from_json
 from hydragnn.models.trained import TrainedModel, load_model

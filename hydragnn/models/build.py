@@ -9,7 +9,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.models.checks import check
 from hydragnn.models.description import ModelDescription, make_description
 from hydragnn.models.graph_model import GraphModel
-from hydragnn.models.head_settings import HeadSettings
+from hydragnn.models.heads import HeadSettings
 
 
 def build_model(

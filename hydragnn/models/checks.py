@@ -6,15 +6,9 @@ from hydragnn.architectures import Architecture, GlobalAttentionSettings, archit
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.levels import CLUSTERS, is_levels
-from hydragnn.models.convolved import with_layers
 from hydragnn.models.description import ModelDescription
-from hydragnn.models.head_kinds import (
-    ClassesHeadSettings,
-    ScalarHeadSettings,
-    TensorHeadSettings,
-    VectorHeadSettings,
-)
-from hydragnn.models.head_settings import HeadSettings
+from hydragnn.models.heads import HeadSettings
+from hydragnn.models.heads.modules import with_layers
 
 GEOMETRY = frozenset({"lengths", "directions", "triplets"})
 
@@ -151,14 +145,14 @@ def _check_input(field: Field, description: ModelDescription) -> None:
 def _check_head(head: HeadSettings, description: ModelDescription) -> None:
     field = description.fields[head.field]
     head.check(field)
-    if isinstance(head, VectorHeadSettings):
+    if field.parity == "vector":
         _check_vector(field, description.architecture, description.dim)
-    if isinstance(head, TensorHeadSettings):
+    if field.parity == "tensor":
         _check_tensor(field, description.architecture, description.dim)
-    if isinstance(head, ScalarHeadSettings | ClassesHeadSettings) and head.conv_layers:
-        with_layers(description.model, head.conv_layers)
-    if isinstance(head, ScalarHeadSettings) and head.correction_of:
-        _check_corrected(field, head.correction_of, description)
+    if head.own_layers:
+        with_layers(description.model, head.own_layers)
+    if head.corrected_input:
+        _check_corrected(field, head.corrected_input, description)
     if field.on == "edge" and not description.edges:
         raise InputError(
             f"head {field.name}: it predicts edges, and data.edges = false takes them all away; leave data.edges out, or the head"

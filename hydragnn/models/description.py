@@ -13,7 +13,7 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
 from hydragnn.graphs.levels import CLUSTERS
-from hydragnn.models.head_settings import HeadSettings, parse_head
+from hydragnn.models.heads import HeadSettings, parse_head
 from hydragnn.models.target import Target
 
 
@@ -134,7 +134,7 @@ class ModelDescription:
 def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
     """The description that ``ModelDescription.to_json`` wrote; KeyError, TypeError or ValueError where it is damaged."""
     fields = {field.name: field for field in map(field_from_json, value["fields"])}
-    heads = [parse_head(head, "model.json", stored=True) for head in value["heads"]]
+    heads = [parse_head(head, "model.json") for head in value["heads"]]
     named = [*value["inputs"], *(name for head in heads for name in head.outputs)]
     unknown = [name for name in named if name not in fields]
     if unknown:
@@ -144,7 +144,7 @@ def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
         raise ValueError(f"dim = {dim}, edges = {edges}, branch = {branch}")
     return ModelDescription(
         model=_encoder_settings(value["model"]),
-        heads=tuple(head.named(fields[head.field], strict=False) for head in heads),
+        heads=tuple(heads),
         fields=fields,
         inputs=tuple(value["inputs"]),
         dim=int(dim),
@@ -177,7 +177,7 @@ def _statistics_to_json(statistics: GraphStatistics | None) -> dict[str, Any] | 
 
 def _encoder_settings(value: Mapping[str, Any]) -> ArchitectureSettings:
     """The settings of the architecture that ``kind`` names."""
-    settings: ArchitectureSettings = architecture_of(value["kind"]).Settings.parse(value, "model", stored=True)
+    settings: ArchitectureSettings = architecture_of(value["kind"]).Settings.parse(value, "model")
     return settings
 
 
@@ -208,7 +208,7 @@ def make_description(
         known |= {name: as_derivative(known[name], what, dim) for what, name in head.derivatives.items()}
     return ModelDescription(
         model=model,
-        heads=tuple(head.named(known[head.field]) for head in heads),
+        heads=tuple(heads),
         fields={name: known[name] for name in dict.fromkeys(needed)},
         inputs=tuple(inputs),
         dim=dim,

@@ -17,9 +17,7 @@ from hydragnn.layers import ConditionInputs, EdgeInputs, GraphUNet, MessageGraph
 from hydragnn.models.derivatives import energy_gradients, forces_from, stress_from
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
-from hydragnn.models.head_context import HeadContext
-from hydragnn.models.head_settings import HeadSettings
-from hydragnn.models.heads import HEADS
+from hydragnn.models.heads import HeadContext, HeadSettings
 from hydragnn.models.wrapping import basis_of_pairs, wrap_layers
 
 
@@ -175,13 +173,14 @@ class GraphModel(nn.Module):
 def build_heads(description: ModelDescription, trunk: GraphModel) -> nn.ModuleList:
     """The heads of a description, on the states that ``trunk`` gives."""
     context = HeadContext(
-        description=description,
+        model=description.model,
+        spec=description.spec(trunk.edge_inputs.width),
+        input_fields=description.input_fields,
         channels=trunk.channels,
         basis=trunk.encoder.basis,
-        edge_width=trunk.edge_inputs.width,
         conditioned=trunk.condition_inputs is not None,
     )
-    return nn.ModuleList(HEADS[head.kind](head, description.fields[head.field], context) for head in description.heads)
+    return nn.ModuleList(head.build(description.fields[head.field], context) for head in description.heads)
 
 
 def side_by_side(of_layers: list[States]) -> States:

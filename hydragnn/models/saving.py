@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.base.files import check_regular, read_sealed, write_atomically, write_sealed
+from hydragnn.base.files import check_regular, check_version, read_sealed, write_atomically, write_sealed
 from hydragnn.datasets.normalisation import Normalisation, check_widths, normalisation_from_json
 from hydragnn.graphs.levels import CLUSTERS
 from hydragnn.models.branched import BranchedModel, build_branched
@@ -20,9 +20,8 @@ from hydragnn.models.description import ModelDescription, description_from_json
 from hydragnn.models.graph_model import GraphModel
 
 VERSION = 2
-"""1: the weights of encoders lay in one list per kind of layer; names are translated on reading."""
 BRANCHED = 3
-"""A model of several branches, which earlier programs cannot read."""
+"""Version of models with several branches."""
 CHECKSUM = "sha256"
 """Where the weights' file keeps the checksum of its numbers: in itself, so that no reader sees one without the other."""
 
@@ -94,10 +93,7 @@ def _read(folder: Path) -> list[tuple[ModelDescription, Normalisation]]:
     value: Any = read_sealed(path)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int):
         raise InputError(f"{path} does not describe a model; was {folder} made by hydragnn train?")
-    if value["version"] > BRANCHED:
-        raise InputError(
-            f"{path} has version {value['version']}, this program reads up to {BRANCHED}; update the program"
-        )
+    check_version(value["version"], path, oldest=VERSION, newest=BRANCHED)
     try:
         every = value["branches"] if value["version"] == BRANCHED else [value]
         branches = [(description_from_json(one), normalisation_from_json(one["normalisation"])) for one in every]
@@ -136,7 +132,6 @@ def load_graph_model(folder: Path | str, branch: str = "") -> tuple[GraphModel, 
     with about(str(folder / "model.json")):
         if len(branches) == 1:
             model = build_from_description(descriptions[0], seed=0)
-            weights = {_current_name(name, descriptions[0]): value for name, value in weights.items()}
         else:
             model = build_branched(descriptions, seed=0)
     if torch.float64 in {value.dtype for value in weights.values() if value.is_floating_point()}:
@@ -186,12 +181,6 @@ def _weights(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} does not exist; copy the whole folder of the model") from None
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} cannot be read ({error}); copy the whole folder of the model again") from error
-    if expected not in (None, _checksum(weights)):  # None: written before there were checksums
+    if expected != _checksum(weights):
         raise InputError(f"{path} is damaged: its checksum is not that of what was written; use another copy")
     return weights
-
-
-def _current_name(name: str, description: ModelDescription) -> str:
-    """Today's name of a weight, whatever version called it so."""
-    room, _, rest = name.partition(".")
-    return f"{room}.{description.architecture.renamed(rest)}" if room == "encoder" else name

@@ -18,7 +18,7 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.models.compiled_prediction import CompiledPrediction, compiled_prediction, eager_prediction
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel
-from hydragnn.models.head_settings import HeadSettings
+from hydragnn.models.heads import HeadSettings
 from hydragnn.models.saving import load_graph_model
 from hydragnn.models.tabulated import tabulated
 from hydragnn.models.target import Target

@@ -8,7 +8,6 @@ one runs no code, whoever made it.
 
 import re
 import shutil
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ import pydantic
 import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import checksum_of, flush_directory, read_json, read_sealed, write_sealed
+from hydragnn.base.files import check_version, checksum_of, flush_directory, read_json, read_sealed, write_sealed
 from hydragnn.base.settings import Settings
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.runs.attempt import Attempt, Fenced
@@ -24,8 +23,6 @@ from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, write_te
 from hydragnn.training.state import TrainState
 
 VERSION = 2
-PICKLED = 1
-"""The version whose index is a pickle, which runs what its writer wants; never read."""
 KEEP = 2
 """Checkpoints that stay; the weights of the best epoch are inside each."""
 TENSORS = "tensors.safetensors"
@@ -148,44 +145,13 @@ def load_checkpoint(path: Path, state: TrainState, ranks: Ranks, identity: dict[
     state.curves = {name: list(values) for name, values in saved.curves.items()}
 
 
-def set_aside_pickled(folder: Path, attempt: Attempt) -> Path | None:
-    """Rename a ``folder`` of checkpoints that are pickles, unread, so that its run begins anew; gives the new place.
-
-    None where there is nothing of the kind. Fenced where a later attempt owns the run.
-    """
-    if not is_pickled(folder):
-        return None
-    attempt.check()
-    places = (folder.with_name(f"{folder.name}.pickled-{number}") for number in count(1))
-    place = next(path for path in places if not path.exists())
-    folder.rename(place)
-    return place
-
-
-def is_pickled(folder: Path) -> bool:
-    """Return True where the newest checkpoint in ``folder`` is of the version that holds a pickle; only the pointer is read."""
-    pointer = folder / "latest.json"
-    value = read_sealed(pointer) if pointer.exists() else None
-    return isinstance(value, dict) and value.get("version") == PICKLED
-
-
 def _read_saved(path: Path) -> SavedState:
     """What ``state.json`` says; InputError where it is damaged or of another version."""
     file = path / "state.json"
     content = read_json(file)
     if not isinstance(content, dict) or not isinstance(version := content.pop("version", None), int):
         raise InputError(f"{file} is damaged (it has no version); resume from another copy")
-    if version <= PICKLED:
-        run = path.parent.parent
-        raise InputError(
-            f"checkpoint {path} was made by an earlier version of the program, as a pickle, which can run foreign code and "
-            f"is not read any more; the model of the best epoch stays usable (hydragnn predict {run} ...); to train on, begin "
-            "a new run in another folder, or resume this one with the version that began it"
-        )
-    if version > VERSION:
-        raise InputError(
-            f"checkpoint {path} has version {version}, this program reads up to {VERSION}; update the program"
-        )
+    check_version(version, path, oldest=VERSION, newest=VERSION)
     if content.pop("checksum", None) != checksum_of({"version": version, **content}):
         raise InputError(f"{file} is damaged (its checksum is another); resume from another copy")
     return SavedState.parse(content, str(file))

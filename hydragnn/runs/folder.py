@@ -18,8 +18,7 @@ from hydragnn.base.files import (
     read_json,
     unlock_file,
 )
-from hydragnn.base.settings import Settings
-from hydragnn.config import AnyConfig, hash_of, parse_config, stored_config
+from hydragnn.config import AnyConfig, parse_config, stored_config
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.record import Cost, RunRecord, read_record
@@ -36,13 +35,6 @@ INDIFFERENT = {
 }
 """Settings that no training depends on: where the store lies (its content is compared), which of the graphs that it never
 sees calibrate an ensemble, how much memory a step may take, and what else is written when."""
-
-
-def as_begun(config: AnyConfig, out: Path) -> AnyConfig:
-    """The configuration, in which keys with another default or none before are those of the run in ``out`` where they are left out."""
-    path = out / "config.json"
-    begun: AnyConfig = _as_saved(config, stored_config(path)) if path.is_file() else config
-    return begun
 
 
 def table_as_begun(config: AnyConfig, out: Path) -> dict[str, Any]:
@@ -66,20 +58,6 @@ def _with_indifferent(begun: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
         if section in begun:
             table[section] = {**begun[section], **{key: now[section][key] for key in keys if key in now[section]}}
     return table
-
-
-def _as_saved(now: Any, saved: Any) -> Any:
-    """Settings, or a list of them, with such keys of the saved ones at every depth, where both are of one kind."""
-    if isinstance(now, list) and isinstance(saved, list) and len(now) == len(saved):
-        return [_as_saved(*pair) for pair in zip(now, saved)]
-    if not isinstance(now, Settings) or type(now) is not type(saved):
-        return now
-    absent = (now.before.keys() | now.former.keys()) - now.model_fields_set
-    update = {}
-    for name in type(now).model_fields:
-        before, value = getattr(now, name), getattr(saved, name)
-        update[name] = value if name in absent else _as_saved(before, value)
-    return now.model_copy(update=update)
 
 
 def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
@@ -177,7 +155,7 @@ def trained_config(run: Path) -> AnyConfig:
     """
     config = stored_config(run / "config.json")
     if (run / "record.json").exists():
-        trained = parse_config(read_record(run).config, f"{run / 'record.json'}", stored=True)
+        trained = parse_config(read_record(run).config, f"{run / 'record.json'}")
         changed = differences(decisive(trained.to_json()), decisive(config.to_json()))
         if changed:
             raise InputError(
@@ -189,7 +167,7 @@ def trained_config(run: Path) -> AnyConfig:
 def identity(record: RunRecord) -> dict[str, Any]:
     """Whose checkpoint it is."""
     budget = {"memory_budget_hash": digest(record.memory_budget)} if record.memory_budget else {}
-    return {"configuration_hash": hash_of(decisive(record.config)), "data_hash": record.data_hash, **budget}
+    return {"configuration_hash": digest(decisive(record.config)), "data_hash": record.data_hash, **budget}
 
 
 def decisive(config: dict[str, Any]) -> dict[str, Any]:

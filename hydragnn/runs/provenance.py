@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from hydragnn.architectures import GeometricSettings
 from hydragnn.base.files import digest
-from hydragnn.config import hash_of
 from hydragnn.datasets import GraphStore
 from hydragnn.datasets.duplicates import Copies, copies_across, sentence_on_copies
 from hydragnn.datasets.split import PARTS, Split
@@ -41,7 +40,7 @@ def first_record(
     unseen = [name for branch in plan.branches for name in branch.unseen_inputs]
     return RunRecord(
         config=plan.table,
-        config_hash=hash_of(plan.table),
+        config_hash=digest(plan.table),
         data_hash=next(iter(hashes.values())) if len(hashes) == 1 else digest(hashes),
         seed=plan.training.seed,
         parameters=parameters,

@@ -25,7 +25,6 @@ from hydragnn.distributed.launch import LaunchError, this_launch
 from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, leave
 from hydragnn.record import Failure, RunRecord, read_record, write_record
 from hydragnn.runs.attempt import Attempt, Fenced
-from hydragnn.runs.checkpoint import set_aside_pickled
 from hydragnn.runs.failures import failure_of
 from hydragnn.runs.progress import console_progress
 from hydragnn.runs.session import train
@@ -97,7 +96,6 @@ def what_to_train(options: argparse.Namespace, attempt: Attempt) -> tuple[AnyCon
     """The configuration in the folder, and the copy of its store that lies on this node, where there is one."""
     allow_code(options.allow_code)
     check_ranks(options.ranks)
-    begin_anew_after_pickle(attempt)
     config = stored_config(options.folder / "config.json")
     return config, local_copy_of_store(attempt) if isinstance(config, RunConfig) else None
 
@@ -105,20 +103,6 @@ def what_to_train(options: argparse.Namespace, attempt: Attempt) -> tuple[AnyCon
 def code_of(record: RunRecord) -> int:
     """The exit code of a run that left this record."""
     return FAILED if record.status == "failed" else 0
-
-
-def begin_anew_after_pickle(attempt: Attempt) -> None:
-    """Set aside checkpoints that are not read any more, where attempts are counted: a campaign goes on without its owner."""
-    if attempt.number is None or this_launch().rank:
-        return
-    place = set_aside_pickled(attempt.folder / "checkpoints", attempt)
-    if place is not None:
-        print(
-            f"the checkpoints were made by an earlier version, as pickles, which can run foreign code and are not read any "
-            f"more; they are in {place.name} now, and training begins anew",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def local_copy_of_store(attempt: Attempt) -> GraphStore | None:

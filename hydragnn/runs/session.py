@@ -27,7 +27,6 @@ from hydragnn.runs.failures import (
 )
 from hydragnn.runs.folder import (
     alone_in,
-    as_begun,
     check_folder,
     earlier_budget,
     earlier_cost,
@@ -76,7 +75,6 @@ def train(
     check_request(until, micro_batches)
     asked, this = select_device(device), Attempt(folder=out, number=attempt, beats=beats)
     this.check()
-    config = as_begun(config, out) if resume else config
     with join_ranks(out, asked, partial(note_stopped_rank, this)) as ranks:
         here = own_device(asked, ranks)
         with errors_of_configuration_first(config, store, resume=resume):

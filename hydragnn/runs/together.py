@@ -13,7 +13,7 @@ from hydragnn.distributed.ranks import join_ranks
 from hydragnn.record import RunRecord
 from hydragnn.runs.attempt import Attempt
 from hydragnn.runs.callback import RunCallback
-from hydragnn.runs.folder import alone_in, as_begun, check_folder
+from hydragnn.runs.folder import alone_in, check_folder
 from hydragnn.runs.session import check_request, ready_run, select_device, steps_to_end
 from hydragnn.runs.signals import trap_signals
 from hydragnn.training.loop import StepRequest, Steps
@@ -46,7 +46,6 @@ def train_together(
             raise InputError("runs are trained together by one process; start it without torchrun or mpirun")
         ready = []
         for config, out in zip(configs, outs):
-            config = as_begun(config, out) if resume else config
             this = Attempt(folder=out)
             check_folder(config.to_json(), out, resume)
             locks.enter_context(alone_in(this, ranks, here))

@@ -339,7 +339,7 @@ def _with_points(parts: dict[str, Part], folder: Path, record: RunRecord) -> dic
 def _points_of_branches(folder: Path, record: RunRecord) -> dict[str, Points | ClassPoints]:
     """What the run's model says about validation graphs, of every branch."""
     branched = "branches" in record.config
-    config = BranchedConfig.parse(record.config, stored=True) if branched else _run_config(record.config)
+    config = BranchedConfig.parse(record.config) if branched else _run_config(record.config)
     names = [branch.name for branch in config.branches]
     models = [load_model(folder / "model", branch=name) for name in names]
     try:
@@ -358,7 +358,7 @@ def of_one_branch(config: Mapping[str, Any], branch: str) -> Mapping[str, Any]:
     """The configuration as an ensemble of one branch sees it; that of all where no branch is named."""
     if not branch or "branches" not in config:
         return config
-    return parse_config(dict(config), stored=True).of_branch(branch).to_json()
+    return parse_config(dict(config)).of_branch(branch).to_json()
 
 
 def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -377,7 +377,7 @@ def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _run_config(config: Mapping[str, Any]) -> RunConfig:
     known = {key: value for key, value in config.items() if key in RunConfig.model_fields}
-    return RunConfig.parse(known, stored=True)
+    return RunConfig.parse(known)
 
 
 def _record_scores(record: RunRecord, part: str, field: str, unit: str) -> FieldScores:

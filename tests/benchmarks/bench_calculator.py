@@ -51,7 +51,14 @@ def trained(kind: str, folder: Path) -> None:
     store = folder / "copper.h5"
     with StoreWriter(store, tuple(graphs[0].fields.values()), dim=3, attributes={"cutoff": 5.0}) as writer:
         writer.write(concatenate(graphs))
-    head = {"field": "energy", "pool": "sum", "forces": "forces"}
+    head = {
+        "kind": "energy",
+        "loss": "mse",
+        "stage_two_factor": 1.0,
+        "per_node": False,
+        "field": "energy",
+        "forces": "forces",
+    }
     shape = {"kind": kind, "hidden_dim": 64, "num_layers": 3, "num_radial": 20, "cutoff": 5.0}
     table = {"data": {"store": str(store)}, "split": {"train": 0.6, "valid": 0.2}, "model": shape, "heads": [head]}
     train(RunConfig.parse({**table, "train": {"epochs": 1}}), folder / "run")

@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 
+from hydragnn.base.files import digest
 from hydragnn.base.terminal import PlainConsole
-from hydragnn.config import hash_of
 from hydragnn.hpo import CampaignView, campaign_settings, controller, journal
 from hydragnn.hpo.controller import Controller
 from hydragnn.hpo.journal import NAME, Journal
@@ -50,7 +50,7 @@ LARGEST = 256
 TABLE: dict[str, Any] = {
     "data": {"store": "store.h5"},
     "model": {"kind": "painn"},
-    "heads": [{"field": "energy"}],
+    "heads": [{"kind": "scalar", "field": "energy"}],
     "train": {"epochs": 9},
     "search": {
         "rungs": [1, 3],
@@ -151,7 +151,7 @@ def write_record(task: Task, luck: float) -> None:
     record = {
         "version": 1,
         "config": config,
-        "config_hash": hash_of(config),
+        "config_hash": digest(config),
         "data_hash": "d",
         "seed": 0,
         "attempt": task.attempt,

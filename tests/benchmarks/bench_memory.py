@@ -157,7 +157,16 @@ def make_run(store: MemoryStore, batch: dict[str, Any], kind: str) -> Assembly:
             "split": {"train": 0.98, "valid": 0.01},
             "batch": batch,
             "model": {"kind": kind, "hidden_dim": 32, "num_layers": 3, "cutoff": 6.0},
-            "heads": [{"field": "energy", "pool": "sum", **({} if kind == "pna" else {"forces": "forces"})}],
+            "heads": [
+                {
+                    "kind": "energy",
+                    "loss": "mse",
+                    "stage_two_factor": 1.0,
+                    "per_node": False,
+                    "field": "energy",
+                    **({} if kind == "pna" else {"forces": "forces"}),
+                }
+            ],
         }
     )
     plan = plan_run(config, store)

@@ -31,7 +31,7 @@ from hydragnn.hpo.simulation import Assumptions, PolicyResult, compare_policies,
 CAMPAIGN: dict[str, Any] = {
     "data": {"store": "nowhere.h5"},
     "model": {"kind": "schnet"},
-    "heads": [{"field": "energy"}],
+    "heads": [{"kind": "scalar", "field": "energy"}],
     "train": {"epochs": 100},
     "search": {
         "trials": 100_000,

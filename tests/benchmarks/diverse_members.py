@@ -9,7 +9,7 @@ of one run as it is.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,7 @@ from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.members import Member
 from hydragnn.models import Point, Target
-from hydragnn.models import heads as head_builders
+from hydragnn.models.heads import head_kinds
 
 HEADS = 8
 """Heads of a shallow ensemble."""
@@ -98,7 +98,9 @@ def many_heads(seed: int) -> Iterator[None]:
     def several(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         return lambda *arguments: ManyHeads(build(*arguments))
 
-    with patch.dict(head_builders.HEADS, {kind: several(build) for kind, build in head_builders.HEADS.items()}):
+    with ExitStack() as stack:
+        for kind in head_kinds().values():
+            stack.enter_context(patch.object(kind, "build", several(kind.build)))
         yield
 
 

@@ -106,7 +106,16 @@ def table_of_molecules(data: Path) -> dict[str, Any]:
 
 def table_of_elements(data: Path) -> dict[str, Any]:
     """Energies and forces of all elements by one model."""
-    head = {"field": "energy", "references": True, "per_node": True, "forces": "forces", "forces_weight": 5.0}
+    head = {
+        "kind": "energy",
+        "loss": "mse",
+        "stage_two_factor": 1.0,
+        "field": "energy",
+        "references": True,
+        "per_node": True,
+        "forces": "forces",
+        "forces_weight": 5.0,
+    }
     return member_table(
         {"kind": "schnet", "cutoff": 4.2, "hidden_dim": 24, "num_layers": 2, "num_radial": 12},
         [{"kind": "energy", **head}],

@@ -43,8 +43,8 @@ cutoff = 3.0
 num_layers = 2
 num_radial = 8
 [[heads]]
+kind = "scalar"
 field = "energy"
-pool = "sum"
 [train]
 epochs = 12
 ema_decay = 0.9

@@ -36,8 +36,16 @@ def configuration(model: str, epochs: int) -> dict[str, Any]:
         "batch": {"max_graphs": 8},
         "model": {"kind": model, "hidden_dim": 16, "num_layers": 2, "cutoff": 3.0, "dropout": 0.1},
         "heads": [
-            {"field": "energy", "pool": "sum", "per_node": True, "references": True, "forces": "forces"},
-            {"field": "charge", "loss": "huber"},
+            {
+                "kind": "energy",
+                "loss": "mse",
+                "stage_two_factor": 1.0,
+                "field": "energy",
+                "per_node": True,
+                "references": True,
+                "forces": "forces",
+            },
+            {"kind": "scalar", "field": "charge", "loss": "huber"},
         ],
         "train": {"epochs": epochs, "ema_decay": 0.99, "warmup_epochs": 2, "checkpoint_seconds": 0},
     }

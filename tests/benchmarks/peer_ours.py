@@ -16,7 +16,6 @@ import ase
 import numpy as np
 import torch
 from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, arguments, serve, serve_all, tensors, trains_forces, weights
-from torch import Tensor
 
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.field import Field
@@ -105,20 +104,11 @@ def built(settings: Any, head: Any, batch: Any, inputs: Sequence[str] = ()) -> A
     return build_model(settings, [head], FIELDS, inputs=names, dim=3, seed=0, statistics=statistics)
 
 
-def renamed(kind: str, name: str) -> str:
-    """Today's name of a weight of 57a3d48."""
-    from hydragnn.architectures import architecture_of
-
-    start = "encoder."
-    return start + architecture_of(kind).renamed(name.removeprefix(start)) if name.startswith(start) else name
-
-
 def share_weights(kind: str, folder: Path, model: Any, options: list[str]) -> None:
     """Take the weights that are there, if ``write`` does not make them, and leave them by this commit's names if it is not past."""
-    own: dict[str, Tensor] = model.state_dict()
     if "write" not in options:
         given = weights(folder, kind)
-        model.load_state_dict({name if name in own else renamed(kind, name): value for name, value in given.items()})
+        model.load_state_dict(dict(given))
     if "write" in options or "past" not in options:
         np.savez(folder / f"{kind}.npz", **{name: tensor.numpy() for name, tensor in model.state_dict().items()})
 

@@ -40,7 +40,7 @@ def campaign(folder: Path, trials: int) -> dict[str, object]:
     return {
         "data": {"store": str(folder / "store.h5")},
         "model": {"kind": "schnet", "hidden_dim": 16},
-        "heads": [{"field": "energy"}],
+        "heads": [{"kind": "scalar", "field": "energy"}],
         "train": {"epochs": EPOCHS},
         "search": {"trials": trials, "seed": 3, "rungs": [], "space": space},
     }

@@ -76,7 +76,15 @@ def _fields(extra: tuple[Field, ...]) -> tuple[Field, ...]:
 
 
 def _table(store: Path, kind: str, width: int, seed: int, forces: bool) -> dict[str, object]:
-    head = {"field": "energy", "pool": "sum", "per_node": True, "hidden_dims": [width], "references": True}
+    head = {
+        "kind": "energy",
+        "loss": "mse",
+        "stage_two_factor": 1.0,
+        "field": "energy",
+        "per_node": True,
+        "hidden_dims": [width],
+        "references": True,
+    }
     return {
         "data": {"store": str(store)},
         "split": {"train": 0.5, "valid": 0.4, "seed": 3},

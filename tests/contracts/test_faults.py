@@ -19,7 +19,7 @@ from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
 RUN = {
     "model": {"kind": "gin", "hidden_dim": 4, "num_layers": 1},
-    "heads": [{"field": "moment"}],
+    "heads": [{"kind": "scalar", "field": "moment"}],
     "train": {"epochs": 1},
 }
 

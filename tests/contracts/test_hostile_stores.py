@@ -32,7 +32,7 @@ FIELDS = (
 )
 CONFIG = {
     "model": {"kind": "schnet", "hidden_dim": 4, "num_layers": 1, "num_radial": 4, "envelope": "none"},
-    "heads": [{"field": "moment"}],
+    "heads": [{"kind": "scalar", "field": "moment"}],
     "train": {"epochs": 1},
 }
 Change = Callable[[Path], None]

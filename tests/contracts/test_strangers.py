@@ -38,6 +38,7 @@ num_layers = 1
 num_radial = 4
 envelope = "none"
 [[heads]]
+kind = "scalar"
 field = "moment"
 [train]
 epochs = 2

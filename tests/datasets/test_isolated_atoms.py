@@ -11,7 +11,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig, read_config
 from hydragnn.datasets.isolated_atoms import by_atomic_number, isolated_atoms
 from hydragnn.hpo.settings import read_campaign
-from hydragnn.models.head_kinds import EnergyHeadSettings
+from hydragnn.models.heads.kinds import EnergyHeadSettings
 
 RUN = """
 [data]

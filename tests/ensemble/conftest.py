@@ -54,8 +54,11 @@ def config_of(store_path: Path, **changes: Any) -> RunConfig:
         "model": {"kind": "schnet", "hidden_dim": 12, "num_layers": 2, "num_radial": 6, "cutoff": CUTOFF},
         "heads": [
             {
+                "kind": "energy",
+                "loss": "mse",
+                "stage_two_factor": 1.0,
+                "per_node": False,
                 "field": "energy",
-                "pool": "sum",
                 "hidden_dims": [8],
                 "references": True,
                 "forces": "forces",

@@ -220,7 +220,17 @@ def strained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Atoms]:
     root = tmp_path_factory.mktemp("strained")
     with StoreWriter(root / "copper.h5", tuple(graphs[0].fields.values()), dim=3, attributes={"cutoff": 4.0}) as writer:
         writer.write(concatenate(graphs))
-    head = {"field": "energy", "pool": "sum", "forces": "forces", "stress": "stress", "hidden_dims": [4]}
+    head = {
+        "kind": "energy",
+        "loss": "mse",
+        "stage_two_factor": 1.0,
+        "per_node": False,
+        "stress_per_node": False,
+        "field": "energy",
+        "forces": "forces",
+        "stress": "stress",
+        "hidden_dims": [4],
+    }
     table = {
         "data": {"store": str(root / "copper.h5")},
         "split": {"train": 0.6, "valid": 0.2},

@@ -61,7 +61,10 @@ def members(tmp_path_factory: pytest.TempPathFactory, plates: Path) -> list[Path
             "split": {"train": 0.5, "valid": 0.25},
             "batch": {"max_graphs": 8},
             "model": {"kind": "egnn", "hidden_dim": 8, "num_layers": 2, "num_radial": 4, "envelope": "none"},
-            "heads": [{"field": "pull", "hidden_dims": [8]}, {"field": "stiffness", "hidden_dims": [8], **how}],
+            "heads": [
+                {"kind": "scalar", "field": "pull", "hidden_dims": [8]},
+                {"kind": "scalar", "field": "stiffness", "hidden_dims": [8], **how},
+            ],
             "train": {"epochs": 2, "seed": number, "checkpoint_epochs": 2},
         }
         folders.append(root / f"{number:04d}")

@@ -92,18 +92,9 @@ def write(config: dict[str, Any], folder: Path, attempt: int, weights: list[int]
     """The record that real training would leave."""
     rate, width = config["train"]["learning_rate"], config["model"]["hidden_dim"]
     curve = [abs(math.log10(rate) + 3) + abs(width - 48) / 48 + 1 / (epoch + 1) for epoch in range(len(weights))]
-    later = {"train": ("compile",), "batch": ("budget", "memory")}  # as hash_of, without torch
-    meant = {
-        **config,
-        **{
-            at: {key: value for key, value in config[at].items() if key not in later[at]}
-            for at in later
-            if at in config
-        },
-    }
     record = RunRecord(
         config=config,
-        config_hash=digest(meant),
+        config_hash=digest(config),
         data_hash="d",
         seed=config["train"]["seed"],
         status=status,

@@ -48,7 +48,7 @@ def settings(store_file: Path, tmp_path: Path) -> Settings:
         table = {
             "data": {"store": str(store_file)},
             "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1},
-            "heads": [{"field": "energy"}],
+            "heads": [{"kind": "scalar", "field": "energy"}],
             "train": {"epochs": epochs, "precision": "fp64"},
             "batch": {"max_graphs": 8},
             "search": {

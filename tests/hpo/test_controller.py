@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_sealed
-from hydragnn.config import hash_of
+from hydragnn.base.files import digest, read_sealed
 from hydragnn.hpo import (
     CampaignSettings,
     CostModel,
@@ -84,7 +83,7 @@ class Instant:
         status: Any = "finished" if task.until == config["train"]["epochs"] else "paused"
         record = RunRecord(
             config=config,
-            config_hash=hash_of(config),
+            config_hash=digest(config),
             data_hash="",
             seed=0,
             attempt=task.attempt,

@@ -128,7 +128,7 @@ def test_what_the_configuration_gives_is_not_searched(paths: Path) -> None:
 
 def test_a_task_that_no_architecture_can_do_and_a_space_of_another_name_are_refused(paths: Path) -> None:
     with pytest.raises(InputError, match="no field enthalpy"):
-        campaign(paths, [{"field": "enthalpy"}])
+        campaign(paths, [{"kind": "scalar", "field": "enthalpy"}])
     with pytest.raises(InputError, match="did you mean default"):
         campaign(paths, [STRENGTH], search__space="defalt")
 
@@ -208,6 +208,6 @@ def test_what_acts_on_lengths_is_not_searched_where_graphs_have_no_positions(tmp
 def test_a_new_architecture_is_searched_by_being_there(tmp_path: Path) -> None:
     write_rings(tmp_path / "rings.h5", 8)
     space, left_out = default_space(
-        {"data": {"store": str(tmp_path / "rings.h5")}, "heads": [{"field": "energy"}]}, "c"
+        {"data": {"store": str(tmp_path / "rings.h5")}, "heads": [{"kind": "scalar", "field": "energy"}]}, "c"
     )
     assert {*space["model.kind"]["choices"], *left_out} == {*architectures()}

@@ -361,6 +361,7 @@ store = "nowhere.h5"
 [model]
 kind = "schnet"
 [[heads]]
+kind = "scalar"
 field = "energy"
 [train]
 epochs = 18

@@ -1,6 +1,5 @@
 """A point of the space is a valid run, or the space is refused at the door with the next move."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 from rings import write_rings
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_json, write_json
-from hydragnn.hpo.preflight import as_begun, check_campaign, open_campaign, write_settings
+from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space.parameters import FloatRange, IntRange
 from hydragnn.hpo.space.points import all_points, contains, is_point, random_point, space_of, value_at
@@ -200,33 +198,15 @@ def test_a_small_discrete_space_is_counted_with_its_conditions() -> None:
 
 def test_a_space_whose_values_are_right_at_their_ends_alone_ends_with_a_sentence(tmp_path: Path) -> None:
     write_rings(tmp_path / "a.h5", 1)
-    table = {"data": {"store": str(tmp_path / "a.h5")}, "model": {"kind": "gin"}, "heads": [{"field": "moment"}]}
+    table = {
+        "data": {"store": str(tmp_path / "a.h5")},
+        "model": {"kind": "gin"},
+        "heads": [{"kind": "scalar", "field": "moment"}],
+    }
     space = {"model.num_layers": {"type": "float", "low": 1.0, "high": 4.0}}  # 1.0 and 4.0 are whole numbers
     settings = campaign_settings({**table, "search": {"space": space}}, SOURCE)
     with pytest.raises(InputError, match=r"none of 1000 points drawn from search\.space .*model\.num_layers.*integer"):
         next(valid_configs(settings, space_of(settings.search.space)))
-
-
-def test_trials_of_an_earlier_campaign_mean_what_they_meant_where_a_key_is_left_out(tmp_path: Path) -> None:
-    heads = [{"kind": "energy", "field": "energy", "forces": "forces"}]
-    meant = ("per_node", "loss", "stage_two_factor", "stress_per_node")
-    write_rings(tmp_path / "a.h5", 1)
-    table = {"data": {"store": str(tmp_path / "a.h5")}, "model": {"kind": "painn"}, "heads": heads}
-    space = {"model.hidden_dim": {"type": "int", "low": 8, "high": 16}}
-    now = campaign_settings({**table, "search": {"space": space}}, SOURCE)
-    meanings = {}
-    for version in (1, 2, 3):
-        folder = tmp_path / str(version)
-        write_json(folder / "campaign.json", {"version": version, **now.to_json(), "enqueued": []})
-        begun = as_begun(now, folder)
-        assert begun == replace(open_campaign(folder), source=begun.source, base=begun.base)
-        trial = trial_config(begun, space_of(begun.search.space), {"model.hidden_dim": 8}, 0)
-        head = trial.heads[0].to_json()
-        meanings[version] = (trial.model.to_json()["norm"], *(head[key] for key in meant))
-        write_settings(begun, [], folder)
-        assert read_json(folder / "campaign.json")["version"] == version
-    one_stage = (False, "mse", 1.0, False)
-    assert meanings == {1: ("paper", *one_stage), 2: ("smooth", *one_stage), 3: ("smooth", True, "mae", 10.0, True)}
 
 
 PLATEAU = {"type": "int", "low": 2, "high": 9}

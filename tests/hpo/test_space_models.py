@@ -63,7 +63,7 @@ def asked(store: Path, heads: list[dict[str, Any]], space: dict[str, Any], **mor
     } | more
 
 
-STRENGTH = {"field": "strength"}
+STRENGTH = {"kind": "scalar", "field": "strength"}
 FORCES = {"kind": "energy", "field": "energy", "forces": "forces"}
 
 CANNOT: dict[str, tuple[int, list[dict[str, Any]], dict[str, Any], str]] = {
@@ -80,7 +80,7 @@ CANNOT: dict[str, tuple[int, list[dict[str, Any]], dict[str, Any], str]] = {
     "no atomic numbers": (3, [{**FORCES, "references": True}], kinds("painn", "schnet"), "references"),
     "kinds of heads and models that do not go together": (
         3,
-        [{"field": "strength"}, {"field": "energy"}],
+        [{"kind": "scalar", "field": "strength"}, {"kind": "scalar", "field": "energy"}],
         {
             **kinds("gin", "schnet"),
             "heads.1.kind": {"type": "categorical", "choices": ["scalar", "energy"]},
@@ -118,7 +118,7 @@ def test_an_element_without_an_energy_of_its_own_is_said_before_the_campaign_sta
 def test_a_campaign_that_has_begun_with_such_an_architecture_goes_on(tmp_path: Path) -> None:
     """Trials of it fail, as they did for the program that began the campaign."""
     write_rings(tmp_path / "rings.h5", 8)
-    table = asked(tmp_path / "rings.h5", [{"field": "energy"}], kinds("schnet", "relational"))
+    table = asked(tmp_path / "rings.h5", [{"kind": "scalar", "field": "energy"}], kinds("schnet", "relational"))
     settings = campaign_settings(table, tmp_path / "CAMPAIGN.toml")
     check_campaign(settings, space_of(settings.search.space), begun=True)
     with pytest.raises(InputError, match="relational"):

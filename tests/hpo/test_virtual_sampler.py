@@ -12,7 +12,7 @@ from hydragnn.hpo.simulation.study import world_of
 TABLE: dict[str, Any] = {
     "data": {"store": "nowhere.h5"},
     "model": {"kind": "schnet"},
-    "heads": [{"field": "energy"}],
+    "heads": [{"kind": "scalar", "field": "energy"}],
     "search": {"trials": 10, "space": {"train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-2}}},
 }
 

@@ -226,7 +226,7 @@ def test_a_strangers_folder_runs_no_code_of_his(kind: str, program: str, tmp_pat
     announced.mkdir()
     (announced / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
     (announced / "entry_points.txt").write_text("[hydragnn.architectures]\nevil = evil:Model\n")
-    model = f'[data]\nstore = "s.h5"\n[model]\nkind = "{kind}"\n[[heads]]\nfield = "energy"\n'
+    model = f'[data]\nstore = "s.h5"\n[model]\nkind = "{kind}"\n[[heads]]\nkind = "scalar"\nfield = "energy"\n'
     (tmp_path / "run.toml").write_text(model)
     command = {
         "load": ["-c", "from pathlib import Path; from hydragnn.models import load_model; load_model(Path('model'))"],
@@ -283,7 +283,7 @@ def test_a_network_of_edge_features_that_are_not_there_is_refused() -> None:
     from hydragnn.conformance.cases import INPUTS, SCALARS, small_settings
     from hydragnn.models import build_model, parse_head
 
-    head, painn = parse_head({"field": "charge"}), small_settings("painn", edge_network=True)
+    head, painn = parse_head({"kind": "scalar", "field": "charge"}), small_settings("painn", edge_network=True)
     with pytest.raises(InputError, match=r"model\.edge_network maps edge features, and these graphs have none"):
         build_model(painn, [head], [*INPUTS, *SCALARS], inputs=["size"], dim=3, seed=0)
 
@@ -297,7 +297,7 @@ def test_an_unread_edge_field_is_refused_where_it_is_named() -> None:
         from hydragnn.conformance.cases import INPUTS, SCALARS, small_settings
         from hydragnn.models import build_model, parse_head
 
-        head = parse_head({"field": "charge"})
+        head = parse_head({"kind": "scalar", "field": "charge"})
         build_model(small_settings("gin"), [head], [*INPUTS, *SCALARS], inputs=["size", "area"], dim=3, seed=0)
 
 
@@ -357,7 +357,12 @@ def test_edges_that_are_read_and_not_there_are_an_error_that_says_what_to_declar
         True: rf'these graphs have no positions; add "lengths" or "directions" to `requires` of the class of model {module}:Ring',
     }
     model = build_model(
-        small_settings(f"{module}:Ring"), [parse_head({"field": "charge"})], SCALARS, inputs=[], dim=dim, seed=0
+        small_settings(f"{module}:Ring"),
+        [parse_head({"kind": "scalar", "field": "charge"})],
+        SCALARS,
+        inputs=[],
+        dim=dim,
+        seed=0,
     )
     with pytest.raises(InputError, match=says[declared]):
         model.double()(graphs)

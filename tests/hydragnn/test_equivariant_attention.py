@@ -9,7 +9,7 @@ from ase import Atoms
 from ase.build import fcc111, molecule
 from torch import Tensor
 
-from hydragnn.architectures import ArchitectureSettings, GlobalAttentionSettings
+from hydragnn.architectures import GlobalAttentionSettings
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import assert_slope, directions_like, make_graph, make_model, small_settings, values_of
 from hydragnn.conformance.smoothness import atoms_graph, energies_and_forces, energy_model, jump
@@ -209,13 +209,3 @@ def test_its_steps_are_neither_compiled_nor_stacked() -> None:
         compiled_model(model)
     with pytest.raises(NotStackable):
         check_layers(model)
-
-
-def test_configurations_of_other_attention_have_the_hashes_that_they_had() -> None:
-    """Complete tables from before there were a cutoff and radial functions, and from today."""
-    old = {"kind": "painn", "global_attention": {"kind": "linear", "heads": 2}}
-    today = small_settings(**old).to_json()
-    assert {"cutoff", "num_radial"} <= today["global_attention"].keys()
-    assert ArchitectureSettings.without_later_keys(today)["global_attention"] == old["global_attention"]
-    new = small_settings("painn", **attention(REACH)).to_json()
-    assert ArchitectureSettings.without_later_keys(new)["global_attention"]["cutoff"] == REACH

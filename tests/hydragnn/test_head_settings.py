@@ -1,7 +1,6 @@
-"""Heads say their kind: foreign keys are errors, and heads without kind mean what they meant in version 1."""
+"""Heads say their kind, and foreign keys are errors."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ FOREIGN = {
         'belongs to kind = "scalar" or "vector"',
     ),
     "loss of classes": ({"kind": "classes", "field": "phase", "distribution": "gaussian"}, 'not to kind = "classes"'),
-    "new key without kind": ({"field": "energy", "extensive": True}, "read as in version 1"),
+    "no kind": ({"field": "energy"}, "a head has no kind; add one of scalar, energy"),
     "misspelled": (
         {"kind": "energy", "field": "energy", "forcs": "forces"},
         "unknown key .*forcs; did you mean forces",
@@ -70,53 +69,6 @@ def test_a_key_that_the_field_has_no_use_for_is_refused(case: str) -> None:
     head, sentence = USELESS[case]
     with pytest.raises(InputError, match=sentence):
         parse_head(head).check(FIELDS[head["field"]])
-
-
-VERSION_1: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "energy": (
-        {"field": "energy", "pool": "sum", "per_node": True, "references": True, "forces": "forces"},
-        {
-            "kind": "energy",
-            "field": "energy",
-            "per_node": True,
-            "references": True,
-            "forces": "forces",
-            "loss": "mse",
-            "stage_two_factor": 1.0,
-            "stress_per_node": False,
-        },
-    ),
-    "sum": (
-        {"field": "energy", "pool": "sum"},
-        {"kind": "scalar", "field": "energy", "pool": "sum", "extensive": True, "per_node": False},
-    ),
-    "per node": (
-        {"field": "energy", "per_node": True},
-        {"kind": "scalar", "field": "energy", "pool": "mean", "per_node": True, "extensive": True},
-    ),
-    "node": ({"field": "charge", "loss": "huber"}, {"kind": "scalar", "field": "charge", "loss": "huber"}),
-    "vectors": ({"field": "forces"}, {"kind": "vector", "field": "forces"}),
-    "dipole": (
-        {"field": "dipole", "pool": "sum"},
-        {"kind": "vector", "field": "dipole", "pool": "sum", "extensive": True, "per_node": False},
-    ),
-    "classes": ({"field": "phase"}, {"kind": "classes", "field": "phase", "pool": "mean"}),
-}
-
-
-@pytest.mark.parametrize("case", VERSION_1)
-def test_a_head_without_kind_means_what_it_meant_in_version_1(case: str) -> None:
-    old, new = VERSION_1[case]
-    head = parse_head(old)
-    assert head.named(FIELDS[old["field"]]) == parse_head(new)
-    assert parse_head(head.to_json()) == head
-
-
-def test_a_key_that_version_1_ignored_is_refused_before_training_and_passed_over_in_trained_models() -> None:
-    head = parse_head({"field": "charge", "pool": "sum"})
-    with pytest.raises(InputError, match='say kind = "scalar" and leave pool out'):
-        head.named(FIELDS["charge"])
-    assert head.named(FIELDS["charge"], strict=False) == parse_head({"kind": "scalar", "field": "charge"})
 
 
 def test_targets_say_in_one_place_how_fields_are_learned() -> None:

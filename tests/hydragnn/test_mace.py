@@ -35,7 +35,7 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, int], dim: int
     with pytest.raises(InputError, match=sentence):
         build_model(
             settings,
-            [parse_head({"field": "energy"})],
+            [parse_head({"kind": "scalar", "field": "energy"})],
             [SIZE, field],
             inputs=["size"],
             dim=dim,
@@ -51,7 +51,7 @@ def test_species_of_the_training_part_have_weights_of_their_own_and_others_share
     settings = architecture_of("mace").Settings.parse({"kind": "mace", "hidden_dim": 4, "max_ell": 1})
     model = build_model(
         settings,
-        [parse_head({"field": "energy"})],
+        [parse_head({"kind": "scalar", "field": "energy"})],
         [numbers, energy],
         inputs=[numbers.name],
         dim=3,

@@ -10,9 +10,13 @@ import pytest
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import plain_table, read_toml, with_overrides
-from hydragnn.config import RunConfig, parse_config, read_config
+from hydragnn.config import RunConfig, read_config
 
-GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": [{"field": "energy"}]}
+GOOD: dict[str, Any] = {
+    "data": {"store": "a.h5"},
+    "model": {"kind": "painn"},
+    "heads": [{"kind": "scalar", "field": "energy"}],
+}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,7 @@ GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "
         (f"train.seed={2**63}", "train.seed"),
         ("model.hidden_dim='many'", "model.hidden_dim"),
         ("heads.0.loss='nll'", "go together"),
-        ("heads.0.forces='forces'", 'heads.0: head energy: references, forces and stress need kind = "energy"'),
+        ("heads.0.forces='forces'", 'heads.0: forces belongs to kind = "energy", not to kind = "scalar"'),
         ("split.train=1.5", "split.train"),
         ("split.valid=0.5", "exceeds 1"),
         ("split.kind='group'", "needs a field"),
@@ -62,7 +66,9 @@ def test_an_assignment_without_a_value_is_refused() -> None:
 
 def test_a_field_has_one_head() -> None:
     with pytest.raises(InputError, match="predicted twice"):
-        RunConfig.parse({**GOOD, "heads": [{"field": "energy"}, {"field": "energy"}]})
+        RunConfig.parse(
+            {**GOOD, "heads": [{"kind": "scalar", "field": "energy"}, {"kind": "scalar", "field": "energy"}]}
+        )
 
 
 def test_the_resolved_configuration_reads_back_as_itself() -> None:
@@ -71,22 +77,9 @@ def test_the_resolved_configuration_reads_back_as_itself() -> None:
     assert RunConfig.parse(config.to_json()).hash == config.hash
 
 
-def test_a_stored_configuration_without_a_key_means_what_it_meant_when_it_was_written() -> None:
-    old = RunConfig.parse(GOOD).to_json()
-    del old["split"]["calibration"]
-    assert parse_config(old, stored=True).branches[0].split.calibration == 0.0
-    assert RunConfig.parse(old).split.calibration is None
-    assert parse_config(RunConfig.parse(GOOD).to_json(), stored=True) == RunConfig.parse(GOOD)
-    both = {
-        "branches": [{key: old[key] for key in ("data", "split", "heads")} | {"name": name} for name in ("a", "b")],
-        "model": old["model"],
-    }
-    assert [branch.split.calibration for branch in parse_config(both, stored=True).branches] == [0.0, 0.0]
-
-
 def test_a_relative_store_counts_from_the_folder_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text('[data]\nstore = "a.h5"\n[model]\nkind = "egnn"\n[[heads]]\nfield = "energy"\n')
+    path.write_text('[data]\nstore = "a.h5"\n[model]\nkind = "egnn"\n[[heads]]\nkind = "scalar"\nfield = "energy"\n')
     assert read_config(path).data.store == tmp_path / "a.h5"
 
 
@@ -146,8 +139,16 @@ def test_the_nearest_word_is_near_whatever_its_case(word: str, hint: str) -> Non
 
 
 def test_a_table_of_python_is_what_a_file_could_say() -> None:
-    table = {"data": {"store": Path("a.h5")}, "train": {"epochs": np.int64(3)}, "heads": ({"field": "energy"},)}
-    assert plain_table(table) == {"data": {"store": "a.h5"}, "train": {"epochs": 3}, "heads": [{"field": "energy"}]}
+    table = {
+        "data": {"store": Path("a.h5")},
+        "train": {"epochs": np.int64(3)},
+        "heads": ({"kind": "scalar", "field": "energy"},),
+    }
+    assert plain_table(table) == {
+        "data": {"store": "a.h5"},
+        "train": {"epochs": 3},
+        "heads": [{"kind": "scalar", "field": "energy"}],
+    }
     with pytest.raises(InputError, match=r"holds <object object.*, a object; give numbers, texts, paths"):
         plain_table({"data": object()})
     with pytest.raises(InputError, match="no table of plain values"):

@@ -63,7 +63,7 @@ def table_of(model: GraphModel) -> nn.Embedding:
     return model.node_inputs.node_tables[0].table
 
 
-NODE_HEAD = [{"field": "charge", "hidden_dims": []}]
+NODE_HEAD = [{"kind": "scalar", "field": "charge", "hidden_dims": []}]
 
 
 def compared(model: GraphModel, batch: GraphBatch, kind: str) -> None:
@@ -158,7 +158,7 @@ def our_painn(batch: GraphBatch, stored: dict[str, Tensor], heads: list[dict[str
 @pytest.mark.parity("painn", "schnetpack", "representation: scalars, vectors, their gradient")
 def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> None:
     stored = painn_of_schnetpack()
-    model = our_painn(batch, stored, [*NODE_HEAD, {"field": "flow", "hidden_dims": []}])
+    model = our_painn(batch, stored, [*NODE_HEAD, {"kind": "vector", "field": "flow", "hidden_dims": []}])
     torch.testing.assert_close(edge_vectors(batch), stored["edge_vectors"])
     vectors = edge_vectors(batch).requires_grad_()
     graph = model.message_graph(batch, vectors)
@@ -173,7 +173,9 @@ def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> Non
 def test_energies_forces_and_stress_of_painn_equal_those_of_its_authors(batch: GraphBatch) -> None:
     """As schnetpack's head, its forces and its strain give them."""
     stored, energy = painn_of_schnetpack(), {"kind": "energy", "field": "energy", "hidden_dims": [CHANNELS // 2]}
-    model = our_painn(batch, stored, [{**energy, "forces": "forces", "stress": "stress"}, {"field": "flow"}])
+    model = our_painn(
+        batch, stored, [{**energy, "forces": "forces", "stress": "stress"}, {"kind": "vector", "field": "flow"}]
+    )
     for number, place in enumerate((0, 2)):
         model.heads[0].network[place].load_state_dict(under(stored, f"head.{number}."))
     actual = model(batch)

@@ -33,6 +33,7 @@ num_layers = 1
 num_radial = 4
 envelope = "none"
 [[heads]]
+kind = "scalar"
 field = "moment"
 [train]
 epochs = 2
@@ -154,7 +155,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     _written(tmp_path / "run.toml", RUN, store)
     _written(tmp_path / "lost.toml", RUN)
     (tmp_path / "relational.toml").write_text(
-        f'[data]\nstore = "{store}"\n[model]\nkind = "relational"\n[[heads]]\nfield = "moment"\n'
+        f'[data]\nstore = "{store}"\n[model]\nkind = "relational"\n[[heads]]\nkind = "scalar"\nfield = "moment"\n'
     )
     _written(tmp_path / "nowhere.toml", RUN + SEARCH.replace("hidden_dim", "hiddn_dim"), store)
     _written(tmp_path / "space.toml", RUN + SEARCH, store)

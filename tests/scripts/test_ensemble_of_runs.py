@@ -62,7 +62,7 @@ def trained(store: Path, out: Path, **changes: Any) -> Path:
         "data": {"store": str(store)},
         "split": {"train": 0.5, "valid": 0.25},
         "model": {"kind": "gin", "hidden_dim": 4, "num_layers": 1},
-        "heads": [{"field": "moment"}],
+        "heads": [{"kind": "scalar", "field": "moment"}],
         "train": {"epochs": 1},
     }
     hydragnn.train({**table, **changes}, out)
@@ -223,7 +223,7 @@ def test_what_cannot_become_a_member_is_refused_in_one_sentence(
 
 
 def test_runs_that_do_not_fit_together_are_refused(call: Call, runs: list[Path], store: Path, tmp_path: Path) -> None:
-    other = trained(store, tmp_path / "spin", heads=[{"field": "spin"}])
+    other = trained(store, tmp_path / "spin", heads=[{"kind": "scalar", "field": "spin"}])
     code, _, err = call("ensemble", *runs, other, "--out", tmp_path / "ensemble")
     assert code == 2 and "members run-0 and spin predict different fields (moment and spin)" in err, err
     (tmp_path / "taken").mkdir()

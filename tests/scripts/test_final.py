@@ -54,7 +54,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = {
         "data": {"store": str(folder / "rings.h5")},
         "model": {"kind": "schnet", "num_layers": 1, "num_radial": 4, "envelope": "none"},
-        "heads": [{"field": "moment"}],
+        "heads": [{"kind": "scalar", "field": "moment"}],
         "train": {"epochs": 4},
         "search": {
             "trials": 4,

@@ -27,6 +27,7 @@ num_layers = 2
 num_radial = 4
 envelope = "none"
 [[heads]]
+kind = "scalar"
 field = "moment"
 [train]
 epochs = 2

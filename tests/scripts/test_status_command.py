@@ -25,7 +25,7 @@ ENERGY = Field(name="energy", on="graph", role="target")
 TABLE = {
     "data": {"store": "few.h5"},
     "model": {"kind": "schnet"},
-    "heads": [{"field": "energy"}],
+    "heads": [{"kind": "scalar", "field": "energy"}],
     "train": {"epochs": 18},
     "search": {
         "trials": 40,

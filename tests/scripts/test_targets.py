@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import typer
 
+import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_json
 from hydragnn.datasets import StoreWriter
@@ -77,6 +78,16 @@ def copy_of(name: str) -> Callable[[Path], None]:
     return make
 
 
+def make_run(path: Path) -> None:
+    path.mkdir()
+    (path / "record.json").write_text("{}")
+
+
+def make_ensemble(path: Path) -> None:
+    path.mkdir()
+    (path / "ensemble.json").write_text("{}")
+
+
 def make_store(path: Path) -> None:
     """Two graphs; under any name, since a command may want another suffix."""
     own = path.with_name("made.h5")
@@ -106,9 +117,9 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "someone's folder": someones_folder,
     "someone's file": someones_file,
     "a store": make_store,
-    "a run": copy_of("run-v1"),
-    "a campaign": copy_of("campaign-v1"),
-    "an ensemble": copy_of("ensemble-v1"),
+    "a run": make_run,
+    "a campaign": copy_of("campaign-v2"),
+    "an ensemble": make_ensemble,
     "a link to someone's folder": link_to(someones_folder),
     "a link to someone's file": link_to(someones_file),
     "a broken link": link_to(lambda path: None),
@@ -124,8 +135,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "campaign.toml").write_text((CONFIG + SEARCH).format(store=folder / "store.h5"))
     (folder / "build.toml").write_text(BUILD.format(folder=folder))
     (folder / "one.xyz").write_text('1\nLattice="9 0 0 0 9 0 0 0 9" pbc="F F F"\nCu 0 0 0\n')
-    for name in ("run", "campaign"):
-        shutil.copytree(ARCHIVE / f"{name}-v1", folder / name)
+    hydragnn.train(
+        folder / "config.toml", folder / "run", overrides=["split.train=0.5", "split.valid=0.5", "train.epochs=1"]
+    )
+    shutil.copytree(ARCHIVE / "campaign-v2", folder / "campaign")
     return folder
 
 

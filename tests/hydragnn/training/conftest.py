@@ -52,15 +52,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "mfc": {"kind": "mfc", "hidden_dim": 8, "num_layers": 2},
 }
 ENERGY = {
+    "kind": "energy",
+    "loss": "mse",
+    "stage_two_factor": 1.0,
     "field": "energy",
-    "pool": "sum",
     "per_node": True,
     "references": True,
     "forces": "forces",
     "forces_weight": 10.0,
     "hidden_dims": [8],
 }
-CHARGE = {"field": "charge", "hidden_dims": [8], "loss": "huber"}
+CHARGE = {"kind": "scalar", "field": "charge", "hidden_dims": [8], "loss": "huber"}
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,8 @@
 
 import hashlib
 import json
-import pickle
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,8 @@ from typing import Any
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import write_json
 from hydragnn.config import RunConfig
-from hydragnn.datasets import MemoryStore, StoreWriter
-from hydragnn.models import load_model
-from hydragnn.record import read_record
+from hydragnn.datasets import MemoryStore
 from hydragnn.runs import train
 
 
@@ -118,64 +112,3 @@ def test_a_checkpoint_that_is_not_what_was_written_is_refused(
     change(checkpoint)
     with pytest.raises(InputError, match=message):
         train(config, run, store=store, resume=True)
-
-
-def test_a_checkpoint_of_version_1_is_refused_unread_and_the_model_stays(
-    saved_run: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
-) -> None:
-    config, run, _ = copy_run(saved_run, tmp_path)
-    touched = tmp_path / "touched"
-    with_pickles(run, touched)
-    before = bits_of_files(run / "checkpoints")
-    with pytest.raises(
-        InputError, match=r"as a pickle, .* is not read any more; .*hydragnn predict .*new run in another folder"
-    ):
-        train(config, run, store=store, resume=True)
-    assert not touched.exists() and bits_of_files(run / "checkpoints") == before
-    assert load_model(run / "model").targets
-
-
-def test_an_attempt_of_a_campaign_sets_pickled_checkpoints_aside_and_ends_with_the_bits_of_an_undisturbed_run(
-    store: MemoryStore, make_config: Callable[..., RunConfig], environment: dict[str, str], tmp_path: Path
-) -> None:
-    """The trial costs its epochs once more, but the campaign goes on without anybody."""
-    with StoreWriter(tmp_path / "clusters.h5", store.fields(), dim=3) as writer:
-        writer.write(store.read(range(len(store))))
-    config, whole, run = make_config(data__store=str(tmp_path / "clusters.h5")), tmp_path / "whole", tmp_path / "cut"
-    train(config, whole)
-    train(config, run, until=1)
-    with_pickles(run, tmp_path / "touched")
-    write_json(run / "attempt.json", {"attempt": 3})
-    command = [sys.executable, "-m", "hydragnn.runs.run", str(run), "--attempt", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "they are in checkpoints.pickled-1 now, and training begins anew" in done.stderr
-    assert (
-        not (tmp_path / "touched").exists() and (run / "checkpoints.pickled-1" / "000001-000000" / ".metadata").exists()
-    )
-    assert read_record(run).curves == read_record(whole).curves
-    for name in ("model/weights.safetensors", "checkpoints/000003-000000/tensors.safetensors"):
-        assert (run / name).read_bytes() == (whole / name).read_bytes()
-
-
-class Touching:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return (open, (str(self.path), "w"))
-
-
-def with_pickles(run: Path, touched: Path) -> None:
-    """Make the newest checkpoint one of version 1, whose index is a pickle that makes the file ``touched``."""
-    (checkpoint,) = (path for path in (run / "checkpoints").iterdir() if path.is_dir())
-    (checkpoint / "tensors.safetensors").unlink()
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(Touching(touched)))
-    write_json(checkpoint / "state.json", {"version": 1, "epoch": 1, "step": 0, "steps": 3, "ranks": 1})
-    write_json(checkpoint.parent / "latest.json", {"version": 1, "checkpoint": checkpoint.name})
-
-
-def bits_of_files(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -31,8 +31,16 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Names of runs: their model, and other settings."""
 WITHOUT_FORCES = [
-    {"field": "energy", "pool": "sum", "per_node": True, "references": True, "hidden_dims": [8]},
-    {"field": "charge", "hidden_dims": [8], "loss": "huber"},
+    {
+        "kind": "energy",
+        "loss": "mse",
+        "stage_two_factor": 1.0,
+        "field": "energy",
+        "per_node": True,
+        "references": True,
+        "hidden_dims": [8],
+    },
+    {"kind": "scalar", "field": "charge", "hidden_dims": [8], "loss": "huber"},
 ]
 
 

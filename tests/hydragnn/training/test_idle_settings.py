@@ -15,8 +15,7 @@ from hydragnn.config import RunConfig, config_from_table
 from hydragnn.conformance.cases import FORCES, INPUTS, SCALARS, STRESS, TENSORS, VECTORS, make_graph, small_settings
 from hydragnn.datasets import MemoryStore
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import build_model, degree_statistics, parse_head
-from hydragnn.models.head_settings import HeadSettings
+from hydragnn.models import HeadSettings, build_model, degree_statistics, parse_head
 from hydragnn.runs import train
 
 GRAPH = replace(make_graph(1, 7), graphs={})

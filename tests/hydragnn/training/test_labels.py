@@ -161,12 +161,7 @@ def test_labels_are_counted_in_every_part(tmp_path: Path) -> None:
 def test_extensive_fields_count_per_node_unless_somebody_says_otherwise() -> None:
     head = {"kind": "scalar", "field": "energy", "pool": "sum", "extensive": True}
     fields = {"energy": ENERGY}
-    for table, stored, expected in (
-        (head, False, True),
-        ({**head, "per_node": False}, False, False),
-        (head, True, False),  # an earlier program wrote it
-        ({**head, "extensive": False}, False, False),
-    ):
-        (target,) = parse_head(table, stored=stored).targets(fields)
+    for table, expected in ((head, True), ({**head, "per_node": False}, False), ({**head, "extensive": False}, False)):
+        (target,) = parse_head(table).targets(fields)
         assert target.per_node is expected
-    assert parse_head(parse_head(head).to_json(), stored=True) == parse_head(head)
+    assert parse_head(parse_head(head).to_json()) == parse_head(head)

@@ -13,7 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.distributed import Ranks
-from hydragnn.models.head_kinds import NumberLoss
+from hydragnn.models.heads.kinds import NumberLoss
 from hydragnn.runs import train
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
@@ -116,7 +116,7 @@ def test_what_a_configuration_leaves_out_trains(optimizer: str | None, store: Me
     table: dict[str, Any] = {
         "data": {"store": "in memory"},
         "model": {"kind": "schnet"},
-        "heads": [{"field": "energy"}],
+        "heads": [{"kind": "scalar", "field": "energy"}],
     }
     config = RunConfig.parse(table if optimizer is None else {**table, "train": {"optimizer": optimizer}})
     assert np.isfinite(train(config, tmp_path / "run", store=store, until=1).curves["valid/loss"]).all()

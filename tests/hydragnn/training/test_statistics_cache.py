@@ -118,7 +118,7 @@ def test_other_loss_weights_need_no_new_statistics(
     assembled(config, disk)
     forbid("measure", monkeypatch)
     heads = [{**head, "weight": 3.0} for head in config.to_json()["heads"]]
-    assembled(RunConfig.parse({**config.to_json(), "heads": heads}, stored=True), disk)
+    assembled(RunConfig.parse({**config.to_json(), "heads": heads}), disk)
 
 
 @pytest.mark.parametrize("damage", ["a digit", "half", "nothing", "another key"])

@@ -27,7 +27,9 @@ from hydragnn.training.state import TrainState
 from hydragnn.training.together import Group, Way
 
 Configs = Callable[..., RunConfig]
-ENERGY_ALONE = [{"field": "energy", "pool": "sum", "hidden_dims": [8]}]
+ENERGY_ALONE = [
+    {"kind": "scalar", "extensive": True, "per_node": False, "field": "energy", "pool": "sum", "hidden_dims": [8]}
+]
 ROUNDING = 1e-9
 """Of float64, after some ten steps; a wrong gradient, batch, rate or average shows in the first digits."""
 

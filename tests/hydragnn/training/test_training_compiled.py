@@ -13,7 +13,7 @@ import pytest
 
 from hydragnn.architectures import architectures
 from hydragnn.base.files import write_json
-from hydragnn.config import RunConfig, hash_of
+from hydragnn.config import RunConfig
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Attempt, Fenced, Heartbeat
 from hydragnn.runs.compilation import keep_beating
 from tests.forked import Forked
@@ -171,10 +171,3 @@ def test_a_run_that_compiles_shows_that_it_lives(tmp_path: Path) -> None:
         (thread,) = [one for one in threading.enumerate() if one.name == "heartbeat"]
         thread.join(30)
         assert not thread.is_alive()  # what hangs for ever shows no life for ever
-
-
-def test_hashes_of_runs_that_do_not_compile_are_those_of_before(make_config: Callable[..., RunConfig]) -> None:
-    table = make_config().to_json()
-    without = {key: value for key, value in table["train"].items() if key != "compile"}
-    assert hash_of(table) == hash_of({**table, "train": without})
-    assert hash_of(make_config(train__compile="on").to_json()) != hash_of(table)

@@ -114,7 +114,7 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(
     from hydragnn.training.data import DevicePlacement
 
     energy_head = {"kind": "energy", "field": "energy", "references": references, "forces": "forces"}
-    config = make_config(heads=[energy_head, {"field": "charge"}])
+    config = make_config(heads=[energy_head, {"kind": "scalar", "field": "charge"}])
     (data,) = prepare_data(
         plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
     ).branches

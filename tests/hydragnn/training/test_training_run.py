@@ -69,8 +69,16 @@ def test_the_validation_loss_is_the_weighted_sum_of_each_fields_mean_normalised_
     store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     heads = [
-        {"field": "energy", "pool": "sum", "weight": 0.5, "loss": "mse", "references": True},
-        {"field": "charge", "weight": 2.0, "loss": "mse"},
+        {
+            "kind": "energy",
+            "stage_two_factor": 1.0,
+            "per_node": False,
+            "field": "energy",
+            "weight": 0.5,
+            "loss": "mse",
+            "references": True,
+        },
+        {"kind": "scalar", "field": "charge", "weight": 2.0, "loss": "mse"},
     ]
     config = make_config(heads=heads, train__epochs=1)
     record = train(config, tmp_path / "run", store=store)
@@ -114,7 +122,7 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_do_not(
 def test_a_gaussian_head_learns_its_spread(
     store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    heads = [{"field": "charge", "distribution": "gaussian", "loss": "nll", "hidden_dims": [8]}]
+    heads = [{"kind": "scalar", "field": "charge", "distribution": "gaussian", "loss": "nll", "hidden_dims": [8]}]
     config = make_config(heads=heads, train__epochs=20, train__learning_rate=0.01)
     record = train(config, tmp_path / "run", store=store)
     assert record.best["valid/loss"] < record.curves["valid/loss"][0]
@@ -134,7 +142,7 @@ def test_a_window_trains_on_every_graph_with_less_in_memory(
 def test_without_edges_the_neighbours_are_not_seen(
     store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    heads = [{"field": "charge", "hidden_dims": [8]}]
+    heads = [{"kind": "scalar", "field": "charge", "hidden_dims": [8]}]
     options = {"heads": heads, "train__epochs": 30, "train__learning_rate": 0.01}
     seeing = train(make_config(**options), tmp_path / "seeing", store=store)
     blind = train(
@@ -201,7 +209,7 @@ def test_labels_that_are_not_finite_are_refused_with_their_graph(
 def test_an_input_that_some_graphs_lack_is_refused(
     store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    heads = [{"field": "energy", "pool": "sum"}]
+    heads = [{"kind": "scalar", "extensive": True, "per_node": False, "field": "energy", "pool": "sum"}]
     with pytest.raises(InputError, match="graph 4 has no charge, which the model reads"):
         train(make_config(heads=heads, data__inputs=["charge"], split__seed=3), tmp_path / "run", store=store)
 

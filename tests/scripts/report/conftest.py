@@ -123,8 +123,17 @@ def base_config(store: Path) -> dict[str, Any]:
         "split": {"train": 0.7, "valid": 0.1},
         "model": {"kind": "painn", "hidden_dim": 32},
         "heads": [
-            {"field": "energy", "pool": "sum", "references": True, "forces": "forces", "forces_weight": 10.0},
-            {"field": "charge", "loss": "huber"},
+            {
+                "kind": "energy",
+                "loss": "mse",
+                "stage_two_factor": 1.0,
+                "per_node": False,
+                "field": "energy",
+                "references": True,
+                "forces": "forces",
+                "forces_weight": 10.0,
+            },
+            {"kind": "scalar", "field": "charge", "loss": "huber"},
         ],
         "train": {"epochs": 36},
     }

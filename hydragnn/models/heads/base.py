@@ -1,0 +1,187 @@
+"""Base class of head kinds, and the registry that finds them."""
+
+import pkgutil
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from pydantic import Field as Setting
+from pydantic import SerializeAsAny, WrapValidator
+from torch import nn
+
+from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec, architecture_of
+from hydragnn.base.errors import InputError, about, nearest
+from hydragnn.base.imports import class_of_kind
+from hydragnn.base.settings import Settings
+from hydragnn.graphs.field import Field
+from hydragnn.layers import RadialFeatures
+from hydragnn.models.target import Target
+
+GROUP = "hydragnn.heads"
+"""Entry-point group in which packages announce heads; the name of an entry is its kind."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadContext:
+    """The model that a head is built into."""
+
+    model: ArchitectureSettings
+    spec: GraphSpec
+    input_fields: tuple[Field, ...]
+    channels: int
+    """Channels of the states that heads read."""
+    basis: RadialFeatures | None
+    """The encoder's radial basis; None where it sees no lengths."""
+    conditioned: bool
+    """Graph inputs act on states as a condition."""
+
+    @property
+    def dim(self) -> int:
+        """Spatial dimension; 0 without geometry."""
+        return self.spec.dim
+
+    @property
+    def architecture(self) -> type[Architecture]:
+        """Class of the encoder."""
+        return architecture_of(self.model.kind)
+
+
+class HeadSettings(Settings):
+    """Base of head kinds: settings, targets and network of one predicted field.
+
+    A subclass gives ``build`` and usually ``check``, ``targets`` and keys of its own. It is registered by lying in a file of this folder, by
+    an entry point of the group ``hydragnn.heads``, or by its name: ``kind = "package.module:Name"``.
+    """
+
+    kind: str
+
+    field: str
+    """Name of the target field in the store; its location, width and parity come from there."""
+
+    hidden_dims: list[Annotated[int, Setting(ge=1, le=4096)]] = Setting(default_factory=lambda: [64])
+    """Widths of the head's hidden layers."""
+
+    weight: float = Setting(default=1.0, ge=0)
+    """Weight of this field's mean loss in the total."""
+
+    @classmethod
+    def class_for(cls, value: Any) -> "type[HeadSettings]":
+        """Return the class of the kind that a table names; this class for an unknown one."""
+        if cls is HeadSettings and isinstance(value, Mapping):
+            try:
+                return head_kind(value.get("kind"))
+            except InputError:
+                pass  # named where the table is parsed
+        return cls
+
+    @property
+    def derivatives(self) -> dict[str, str]:
+        """Names of the fields predicted as ``forces`` and ``stress`` of this head."""
+        return {}
+
+    @property
+    def outputs(self) -> list[str]:
+        """All fields that this head predicts."""
+        return [self.field, *self.derivatives.values()]
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Loss weight of every field that this head predicts."""
+        return {self.field: self.weight}
+
+    @property
+    def own_layers(self) -> int:
+        """Message-passing layers of the head's own."""
+        return 0
+
+    @property
+    def corrected_input(self) -> str:
+        """Name of the node input that the head corrects; empty for none."""
+        return ""
+
+    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
+        """Return the targets that this head predicts, in the order of ``outputs``."""
+        return (Target(field=fields[self.field], weight=self.weight),)
+
+    def check(self, field: Field) -> None:
+        """Raise InputError, with the remedy, for a field that this kind cannot predict."""
+
+    @abstractmethod
+    def build(self, field: Field, context: HeadContext) -> nn.Module:
+        """Return the network: from states, message graph and batch to a Distribution."""
+
+
+@cache
+def head_kinds() -> Mapping[str, type[HeadSettings]]:
+    """Return the head kinds of this folder by name."""
+    import hydragnn.models.heads as room
+
+    modules = [import_module(f"{room.__name__}.{info.name}") for info in pkgutil.iter_modules(room.__path__)]
+    return MappingProxyType(
+        {
+            value.model_fields["kind"].default: value
+            for module in modules
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, HeadSettings) and value.__module__ == module.__name__
+            if isinstance(value.model_fields["kind"].default, str)
+        }
+    )
+
+
+def head_kind(kind: Any) -> type[HeadSettings]:
+    """Return the class of a kind; InputError names the nearest, or why a class cannot be used."""
+    if not isinstance(kind, str):
+        raise InputError(f"a head has no kind; add one of {', '.join(head_kinds())}")
+    return class_of_kind(
+        kind,
+        head_kinds(),
+        HeadSettings,
+        group=GROUP,
+        where="heads.kind",
+        noun="head",
+        parent="hydragnn.models.HeadSettings",
+    )
+
+
+def _class_of(value: Mapping[str, Any]) -> type[HeadSettings]:
+    """Return the class that a table is parsed with; InputError for a key of another kind."""
+    cls = head_kind(value.get("kind"))
+    for key in value:
+        owners = [f'"{kind}"' for kind, other in head_kinds().items() if key in other.model_fields]
+        if owners and key not in cls.model_fields:
+            raise InputError(
+                f'{key} belongs to kind = {" or ".join(owners)}, not to kind = "{value["kind"]}"; '
+                f"{nearest(key, sorted(cls.model_fields))}"
+            )
+    return cls
+
+
+def _parse(value: Any, handler: Callable[[Any], Any], info: Any) -> HeadSettings:
+    """Parse a table with the class of its kind."""
+    if isinstance(value, HeadSettings) or not isinstance(value, Mapping):
+        parsed: HeadSettings = handler(value)
+        return parsed
+    try:
+        cls = _class_of(value)
+    except InputError as error:
+        raise ValueError(str(error)) from error
+    return cls.model_validate(dict(value), context=info.context)
+
+
+AnyHead = Annotated[SerializeAsAny[HeadSettings], WrapValidator(_parse)]
+"""An entry of ``[[heads]]``: the settings of whichever head its ``kind`` names."""
+
+
+def parse_head(value: Mapping[str, Any], source: str = "head") -> HeadSettings:
+    """Return the settings that a table describes; InputError for an unknown kind or key.
+
+    >>> parse_head({"kind": "classes", "field": "phase"}).loss
+    'cross_entropy'
+    """
+    with about(source):
+        cls = _class_of(value)
+    return cls.parse(dict(value), source)

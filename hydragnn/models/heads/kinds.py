@@ -1,0 +1,440 @@
+"""Kinds of heads: the keys of each, the targets it predicts, and the fields it can predict."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field as Setting
+from pydantic import field_validator, model_validator
+from torch import nn
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import ActsWith, Finite
+from hydragnn.datasets.isolated_atoms import by_atomic_number
+from hydragnn.graphs.field import Field, Location
+from hydragnn.models.distributions import Categorical, Distribution, Normal, Point
+from hydragnn.models.heads.base import HeadContext, HeadSettings
+from hydragnn.models.heads.modules import (
+    NUMBER_OUTPUTS,
+    ClassOutput,
+    ConvolvedHead,
+    DistributionHead,
+    EdgeHead,
+    GraphHead,
+    IndexedNodeHead,
+    NodeHead,
+    ScaledNodeHead,
+    TensorHead,
+    VectorHead,
+)
+from hydragnn.models.target import Target
+
+WITH_DERIVATIVES: Mapping[str, ActsWith] = {
+    "forces_weight": ActsWith(
+        words="in a head with forces", remedy="name their field in forces", holds=lambda head: bool(head.forces)
+    ),
+    **dict.fromkeys(
+        ("stress_weight", "stress_per_node"),
+        ActsWith(
+            words="in a head with stress", remedy="name its field in stress", holds=lambda head: bool(head.stress)
+        ),
+    ),
+    "stage_two_factor": ActsWith(
+        words="in a head with forces or stress",
+        remedy="name their fields in forces and stress",
+        holds=lambda head: bool(head.derivatives),
+    ),
+}
+"""Settings of energy heads that act on what derives from the energy."""
+
+NumberLoss = Literal["mse", "mae", "huber", "nll", "relative"]
+
+
+class _NumberHead(HeadSettings):
+    """Base of heads of numbers."""
+
+    distribution: Literal["point", "gaussian"] = "point"
+    """point: a value; gaussian: mean and variance, trained with ``loss = "nll"``."""
+
+    loss: NumberLoss = "mse"
+    """Loss on normalised values; relative: norm of a graph's error over the norm of its label, for fields whose size varies."""
+
+    per_node: bool = False
+    """Divide the error of a graph field by the number of nodes in the loss (energies: loss per atom)."""
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> "_NumberHead":
+        if (self.distribution == "gaussian") != (self.loss == "nll"):
+            raise ValueError(f'head {self.field}: distribution = "gaussian" and loss = "nll" go together')
+        return self
+
+    @property
+    def predicts(self) -> type[Distribution]:
+        """What is predicted for every item."""
+        return Normal if self.distribution == "gaussian" else Point
+
+
+class _ItemHead(HeadSettings):
+    """Base of heads whose values do not turn with the graph."""
+
+    pool: Literal["sum", "mean", "max"] | None = None
+    symmetry: Literal["symmetric", "antisymmetric"] | None = None
+
+    per_index: Annotated[int, Setting(ge=1)] | None = None
+    """Number of nodes, where all graphs have so many in the same order (the sites of one cell, the sensors of one part): every node index then
+    has a network of its own (node fields only). Absent: one network for all nodes."""
+
+    conv_layers: int = Setting(default=0, ge=0, le=16)
+    """Message-passing layers of the head's own, of the model's architecture, before its network (node fields only)."""
+
+    @property
+    def own_layers(self) -> int:
+        """Message-passing layers of the head's own."""
+        return self.conv_layers
+
+    def network(self, output: DistributionHead[Any], field: Field, context: HeadContext) -> nn.Module:
+        """Return the network of a field on graphs, edges or nodes."""
+        hidden, channels = self.hidden_dims, context.channels
+        if field.on == "graph":
+            return GraphHead(output, hidden, channels, self.pool or "mean")
+        if field.on == "edge":
+            return EdgeHead(output, hidden, context, self.symmetry, 0 if field.classes else field.width)
+        if not self.conv_layers:
+            return self.node_network(output, channels)
+        head = self.node_network(output, context.model.hidden_dim)
+        return ConvolvedHead(head, context, self.conv_layers)
+
+    def node_network(self, output: DistributionHead[Any], channels: int) -> nn.Module:
+        """Return one network for all nodes, or one per index."""
+        if self.per_index is not None:
+            return IndexedNodeHead(output, self.hidden_dims, channels, self.per_index)
+        return NodeHead(output, self.hidden_dims, channels, self.corrected_input or None)
+
+    @model_validator(mode="after")
+    def _check_own_parts(self) -> "_ItemHead":
+        for key in ("graph_scale", "correction_of"):
+            if self.per_index is not None and getattr(self, key, None):
+                raise ValueError(
+                    f"head {self.field}: {key} is for one network for all nodes; leave it or per_index out"
+                )
+        return self
+
+
+class _PooledHead(_NumberHead):
+    """Base of heads of numbers on nodes or graphs."""
+
+    extensive: bool = False
+    """The value of a graph grows with its number of nodes (energies, dipoles): it is normalised without a mean, its
+    errors are stated per node, too, and the loss counts them per node unless ``per_node = false``: else large graphs outweigh small ones."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_per_node(cls, value: Any) -> Any:
+        """Set the default of ``per_node`` for extensive fields."""
+        is_extensive = isinstance(value, dict) and value.get("extensive") is True
+        return {"per_node": True, **value} if is_extensive else value
+
+    @model_validator(mode="after")
+    def _check_extensive(self) -> "_PooledHead":
+        if self.per_node and not self.extensive:
+            raise ValueError(f"head {self.field}: per_node is for extensive fields; add extensive = true")
+        return self
+
+    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
+        """The one field of this head."""
+        return (
+            Target(
+                field=fields[self.field],
+                loss=self.loss,
+                weight=self.weight,
+                distribution=self.predicts,
+                extensive=self.extensive,
+                per_node=self.per_node,
+                odd=getattr(self, "symmetry", None) == "antisymmetric",
+            ),
+        )
+
+
+class ScalarHeadSettings(_ItemHead, _PooledHead):
+    """Numbers on nodes, edges or graphs that do not turn with the graph."""
+
+    kind: Literal["scalar"] = "scalar"
+
+    pool: Literal["sum", "mean", "max"] | None = None
+    """How nodes become a graph field (only there): sum adds up a network on every node, mean (the default) and max pool states."""
+
+    graph_scale: bool = False
+    """Multiply a node field by a positive factor per graph, learned from the mean state: for targets whose size varies
+    from graph to graph more than their pattern does (displacements under different stiffness)."""
+
+    correction_of: str | None = None
+    """Node input of the field's shape that the network corrects (node fields only): the answer of a cheaper method, as a coarse solve or a
+    simpler model. It is added to what the network says, times a learned number per component, before ``graph_scale``."""
+
+    symmetry: Literal["symmetric", "antisymmetric"] | None = None
+    """What an edge's value is in the other direction (edge fields only): the same (a misorientation) or minus it (a flux from
+    sender to receiver). Absent: anything. With a symmetry every edge needs its reverse in the graph."""
+
+    @property
+    def corrected_input(self) -> str:
+        """Name of the node input that the network corrects; empty for none."""
+        return self.correction_of or ""
+
+    def build(self, field: Field, context: HeadContext) -> nn.Module:
+        """Return the network of numbers."""
+        return self.network(NUMBER_OUTPUTS[self.distribution](field), field, context)
+
+    def node_network(self, output: DistributionHead[Any], channels: int) -> nn.Module:
+        """Return the network of nodes, with a factor per graph for ``graph_scale``."""
+        if self.graph_scale:
+            return ScaledNodeHead(output, self.hidden_dims, channels, self.correction_of)
+        return super().node_network(output, channels)
+
+    def check(self, field: Field) -> None:
+        """Numbers with parity scalar, on nodes, edges or graphs."""
+        _refuse_classes(field)
+        if field.parity != "scalar":
+            raise InputError(
+                f'head {field.name}: it is a {field.parity}, and kind scalar does not turn; use kind = "{field.parity}"'
+            )
+        _refuse_keys_of_other_places(self, field)
+
+
+class EnergyHeadSettings(_NumberHead):
+    """An extensive number of a graph, summed over nodes, with its derivatives and reference values."""
+
+    acts_with: ClassVar = WITH_DERIVATIVES
+
+    kind: Literal["energy"] = "energy"
+
+    loss: NumberLoss = "mae"
+    """Loss on normalised values; absolute errors (mae) do not fade as energies get better, as squares do beside those of forces."""
+
+    per_node: bool = True
+    """Divide the error of the energy by the number of nodes in the loss: energy per atom beside single components of forces."""
+
+    references: bool | dict[str, Finite] = False
+    """Subtract reference values per element (needs the field ``atomic_numbers``): true fits them on the training part; a table gives the energy of each
+    isolated atom in the field's unit (``{H = -13.6, O = -2042.0}``), and so does a file of isolated atoms, whose path counts from the configuration file."""
+
+    forces: str | None = None
+    """Node field of forces, predicted as minus the gradient of this head."""
+
+    forces_weight: float = Setting(default=1.0, ge=0)
+    """Weight of the forces' mean loss in the total."""
+
+    stress: str | None = None
+    """Graph field (3 x 3) of stress, predicted as the virial of this head divided by the volume."""
+
+    stress_weight: float = Setting(default=1.0, ge=0)
+    """Weight of the stress' mean loss in the total."""
+
+    stress_per_node: bool = True
+    """Multiply the error of the stress by the volume per node in the loss: a virial per atom, in the unit of energies per atom."""
+
+    stage_two_factor: float = Setting(default=10.0, gt=0)
+    """How many times heavier the energy weighs in the second stage of training (``train.stage_two``), in heads with forces or stress;
+    1: there is no second stage. The validation loss has the weights of the second stage from the first epoch on."""
+
+    @field_validator("references", mode="before")
+    @classmethod
+    def _are_of_elements(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(
+                f"{value!r} was read by no configuration file, from whose folder paths count; give a table of one energy per element"
+            )
+        if not isinstance(value, dict):
+            return value
+        if not value or not all(
+            isinstance(energy, int | float) and not isinstance(energy, bool) for energy in value.values()
+        ):
+            raise ValueError("write true, the path of a file of isolated atoms, or a table of one energy per element")
+        by_atomic_number({str(name): float(energy) for name, energy in value.items()})
+        return value
+
+    @model_validator(mode="after")
+    def _check_derivatives(self) -> "EnergyHeadSettings":
+        if self.distribution == "gaussian" and self.derivatives:
+            raise ValueError(f"head {self.field}: forces and stress come from a point energy; use distribution = point")
+        return self
+
+    @property
+    def derivatives(self) -> dict[str, str]:
+        """``forces`` and ``stress`` to the names of their fields, where they are predicted."""
+        named = {"forces": self.forces, "stress": self.stress}
+        return {what: name for what, name in named.items() if name}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Loss weight of the energy, the forces and the stress."""
+        known = {"forces": self.forces_weight, "stress": self.stress_weight}
+        return {self.field: self.weight, **{name: known[what] for what, name in self.derivatives.items()}}
+
+    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
+        """The energy and what derives from it; all share the loss."""
+        energy = Target(
+            field=fields[self.field],
+            loss=self.loss,
+            weight=self.weight,
+            distribution=self.predicts,
+            extensive=True,
+            per_node=self.per_node,
+            references=bool(self.references),
+            given_references=by_atomic_number(self.references) if isinstance(self.references, dict) else (),
+            stage_two_factor=self.stage_two_factor if self.derivatives else 1.0,
+        )
+        weights = self.weights
+        per_node = {"stress": self.stress_per_node}
+        return (
+            energy,
+            *(
+                Target(
+                    field=fields[name],
+                    loss=self.loss,
+                    weight=weights[name],
+                    per_node=per_node.get(what, False),
+                    derivative=what,  # type: ignore[arg-type]
+                    source=self.field,
+                )
+                for what, name in self.derivatives.items()
+            ),
+        )
+
+    def build(self, field: Field, context: HeadContext) -> nn.Module:
+        """Return the network of every node, whose numbers add up."""
+        return GraphHead(NUMBER_OUTPUTS[self.distribution](field), self.hidden_dims, context.channels, "sum")
+
+    def check(self, field: Field) -> None:
+        """One number per graph."""
+        _refuse_classes(field)
+        if field.on != "graph" or field.width != 1 or field.parity != "scalar":
+            raise InputError(
+                f"head {field.name}: forces and stress are derivatives of one scalar per graph; use an energy"
+            )
+
+
+class _TurningHead(_PooledHead):
+    """Base of heads whose values turn with the graph."""
+
+    pool: Literal["sum", "mean"] | None = None
+    """How values of nodes become one of the graph (only there): sum or mean (the default)."""
+
+    def of_turning_head(self, field: Field) -> dict[str, Any]:
+        """Return the arguments that ``VectorHead`` and ``TensorHead`` share."""
+        pool = (self.pool or "mean") if field.on == "graph" else None
+        return {"hidden_dims": self.hidden_dims, "pool": pool, "gaussian": self.distribution == "gaussian"}
+
+
+class VectorHeadSettings(_TurningHead):
+    """Vectors on nodes or graphs that turn with the graph."""
+
+    kind: Literal["vector"] = "vector"
+
+    def build(self, field: Field, context: HeadContext) -> nn.Module:
+        """Return the network of vectors."""
+        return VectorHead(field, context, **self.of_turning_head(field))
+
+    def check(self, field: Field) -> None:
+        """Numbers with parity vector, on nodes or graphs."""
+        _refuse_classes(field)
+        if field.parity != "vector":
+            raise InputError(f'head {field.name}: it is a {field.parity}, not a vector; use kind = "{field.parity}"')
+        _refuse_edges(field)
+        _refuse_keys_of_other_places(self, field)
+
+
+class TensorHeadSettings(_TurningHead):
+    """Symmetric tensors on nodes or graphs that turn with the graph: polarisability, conductivity, stress."""
+
+    kind: Literal["tensor"] = "tensor"
+
+    def build(self, field: Field, context: HeadContext) -> nn.Module:
+        """Return the network of tensors."""
+        return TensorHead(field, context, **self.of_turning_head(field))
+
+    def check(self, field: Field) -> None:
+        """Numbers with parity tensor, on nodes or graphs."""
+        _refuse_classes(field)
+        if field.parity != "tensor":
+            raise InputError(f'head {field.name}: it is a {field.parity}, not a tensor; use kind = "{field.parity}"')
+        _refuse_edges(field)
+        _refuse_keys_of_other_places(self, field)
+
+
+class ClassesHeadSettings(_ItemHead):
+    """Classes of nodes, edges or graphs, as probabilities."""
+
+    kind: Literal["classes"] = "classes"
+
+    pool: Literal["mean", "max"] | None = None
+    """How the states of nodes become that of a graph (graph fields only): mean (the default) or max."""
+
+    loss: Literal["cross_entropy"] = "cross_entropy"
+    """Minus the logarithm of the probability of the label."""
+
+    class_weights: Literal["balanced"] | list[Annotated[float, Setting(ge=0)]] | None = None
+    """Weight of each class in the loss: a list, or balanced for the inverse of each class' share of the training labels
+    (divided by the number of classes, so that the mean weight of a training label is 1)."""
+
+    symmetry: Literal["symmetric"] | None = None
+    """Both directions of an edge have the same class (edge fields only); every edge then needs its reverse in the graph."""
+
+    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
+        """The one field of this head."""
+        weights = tuple(self.class_weights) if isinstance(self.class_weights, list) else self.class_weights
+        return (
+            Target(
+                field=fields[self.field],
+                loss=self.loss,
+                weight=self.weight,
+                distribution=Categorical,
+                class_weights=weights,
+            ),
+        )
+
+    def build(self, field: Field, context: HeadContext) -> nn.Module:
+        """Return the network of logits."""
+        return self.network(ClassOutput(field), field, context)
+
+    def check(self, field: Field) -> None:
+        """A categorical field of nodes, edges or graphs."""
+        if not field.classes:
+            raise InputError(
+                f"head {field.name}: it holds numbers, not classes; declare it with classes and dtype int64, or use "
+                f'kind = "scalar"'
+            )
+        if isinstance(self.class_weights, list) and len(self.class_weights) != field.classes:
+            raise InputError(
+                f"head {field.name}: {len(self.class_weights)} class_weights for {field.classes} classes; give one per class"
+            )
+        _refuse_keys_of_other_places(self, field)
+
+
+def _refuse_classes(field: Field) -> None:
+    if field.classes:
+        raise InputError(f'head {field.name}: it is categorical, and this head predicts numbers; use kind = "classes"')
+
+
+def _refuse_edges(field: Field) -> None:
+    if field.on == "edge":
+        raise InputError(
+            f"head {field.name}: it lies on edges, where heads predict classes and numbers that do not turn; declare its components with "
+            "parity scalar if the axes are fixed"
+        )
+
+
+_PLACES: Mapping[Location, tuple[str, ...]] = {
+    "graph": ("pool", "extensive", "per_node"),
+    "node": ("graph_scale", "correction_of", "per_index", "conv_layers"),
+    "edge": ("symmetry",),
+}
+"""The keys that only fields of one place use."""
+
+
+def _refuse_keys_of_other_places(head: HeadSettings, field: Field) -> None:
+    """Raise InputError where a field is given what only fields that lie elsewhere use."""
+    for place, keys in _PLACES.items():
+        misplaced = [key for key in keys if place != field.on and getattr(head, key, None)]
+        if misplaced:
+            raise InputError(
+                f"head {field.name}: {misplaced[0]} is for {place} fields, and {field.name} lies on {field.on}s; remove it"
+            )

@@ -1,0 +1,380 @@
+"""Networks of heads: from final states to a distribution of every item."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydragnn.architectures import Architecture, ArchitectureSettings
+from hydragnn.base.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+from hydragnn.kernels import segment_sum, silu, spread
+from hydragnn.layers import EdgeInputs, GatedProducts, GatedVectors, MessageGraph, Pool, States, mlp, pool_nodes
+from hydragnn.models.distributions import VARIANCE_FLOOR, Categorical, Distribution, Normal, Number, Point
+from hydragnn.models.heads.base import HeadContext
+from hydragnn.models.wrapping import wrap_layers
+
+D = TypeVar("D", bound=Distribution)
+
+
+class DistributionHead(nn.Module, Generic[D]):
+    """Raw outputs of a network as a distribution; ``width`` is how many of them an item needs."""
+
+    def __init__(self, field: Field, width: int) -> None:
+        super().__init__()
+        self.shape = field.shape
+        self.width = width
+
+
+class PointOutput(DistributionHead[Point]):
+    """One output per number: its value."""
+
+    def __init__(self, field: Field) -> None:
+        super().__init__(field, field.width)
+
+    def forward(self, raw: Float[Tensor, "items width"]) -> Point:
+        """The values in the field's shape."""
+        return Point(mean=raw.reshape(-1, *self.shape))
+
+
+class GaussianOutput(DistributionHead[Normal]):
+    """Normal(mean, softplus(raw) + floor): two outputs per number (Nix and Weigend 1994, doi:10.1109/ICNN.1994.374138).
+
+    Deviates from the paper: the variance is a softplus with a floor, where the paper has an exponential.
+    """
+
+    def __init__(self, field: Field) -> None:
+        super().__init__(field, 2 * field.width)
+
+    def forward(self, raw: Float[Tensor, "items width"]) -> Normal:
+        """The normal distributions in the field's shape."""
+        mean, variance = raw.chunk(2, dim=-1)  # [items, field.width] each
+        return Normal(mean=mean.reshape(-1, *self.shape), variance=positive(variance).reshape(-1, *self.shape))
+
+
+class ClassOutput(DistributionHead[Categorical]):
+    """Categorical(softmax(raw)): one output per class of each component, its logit."""
+
+    def __init__(self, field: Field) -> None:
+        super().__init__(field, field.width * field.classes)
+        self.classes = field.classes
+
+    def forward(self, raw: Float[Tensor, "items width"]) -> Categorical:
+        """The probabilities in the field's shape."""
+        return Categorical(logits=raw.reshape(-1, *self.shape, self.classes))
+
+
+NUMBER_OUTPUTS: Mapping[str, Callable[[Field], DistributionHead[Any]]] = {
+    "point": PointOutput,
+    "gaussian": GaussianOutput,
+}
+
+
+def positive(raw: Tensor) -> Tensor:
+    """A variance: never below the floor, so that its logarithm and its inverse stay finite."""
+    return nn.functional.softplus(raw) + VARIANCE_FLOOR
+
+
+def pool_numbers(of_node: Number, batch: GraphBatch, pool: Pool) -> Number:
+    """Node predictions as one of the graph; nodes count as independent, so variances add up (and shrink in a mean)."""
+    owners, graphs = batch.owner("node"), batch.num_graphs
+    of_graph = of_node.mapped(lambda values: pool_nodes(values, owners, graphs, pool))
+    return of_graph.mean_over(batch.counts("node").clamp_min(1)) if pool == "mean" else of_graph
+
+
+class NodeHead(nn.Module):
+    """y_i = output(network(h_i)) [+ a x_i]: one network on every node, which may correct an input x."""
+
+    def __init__(
+        self, output: DistributionHead[Any], hidden_dims: list[int], channels: int, corrected: str | None = None
+    ) -> None:
+        super().__init__()
+        self.output = output
+        self.network = mlp([channels, *hidden_dims, output.width])
+        self.corrected = CorrectedInput(corrected, output.shape) if corrected else None
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
+        """A distribution per node, of the field's shape."""
+        prediction: Distribution = self.output(self.network(states[0]))
+        return prediction if self.corrected is None else prediction.shift_by(self.corrected(batch))
+
+
+class CorrectedInput(nn.Module):
+    """a x_i: a node input times a learned number per component, which starts at 1. Both are normalised, so a is no ratio of units."""
+
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.name = name
+        self.factor = nn.Parameter(torch.ones(shape))
+
+    def forward(self, batch: GraphBatch) -> torch.Tensor:
+        """The input times its numbers, for every node."""
+        return self.factor * batch.nodes[self.name]
+
+
+class IndexedNodeHead(nn.Module):
+    """y_i = output(network_k(h_i)) for the k-th node of its graph, in graphs that all have the same nodes in the same order.
+
+    The networks are computed as one batched product.
+    """
+
+    def __init__(self, output: DistributionHead[Any], hidden_dims: list[int], channels: int, nodes: int) -> None:
+        super().__init__()
+        self.output = output
+        self.nodes = nodes
+        networks = [mlp([channels, *hidden_dims, output.width]) for _ in range(nodes)]
+        layers = [[layer for layer in network if isinstance(layer, nn.Linear)] for network in networks]
+        self.weights = nn.ParameterList(torch.stack([one.weight.detach().T for one in of]) for of in zip(*layers))
+        self.biases = nn.ParameterList(torch.stack([one.bias.detach() for one in of]) for of in zip(*layers))
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
+        """A distribution per node, of the field's shape; InputError for a graph with another number of nodes."""
+        self.check(batch)
+        # [nodes, graphs, channels], nodes of one graph first: the axis of the networks
+        values = states[0].reshape(batch.num_graphs, self.nodes, states[0].shape[-1]).transpose(0, 1)
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases)):
+            values = silu(values) if number else values
+            values = torch.baddbmm(bias.unsqueeze(1), values, weight)  # [nodes, graphs, width]
+        prediction: Distribution = self.output(values.transpose(0, 1).reshape(batch.num_nodes, self.output.width))
+        return prediction
+
+    def check(self, batch: GraphBatch) -> None:
+        """Raise InputError for a graph with another number of nodes."""
+        counts = batch.counts("node")
+        other = (counts != self.nodes).nonzero()
+        if len(other):
+            number = int(other[0])
+            raise InputError(
+                f"graph {number} of the batch has {int(counts[number])} nodes, and a head with per_index = {self.nodes} has one network "
+                f"for each of {self.nodes}; give graphs of equal size and order, or leave per_index out"
+            )
+
+
+class ScaledNodeHead(NodeHead):
+    """y_i = exp(scale(mean_j h_j)) (output(network(h_i)) [+ a x_i]) - origin: a pattern times a positive factor of the graph. No published form.
+
+    The factor multiplies values that may have been shifted by their mean, so a learned origin is taken off afterwards.
+    """
+
+    def __init__(
+        self, output: DistributionHead[Any], hidden_dims: list[int], channels: int, corrected: str | None = None
+    ) -> None:
+        super().__init__(output, hidden_dims, channels, corrected)
+        self.scale = mlp([channels, *hidden_dims, 1])
+        self.origin = nn.Parameter(torch.zeros(output.shape))
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
+        """A distribution per node, of the field's shape."""
+        pattern: Number = super().forward(states, graph, batch)  # type: ignore[assignment]  # [nodes, *shape]
+        of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, "mean")  # [graphs, channels]
+        factor = graph.to_nodes(self.scale(of_graph).exp())  # [nodes, 1]
+        factor = factor.view(-1, *[1] * (pattern.mean.dim() - 1))  # [nodes, 1, ...], as many axes as the field has
+        return pattern.scale_by(factor).floor_variance().shift_by(-self.origin)
+
+
+class GraphHead(nn.Module):
+    """y = output(network(pool_i h_i)) with the mean or the largest, or y = sum_i output(network(h_i)): one value per graph.
+
+    With ``sum`` the value is extensive: two graphs side by side hold the sum of their values.
+    """
+
+    def __init__(self, output: DistributionHead[Any], hidden_dims: list[int], channels: int, pool: Pool) -> None:
+        super().__init__()
+        self.pool: Pool = pool
+        self.output = output
+        self.network = mlp([channels, *hidden_dims, output.width])
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
+        """A distribution per graph, of the field's shape."""
+        if self.pool == "sum":
+            return pool_numbers(self.output(self.network(states[0])), batch, "sum")
+        of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, self.pool)  # [graphs, channels]
+        prediction: Distribution = self.output(self.network(of_graph))
+        return prediction
+
+
+Symmetry = Literal["symmetric", "antisymmetric"]
+
+
+class PairInputs(nn.Module):
+    """z_ij = [h_j, h_i, e_ij, basis(r_ij)] of every edge j -> i: states of its ends, all edge inputs, and its length in the encoder's basis."""
+
+    def __init__(self, context: HeadContext) -> None:
+        super().__init__()
+        self.edge_inputs = EdgeInputs(context.input_fields)
+        self.basis = None if context.basis is None else context.basis.basis
+        lengths = 0 if context.basis is None else context.basis.width - context.spec.edge_width - 1
+        self.width = 2 * context.channels + self.edge_inputs.width + lengths
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Float[Tensor, "edges width"]:
+        """The rows, in the order of the edges."""
+        scalars = states[0]
+        # [edges, channels] each
+        parts = [spread(scalars, end) for end in (graph.topology.senders, graph.topology.receivers)]
+        features = self.edge_inputs(batch)
+        if features is not None:
+            parts.append(features.to(scalars.dtype))
+        if self.basis is not None:
+            parts.append(self.basis(graph.lengths))  # [edges, radial]
+        return torch.cat(parts, dim=-1)
+
+
+class EdgeHead(nn.Module):
+    """y_ij = output(network(z_ij)) of every edge; with a symmetry, joined with the raw outputs of the same edge in the other direction.
+
+    symmetric: f(i, j) + f(j, i), halved; antisymmetric: f(i, j) - f(j, i), halved, so that what flows from i to j is minus what flows
+    from j to i (a variance stays the same). Both hold exactly, whatever the weights.
+    """
+
+    signs: Tensor
+
+    def __init__(
+        self,
+        output: DistributionHead[Any],
+        hidden_dims: list[int],
+        context: HeadContext,
+        symmetry: Symmetry | None,
+        values: int,
+    ) -> None:
+        """``values`` is how many of the outputs, from the first on, change their sign with the direction."""
+        super().__init__()
+        self.output = output
+        self.symmetry = symmetry
+        self.pairs = PairInputs(context)
+        self.network = mlp([self.pairs.width, *hidden_dims, output.width])
+        signs = torch.ones(output.width)
+        if symmetry == "antisymmetric":
+            signs[:values] = -1.0
+        self.register_buffer("signs", signs, persistent=False)
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
+        """A distribution per edge, of the field's shape; InputError for an edge without its reverse where there is a symmetry."""
+        raw = self.network(self.pairs(states, graph, batch))  # [edges, outputs]
+        if self.symmetry is not None:
+            raw = 0.5 * (raw + self.signs.to(raw.dtype) * spread(raw, batch.reverse_edges))
+        prediction: Distribution = self.output(raw)
+        return prediction
+
+
+class VectorHead(nn.Module):
+    """y_i = GatedVectors(s_i, v_i), on nodes or (summed or averaged over nodes) on graphs: vectors that turn with the graph.
+
+    After the read-out of Schuett et al. 2021 (arXiv:2102.03150, figure 3). Deviates from the paper: a dipole has no term of charges times positions.
+    """
+
+    def __init__(
+        self, field: Field, context: HeadContext, *, hidden_dims: list[int], pool: Pool | None, gaussian: bool
+    ) -> None:
+        super().__init__()
+        channels = context.channels
+        self.shape = field.shape
+        self.pool = pool
+        hidden = hidden_dims[0] if hidden_dims else channels
+        outputs = field.width // context.dim
+        self.vectors = GatedVectors(channels, hidden, outputs)
+        self.variance = mlp([channels, *hidden_dims, outputs]) if gaussian else None
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
+        """Vectors of the field's shape; the variance of a vector is the same in all directions."""
+        vectors = self.vectors(states[0], states[1])  # [nodes, outputs, dim]
+        prediction: Number = Point(mean=vectors.reshape(-1, *self.shape))
+        if self.variance is not None:
+            variance = positive(self.variance(states[0])).unsqueeze(-1).expand_as(vectors)  # [nodes, outputs, dim]
+            prediction = Normal(mean=prediction.mean, variance=variance.reshape(-1, *self.shape))
+        return prediction if self.pool is None else pool_numbers(prediction, batch, self.pool)
+
+
+class TensorHead(nn.Module):
+    """Symmetric tensors that turn with the graph, on nodes or (summed or averaged over nodes) on graphs.
+
+    T_i = a_i 1 + sum_k g_ik (l_ik r_ik^T + r_ik l_ik^T) / 2 + sum_j w_ij d_ij d_ij^T, with numbers a, g, w from scalar states, vectors l, r from
+    the vector states (where the encoder has any), and the directions d_ij of the edges that node i receives. The last term is there where the vectors
+    vanish by symmetry (at the centre of an octahedron), too. The first two are
+    after Schuett et al. 2021 (arXiv:2102.03150), the third is our own. Each term is symmetric, and turns as R T R^T.
+    """
+
+    def __init__(
+        self, field: Field, context: HeadContext, *, hidden_dims: list[int], pool: Pool | None, gaussian: bool
+    ) -> None:
+        super().__init__()
+        channels, dim = context.channels, context.dim
+        self.shape = field.shape
+        self.pool = pool
+        hidden = hidden_dims[0] if hidden_dims else channels
+        outputs = field.width // dim**2
+        self.isotropic = mlp([channels, *hidden_dims, outputs])
+        vectors = 1 in context.architecture.gives
+        self.products = GatedProducts(channels, hidden, outputs) if vectors else None
+        self.pairs = PairInputs(context)
+        self.along = mlp([self.pairs.width, *hidden_dims, outputs])
+        self.variance = mlp([channels, *hidden_dims, outputs]) if gaussian else None
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
+        """Tensors of the field's shape; the variance of a tensor is the same for all its components."""
+        sizes: Float[Tensor, "nodes outputs"] = self.isotropic(states[0])
+        dim = self.shape[-1]
+        tensors = sizes[..., None, None] * torch.eye(
+            dim, dtype=sizes.dtype, device=sizes.device
+        )  # [nodes, outputs, dim, dim]
+        if self.products is not None:
+            tensors = tensors + self.products(states[0], states[1])  # the second term
+        tensors = tensors + self.along_edges(states, graph, batch)
+        prediction: Number = Point(mean=tensors.reshape(-1, *self.shape))
+        if self.variance is not None:
+            variance = positive(self.variance(states[0]))[..., None, None].expand_as(tensors)
+            prediction = Normal(mean=prediction.mean, variance=variance.reshape(-1, *self.shape))
+        return prediction if self.pool is None else pool_numbers(prediction, batch, self.pool)
+
+    def along_edges(
+        self, states: States, graph: MessageGraph, batch: GraphBatch
+    ) -> Float[Tensor, "nodes outputs dim dim"]:
+        """The third term: squares of the directions of a node's edges, which end at the cutoff as messages do."""
+        weights = self.along(self.pairs(states, graph, batch))  # [edges, outputs]
+        envelope = graph.envelope
+        weights = weights if envelope is None else weights * envelope
+        directions = graph.directions
+        squares = directions.unsqueeze(-1) * directions.unsqueeze(-2)  # [edges, dim, dim]
+        each = weights[..., None, None] * squares.unsqueeze(1)  # [edges, outputs, dim, dim]
+        return segment_sum(each, graph.topology.receivers, graph.num_nodes)
+
+
+class ConvolvedHead(nn.Module):
+    """y = head(layers(narrow(h))): a head behind message-passing layers of the model's architecture that are its own.
+
+    The layers start from the encoder's scalars.
+
+    Where heads read the channels of all layers, a linear map brings them back to the architecture's width first.
+    """
+
+    def __init__(self, head: nn.Module, context: HeadContext, layers: int) -> None:
+        super().__init__()
+        settings = with_layers(context.model, layers)
+        self.narrow = (
+            nn.Linear(context.channels, settings.hidden_dim)
+            if context.channels != settings.hidden_dim
+            else nn.Identity()
+        )
+        spec = replace(context.spec, degrees=frozenset({0}))
+        self.layers: Architecture = context.architecture(settings, spec)
+        wrap_layers(self.layers, settings, spec.degrees, conditioned=context.conditioned)
+        self.head = head
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
+        """What the head says of the new states."""
+        states = self.layers.embed(self.narrow(states[0]), graph)  # degree 0: [nodes, hidden_dim]
+        for layer in self.layers.layers:
+            states = layer(states, graph)
+        prediction: Distribution = self.head(self.layers.finish(states, graph), graph, batch)
+        return prediction
+
+
+def with_layers(model: ArchitectureSettings, layers: int) -> ArchitectureSettings:
+    """The settings with another number of layers, all on the graph itself; InputError where the architecture's other keys forbid it."""
+    settings: ArchitectureSettings = type(model).parse(
+        {**model.to_json(), **model.of_own_layers(layers)}, f"conv_layers = {layers}"
+    )
+    return settings
