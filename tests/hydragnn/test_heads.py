@@ -1,6 +1,7 @@
 """What edge, tensor and per-index heads promise, whatever the weights, and what they refuse."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from hydragnn.architectures import ArchitectureSettings, architecture_of
 from hydragnn.base.errors import InputError
+from hydragnn.base.imports import allow_named
 from hydragnn.conformance.cases import INPUTS, make_graph
 from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.batch import GraphBatch
@@ -190,3 +192,48 @@ def test_what_cannot_work_is_refused_with_its_remedy(case: str) -> None:
     build, sentence = REFUSED[case]
     with pytest.raises(InputError, match=sentence):
         build()
+
+
+TOY = '''
+from typing import Literal
+
+from torch import nn
+
+from hydragnn.kernels import segment_sum
+from hydragnn.models import HeadSettings, Point
+
+
+class Charges(nn.Module):
+    """The first channel of every node, without its mean over the graph."""
+
+    def forward(self, states, graph, batch):
+        owner, count = batch.owner("node"), batch.counts("node")
+        values = states[0][:, 0]
+        means = segment_sum(values.unsqueeze(1), owner, batch.num_graphs).squeeze(1) / count
+        return Point(mean=values - means[owner])
+
+
+class NeutralHead(HeadSettings):
+    """Charges that add up to zero."""
+
+    def build(self, field, context):
+        return Charges()
+'''
+
+
+def test_a_head_of_ones_own_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: GraphBatch) -> None:
+    (tmp_path / "toy_heads.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path)
+    kind = "toy_heads:NeutralHead"
+    with pytest.raises(InputError, match=r"--allow-code toy_heads"):
+        built("gin", {"kind": kind, "field": "site"})
+    allow_named({"kind": kind})
+    charges = built("gin", {"kind": kind, "field": "site"})(batch)["site"].mean.detach()  # type: ignore[attr-defined]
+    assert charges.shape == (9,) and float(charges.abs().max()) > 0
+    torch.testing.assert_close(charges[:3].sum() + charges[3:].sum(), charges.new_zeros(()), atol=1e-12, rtol=0)
+    with pytest.raises(InputError, match="unknown key smoothing; "):
+        parse_head({"kind": kind, "field": "site", "smoothing": 1})
+    with pytest.raises(
+        InputError, match=r"toy_heads has no head Charges; derive it from hydragnn\.models\.HeadSettings"
+    ):
+        parse_head({"kind": "toy_heads:Charges", "field": "site"})
