@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import IO, ClassVar
@@ -23,6 +23,9 @@ GATE = 'read -r word && [ "$word" = go ] && exec "$@" {input}'
 LAST_KILL = 2.0  # seconds that a launcher gets to end its step properly; where a node is lost, it never does
 GONE_WAIT = 30.0  # seconds that what an earlier controller started may take to vanish
 PAUSE = 0.1  # seconds between looks at what must vanish
+
+ENDING = ((signal.SIGTERM, LAST_KILL), (signal.SIGKILL, GONE_WAIT))
+"""Signals to a launcher, which ends its step at the first, and seconds to wait after each."""
 
 STEPS_AT_ONCE = 90
 """Frontier's Slurm carries about 100 concurrent steps of a job; the rest is for probes and what ends."""
@@ -157,7 +160,7 @@ def end_steps(site: Site, campaign: str, identities: Iterable[Identity], run: Ru
     jobs: dict[str, set[str]] = {}
     for identity in identities:
         if is_ours(identity, campaign):
-            _end_process(identity)
+            end_process(identity)
         if identity.get("job") and campaign and str(identity.get("step")).startswith(f"{campaign}-"):
             jobs.setdefault(str(identity["job"]), set()).add(str(identity["step"]))
     for job, names in jobs.items():
@@ -182,9 +185,9 @@ def _end_named(site: Site, job: str, names: set[str], run: Run) -> None:
         time.sleep(PAUSE)
 
 
-def _end_process(identity: Identity) -> None:
-    """End a launcher, if the very process still exists: by SIGTERM, so that it ends its step, then by SIGKILL."""
-    for kind, patience in ((signal.SIGTERM, LAST_KILL), (signal.SIGKILL, GONE_WAIT)):
+def end_process(identity: Identity, signals: Sequence[tuple[signal.Signals, float]] = ENDING) -> None:
+    """Send signals to a process, if the very process still exists, and wait after each; SIGKILL goes to its group."""
+    for kind, patience in signals:
         deadline = time.monotonic() + patience
         if is_alive(identity):
             with suppress(ProcessLookupError, PermissionError):

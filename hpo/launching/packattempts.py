@@ -30,6 +30,11 @@ class PackAttempt:
     hung: bool = False
 
     @property
+    def node(self) -> str:
+        """Node of its slot."""
+        return node_of(self.task.slots[0])
+
+    @property
     def ended_by_us(self) -> bool:
         """Return True where it was asked to save itself, or killed."""
         return self.asked_to_leave or self.killed is not None
@@ -124,7 +129,10 @@ class PackAttempts(dict[str, PackAttempt]):
         self._leaving.pop(slot, None)
         if attempt.killed is not None or (attempt.asked_to_leave and code not in (0, None)):
             code = -9
-        message = f"no heartbeat for {self._hang:.0f} s" if attempt.hung else message
+        if attempt.hung:
+            message = f"no heartbeat for {self._hang / 60:.3g} minutes"
+        elif attempt.killed is not None and not message:
+            message = "it did not save itself within grace_seconds, and goes on from its last checkpoint"
         return Exit(task=attempt.task, code=code, hung=attempt.hung, message=message, **known)
 
 

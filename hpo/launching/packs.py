@@ -27,12 +27,14 @@ from hydragnn.hpo.launching.attempts import LastSigns, Witness, seconds_between_
 from hydragnn.hpo.launching.descriptors import Ears
 from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, StepProcess, TokenBucket, end_steps
 from hydragnn.hpo.launching.launcher import MARK, Report, Task, importable, note_of
-from hydragnn.hpo.launching.local import MODULE, WORKER, shares_of
 from hydragnn.hpo.launching.packattempts import LAST_WORDS, OpenEnds, PackAttempts
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.watchdog import AGAIN, AllocationLauncher
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
+MODULE = "hydragnn.runs.run"
+WORKER = Path(__file__).with_name("worker.py")
+"""Run by its path, because ``-m`` would load the whole room, Optuna included, into every worker."""
 SILENCE = 30.0  # seconds without a sign of life after which a node counts as lost; it gives one every five
 LEAVE = 15.0  # seconds that packs of an allocation that is over may take to end
 LOOK_EVERY = 0.5  # seconds between looks for who is late
@@ -66,9 +68,9 @@ class Pack:
             while self.unsent:
                 del self.unsent[: os.write(self.step.input.fileno(), self.unsent[: select.PIPE_BUF])]
 
-    def go(self, log: Path) -> None:
-        """Open the gate; what was to be sent leaves."""
-        self.log_from, self.begun = log.stat().st_size, time.monotonic()
+    def go(self, log: Path | None) -> None:
+        """Open the gate, and send the lines that waited."""
+        self.log_from, self.begun = log.stat().st_size if log else 0, time.monotonic()
         self.step.go()
         os.set_blocking(self.step.input.fileno(), False)
         self.flush()
@@ -90,7 +92,7 @@ class PackLauncher(AllocationLauncher):
         allocation: Allocation,
         *,
         shares: int,
-        log: Path,
+        log: Path | None,
         together: int = 1,
         rate: float = STEP_RATE,
         hang_seconds: float = 600.0,
@@ -98,7 +100,10 @@ class PackLauncher(AllocationLauncher):
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """``shares`` of the largest node, of which so many that are ``together`` share a process; at most ``rate`` steps begin per second."""
+        """``shares`` of the largest node, ``together`` of which share a process; at most ``rate`` steps begin per second.
+
+        Messages of the steps go to ``log``.
+        """
         allow_many_files()  # two pipes per pack, and where a launcher feeds its first rank only, one pack per node
         super().__init__(site, allocation)
         self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
@@ -153,7 +158,7 @@ class PackLauncher(AllocationLauncher):
             self._reports.append(self._never_started(task, f"cannot start a step: {error}"))
             return
         self._attempts.ask(task)
-        pack.send(task.slots[0], request_of(task))
+        pack.send(task.slots[0], self._request(task))
 
     def go(self, task: Task) -> None:
         """Let an attempt work that has begun."""
@@ -209,38 +214,61 @@ class PackLauncher(AllocationLauncher):
         self._ears.end()
 
     def _pack(self, node: str) -> Pack:
-        """The pack that serves a node; the first call starts those of all nodes, later ones that of a single node."""
-        if not self._packs and not self._ended_packs:
-            sizes: dict[tuple[int, int, int], list[str]] = {}  # a step takes as much of each of its nodes
-            for one in self._allocation.nodes:
-                sizes.setdefault((one.cores, one.gpus, self._shares[one.name]), []).append(one.name)
-            for names, size in ((tuple(names), self._site.pack_nodes) for names in sizes.values()):
-                for begin in range(0, len(names), size):
-                    self._new_pack(names[begin : begin + size])
-        elif node not in self._pack_of:
-            self._new_pack((node,))
+        """Return the pack that serves a node; started where there is none."""
+        if node not in self._pack_of:
+            self._start_packs(node)
         return self._pack_of[node]
+
+    def _start_packs(self, node: str) -> None:
+        """Start the packs of all nodes, or later a pack for this node alone."""
+        if self._packs or self._ended_packs:
+            self._new_pack((node,))
+            return
+        sizes: dict[tuple[int, int, int], list[str]] = {}  # a step takes as much of each of its nodes
+        for one in self._allocation.nodes:
+            sizes.setdefault((one.cores, one.gpus, self._shares[one.name]), []).append(one.name)
+        for names, size in ((tuple(names), self._site.pack_nodes) for names in sizes.values()):
+            for begin in range(0, len(names), size):
+                self._new_pack(names[begin : begin + size])
 
     def _new_pack(self, nodes: tuple[str, ...]) -> None:
         cores, gpus = self._allocation.least(nodes)
-        options = ["--nodes", ",".join(nodes), "--shares", str(self._shares[nodes[0]]), "--gpus", str(gpus)]
+        options = ["--nodes", ",".join(nodes), "--shares", str(self._shares[nodes[0]])]
         options += ["--together", str(self._together), "--hang-seconds", str(self._hang_seconds)]
-        options += ["--forget", RANK_VARIABLE.pattern, "--node-variable", self._site.node_variable]
-        options += ["--rank-variables", ",".join(self._site.rank_variables)]
         step = Step(
             name=f"pack-{os.getpid()}-{next(self._numbers)}",
             nodes=nodes,
             cores=cores,
             gpus=gpus,
-            program=(sys.executable, "-P", str(WORKER), *options, self._module),
+            program=(sys.executable, "-P", str(WORKER), *options, *self._worker_options(nodes), self._module),
             resident=True,
         )
-        pack = pack_at_gate(self._site, step, self._environment, self._log)
+        pack = pack_at_gate(self._site, step, self._environment_of(nodes), self._log)
         self._packs.append(pack)
         self._ears.open(pack.reports.fileno(), pack)
         self._at_gates.append(pack)
         self._next_rest = 0.0
         self._pack_of.update(dict.fromkeys(nodes, pack))
+
+    def _worker_options(self, nodes: tuple[str, ...]) -> list[str]:
+        """Return options by which workers find and bind their part of a node."""
+        names = ["--rank-variables", ",".join(self._site.rank_variables), "--node-variable", self._site.node_variable]
+        return ["--gpus", str(self._allocation.least(nodes)[1]), "--forget", RANK_VARIABLE.pattern, *names]
+
+    def _environment_of(self, nodes: tuple[str, ...]) -> dict[str, str]:
+        return self._environment
+
+    def _arguments(self, task: Task) -> list[str]:
+        """Return the arguments of the run; its node fills in threads, and the file for its heartbeat."""
+        return [*task.arguments, "--ranks", "1", "--threads", "{threads}", "--beats", "{beats}"]
+
+    def _request(self, task: Task) -> str:
+        """Return the line that requests an attempt from a worker."""
+        return json.dumps({"arguments": self._arguments(task), "log": str(task.folder / "log.txt")})
+
+    def _identity(self, pack: Pack, slot: str, pid: int) -> Identity:
+        """Return the identity of an attempt: its step, because its process is on another machine."""
+        return {**pack.step.identity(self._allocation.job), "slot": slot, "worker": pid}
 
     def _send(self, slot: str, words: str) -> None:
         pack = self._pack_of.get(node_of(slot))
@@ -286,8 +314,7 @@ class PackLauncher(AllocationLauncher):
         if "beat" in report:
             self._attempts.beat(slot)
         elif "pid" in report:
-            identity = {**pack.step.identity(self._allocation.job), "slot": slot, "worker": report["pid"]}
-            self._reports.append(self._attempts.begin(slot, identity))
+            self._reports.append(self._attempts.begin(slot, self._identity(pack, slot, report["pid"])))
         elif "code" in report:
             self._end(slot, report["code"], out_of_memory=report["oom"] and attempt.killed is None)
 
@@ -305,6 +332,14 @@ class PackLauncher(AllocationLauncher):
         if now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY
+        self._look_at_nodes(now)
+        for slot in self._attempts.to_kill(now):
+            self._send(slot, "kill")
+        for slot in self._attempts.deaf(now):
+            self._end(slot, -9, "killed; its worker did not answer")
+
+    def _look_at_nodes(self, now: float) -> None:
+        """Lose nodes that are silent, or late to begin an attempt or a probe."""
         for node in self._silent_nodes():
             self._lose(node, f"no sign of life for {SILENCE:.0f} s")
             self._reports.append(Probed(node=node, healthy=False, message="no sign of life"))
@@ -314,10 +349,6 @@ class PackLauncher(AllocationLauncher):
             self._lose(node, f"no answer within {self._patience:.0f} s")
         for slot in self._attempts.late_to_begin(self._patience):
             self._lose(node_of(slot), f"its pack did not begin the attempt within {self._patience:.0f} s")
-        for slot in self._attempts.to_kill(now):
-            self._send(slot, "kill")
-        for slot in self._attempts.deaf(now):
-            self._end(slot, -9, "killed; its worker did not answer")
 
     def _silent_nodes(self) -> list[str]:
         """Return the nodes that showed no life for too long, unless most nodes are silent at once."""
@@ -367,7 +398,7 @@ class PackLauncher(AllocationLauncher):
     def _settle(self, pack: Pack, since: float, now: float) -> bool:
         """Give the nodes of an ended pack new ones, and let what ran there be tried again; False where it is too early to say."""
         began = any(node in self._last_signs for node in pack.nodes)
-        evidence = self._site.evidence(text_since(self._log, pack.log_from))
+        evidence = self._site.evidence(text_since(self._log, pack.log_from) if self._log else "")
         if not began and self._watch.excuses(evidence, pack.nodes, pack.begun):
             if now < since + AGAIN:
                 return False
@@ -388,7 +419,7 @@ class PackLauncher(AllocationLauncher):
         self._attempts.be_patient(pack.nodes)
         for slot, attempt in self._attempts.items():
             if node_of(slot) in pack.nodes:
-                self._send(slot, request_of(attempt.task))
+                self._send(slot, self._request(attempt.task))
         for node in self._probes.keys() & set(pack.nodes):
             self._send(node, "probe")
 
@@ -398,10 +429,14 @@ class PackLauncher(AllocationLauncher):
             del self._pack_of[node]
             self._last_signs.forget(node)
             if self._probes.pop(node, None) is not None:
-                self._reports.append(Probed(node=node, healthy=False, message=f"its step ended; see {self._log}"))
+                self._reports.append(Probed(node=node, healthy=False, message=self._ended_text))
         for slot, attempt in list(self._attempts.items()):
             if node_of(slot) in pack.nodes and node_of(slot) not in self._pack_of:
-                self._end(slot, None if attempt.identity is None else -9, f"the pack's step ended; see {self._log}")
+                self._end(slot, None if attempt.identity is None else -9, self._ended_text)
+
+    @property
+    def _ended_text(self) -> str:
+        return "its worker ended" + (f"; see {self._log}" if self._log else "")
 
     def _end(self, slot: str, code: int | None, message: str = "", **known: Any) -> None:
         """An attempt has ended; what we did not end ourselves is told once it is known what it left."""
@@ -413,9 +448,9 @@ class PackLauncher(AllocationLauncher):
             self._open_ends.add(end)
 
 
-def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Path) -> Pack:
-    """The launcher of a pack's job step at its gate; its messages will go to ``log``. OSError where there can be none."""
-    with open_log(log) as file:
+def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Path | None) -> Pack:
+    """Return the process of a pack's job step at its gate, whose messages go to ``log``; OSError where there can be none."""
+    with open_log(log) if log else Path(os.devnull).open("wb") as file:
         log_from = file.tell()
         process = StepProcess(site, step, subprocess.PIPE, environment, file)
     reports = process.process.stdout
@@ -423,7 +458,15 @@ def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Pa
     return Pack(step=process, nodes=step.nodes, reports=reports, log_from=log_from)
 
 
-def request_of(task: Task) -> str:
-    """The line that asks a worker for an attempt; its node fills in its threads, and the file that shows there that the run lives."""
-    arguments = [*task.arguments, "--ranks", "1", "--threads", "{threads}", "--beats", "{beats}"]
-    return json.dumps({"arguments": arguments, "log": str(task.folder / "log.txt"), "beats": "{beats}"})
+def shares_of(shares: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the slots of nodes, first one of each, so that few trials spread over many.
+
+    >>> shares_of({"n1": 2, "n2": 2, "n3": 1})
+    ('n1/0', 'n2/0', 'n3', 'n1/1', 'n2/1')
+    """
+    return tuple(
+        node if count == 1 else f"{node}/{share}"
+        for share in range(max(shares.values(), default=0))
+        for node, count in shares.items()
+        if share < count
+    )

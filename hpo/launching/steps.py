@@ -15,7 +15,7 @@ from hydragnn.hpo.launching.attempts import Heartbeat, Witness, is_complete, sec
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, STEPS_AT_ONCE, StepProcess, TokenBucket, end_steps
 from hydragnn.hpo.launching.launcher import MARK, Begun, Exit, Report, Task, importable, note_of
-from hydragnn.hpo.launching.local import MODULE
+from hydragnn.hpo.launching.packs import MODULE
 from hydragnn.hpo.launching.sites import Evidence, Site, Step
 from hydragnn.hpo.launching.watchdog import AGAIN, AllocationLauncher, Probes
 from hydragnn.hpo.scheduling.events import Identity
@@ -179,9 +179,8 @@ class StepLauncher(AllocationLauncher):
     def _step_on(self, name: str, nodes: tuple[str, ...], program: Sequence[str]) -> Step:
         """Return a step of Python with these words, on as much of each node as the smallest of them has."""
         (cores, gpus), ranks = self._allocation.least(nodes), self._ranks_on(nodes)
-        names = ",".join(self._site.local_rank_variables)
-        line = (sys.executable, "-P", str(RANK), "--rank-variables", names, "--parts", str(ranks), "--gpus", str(gpus))
-        line = (*line, sys.executable, "-P")
+        options = ["--rank-variables", ",".join(self._site.local_rank_variables), "--parts", str(ranks)]
+        line = (sys.executable, "-P", str(RANK), *options, "--gpus", str(gpus), sys.executable, "-P")
         return Step(name=name, nodes=nodes, cores=cores, gpus=gpus, ranks=ranks, program=(*line, *program))
 
     def _step(self, task: Task) -> Step:

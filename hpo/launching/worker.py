@@ -3,7 +3,7 @@
     python worker.py --nodes N1,N2,... [--shares S] [--together T] [--hang-seconds H] [--gpus G] MODULE
 
 Input: lines ``SLOT REQUEST`` and ``SLOT WORD``; in a pack the same for all nodes, of which each takes its own. Output: lines
-``SLOT REPORT``. Requests and reports are JSON; ``local.py`` and ``packs.py`` are the other side. An attempt waits for the word
+``SLOT REPORT``. Requests and reports are JSON; ``packs.py`` is the other side. An attempt waits for the word
 "go", so that the journal knows it before it works. A node obeys ``NODE probe`` and ``NODE leave`` besides, and says from time to
 time that it is alive, and which of its attempts are, from files on the node: thousands of runs burden no file system that
 others share.
@@ -83,7 +83,9 @@ def main(arguments: Sequence[str]) -> None:
         preload(options.module)
     names = [node] if options.shares == 1 else [f"{node}/{number}" for number in range(options.shares)]
     slots = {
-        name: Slot(work=work_of(options, number, place), beats=place / f"beats-{number}" if place and in_pack else None)
+        name: Slot(
+            work=work_of(options, number, place), node_beats=place / f"beats-{number}" if place and in_pack else None
+        )
         for number, name in enumerate(names)
     }
     worker = Worker(node, slots, requests, reports)
@@ -148,9 +150,11 @@ class Slot:
     """A place for one attempt at a time."""
 
     work: Work
-    beats: Path | None
-    """The attempt may write here every second, as long as it gets on."""
-    seen: str = ""
+    node_beats: Path | None
+    """File of the node's memory, in a pack."""
+    beats: Path = Path("heartbeat")
+    """Heartbeat of the attempt: that file, or one in the run's folder."""
+    stamp: tuple[int, int] | None = None
     pid: int | None = None
     """The attempt's process; None while there is none."""
     lifeline: int = -1
@@ -159,10 +163,13 @@ class Slot:
     def begin(self, request: dict[str, Any], foreign: Iterable[int]) -> None:
         """Fork an attempt, which keeps none of the ``foreign`` descriptors."""
         reading, self.lifeline = os.pipe()
-        self.kills_before, self.seen = kills_for_memory(), ""
-        if self.beats is not None:
+        self.kills_before = kills_for_memory()
+        if self.node_beats is not None:
             with suppress(OSError):
-                self.beats.write_text("", encoding="ascii")
+                self.node_beats.write_text("", encoding="ascii")
+        self.beats = self.node_beats or Path(*request["arguments"][:1], "heartbeat")
+        self.stamp = stamp_of(self.beats)
+        request["beats"] = str(self.beats)
         self.pid = os.fork()
         if self.pid == 0:
             for descriptor in (*foreign, self.lifeline):
@@ -188,8 +195,8 @@ class Slot:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         os.close(self.lifeline)
-        if self.beats is not None:
-            self.beats.unlink(missing_ok=True)
+        if self.node_beats is not None:
+            self.node_beats.unlink(missing_ok=True)
         return pid
 
     def report(self) -> dict[str, Any] | None:
@@ -202,12 +209,10 @@ class Slot:
 
     def beats_on(self) -> bool:
         """Return True where the attempt has shown since the last look that it lives."""
-        shown = self.seen
-        if self.pid is not None and self.beats is not None:
-            with suppress(OSError):
-                shown = self.beats.read_text(encoding="ascii", errors="replace")
-        fresh, self.seen = shown not in ("", self.seen), shown
-        return fresh
+        before = self.stamp
+        if self.pid is not None:
+            self.stamp = stamp_of(self.beats) or before
+        return self.stamp != before
 
 
 @dataclass(slots=True)
@@ -260,7 +265,7 @@ class Worker:
         elif slot is not None and words.startswith(b"{"):
             if slot.pid is not None:
                 self._stuck.append(slot.give_up())
-            request = json.loads(words.replace(b"{beats}", os.fsencode(slot.beats or "")))
+            request = json.loads(words.replace(b"{beats}", os.fsencode(slot.node_beats or "")))
             others = [other.lifeline for other in self.slots.values() if other.pid is not None]
             slot.begin(request, (self.requests, self.reports, *others))
             self.say(name, {"pid": slot.pid})
@@ -280,6 +285,14 @@ class Worker:
         while self._stuck and time.monotonic() < deadline:
             self._stuck = [pid for pid in self._stuck if os.waitpid(pid, os.WNOHANG)[0] == 0]
             time.sleep(PAUSE if self._stuck else 0.0)
+
+
+def stamp_of(file: Path) -> tuple[int, int] | None:
+    """Return what changes with every write to a file; None where there is none."""
+    with suppress(OSError):
+        status = file.stat()
+        return status.st_mtime_ns, status.st_ino
+    return None
 
 
 def attempt(work: Work, request: dict[str, Any], lifeline: int) -> None:

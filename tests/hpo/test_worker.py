@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hydragnn.hpo.launching.local import WORKER
+from hydragnn.hpo.launching.packs import WORKER
 
 PATIENCE = 240.0  # seconds for what a loaded machine does within few
 SLOTS = ("n1/0", "n1/1", "n1/2")
