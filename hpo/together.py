@@ -27,7 +27,7 @@ MOST = 8
 """Trials of a process, which is how many were measured."""
 
 WORK = 40_000
-"""Edges of a batch times channels: up to here steps taken as one were faster by a fifth at least, of two models or of eight (docs/benchmarks.md)."""
+"""Edges of a batch times channels: up to here steps taken as one were faster by a fifth at least, of two models or of eight (docs/measurements/training.md)."""
 
 POINTS = 16
 """Configurations of a space that are looked at."""

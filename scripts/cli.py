@@ -350,7 +350,7 @@ def ensemble(
 
     `hydragnn ensemble CAMPAIGN --top-k 5 --out E` chooses members; `hydragnn ensemble RUN RUN RUN --out E` takes all of them, with
     equal weights: finished runs on one store that predict the same fields. Runs that each held another fold out become one
-    ensemble by cross-validation (docs/ensembles.md). After Ctrl-C the same command begins again.
+    ensemble by cross-validation (docs/uncertainty.md). After Ctrl-C the same command begins again.
     """
     result = api.build_ensemble(
         sources,

@@ -1,4 +1,4 @@
-"""What every architecture of the room is and can, as the table of docs/models.md; a test holds the two together.
+"""Table of all architectures in Markdown, for the reference pages.
 
 python -m hydragnn.architectures.table
 """
@@ -17,7 +17,7 @@ SIGHTS = {
 
 
 def architecture_table() -> str:
-    """One line per architecture, in Markdown: what it is, what it sees (what it cannot do without in bold), gives and needs."""
+    """Return a line per architecture: inputs (required ones in bold), outputs and own keys."""
     head = ["| `kind` | what it is | sees | vectors | smooth energies | its own keys |", "|---|---|---|---|---|---|"]
     return "\n".join([*head, *(_line(architecture) for architecture in architectures().values())]) + "\n"
 

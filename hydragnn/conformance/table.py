@@ -238,7 +238,7 @@ def _head(first: str, kinds: Sequence[str]) -> tuple[str, str]:
 
 def _reasons(outcomes: Sequence[Outcome], title: str) -> list[str]:
     """Why something does not apply, each reason once, below a title."""
-    reasons = {outcome.why: None for outcome in outcomes if outcome.verdict == "does not apply"}
+    reasons = {outcome.why.partition("; ")[0]: None for outcome in outcomes if outcome.verdict == "does not apply"}
     lines = [f"- {why}" for why in sorted(reasons)]
     return ["", title, "", *lines] if lines else []
 
@@ -256,16 +256,16 @@ def conformance_page(outcomes: Sequence[Outcome], command: str) -> str:
     alone, around = ([o for o in outcomes if bool(o.around) == there] for there in (False, True))
     page = (
         f"{TITLE}\n\n"
-        f"Made by `{command}` with torch {metadata.version('torch')}; `hydragnn conformance my_package.networks:MyNetwork` makes it for\n"
-        "an architecture of yours. A line is a test of `hydragnn.conformance`, named for its sentence, with all of its corners, in float64 unless it says\n"
-        "otherwise.\n"
+        f"Made by `{command}` with torch {metadata.version('torch')}.\n"
+        "`hydragnn conformance my_package.networks:MyNetwork` makes it for an architecture of yours.\n"
+        "A line is a test of `hydragnn.conformance`, named for its sentence, with all of its cases. Tests run in float64 unless the line says otherwise.\n\n"
         f"Of {len(alone)} pairs of a promise and an architecture {_sum_of(alone)}.\n\n" + conformance_table(alone)
     )
     if around:
         page += (
             "\n## With something around the layers\n\n"
-            "The same promises of the same architectures with attention, conditioning or pooling around their layers: how many are kept. The\n"
-            "others do not apply: those about forces where there are none, about two dimensions where only three will do, and with clusters that of repeated cells.\n"
+            "The table counts the promises that hold with attention, conditioning or pooling around the layers. The others do not apply:\n"
+            "those about forces without forces, about two dimensions for models of three, and about repeated cells with clusters.\n"
             f"Of {len(around)} pairs {_sum_of(around)}.\n\n" + around_table(around)
         )
     return page

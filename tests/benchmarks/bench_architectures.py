@@ -1,6 +1,6 @@
 """Which architecture wins per error and which per second: a campaign over all of them on the quickstart's alloys, and its page, by one command.
 
-    python -m tests.benchmarks.bench_architectures --folder DIRECTORY [--samples 700] [--set KEY=VALUE ...] [--out docs/architectures.md]
+    python -m tests.benchmarks.bench_architectures --folder DIRECTORY [--samples 700] [--set KEY=VALUE ...] [--out docs/measurements/architectures.md]
 
 DIRECTORY gets the store and the campaign of ``architectures.toml``; the same command goes on where it was stopped. ``--set`` overrides keys of that file, as of ``hydragnn search``.
 """
@@ -9,7 +9,7 @@ import argparse
 import datetime
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +17,6 @@ from pathlib import Path
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.datasets import open_store
-from hydragnn.hpo.space.default import left_out_words
 from hydragnn.runs.provenance import processor_name
 from hydragnn.scripts import api
 from hydragnn.scripts.demo.alloys import make_alloys
@@ -31,11 +30,23 @@ PAGE = """{title}
 
 Made by `{command}`, {date}, {processor}, {cores} cores at a load of {load} in the end, torch {torch}.
 
-The campaign of `tests/benchmarks/architectures.toml` on the quickstart's alloys (energies and forces): {samples} structures, of which {train} train and {valid} validate; {trials} trials of at most {epochs} epochs, the best third beyond {rungs}, with one
-worker, whose trials took {seconds} of a processor. Trials that failed: {failed}. The error is the mean of both fields' mean absolute errors on the validation part over those of the trivial predictor, which has 1 by that. {left_out}
-**How much that says.** The first trials try every architecture once in the middle of its ranges. {each:.1f} trials of each, of {longest} at most, say how far it comes in that time, not which is best in the end: [search](search.md#all-architectures-in-one-line) has a longer campaign.
+The campaign is `tests/benchmarks/architectures.toml` on the quickstart's alloys (energies and forces).
 
-"""
+- {samples} structures, of which {train} train and {valid} validate.
+- {trials} trials of at most {epochs} epochs; the best third continues beyond {rungs}.
+- One worker; its trials took {seconds} of a processor. Trials that failed: {failed}.
+- The error is the mean of both fields' mean absolute errors on the validation part over those of the trivial predictor.
+
+The first trials try every architecture once, in the middle of its ranges. With {each:.1f} trials of each, of {longest} at most, the table shows how far each comes in that time, not which is best in the end.
+A [longer campaign](models.md#a-campaign-over-all-architectures) has more.
+
+{left_out}"""
+
+
+def _left_out(reasons: Mapping[str, str]) -> str:
+    """Return the list of architectures that the campaign leaves out, each with its reason."""
+    lines = [f"- `{kind}`: {reason.partition('; ')[0]}\n" for kind, reason in reasons.items()]
+    return "".join(["Left out:\n\n", *lines, "\n"]) if lines else ""
 
 
 def make_store(store: Path, samples: int) -> None:
@@ -72,7 +83,7 @@ def page_of(campaign: CampaignFacts, command: str) -> str:
         longest=duration(max(record.cost.cpu_seconds for record in records)),
         seconds=duration(sum(record.cost.cpu_seconds for record in records)),
         failed=sum(bool(trial.failure_kind) for trial in campaign.trials),
-        left_out=f"Left out: {left_out_words(campaign.left_out)}." if campaign.left_out else "",
+        left_out=_left_out(campaign.left_out or {}),
     )
     rows = tuple((f"`{row[0]}`", *row[1:]) for row in table.rows)
     return f"{head}{replace(table, rows=rows).to_markdown()}\n{table.caption}\n"
@@ -104,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         str(options.samples),
     ]
     words += [word for assignment in options.overrides for word in ("--set", assignment)]
-    page = page_of(campaign_facts(campaign), shlex.join([*words, "--out", "docs/architectures.md"]))
+    page = page_of(campaign_facts(campaign), shlex.join([*words, "--out", "docs/measurements/architectures.md"]))
     print(page) if options.out is None else write_atomically(options.out, page)
 
 

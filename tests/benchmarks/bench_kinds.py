@@ -1,6 +1,6 @@
 """Speed and memory of every architecture beside the public implementations of it, and their page, by one command.
 
-    python -m tests.benchmarks.bench_kinds --environment DIRECTORY [--rounds 5] [--out docs/speed.md] [painn schnet ...]
+    python -m tests.benchmarks.bench_kinds --environment DIRECTORY [--rounds 5] [--out docs/measurements/speed.md] [painn schnet ...]
 
 DIRECTORY is an environment of Python for schnetpack, HydraGNN, torchmd-net and mace-torch, which ``peers.sh`` makes where something is missing; what cannot be had is a sentence in the page. Every implementation is a
 process of its own that takes a training step when asked, in turns (``bench_peers``), on two batches. What is measured is kept in DIRECTORY/measured.json: without names the same command measures what is not there yet, or was

@@ -42,7 +42,7 @@ CAMPAIGN: dict[str, Any] = {
         "space": {"train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-2}},
     },
 }
-"""The campaign of docs/simulate.md."""
+"""The campaign of docs/measurements/simulate.md."""
 
 NO_HOLES = Assumptions(black_holes=0.0)
 """The machine of the performance notes, kinder to the static practice: no node fails every launch."""
@@ -68,7 +68,7 @@ TROUBLES: dict[str, dict[str, float]] = {
     "1 % of nodes three times slower after an hour": {"slow_nodes": 0.01},
     "none": {},
 }
-"""Faults that come together, on the machine of docs/simulate.md."""
+"""Faults that come together, on the machine of docs/measurements/simulate.md."""
 
 STORM = Assumptions(
     median_node_hours=0.25,

@@ -23,13 +23,20 @@ HEAD = [
 ]
 PAGE = """{title}
 
-Made by `python -m tests.benchmarks.bench_kinds --environment DIRECTORY --rounds {rounds} --out docs/speed.md`, {dates}, {processor}, {cores} cores at a load of {load}, one thread, torch {torch}, PyTorch Geometric {geometric}, float32.
+Made by `python -m tests.benchmarks.bench_kinds --environment DIRECTORY --rounds {rounds} --out docs/measurements/speed.md`, {dates}, {processor}, {cores} cores at a load of {load}, one thread, torch {torch}, PyTorch Geometric {geometric}, float32.
 
-A training step is forward, backward (through forces, where they are trained) and AdamW. Every implementation is a process of its own and is asked {rounds} times in turns with the others, after two times that warm up, so that whatever else
-the machine does hits all alike; an answer is the mean of as many steps as fill a twentieth of a second, since a short step that is taken alone begins with cold caches, which no training does. Figures are processor time, medians. Freed memory is kept in all of them, as our commands
-keep it. *Molecules* are {molecules}, where the time is mostly that of calling operations; *alloys* are {alloys}, all within 5 Angstrom. 64 channels, 3
-layers (`tensornet` and `mace` 2), 20 radial functions (`dimenet` 6, `mace` 8; `mace` with `max_ell = 2` and `correlation = 3`). *Memory* is what tensors of a step of the alloys take at most beside weights and graphs. *Values* are the largest difference of
-energies and forces over the largest where the weights are the same; "own" are weights of their own, of the same form up to constants ([the same numbers](parity.md)). `gps` is `gin` with attention among all nodes ([alone](benchmarks.md#attention-among-graphs-of-different-sizes)). DimeNet++ does not know periodic images: its alloys are not periodic.
+DIRECTORY becomes the environment of the other packages. The same command continues where it was stopped; names of architectures after it measure these anew.
+
+- A training step is forward, backward (through forces, if they are trained) and AdamW.
+- Every implementation runs in a process of its own, {rounds} times in turns with the others, after two warm-up rounds.
+- Figures are processor time, medians. Each answer is the mean of as many steps as fill a twentieth of a second.
+- Freed memory is kept in all of them, as our commands keep it.
+- *Molecules* are {molecules}. There most time goes into calls of operations.
+- *Alloys* are {alloys}, all within 5 Angstrom. DimeNet++ does not support periodic images, so its alloys are not periodic.
+- Models have 64 channels, 3 layers (`tensornet` and `mace` 2) and 20 radial functions (`dimenet` 6, `mace` 8). `mace` has `max_ell = 2` and `correlation = 3`.
+- *Memory* is what tensors of a step of the alloys take at most, beside weights and graphs.
+- *Values* are the largest difference of energies and forces over the largest, with equal weights. "own" are other weights of the same form up to constants ([parity](../parity.md)).
+- `gps` is `gin` with attention among all nodes.
 
 """
 

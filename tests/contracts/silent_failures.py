@@ -220,9 +220,12 @@ PROMISES: dict[int, Promise] = {
 
 PAGE = """# Twenty-three silent failures, and what holds here
 
-Made by `python -m tests.contracts.silent_failures --out docs/silent-failures.md`. The middle column is the public HydraGNN (release line v5.0, at commit d251f81627), whose runs ended without an
-error in most of these cases; it was seen by running that program, and where the line says so read in its source. On the right is what this program promises instead. `python -m
-tests.contracts.silent_failures 14` runs the tests of number 14 (several numbers are several promises; options of pytest go with them, as `-x`); all of them are among those of `bash scripts/test.sh`.
+Made by `python -m tests.contracts.silent_failures --out docs/silent-failures.md`.
+
+The middle column is the public HydraGNN (release line v5.0, at commit d251f81627). Its runs ended without an error in most of these cases.
+Each was observed by running that program, or read in its source where the line says so. On the right is what this program guarantees instead.
+
+`python -m tests.contracts.silent_failures 14` runs the tests of number 14. All of these tests are part of `bash scripts/test.sh`.
 
 | | in the public HydraGNN | here | tests |
 |---|---|---|---|

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -414,10 +413,3 @@ def test_bad_input_is_one_sentence_with_the_next_move(tmp_path: Path) -> None:
         hydragnn.simulate(path, nodes=4, hours=0.1, overrides=["search.nodes_per_trial=8"])
     with pytest.raises(InputError, match=r"is not a campaign|does not exist|no campaign"):
         hydragnn.simulate(path, nodes=10, from_campaign=tmp_path / "none")
-
-
-def test_the_documentation_names_every_assumption_with_its_default(root: Path) -> None:
-    text = (root / "docs" / "simulate.md").read_text().partition("| assumption |")[2]
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", text, re.MULTILINE)
-    defaults = {name: json.dumps(field.default) for name, field in Assumptions.model_fields.items()}
-    assert dict(rows) == {name: "none" if default == "null" else default for name, default in defaults.items()}

@@ -2,10 +2,9 @@
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from pydantic import TypeAdapter
 
 import hydragnn.architectures as room
-from hydragnn.architectures import Architecture, architecture_of, architectures
+from hydragnn.architectures import architecture_of, architectures
 from hydragnn.architectures.table import architecture_table
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError
@@ -129,33 +128,6 @@ def test_no_other_file_of_the_source_names_an_architecture(root: Path) -> None:
         if f'"{kind}"' in (text := path.read_text().lower()) or f"architectures.{kind}" in text
     }
     assert named == {(kind, kind) for kind in newcomers}
-
-
-def test_the_table_in_the_documents_is_that_of_the_classes(root: Path) -> None:
-    assert architecture_table() in (root / "docs" / "models.md").read_text(), (
-        "docs/models.md has another table; paste what python -m hydragnn.architectures.table prints"
-    )
-
-
-@pytest.mark.parametrize(
-    ("sentence", "belongs"),
-    [
-        ("Vector fields are predicted by", lambda architecture: 1 in architecture.gives),
-        ("products of the vector states", lambda architecture: 1 in architecture.gives),
-        (
-            "need energies without cusps and jumps. Those of",
-            lambda architecture: (
-                architecture.sees_positions() and not architecture.Settings.parse({"kind": architecture.kind}).kinks
-            ),
-        ),
-    ],
-)
-def test_lists_of_architectures_in_the_documents_are_complete(
-    sentence: str, belongs: Callable[[type[Architecture]], bool], root: Path
-) -> None:
-    after = (root / "docs" / "models.md").read_text().split(sentence)[1]
-    named = set(re.findall(r"`(\w+)`", re.split(r"[.)]| have", after)[0]))
-    assert named == {kind for kind, architecture in architectures().items() if belongs(architecture)}
 
 
 @pytest.mark.parametrize(

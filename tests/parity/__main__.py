@@ -16,11 +16,14 @@ import pytest
 HERE = Path(__file__).parent
 PAGE = """# The same numbers as other implementations
 
-Made by `{command}` with torch {torch}, PyTorch Geometric {geometric} and e3nn {e3nn}: {count} tests. Our networks and layers have the weights of theirs, in float64. *Difference* is the
-largest, over the largest value, of all that is compared; 1e-10 at most, unless a line says why more. What PyTorch Geometric and e3nn give is computed anew; what schnetpack 2.1.1, torchmd-net 3.1.0
-and mace-torch 0.3.16 gave lies with its weights in `tests/parity`, kept by the scripts `make_*.py` there; what the public HydraGNN (release line v5.0, commit d251f816) predicted, in float64, with weights
-that it trained, lies with the real data beside the project (`hydragnn/ckpt`). Where nobody's program has the form that is ours, its
-equations are written as loops over nodes and edges, which share no code with the layer.
+Made by `{command}` with torch {torch}, PyTorch Geometric {geometric} and e3nn {e3nn}: {count} tests.
+Our networks and layers have the weights of theirs, in float64. *Difference* is the largest difference over the largest value of all that is compared.
+It is at most 1e-10, unless a line gives a reason.
+
+- PyTorch Geometric and e3nn are run by the tests.
+- Weights and outputs of schnetpack 2.1.1, torchmd-net 3.1.0 and mace-torch 0.3.16 lie in `tests/parity`; scripts `make_*.py` made them.
+- Predictions of the public HydraGNN (release line v5.0, commit d251f816) in float64, with its trained weights, lie with the real data.
+- Where no other program has our form, its equations are written as loops over nodes and edges, which share no code with the layer.
 
 """
 

@@ -1,20 +1,33 @@
-"""Code blocks in the README and in docs/ run as they are printed."""
+"""Code blocks in the README and in docs/ run as they are printed, and the site builds."""
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+import hydragnn
 
 BLOCK = re.compile(r"^```(\w+)( skip)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def _pages(root: Path) -> list[Path]:
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def _blocks(page: Path, language: str) -> list[str]:
     return [text for name, skip, text in BLOCK.findall(page.read_text()) if name == language and not skip]
+
+
+def _named_blocks(page: Path) -> dict[str, str]:
+    """Return the Python blocks of a page that begin with the path of their file."""
+    return dict(re.findall(r'^```python\n"""(\S+)"""\n(.*?)^```$', page.read_text(), re.MULTILINE | re.DOTALL))
 
 
 def test_the_custom_dataset_of_the_readme_trains_and_predicts(
@@ -30,9 +43,30 @@ def test_the_custom_dataset_of_the_readme_trains_and_predicts(
     assert "chains.h5: 80 graphs" in capsys.readouterr().out
 
 
+def test_the_source_of_the_documents_builds_a_store(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hydragnn.datasets import open_store
+
+    page = root / "docs" / "adding-parts.md"
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "lines.py").write_text(_named_blocks(page)["acme/lines.py"])
+    (build,) = [
+        text for _, _, text in BLOCK.findall(page.read_text()) if "acme.lines:Lines" in text and "files =" in text
+    ]
+    (tmp_path / "BUILD.toml").write_text(build)
+    (tmp_path / "chains").mkdir()
+    (tmp_path / "chains" / "a.txt").write_text("1 2 3\n4 5\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hydragnn.build_store(tmp_path / "BUILD.toml", tmp_path / "chains.h5")
+    store = open_store(tmp_path / "chains.h5")
+    assert len(store) == 2
+    assert store.read([0]).nodes["charge"].tolist() == [2.0, 4.0, 6.0]
+
+
 def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Path) -> None:
     from hydragnn.config import parse_config
-    from hydragnn.datasets.sources.registry import read_build_settings
+    from hydragnn.datasets import read_build_settings
     from hydragnn.hpo import campaign_settings
     from hydragnn.hpo.job import JobSettings
     from hydragnn.scripts.demo import make_alloys
@@ -45,17 +79,77 @@ def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Pat
             if list(table) == ["job"]:
                 JobSettings.parse(table["job"], source=str(page))
             elif "search" in table:
-                place = tmp_path / page.name if table["search"]["space"] == "default" else page  # beside its store
+                place = tmp_path / page.name if table["search"].get("space") == "default" else page  # beside its store
                 campaign_settings(table, place)
             elif "model" in table:
                 parse_config(table, source=str(page))
             else:
                 read_build_settings(table, page)
             seen += 1
-    assert seen >= 5
+    assert seen >= 15
+
+
+def _commands(page: Path) -> list[list[str]]:
+    """Return the words of every ``hydragnn`` command in indented blocks of a page."""
+    lines = re.sub(r"\\\n", " ", page.read_text()).splitlines()
+    shown = [line.strip() for line in lines if line.startswith("    ")]
+    commands = [
+        re.split(r"\bhydragnn (?=[a-z])", line, maxsplit=1)[1] for line in shown if re.search(r"\bhydragnn [a-z]", line)
+    ]
+    return [shlex.split(command, comments=True) for command in commands]
+
+
+def test_every_command_in_the_documents_has_the_options_that_it_is_shown_with(root: Path) -> None:
+    from hydragnn.scripts.cli import app
+
+    seen = 0
+    for page in _pages(root):
+        for words in _commands(page):
+            command: Any = typer.main.get_command(app)
+            rest = list(words)
+            while hasattr(command, "commands"):
+                assert rest and rest[0] in command.commands, f"{page.name}: hydragnn {' '.join(words)}"
+                command = command.commands[rest.pop(0)]
+            known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+            options = {word.partition("=")[0] for word in rest if word.startswith("--")}
+            assert options <= known, f"{page.name}: hydragnn {' '.join(words)}"
+            seen += 1
+    assert seen >= 40
 
 
 def test_links_between_documents_lead_somewhere(root: Path) -> None:
+    generated = re.compile(r"(\.\./)?(reference/)?(index|architectures|command-line|configuration|python)\.md")
     for page in [*_pages(root), root / "ARCHITECTURE.md", root / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            exists = (page.parent / target).exists() or ("reference/" in target and generated.fullmatch(target))
+            assert exists, f"{page.name} links to {target}"
+
+
+def test_pages_are_plain(root: Path) -> None:
+    """Sentences are short: at most 6 % have more than 35 words, and none in the README and ARCHITECTURE.md."""
+    for page in [root / "ARCHITECTURE.md", *_pages(root)]:
+        lengths = [len(re.findall(r"[\w'-]+", sentence)) for sentence in _sentences(page.read_text())]
+        limit = 0.0 if page.parent == root else 0.06
+        assert sum(length > 35 for length in lengths) <= limit * len(lengths), page
+    assert len((root / "ARCHITECTURE.md").read_text().split()) <= 900
+
+
+def _sentences(text: str) -> list[str]:
+    """Return the sentences of a page without code, tables and headings."""
+    text = re.sub(r"^(\||#|    ).*$", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "X", text))
+    paragraphs = re.split(r"\n\s*\n|\n\s*[-*\d.]+ ", text)
+    return [s for p in paragraphs for s in re.split(r"(?<=[.!?])\s+(?=[A-Z\"(*X])", " ".join(p.split())) if s]
+
+
+def test_the_site_builds_without_warnings_and_loads_nothing_from_other_hosts(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    process = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    text = (tmp_path / "site" / "reference" / "configuration" / "index.html").read_text()
+    assert "learning_rate" in text and "max_neighbours" in text
+    assert (tmp_path / "site" / "search" / "search_index.json").is_file()
+    for html in (tmp_path / "site").rglob("*.html"):
+        sources = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(https?:[^\" >]+)", html.read_text())
+        assert not sources, f"{html.name}: {sources}"

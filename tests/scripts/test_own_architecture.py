@@ -1,4 +1,4 @@
-"""The architecture of docs/models.md in a package of its own: searched, trained, saved, ensembled, and under the contracts."""
+"""The architecture of docs/adding-parts.md in a package of its own: searched, trained, saved, ensembled, and under the contracts."""
 
 import os
 import re
@@ -47,7 +47,7 @@ high = 0.3
 def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
     """A folder of installed packages with the code of the documents and the entry point that they name."""
     folder = tmp_path_factory.mktemp("site")
-    page = (root / "docs" / "models.md").read_text()
+    page = (root / "docs" / "adding-parts.md").read_text()
     code = dict(re.findall(r'^```python\n"""(\S+)"""\n(.*?)^```$', page, re.MULTILINE | re.DOTALL))
     (folder / "acme").mkdir()
     (folder / "acme" / "__init__.py").write_text("")

@@ -120,7 +120,7 @@ def test_a_page_without_a_place_and_a_folder_without_results_are_refused(tmp_pat
 
 
 def test_the_table_in_the_documents_has_every_recipe_and_is_as_the_command_writes_it(root: Path) -> None:
-    place = root / "docs" / "recipes.md"
+    place = root / "docs" / "measurements" / "recipes.md"
     before, rows, after = table_in(place.read_text(), place)
     assert with_table(before, merged(rows, {}), after) == place.read_text()
     assert {row[0].strip("`") for row in rows if row[0]} == set(NAMES)

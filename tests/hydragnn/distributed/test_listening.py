@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 MPIRUN = [str(BIN / "mpirun"), "-n", "2", sys.executable]
 STEP = {"SLURM_JOB_ID": "91", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "2"}
-LOOPBACK_OF_UCX = {"UCX_NET_DEVICES": "lo"}  # sockets of MPI itself; docs/models.md
+LOOPBACK_OF_UCX = {"UCX_NET_DEVICES": "lo"}  # sockets of MPI itself; docs/training.md
 
 
 @contextmanager
