@@ -159,6 +159,7 @@ def configuration_page() -> str:
     from hydragnn.hpo import SearchSettings
     from hydragnn.hpo.job import JobSettings
     from hydragnn.hpo.simulation.assumptions import Assumptions
+    from hydragnn.models.heads.base import head_kinds
 
     sections = {name: _settings_in(field.annotation) for name, field in RunConfig.model_fields.items()}
     text = ["# Configuration", "", CONFIGURATION, ""]
@@ -172,7 +173,7 @@ def configuration_page() -> str:
     for name, field in first.model_fields.items():
         for nested in _settings_in(field.annotation):
             text += _section(f"[model.{name}]", nested)
-    for kind, settings in _kinds("hydragnn.models"):
+    for kind, settings in sorted(head_kinds().items()):
         text += _section(f'[[heads]] kind = "{kind}"', settings)
     text += _section("[search]", SearchSettings)
     text += _section("[job]", JobSettings)
@@ -189,22 +190,6 @@ CONFIGURATION = """An unknown key is an error that names the nearest valid one. 
 
 A run file has the sections `[data]`, `[split]`, `[model]`, `[[heads]]`, `[batch]` and `[train]`.
 A campaign file has `[search]` as well, and `[job]` for batch jobs. Times and sizes state their unit in the key or in its description."""
-
-
-def _kinds(package: str) -> list[tuple[str, type[Settings]]]:
-    """Return the settings classes below a package that are chosen by ``kind``."""
-
-    def below(cls: type[Settings]) -> Iterator[type[Settings]]:
-        for child in cls.__subclasses__():
-            yield child
-            yield from below(child)
-
-    found: dict[str, type[Settings]] = {}
-    for cls in below(Settings):
-        kind = cls.model_fields.get("kind")
-        if cls.__module__.startswith(package) and kind is not None and get_origin(kind.annotation) is Literal:
-            found.setdefault(get_args(kind.annotation)[0], cls)
-    return sorted(found.items())
 
 
 def _settings_in(annotation: Any) -> list[type[Settings]]:

@@ -6,13 +6,20 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import hydragnn
+from hydragnn.base.imports import allow_named
+from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.graphs import Field, graph_from_arrays
+
+CHARGE = Field(name="charge", on="node")
 
 BLOCK = re.compile(r"^```(\w+)( skip)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -43,25 +50,55 @@ def test_the_custom_dataset_of_the_readme_trains_and_predicts(
     assert "chains.h5: 80 graphs" in capsys.readouterr().out
 
 
-def test_the_source_of_the_documents_builds_a_store(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hydragnn.datasets import open_store
-
-    page = root / "docs" / "adding-parts.md"
-    (tmp_path / "acme").mkdir()
-    (tmp_path / "acme" / "lines.py").write_text(_named_blocks(page)["acme/lines.py"])
-    (build,) = [
-        text for _, _, text in BLOCK.findall(page.read_text()) if "acme.lines:Lines" in text and "files =" in text
-    ]
-    (tmp_path / "BUILD.toml").write_text(build)
-    (tmp_path / "chains").mkdir()
-    (tmp_path / "chains" / "a.txt").write_text("1 2 3\n4 5\n")
+@pytest.fixture
+def acme(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a package that holds the parts of the page on parts of one's own."""
+    for name, text in _named_blocks(root / "docs" / "adding-parts.md").items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    hydragnn.build_store(tmp_path / "BUILD.toml", tmp_path / "chains.h5")
-    store = open_store(tmp_path / "chains.h5")
+    monkeypatch.delitem(sys.modules, "acme", raising=False)
+    return tmp_path
+
+
+def test_the_source_of_the_documents_builds_a_store(root: Path, acme: Path) -> None:
+    text = (root / "docs" / "adding-parts.md").read_text()
+    (build,) = [block for _, _, block in BLOCK.findall(text) if "acme.lines:Lines" in block and "files =" in block]
+    (acme / "BUILD.toml").write_text(build)
+    (acme / "chains").mkdir()
+    (acme / "chains" / "a.txt").write_text("1 2 3\n4 5\n")
+    hydragnn.build_store(acme / "BUILD.toml", acme / "chains.h5")
+    store = open_store(acme / "chains.h5")
     assert len(store) == 2
     assert store.read([0]).nodes["charge"].tolist() == [2.0, 4.0, 6.0]
+
+
+def test_the_head_of_the_documents_trains(acme: Path) -> None:
+    with StoreWriter(acme / "rings.h5", [CHARGE, replace(CHARGE, name="shift", role="target")], dim=0) as store:
+        for length in range(4, 24):
+            charge = torch.arange(length) / length
+            ring = list(range(length)), [*range(1, length), 0]
+            nodes = {"charge": charge, "shift": charge - charge.mean()}
+            store.write(graph_from_arrays(None, *ring, fields=store.fields, nodes=nodes))
+    run = {
+        "data": {"store": str(acme / "rings.h5")},
+        "model": {"kind": "gin", "hidden_dim": 4, "num_layers": 1},
+        "heads": [{"kind": "acme.heads:NeutralHead", "field": "shift"}],
+        "train": {"epochs": 1},
+    }
+    assert "valid/shift/mae" in hydragnn.train(run, out=acme / "run").best
+
+
+def test_the_site_of_the_documents_gives_an_allocation_and_starts_steps(acme: Path) -> None:
+    from hydragnn.hpo.launching.sites import Step
+    from hydragnn.hpo.launching.sites.registry import read_allocation, site_of
+
+    allow_named({"kind": "acme.sites:Lsf"})
+    environment = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 16 n2 16"}
+    allocation = read_allocation(environment, want="acme.sites:Lsf")
+    assert [node.name for node in allocation.nodes] == ["n1", "n2"]
+    step = Step(name="trial-0-1", nodes=("n1", "n2"), program=("python", "-V"), ranks=2)
+    assert site_of(allocation).command(step) == ["mpirun", "-hosts", "n1,n2", "-ppn", "2", "python", "-V"]
 
 
 def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Path) -> None:
