@@ -20,7 +20,6 @@ from hydragnn.datasets.normalisation import (
 )
 from hydragnn.datasets.packing import Budget, pack, share_of
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
-from hydragnn.datasets.shared import load_into_memory
 from hydragnn.datasets.sources.base import BuildSettings, Make, OwnBuild
 from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
 from hydragnn.datasets.sources.registry import read_build_settings, rule_of

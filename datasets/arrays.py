@@ -1,4 +1,4 @@
-"""Flat arrays of graphs, in memory and on disk: names, dtypes and shapes."""
+"""Flat arrays of graphs: names, dtypes and shapes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ COMPACT = ("edge_shifts", "cell", "periodic")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArraySpec:
-    """Flat array ``[items, *shape]`` of the nodes, edges or graphs of all graphs."""
+    """Flat array ``[items, *shape]`` of all nodes, edges or graphs."""
 
     name: str
     location: Location
@@ -115,12 +115,14 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
     InputError where the batch has a field that is not declared, another meaning, a wrong shape or dtype, or a cell or
     positions that are not float64.
     """
-    known = {field.name: field for field in fields}
+    declared = {field.name: field for field in fields}
     for name, field in batch.fields.items():
-        if name not in known:
+        if name not in declared:
             raise InputError(f"the batch has a field {name} that was not declared; add it to the store's fields")
-        if field != known[name]:
-            raise InputError(f"field {name} was declared as {known[name]}, but the batch has {field}; make them equal")
+        if field != declared[name]:
+            raise InputError(
+                f"field {name} was declared as {declared[name]}, but the batch has {field}; make them equal"
+            )
     node_offsets, edge_offsets = batch.node_offsets.numpy(), batch.edge_offsets.numpy()
     base = np.repeat(node_offsets[:-1], np.diff(edge_offsets))
     structure = {

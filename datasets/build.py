@@ -125,8 +125,8 @@ def fields_of(settings: BuildSettings, first: GraphBatch) -> list[Field]:
 
 def attributes_of(settings: BuildSettings) -> dict[str, Any]:
     """Return the attributes that a store keeps of its making."""
-    known = {"source": settings.kind, "files": [Path(file).name for file in settings.files]}
+    attributes = {"source": settings.kind, "files": [Path(file).name for file in settings.files]}
     for key in ("cutoff", "max_neighbours"):
         if getattr(settings, key, None) is not None:
-            known[key] = getattr(settings, key)
-    return {**known, **({"build": rule} if (rule := rule_of(settings)) else {}), **settings.attributes}
+            attributes[key] = getattr(settings, key)
+    return {**attributes, **({"build": rule} if (rule := rule_of(settings)) else {}), **settings.attributes}

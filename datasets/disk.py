@@ -46,7 +46,7 @@ SHARE = 16
 
 
 class OpenParts:
-    """Open parts of a store, limited by the files that the system grants."""
+    """Open parts of a store, no more than the system's files allow."""
 
     def __init__(self) -> None:
         # the last used one comes last; a part that nobody holds closes its files at once
@@ -54,7 +54,7 @@ class OpenParts:
         self._most = 1  # until there are more, and the system is asked
 
     def use(self, part: "Part") -> None:
-        """Note the use of a part; close the least recently used one if necessary."""
+        """Note the use of a part; close the oldest if necessary."""
         self._parts.pop(part, None)
         self._parts[part] = None
         if len(self._parts) > self._most:
@@ -123,10 +123,10 @@ class Part:
         if self.texts is not None:
             self.texts.check()
         least = sum(sum(array.rows) * array.row_bytes for array in self.layout.values())
-        there = sum(file.bytes for file in self.info.files.values())
-        if there < least:
+        present = sum(file.bytes for file in self.info.files.values())
+        if present < least:
             raise InputError(
-                f"{self.path} has {there} bytes, but {self.info.graphs} graphs with {self.info.nodes} nodes and "
+                f"{self.path} has {present} bytes, but {self.info.graphs} graphs with {self.info.nodes} nodes and "
                 f"{self.info.edges} edges, as the manifest counts, take at least {least}; copy the store again"
             )
 
@@ -317,7 +317,7 @@ class DiskStore:
 
     @property
     def direct(self) -> bool:
-        """Whether graphs are copied out of the system's cache of files."""
+        """True for graphs copied out of the system's cache of files."""
         return all(part.reader.direct for part in self.parts[:1])  # one engine wrote all of them
 
     def sizes(self) -> Sizes:
@@ -361,13 +361,13 @@ class DiskStore:
 
     def _read_texts(self, key: str, graphs: Int64[ndarray, " chosen"]) -> list[str]:
         order = np.argsort(graphs, kind="stable")
-        found = np.empty(len(graphs), dtype=object)
+        column = np.empty(len(graphs), dtype=object)
         texts = [
             part.texts.read(key, numbers) if part.texts is not None else [""] * len(numbers)
             for part, numbers in self._shares(graphs[order])
         ]
-        found[order] = [text for some in texts for text in some]
-        return list(found)
+        column[order] = [text for some in texts for text in some]
+        return list(column)
 
     def read_checked(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
@@ -415,17 +415,10 @@ class DiskStore:
 
 
 def no_graphs(dim: int, fields: Sequence[Field]) -> FlatGraphs:
-    """Flat arrays without any graph."""
-    none = np.zeros(1, dtype=np.int64)
-    empty = FlatGraphs(dim=dim, fields=tuple(fields), node_offsets=none, edge_offsets=none, arrays={})
-    specs = array_specs(dim, fields).items()
-    return FlatGraphs(
-        dim=dim,
-        fields=tuple(fields),
-        node_offsets=none,
-        edge_offsets=none,
-        arrays={name: empty.full(spec) for name, spec in specs},
-    )
+    """Return flat arrays without any graph."""
+    none, specs = np.zeros(1, dtype=np.int64), array_specs(dim, fields)
+    arrays = {name: np.zeros((0, *spec.shape), dtype=spec.dtype) for name, spec in specs.items()}
+    return FlatGraphs(dim=dim, fields=tuple(fields), node_offsets=none, edge_offsets=none, arrays=arrays)
 
 
 def open_store(path: Path | str) -> GraphStore:

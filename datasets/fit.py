@@ -30,7 +30,7 @@ class Fitted(Protocol):
 
     @property
     def extensive(self) -> bool:
-        """Whether values grow with the number of nodes: no mean, std per node."""
+        """True for values that grow with the number of nodes."""
 
     @property
     def references(self) -> bool:
@@ -74,22 +74,22 @@ def fit_normalisation(
     InputError where a field is missing or has no value in the training part.
     """
     survey = survey or Survey(store, indices)
-    known = {field.name: field for field in store.fields()}
+    fields_by_name = {field.name: field for field in store.fields()}
     scales: dict[str, Scale] = {}
     references: dict[str, dict[int, float]] = {}
     for field in inputs:
         if not field.classes:
-            scales[field.name] = _scale(survey, _known(known, field.name))
+            scales[field.name] = _scale(survey, _known(fields_by_name, field.name))
     for target in targets:
-        field = _known(known, target.field.name)
+        field = _known(fields_by_name, target.field.name)
         if target.references:
-            given = dict(target.given_references)
-            references[field.name] = _given(survey, field, given) if given else fitted_references(survey, field)
+            values = dict(target.given_references)
+            references[field.name] = _given(survey, field, values) if values else fitted_references(survey, field)
         if target.derivative or field.classes:
             continue
         if target.extensive and field.on == "graph":
             derived = {other.derivative: other.field.name for other in targets if other.source == field.name}
-            fields = {what: _known(known, name) for what, name in derived.items()}
+            fields = {what: _known(fields_by_name, name) for what, name in derived.items()}
             factors = label_factors(field, fields, store.attributes, store.dim)
             scales |= _extensive_scales(survey, field, fields, factors, references.get(field.name, {}))
         else:
@@ -97,10 +97,10 @@ def fit_normalisation(
     return Normalisation(scales=scales, references=references)
 
 
-def _known(known: dict[str, Field], name: str) -> Field:
-    if name not in known:
-        raise InputError(f"the store has no field {name}; it has {', '.join(sorted(known)) or 'none'}")
-    return known[name]
+def _known(fields_by_name: dict[str, Field], name: str) -> Field:
+    if name not in fields_by_name:
+        raise InputError(f"the store has no field {name}; it has {', '.join(sorted(fields_by_name)) or 'none'}")
+    return fields_by_name[name]
 
 
 def joint_scale(summaries: Sequence[FieldSummary], field: Field) -> Scale:
@@ -148,7 +148,7 @@ def check_references(field: Field, store: GraphStore) -> None:
     """Raise InputError where references of a field cannot be fitted."""
     if field.on != "graph" or field.width != 1:
         raise InputError(f"references need one value per graph, but {field.name} is {field.on} of shape {field.shape}")
-    if ATOMIC_NUMBERS not in {known.name for known in store.fields()}:
+    if ATOMIC_NUMBERS not in {other.name for other in store.fields()}:
         raise InputError(f"references of {field.name} need the node field {ATOMIC_NUMBERS}; the store has none")
 
 
@@ -158,9 +158,9 @@ def _given(survey: Survey, field: Field, references: dict[int, float]) -> dict[i
 
     def there(_: int) -> NDArray[np.float64]:
         """1 for every species of the store."""
-        found = np.zeros(SPECIES)
-        found[species_counts(survey.store)[1]] = 1
-        return found
+        occurs = np.zeros(SPECIES)
+        occurs[species_counts(survey.store)[1]] = 1
+        return occurs
 
     check_elements(field.name, references, np.flatnonzero(survey.rows(1, SPECIES, there)[0]).tolist())
     return references
@@ -181,11 +181,11 @@ def elements_of(store: GraphStore) -> list[int]:
 
     InputError without the field of atomic numbers.
     """
-    found = np.zeros(SPECIES, dtype=np.bool_)
+    occurs = np.zeros(SPECIES, dtype=np.bool_)
     for start in range(0, len(store), BLOCK):
         numbers = store.column(ATOMIC_NUMBERS, start, min(start + BLOCK, len(store))).values
-        found[numbers[(numbers >= 0) & (numbers < SPECIES)]] = True
-    return np.flatnonzero(found).tolist()
+        occurs[numbers[(numbers >= 0) & (numbers < SPECIES)]] = True
+    return np.flatnonzero(occurs).tolist()
 
 
 def fitted_references(survey: Survey, field: Field) -> dict[int, float]:

@@ -43,11 +43,11 @@ def isolated_atoms(path: Path, key: str) -> dict[str, float]:
 
 
 def _energy(atoms: Any, key: str, where: str) -> float:
-    known = {**atoms.info, **getattr(atoms.calc, "results", {})}
-    value = np.asarray(known.get(key), dtype=object)
+    entries = {**atoms.info, **getattr(atoms.calc, "results", {})}
+    value = np.asarray(entries.get(key), dtype=object)
     if value.size != 1 or not isinstance(value.item(), int | float | np.number) or not np.isfinite(value.item()):
         raise InputError(
-            f"{where}: no number under {key}, the field that is predicted; it has {', '.join(sorted(known)) or 'nothing'}. "
+            f"{where}: no number under {key}, the field that is predicted; it has {', '.join(sorted(entries)) or 'nothing'}. "
             "Rename the key, or give a table of one energy per element"
         )
     return float(value.item())
@@ -63,12 +63,12 @@ def by_atomic_number(energies: Mapping[str, float]) -> tuple[tuple[int, float], 
     """
     from ase.data import atomic_numbers
 
-    known = {symbol: number for symbol, number in atomic_numbers.items() if number}
+    elements = {symbol: number for symbol, number in atomic_numbers.items() if number}
     numbers: dict[int, float] = {}
     for name, energy in energies.items():
-        number = int(name) if name.isascii() and name.isdigit() else known.get(name, 0)
-        if number not in known.values():
-            raise ValueError(f"{name} is no element; {nearest(name, sorted(known))}")
+        number = int(name) if name.isascii() and name.isdigit() else elements.get(name, 0)
+        if number not in elements.values():
+            raise ValueError(f"{name} is no element; {nearest(name, sorted(elements))}")
         if number in numbers:
             raise ValueError(f"{name} comes a second time; keep one energy of each element")
         numbers[number] = energy

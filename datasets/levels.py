@@ -99,11 +99,11 @@ def pieces_of(batch: GraphBatch, levels: Sequence[Level]) -> Iterator[FlatLevel]
     """The levels of a batch, numbered inside each graph."""
     finer = {"finer node": batch.counts("node").numpy(), "finer edge": batch.counts("edge").numpy()}
     for level in levels:
-        kept = level.owner[level.topology.receivers[level.merging.coarser]]
+        kept_graphs = level.owner[level.topology.receivers[level.merging.coarser]]
         counts = finer | {
             "node": level.nodes_per_graph.numpy(),
             "edge": np.bincount(level.owner[level.topology.receivers].numpy(), minlength=batch.num_graphs),
-            "kept": np.bincount(kept.numpy(), minlength=batch.num_graphs),
+            "kept": np.bincount(kept_graphs.numpy(), minlength=batch.num_graphs),
         }
         tensors = {
             "parent": level.parent,

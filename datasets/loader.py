@@ -55,8 +55,8 @@ class Loader:
 
     def with_budget(self, budget: Budget) -> "Loader":
         """The same graphs in the same order, in batches of another budget."""
-        kept = ("seed", "shuffle", "rank", "ranks", "fields", "window", "node_cost")
-        same = {name: getattr(self, name) for name in kept}
+        names = ("seed", "shuffle", "rank", "ranks", "fields", "window", "node_cost")
+        same = {name: getattr(self, name) for name in names}
         return Loader(self.store, self.indices, budget, **same)
 
     def __len__(self) -> int:

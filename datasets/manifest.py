@@ -103,8 +103,8 @@ class Manifest:
 def cutoff_of(attributes: Mapping[str, Any]) -> float | None:
     """Return the cutoff that made a store's edges; None where none did."""
     value = attributes.get("cutoff")
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-    return float(value) if known and value is not None else None
+    valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return float(value) if valid and value is not None else None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -69,14 +69,14 @@ def batches_in_order(
         nodes, edges = sizes.nodes[start:stop], sizes.edges[start:stop]
         end_of = np.maximum(_ends(nodes, edges, budget), np.arange(1, stop - start + 1))
         inside = breaks[slice(*np.searchsorted(breaks, [start + 1, stop]))] - start
-        after = np.append(inside, stop - start)[np.searchsorted(inside, np.arange(stop - start), side="right")]
-        cuts = _walk(np.minimum(end_of, after))
+        next_break = np.append(inside, stop - start)[np.searchsorted(inside, np.arange(stop - start), side="right")]
+        cuts = _walk(np.minimum(end_of, next_break))
         if stop < len(sizes):
             cuts = cuts[:-1]  # the last one may go on beyond the window
         window = 2 * window if len(cuts) == 1 else WINDOW
-        before = np.concatenate([[0], (edges + NODE_COST * nodes).cumsum()])
+        sums = np.concatenate([[0], (edges + NODE_COST * nodes).cumsum()])
         stops.append(cuts[1:] + start)
-        loads.append(np.diff(before[cuts]).astype(np.float64))
+        loads.append(np.diff(sums[cuts]).astype(np.float64))
         start += int(cuts[-1])
     return np.concatenate(stops), np.concatenate(loads)
 
@@ -98,8 +98,8 @@ def _ends(
         ends = np.minimum(np.arange(len(nodes)) + budget.max_graphs, ends)
     for counts, limit in ((nodes, budget.max_nodes), (edges, budget.max_edges)):
         if limit:
-            before = np.concatenate([[0], counts.cumsum()])
-            ends = np.minimum(np.searchsorted(before, before[:-1] + limit, side="right") - 1, ends)
+            sums = np.concatenate([[0], counts.cumsum()])
+            ends = np.minimum(np.searchsorted(sums, sums[:-1] + limit, side="right") - 1, ends)
     return ends
 
 
@@ -108,9 +108,9 @@ def _ends_in_memory(sizes: Sizes, indices: Int64[ndarray, " chosen"], memory: Me
     amounts, first = amounts_of(sizes, indices), np.arange(len(indices))
     ends = np.full(len(indices), len(indices), dtype=np.int64)
     for form in memory.footprint.forms:
-        before = np.concatenate([[0.0], (amounts @ np.array(form[1:])).cumsum()])
+        sums = np.concatenate([[0.0], (amounts @ np.array(form[1:])).cumsum()])
         limit = (memory.size - form[0]) * (1 - ROUNDING)
-        ends = np.minimum(np.searchsorted(before, before[:-1] + limit, side="right") - 1, ends)
+        ends = np.minimum(np.searchsorted(sums, sums[:-1] + limit, side="right") - 1, ends)
     return np.maximum(ends, first + 1)
 
 

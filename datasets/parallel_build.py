@@ -63,8 +63,10 @@ def blocks_for(processes: int, graphs: int | None = None) -> Iterator[Block]:
         if graphs is None:
             length = max(SMALLEST, first // (ROUNDS * processes))
         else:
-            left = graphs - first
-            length = min(left, max(SMALLEST, -(-graphs // max(PARTS, processes)), -(-left // (2 * processes))))
+            remaining = graphs - first
+            length = min(
+                remaining, max(SMALLEST, -(-graphs // max(PARTS, processes)), -(-remaining // (2 * processes)))
+            )
         if length == 0:
             return
         block = Block(number=number, first=first, length=min(LARGEST, length))

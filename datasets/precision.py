@@ -58,12 +58,12 @@ def after_references(
 
 
 def _sentence(field: Field, size: float, spread: float, extensive: bool) -> str:
-    apart = float(np.spacing(np.float32(size)))
-    if not 0 < spread * COARSE < apart:
+    step = float(np.spacing(np.float32(size)))
+    if not 0 < spread * COARSE < step:
         return ""
-    after = " after reference energies" if extensive else ""
+    suffix = " after reference energies" if extensive else ""
     return (
-        f"{field.name}: float32 numbers as large as {size:.3g} stand {apart:.2g} apart, and the spread{after} is {spread:.2g}, so that "
+        f"{field.name}: float32 numbers as large as {size:.3g} stand {step:.2g} apart, and the spread{suffix} is {spread:.2g}, so that "
         f'digits are lost; build the store with dtype = "float64" for {field.name}'
     )
 

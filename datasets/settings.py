@@ -70,7 +70,7 @@ class SplitSettings(Settings):
         if {"kind", "field"} & value.keys():
             raise ValueError("group stands for kind and field; remove it, or both of them")
         return {
-            **{key: given for key, given in value.items() if key != "group"},
+            **{key: setting for key, setting in value.items() if key != "group"},
             "kind": "group",
             "field": value["group"],
         }

@@ -101,8 +101,8 @@ class Given(SplitKind):
         names = ("train", "valid", "test", *(("calibration",) if cuts.calibration is None else ()))
         parts = graph_values(store, field).reshape(len(store), -1)
         if parts.shape[1] != 1 or not np.isin(parts, range(len(names))).all():
-            known = ", ".join(f"{number} ({WORDS.get(name, name)})" for number, name in enumerate(names))
-            raise InputError(f"split field {field} must hold one of {known} per graph; it does not")
+            numbers_text = ", ".join(f"{number} ({WORDS.get(name, name)})" for number, name in enumerate(names))
+            raise InputError(f"split field {field} must hold one of {numbers_text} per graph; it does not")
         numbers = {name: np.flatnonzero(parts[:, 0] == number) for number, name in enumerate(names)}
         return Split(**{"calibration": np.zeros(0, dtype=np.int64), **numbers})
 
@@ -150,8 +150,8 @@ def _by_label(labels: Int64[ndarray, " graphs"], cuts: Cuts) -> Split:
     if cuts.calibration is not None:
         third = min(groups, round((cuts.train + cuts.valid + cuts.calibration) * groups))
     else:
-        left = np.count_nonzero(place >= second)
-        third = second + (groups - second) // 2 if left >= LEAST else second
+        rest = np.count_nonzero(place >= second)
+        third = second + (groups - second) // 2 if rest >= LEAST else second
     return Split(
         train=np.flatnonzero(place < first),
         valid=np.flatnonzero((place >= first) & (place < second)),

@@ -119,13 +119,13 @@ def _merge(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummary
     """The summary of all blocks, in their order: Chan et al. 1979."""
     items, mean, deviations, squares = 0, np.zeros(width), np.zeros(width), 0.0
     for row in rows:
-        here, block_mean = int(row[0]), row[2 : 2 + width]
+        count, block_mean = int(row[0]), row[2 : 2 + width]
         squares += float(row[1])
-        if here:
-            total, shift = items + here, block_mean - mean
+        if count:
+            total, shift = items + count, block_mean - mean
             deviations = deviations + row[2 + width :]
-            deviations = deviations + np.square(shift) * (items * here / total)
-            mean, items = mean + shift * (here / total), total
+            deviations = deviations + np.square(shift) * (items * count / total)
+            mean, items = mean + shift * (count / total), total
     return FieldSummary(
         items=items,
         mean=mean,

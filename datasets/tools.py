@@ -79,11 +79,13 @@ class StoreInfo:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, with the graphs that have and lack each field."""
-        known = {**asdict(replace(self, fields=())), "path": str(self.path), "notes": list(self.notes)}
-        counts = [{"present": (there := self.present[one.name]), "missing": self.graphs - there} for one in self.fields]
+        table = {**asdict(replace(self, fields=())), "path": str(self.path), "notes": list(self.notes)}
+        counts = [
+            {"present": (present := self.present[one.name]), "missing": self.graphs - present} for one in self.fields
+        ]
         fields = [{**field.to_json(), **count} for field, count in zip(self.fields, counts)]
         unsaid = {"present", *(() if self.notes else ("notes",))}
-        return {name: fields if name == "fields" else value for name, value in known.items() if name not in unsaid}
+        return {name: fields if name == "fields" else value for name, value in table.items() if name not in unsaid}
 
     def __str__(self) -> str:
         """The store in a line."""

@@ -104,7 +104,7 @@ class StoreWriter:
             self._alone = self._alone.pop_all()
 
     def write(self, batch: GraphBatch) -> None:
-        """Add the graphs of a batch; InputError for invalid ones or a full disk."""
+        """Add the graphs of a batch; InputError for invalid ones."""
         self._add(*self._checked(batch))
 
     def write_graphs(self, graphs: Sequence[GraphBatch]) -> None:
@@ -212,16 +212,21 @@ class StoreWriter:
     def close(self) -> None:
         """Complete the part or the store; InputError without graphs or space."""
         try:
-            if self._part is None and self.graphs == 0:
-                raise InputError(f"{self.path}: no graphs were written, and a store without graphs is of no use")
             self._flush()
-            part = self._finish_part()
+            table = {
+                "backend": self.backend,
+                "dim": self.dim,
+                "fields": [field.to_json() for field in self.fields],
+                "attributes": self.attributes,
+                "texts": list(self.texts),
+                "part": self._finish_part().to_json(),
+            }
             digests = np.concatenate(self._digests) if self._digests else np.zeros((0, 16), dtype=np.uint8)
             if self._part is None:
-                _complete(self, [part], digests)
+                _complete(self.path, [table], digests)
                 self._alone.close()
             else:
-                _write_part(self, part, digests)
+                write_sealed(self.path / f"{self.name}.json", {**table, "digests": digests.tobytes().hex()})
         except OSError as error:
             failure = self._failed(error)
             self.abort()
@@ -329,42 +334,26 @@ def _flush_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _complete(writer: StoreWriter, parts: list[PartInfo], digests: Array) -> None:
-    _check_texts(writer.path, parts, writer.texts)
-    fingerprint = fingerprint_of(writer.dim, writer.fields, digests)
+def _complete(path: Path, tables: Sequence[Mapping[str, Any]], digests: Array) -> None:
+    """Write the manifest of described parts; InputError without graphs or a text that the writers asked for."""
+    first, parts = tables[0], [part_from_json(table["part"]) for table in tables]
+    parts = [part for part in parts if part.graphs]
+    if not parts:
+        raise InputError(f"{path}: no graphs were written, and a store without graphs is of no use")
+    keys = sorted({key for part in parts if part.texts for key in part.texts.graphs})
+    for key in first["texts"]:
+        if key not in keys:
+            raise InputError(f"{path}: no graph has a text {key}; {nearest(key, keys) if keys else 'remove the key'}")
+    fields = tuple(field_from_json(field) for field in first["fields"])
     manifest = Manifest(
-        backend=writer.backend,
-        dim=writer.dim,
-        fields=writer.fields,
+        backend=first["backend"],
+        dim=first["dim"],
+        fields=fields,
         parts=parts,
-        fingerprint=fingerprint,
-        attributes=writer.attributes,
+        fingerprint=fingerprint_of(first["dim"], fields, digests),
+        attributes=first["attributes"],
     )
-    write_manifest(writer.path, manifest)
-
-
-def _check_texts(path: Path, parts: Sequence[PartInfo], keys: Sequence[str]) -> None:
-    """InputError for a key of which no graph has a text."""
-    found = sorted({key for part in parts if part.texts for key in part.texts.graphs})
-    for key in keys:
-        if key not in found:
-            raise InputError(f"{path}: no graph has a text {key}; {nearest(key, found) if found else 'remove the key'}")
-
-
-def _write_part(writer: StoreWriter, part: PartInfo, digests: Array) -> None:
-    """Leave the description of the part for ``finish_store``."""
-    write_sealed(
-        writer.path / f"{writer.name}.json",
-        {
-            "backend": writer.backend,
-            "dim": writer.dim,
-            "fields": [field.to_json() for field in writer.fields],
-            "attributes": writer.attributes,
-            "texts": list(writer.texts),
-            "part": part.to_json(),
-            "digests": digests.tobytes().hex(),
-        },
-    )
+    write_manifest(path, manifest)
 
 
 def finish_store(path: Path | str, parts: int) -> None:
@@ -374,33 +363,18 @@ def finish_store(path: Path | str, parts: int) -> None:
     """
     path = Path(path)
     backend = engine_of(path)
-    descriptions = []
+    tables = []
     for number in range(parts):
         file = path / f"{part_name(number, backend)}.json"
         if not file.exists():
             raise InputError(f"{path}: part {number} of {parts} is missing; run its writer again")
-        descriptions.append(read_sealed(file))
-    first = descriptions[0]
-    for number, other in enumerate(descriptions):
+        tables.append(read_sealed(file))
+    first = tables[0]
+    for number, other in enumerate(tables):
         for key in ("dim", "fields", "attributes"):
             if other[key] != first[key]:
                 raise InputError(f"{path}: parts 0 and {number} differ in {key}; write them with the same settings")
-    fields = tuple(field_from_json(field) for field in first["fields"])
-    digests = np.frombuffer(bytes.fromhex("".join(item["digests"] for item in descriptions)), dtype=np.uint8).reshape(
-        -1, 16
-    )
-    infos = [part_from_json(item["part"]) for item in descriptions]
-    if not sum(info.graphs for info in infos):
-        raise InputError(f"{path}: no graphs were written, and a store without graphs is of no use")
-    _check_texts(path, infos, first["texts"])
-    manifest = Manifest(
-        backend=backend,
-        dim=first["dim"],
-        fields=fields,
-        parts=[info for info in infos if info.graphs],
-        fingerprint=fingerprint_of(first["dim"], fields, digests),
-        attributes=first["attributes"],
-    )
-    write_manifest(path, manifest)
+    digests = np.frombuffer(bytes.fromhex("".join(table["digests"] for table in tables)), dtype=np.uint8)
+    _complete(path, tables, digests.reshape(-1, 16))
     for number in range(parts):
         (path / f"{part_name(number, backend)}.json").unlink()

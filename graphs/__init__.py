@@ -1,4 +1,4 @@
-"""What a graph is, at three scales."""
+"""Graphs at three scales: batches, fields, builders."""
 
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase, neighbour_list
 from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label, volumes

@@ -1,4 +1,4 @@
-"""Atoms: nodes are atoms, edges the pairs within a cutoff through every periodic image."""
+"""Atoms as nodes, and pairs within a cutoff as edges."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -36,7 +36,7 @@ def from_ase(
     name: str = "structure",
     neighbours: Callable[..., tuple[ndarray, ndarray, ndarray]] | None = None,
 ) -> GraphBatch:
-    """The graph of one structure; atoms without neighbours are legal, periodic images are neighbours of their own.
+    """Return the graph of one structure, through every periodic image.
 
     ``cutoff`` is in Angstrom and may exceed the cell. ``max_neighbours`` keeps, at every receiver, its nearest
     neighbours (equal distances in the order of the image and then of the sender), so that edges need no longer come in pairs.
@@ -96,7 +96,9 @@ def neighbour_list(
     *,
     name: str = "structure",
 ) -> tuple[Int[ndarray, " edges"], Int[ndarray, " edges"], Int[ndarray, "edges 3"]]:
-    """Senders, receivers and cell shifts (in cell vectors) of all pairs within ``cutoff`` (and a millionth more, ``REACH``), sorted by receiver.
+    """Return senders, receivers and cell shifts of all pairs within ``cutoff``.
+
+    Pairs up to a millionth farther count too (``REACH``). They are sorted by receiver.
 
     Order at a receiver: sender, then shift; with ``max_neighbours``: the nearest first are kept. InputError for pairs nearer than
     0.001 and a thousandth of the cutoff, since points of a mesh may be in metres.
@@ -122,7 +124,7 @@ def _nearest(
     rounded: Int[ndarray, " edges"],
     keep: int,
 ) -> Int[ndarray, " kept"]:
-    """Which of the sorted edges are among the ``keep`` nearest (by rounded lengths) of their receiver, in the order of the edges."""
+    """Return which sorted edges are among the ``keep`` nearest of their receiver."""
     ranked = np.lexsort((senders, *shifts.T, rounded, receivers))
     start = np.searchsorted(receivers, receivers[ranked])
     rank = np.arange(len(ranked)) - start
@@ -132,22 +134,22 @@ def _nearest(
 def _labels(
     atoms: Atoms, fields: Iterable[Field], keys: Mapping[str, str], optional: Collection[str], name: str
 ) -> list[tuple[Field, Any]]:
-    """The fields that the structure has, with their values; InputError where one is missing that is not optional."""
-    found: list[tuple[Field, Any]] = []
+    """Return a structure's fields with values; InputError for missing ones."""
+    labels: list[tuple[Field, Any]] = []
     for field in fields:
         if field.name == ATOMIC_NUMBERS:
             continue
         key = keys.get(field.name, field.name)
         value = _label(atoms, field, key, name)
         if value is not None:
-            found.append((field, value))
+            labels.append((field, value))
         elif field.name not in optional:
             raise InputError(_missing(atoms, field, key, name))
-    return found
+    return labels
 
 
 def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
-    """The value of one field, or None where the structure has none; InputError where it has two that differ."""
+    """Return a field's value, None without one; InputError where two differ."""
     stored, own = _stored_label(atoms, field, key, name), value_on(atoms, field, key)
     if field.shape == (3, 3):
         stored, own = (None if value is None else _as_tensor(np.asarray(value)) for value in (stored, own))
@@ -165,12 +167,12 @@ def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
 
 
 def has_volume(atoms: Atoms) -> bool:
-    """Return True where a stress is defined: an axis is periodic, and the cell vectors span a volume."""
+    """Return True where a stress is defined: periodic, with a volume."""
     return bool(np.any(atoms.pbc) and np.linalg.det(atoms.cell.array) != 0)
 
 
 def _agree(one: Any, other: Any) -> bool:
-    """Return True where two values are equal but for the digits of a text file."""
+    """Return True where values agree up to the digits of a text file."""
     return bool(np.shape(one) == np.shape(other) and np.allclose(one, other, rtol=1e-6, atol=1e-8))
 
 
@@ -179,7 +181,7 @@ def _place(field: Field) -> str:
 
 
 def _stored_label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
-    """The value among the calculator's results, where ASE also puts columns of files that it knows (``charge`` as ``charges``)."""
+    """Return a value of the calculator's results, under ASE's names too."""
     results = getattr(atoms.calc, "results", {})
     also = REV_PROPERTY_NAME_MAP.get(key, key) if field.on == "node" else key
     stored = next((known for known in (key, also) if known in results), None)
@@ -194,12 +196,12 @@ def _stored_label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
 
 
 def value_on(atoms: Atoms, field: Field, key: str) -> Any:
-    """Return what the structure itself, without its calculator, holds for a field; None where it holds nothing."""
+    """Return what the structure, without its calculator, holds for a field."""
     return (atoms.arrays if field.on == "node" else atoms.info).get(key)
 
 
 def _stored_result(atoms: Atoms, key: str) -> Any:
-    """A result that the calculator stored; None where the structure was changed since, or the calculator finds so.
+    """Return a stored result; None where the structure was changed since.
 
     ASE compares the structure with the calculator's copy of it, within 1e-15, for every result; the same bits tell it in a tenth of the time.
     """
@@ -222,17 +224,17 @@ def _is_same(one: Atoms, other: Atoms) -> bool:
 
 
 def _as_tensor(value: ndarray) -> ndarray:
-    """Voigt components as 3 x 3 tensors, on one item or on each; anything else as it is."""
+    """Return Voigt components as 3 x 3 tensors; anything else as it is."""
     if value.shape[-1:] == (6,):
         return value[..., np.array(_VOIGT)]
     return value.reshape(*value.shape[:-1], 3, 3) if value.shape[-1:] == (9,) else value
 
 
 def _missing(atoms: Atoms, field: Field, key: str, name: str) -> str:
-    here = _place(field)
+    source = _place(field)
     stored = sorted(getattr(atoms.calc, "results", {})) if atoms.calc is not None else []
-    there = sorted(atoms.arrays if field.on == "node" else atoms.info)
+    names = sorted(atoms.arrays if field.on == "node" else atoms.info)
     return (
-        f"{name}: no {key} for the field {field.name}; {here} has {', '.join(there) or 'nothing'} and the calculator "
+        f"{name}: no {key} for the field {field.name}; {source} has {', '.join(names) or 'nothing'} and the calculator "
         f"{', '.join(stored) or 'nothing'}; name the right key, or list the field as optional"
     )

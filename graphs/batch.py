@@ -1,4 +1,4 @@
-"""One or many graphs as flat tensors; a single graph is a batch of one."""
+"""Batches: one or many graphs as flat tensors."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from hydragnn.graphs.topology import Topology
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class GraphBatch:
-    """Graphs laid end to end; node indices of the ``topology`` count over the whole batch.
+    """Graphs laid end to end; the ``topology`` counts nodes over all.
 
     A message flows sender -> receiver. Edges are sorted by receiver. ``positions`` has dim 0 where graphs have no
     geometry. ``masks[name]`` says which graphs have a field; a name without a mask is present everywhere. The
@@ -77,7 +77,7 @@ class GraphBatch:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return self.positions.device
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class GraphBatch:
         return sum(tensor.nbytes for tensor in tensors)
 
     def counts(self, location: Location) -> Int[Tensor, " graphs"]:
-        """How many nodes or edges every graph has; ones for ``"graph"``."""
+        """Return each graph's number of nodes or edges; ones for ``"graph"``."""
         return self._derive("counts", location, lambda: _offsets(self, location).diff())
 
     def owner(self, location: Location) -> Int[Tensor, " items"]:
@@ -110,7 +110,9 @@ class GraphBatch:
 
     @property
     def reverse_edges(self) -> Int[Tensor, " edges"]:
-        """The number of the edge that runs the other way, for every edge: through the opposite shift, from receiver to sender.
+        """Number of the edge that runs the other way, for every edge.
+
+        It leads through the opposite shift, from receiver to sender.
 
         Of several between the same nodes through the same shift the first belongs to the first. An edge of a node to itself without a
         shift is its own reverse. InputError names an edge that has none.
@@ -118,7 +120,7 @@ class GraphBatch:
         return self._derive("reverse", "edge", lambda: reverse_of(self.topology, self.edge_shifts))
 
     def forget_derived(self) -> None:
-        """Free what follows from offsets and edges; it is made again where it is asked for."""
+        """Free what was derived from offsets and edges."""
         self._derived.clear()
         self.topology._derived.clear()
 
@@ -133,18 +135,18 @@ class GraphBatch:
         return {"node": self.nodes, "edge": self.edges, "graph": self.graphs}[location]
 
     def __getitem__(self, name: str) -> Tensor:
-        """The tensor of the field ``name``; InputError names the fields that there are."""
+        """Return the tensor of a field; InputError names the fields."""
         if name not in self.fields:
             raise InputError(f"the batch has no field {name}; it has {', '.join(sorted(self.fields)) or 'none'}")
         return self.on(self.fields[name].on)[name]
 
     @property
     def names(self) -> Texts | None:
-        """The name of every graph, empty where it has none; None where no graph has one."""
+        """Name of every graph, empty without one; None where none has one."""
         return self.texts.get(NAME)
 
     def with_texts(self, texts: Mapping[str, Sequence[str] | Texts]) -> "GraphBatch":
-        """The batch with texts added or replaced; InputError unless there is one per graph.
+        """Return the batch with texts added or replaced, one per graph.
 
         >>> from hydragnn.graphs.validate import graph_from_arrays
         >>> graph_from_arrays([[0.0, 0.0]], [], []).with_texts({"name": ["mp-1234"]}).names
@@ -159,13 +161,13 @@ class GraphBatch:
         return result
 
     def present(self, name: str) -> Bool[Tensor, " graphs"]:
-        """Which graphs have the field ``name``."""
+        """Return a bool per graph: it has the field ``name``."""
         if name in self.masks:
             return self.masks[name]
         return torch.ones(self.num_graphs, dtype=torch.bool, device=self.device)
 
     def present_items(self, name: str) -> Bool[Tensor, " items"] | None:
-        """Which items (nodes, edges or graphs) have the field ``name``; None where all do."""
+        """Return a bool per item of the field; None where all have it."""
         if name not in self.masks:
             return None
         location = self.fields[name].on
@@ -179,7 +181,7 @@ class GraphBatch:
         masks: Mapping[str, Bool[Tensor, " graphs"]] | None = None,
         drop: Collection[str] = (),
     ) -> "GraphBatch":
-        """The batch with tensors replaced, fields added (with their meaning in ``fields``) and fields dropped.
+        """Return the batch with tensors replaced, fields added and fields dropped.
 
         A replaced field keeps its mask, unless ``masks`` has another; an added one is present everywhere, unless it has one.
         InputError for a name without a meaning, a meaning without a tensor, and a tensor of the wrong shape.
@@ -195,20 +197,25 @@ class GraphBatch:
         for name in added:
             if name not in values:
                 raise InputError(f"field {name} is declared but has no tensor; give one in values")
-        gone = {*drop, *added}
-        known = {name: field for name, field in self.fields.items() if name not in gone} | added
-        tensors = {at: {n: v for n, v in self.on(at).items() if n not in gone} for at in LOCATIONS}
+        removed = {*drop, *added}
+        fields_left = {name: field for name, field in self.fields.items() if name not in removed} | added
+        tensors = {at: {n: v for n, v in self.on(at).items() if n not in removed} for at in LOCATIONS}
         for name, value in values.items():
-            if name not in known:
+            if name not in fields_left:
                 raise InputError(f"values of {name}, which is no field of the batch; declare it in fields")
-            field = known[name]
+            field = fields_left[name]
             if value.shape != (self.num_items(field.on), *field.shape):
                 expected = (self.num_items(field.on), *field.shape)
                 raise InputError(f"field {name}: shape {tuple(value.shape)} is not {expected}; reshape it")
             tensors[field.on][name] = value
-        present = {name: mask for name, mask in self.masks.items() if name not in gone} | dict(masks or {})
+        present = {name: mask for name, mask in self.masks.items() if name not in removed} | dict(masks or {})
         result = replace(
-            self, fields=known, nodes=tensors["node"], edges=tensors["edge"], graphs=tensors["graph"], masks=present
+            self,
+            fields=fields_left,
+            nodes=tensors["node"],
+            edges=tensors["edge"],
+            graphs=tensors["graph"],
+            masks=present,
         )
         touched = {*values, *drop}
         result._derived.update(  # fields change no offset
@@ -219,7 +226,9 @@ class GraphBatch:
         return result
 
     def select(self, graphs: slice | Sequence[int] | Tensor) -> "GraphBatch":
-        """The graphs with these numbers (or where a tensor of bools is True), in this order; numbers may repeat.
+        """Return the graphs with these numbers (or bools), in this order.
+
+        Numbers may repeat.
 
         Consecutive graphs are views, not copies, except for the shifted node indices. InputError for numbers out of range.
 
@@ -266,16 +275,19 @@ class GraphBatch:
         return {key: texts.select(rows) for key, texts in self.texts.items()}
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "GraphBatch":
-        """The batch on ``device`` with floats in ``dtype``, None keeps what there is; far graphs are moved before they lose digits (``near_origin``)."""
+        """Return the batch on ``device``, floats in ``dtype``; None keeps either.
+
+        Far graphs are moved before they lose digits (``near_origin``).
+        """
         batch = self if dtype is None else near_origin(self, dtype)
         return batch.mapped(lambda value: value.to(device=device, dtype=dtype if value.is_floating_point() else None))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GraphBatch":
-        """The batch with ``change`` done to every tensor, to those that follow from its edges and offsets too; it keeps the values."""
+        """Return the batch with ``change``, which keeps values, done to every tensor."""
 
         def map_all(values: Mapping[Any, Any]) -> dict[Any, Any]:
-            made = {name: value.mapped(change) for name, value in values.items() if isinstance(value, Levels)}
-            return {n: change(value) if isinstance(value, Tensor) else value for n, value in values.items()} | made
+            levels = {name: value.mapped(change) for name, value in values.items() if isinstance(value, Levels)}
+            return {n: change(value) if isinstance(value, Tensor) else value for n, value in values.items()} | levels
 
         changed = replace(
             self,
@@ -303,7 +315,7 @@ def _take(values: Tensor, rows: Rows) -> Tensor:
 
 
 def _graph_rows(graphs: slice | Sequence[int] | Tensor, count: int, device: torch.device) -> Rows:
-    """Which of ``count`` graphs: a slice with ascending bounds where they are consecutive, else their numbers."""
+    """Return the rows of graphs: a slice where they are consecutive."""
     if isinstance(graphs, slice):
         graphs = range(*graphs.indices(count))
     if isinstance(graphs, Tensor):
@@ -320,7 +332,7 @@ def _graph_rows(graphs: slice | Sequence[int] | Tensor, count: int, device: torc
 
 
 def _rows(batch: GraphBatch, location: Location, graphs: Rows) -> tuple[Rows, Tensor]:
-    """The nodes or edges of some graphs, and the offsets of the batch that they become."""
+    """Return the nodes or edges of some graphs, and their new offsets."""
     offsets = _offsets(batch, location)
     if isinstance(graphs, slice):
         bounds = batch._derive("bounds", location, offsets.tolist)
@@ -346,20 +358,20 @@ def _owners(counts: Tensor, total: int) -> Tensor:
 
 
 def edge_vectors(batch: GraphBatch) -> Float[Tensor, "edges dim"]:
-    """Vector from receiver to sender of every edge, through the periodic image; differentiable in positions."""
+    """Return every edge's vector from receiver to sender, through its image."""
     sender = batch.positions.index_select(0, batch.senders)
     receiver = batch.positions.index_select(0, batch.receivers)
     return sender + batch.edge_shifts - receiver
 
 
 def volumes(batch: GraphBatch) -> Float[Tensor, " graphs"]:
-    """Volume of every cell; zero where a graph has none: it has no periodic axis, or its cell vectors span no volume."""
-    known: Tensor | None = batch._derived.get(("volume", "graph"))
-    return torch.linalg.det(batch.cell).abs() * batch.periodic.any(dim=1) if known is None else known
+    """Return every cell's volume; zero without periodic axes or volume."""
+    kept_volumes: Tensor | None = batch._derived.get(("volume", "graph"))
+    return torch.linalg.det(batch.cell).abs() * batch.periodic.any(dim=1) if kept_volumes is None else kept_volumes
 
 
 def graph_label(batch: GraphBatch, position: int, number: int | None = None) -> str:
-    """Return what messages call a graph: its name, else its ``number``, by default its position in the batch.
+    """Return the name of a graph in messages, else its ``number``.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> graph = graph_from_arrays([[0.0, 0.0]], [], [])

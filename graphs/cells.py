@@ -1,4 +1,4 @@
-"""What edges and facets the cells of a mesh have, in the node order of meshio (and VTK)."""
+"""Edges and facets of mesh cells, in the node order of meshio."""
 
 import re
 
@@ -66,7 +66,7 @@ _QUADRATIC = {
 
 
 def cell_shape(cell_type: str) -> str:
-    """The family of a cell type, whatever its order; InputError for types that have none here.
+    """Return the family of a cell type; InputError for unknown types.
 
     >>> cell_shape("triangle6"), cell_shape("polygon")
     ('triangle', 'polygon')
@@ -77,10 +77,10 @@ def cell_shape(cell_type: str) -> str:
         shape in CORNERS and (not order or int(order) in _QUADRATIC.get(shape, ()))
     ):
         return shape
-    known = ", ".join(
+    types = ", ".join(
         sorted([*CORNERS, *(f"{s}{n}" for s, orders in _QUADRATIC.items() for n in orders), "polygon", "polyhedron"])
     )
-    raise InputError(f"cells of type {cell_type} are not known; convert them to one of {known}")
+    raise InputError(f"cells of type {cell_type} are not known; convert them to one of {types}")
 
 
 def cell_type_dimension(cell_type: str) -> int:
@@ -93,7 +93,9 @@ def cell_type_dimension(cell_type: str) -> int:
 
 
 def cell_edges(cell_type: str, size: int) -> Pairs:
-    """Pairs of local nodes that an edge joins; along a quadratic edge both corners join the mid-side node.
+    """Return pairs of local nodes that an edge joins.
+
+    Along a quadratic edge both corners join the mid-side node.
 
     Centre nodes of faces and cells join the mid-side nodes around them (a cell's centre: the centres of its faces).
 
@@ -117,6 +119,6 @@ def cell_edges(cell_type: str, size: int) -> Pairs:
 
 
 def cell_facets(cell_type: str, size: int) -> list[tuple[int, ...]]:
-    """The sides of a cell as corner nodes in order: faces of solids, edges of areas, end points of lines."""
+    """Return a cell's sides as corner nodes in order."""
     shape = cell_shape(cell_type)
     return [(i, (i + 1) % size) for i in range(size)] if shape == "polygon" else FACETS[shape]

@@ -1,4 +1,4 @@
-"""The coarser levels of a batch: which nodes and edges each level has, and where they lie; made once, since no weight has a say in it."""
+"""Coarser levels of a batch: nodes, edges and vectors."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ Change = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Merging:
-    """Which edges of a finer graph each edge of a coarser one stands for; those inside a cluster are gone."""
+    """Finer edges that each coarser edge stands for."""
 
     finer: Int[Tensor, " kept"]
     """Numbers of the finer edges, in the order of the coarser ones."""
@@ -31,7 +31,7 @@ class Merging:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Level:
-    """One level of a batch: clusters of the nodes of the next finer level, and one edge for all that join the same two clusters."""
+    """Level of a batch: clusters of the next finer level, joined once."""
 
     topology: Topology
     owner: Int[Tensor, " clusters"]
@@ -72,7 +72,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Levels:
-    """What a batch knows of its coarser levels."""
+    """Coarser levels of a batch."""
 
     levels: tuple[Level, ...]
     """From the finest to the coarsest."""
@@ -106,7 +106,7 @@ def level_of_clusters(
     edge_kinds: Mapping[str, Int[Tensor, " edges"]],
     vectors: Float[Tensor, "edges dim"] | None,
 ) -> Level:
-    """The level of clusters with so many ``members``; ``order`` are their nodes one cluster after the other, each cluster's ascending."""
+    """Return the level of clusters; ``order`` lists their nodes cluster by cluster."""
     nodes, count = parent.shape[0], members.shape[0]
     each = torch.arange(nodes + 1, device=parent.device)
     rows = parent.index_select(0, order)
@@ -169,7 +169,7 @@ def levels_by_clusters(finer: Finer, count: int) -> tuple[Level, ...]:
 
 
 def next_level(finer: Finer) -> tuple[Level, Finer]:
-    """The level of the first clusters of a graph, and the graph that it is for those that follow."""
+    """Return the first level, and the graph that later levels coarsen."""
     parent, owner = numbered(finer.clusters[:, 0], finer.owner)
     order = torch.sort(parent, stable=True).indices
     members = torch.bincount(parent, minlength=owner.shape[0])
@@ -206,7 +206,7 @@ def next_level(finer: Finer) -> tuple[Level, Finer]:
 def unwrapped(
     finer: Finer, parent: Int[Tensor, " nodes"], order: Int[Tensor, " nodes"], members: Int[Tensor, " clusters"]
 ) -> tuple[Finer, Int[Tensor, "edges axes"]]:
-    """The graph with every pair that is a cluster in one piece, and the images of clusters that edges lead through.
+    """Return the graph with whole clusters, and the images of their edges.
 
     The second node of a pair is moved to where the shortest edge leads from the first, of several as short the one that comes first. Where there is none
     it stays.
@@ -227,17 +227,17 @@ def unwrapped(
     near = (lengths <= least.index_select(0, second) * (1 + TIE)).nonzero().squeeze(1)
     place = second.new_full(parent.shape, len(inside)).scatter_reduce(0, second.index_select(0, near), near, "amin")
     moved = (place < len(inside)).nonzero().squeeze(1)
-    chosen = place.index_select(0, moved)
-    edge, sign = inside.index_select(0, chosen), sign.index_select(0, chosen).unsqueeze(1)
-    there = positions.index_select(0, first.index_select(0, moved)) + sign * vectors.index_select(0, edge)
+    index = place.index_select(0, moved)
+    edge, sign = inside.index_select(0, index), sign.index_select(0, index).unsqueeze(1)
+    moved_to = positions.index_select(0, first.index_select(0, moved)) + sign * vectors.index_select(0, edge)
     through = images.new_zeros(parent.shape[0], images.shape[1])
     through = through.index_copy(0, moved, sign * images.index_select(0, edge))
-    whole = replace(finer, positions=positions.index_copy(0, moved, there))
+    whole = replace(finer, positions=positions.index_copy(0, moved, moved_to))
     return whole, images - through.index_select(0, senders) + through.index_select(0, receivers)
 
 
 def numbered(clusters: Int[Tensor, " nodes"], owner: Int[Tensor, " nodes"]) -> tuple[Tensor, Int[Tensor, " clusters"]]:
-    """The number of every node's cluster in the whole batch, ascending with the graphs, and the graph of every cluster.
+    """Return every node's cluster in the batch, and every cluster's graph.
 
     >>> numbered(torch.tensor([4, 0, 4, 0]), torch.tensor([0, 0, 0, 1]))
     (tensor([1, 0, 1, 2]), tensor([0, 0, 1]))
@@ -254,7 +254,7 @@ def merged_edges(
     kinds: Iterable[Int[Tensor, " edges"]] = (),
     loops: Bool[Tensor, " edges"] | None = None,
 ) -> tuple[Topology, Merging]:
-    """One edge for all of the same ``kinds`` between the same two clusters in the same direction, sorted by receiver.
+    """Return one edge per kind, direction and pair of clusters, sorted by receiver.
 
     Of edges inside a cluster ``loops`` stay, which lead to another image of it.
 
@@ -265,8 +265,8 @@ def merged_edges(
     """
     senders = parent.index_select(0, topology.senders)
     receivers = parent.index_select(0, topology.receivers)
-    apart = senders != receivers if loops is None else (senders != receivers) | loops
-    between = apart.nonzero().squeeze(1)
+    differs = senders != receivers if loops is None else (senders != receivers) | loops
+    between = differs.nonzero().squeeze(1)
     key = receivers.index_select(0, between) * count + senders.index_select(0, between)
     of_pair = 1  # numbers of kinds that a pair of clusters may have
     for values in kinds:
@@ -287,7 +287,10 @@ def between_middles(
     topology: Topology,
     merging: Merging,
 ) -> tuple[Float[Tensor, "coarse_edges dim"] | None, Float[Tensor, "clusters dim"] | None]:
-    """From middle to middle along every edge of the coarser graph, at most as long as the longest edge of its graph was; and the middles."""
+    """Return vectors between the middles of clusters, and the middles.
+
+    They are at most as long as the longest edge of their graph.
+    """
     vectors, positions = finer.vectors, finer.positions
     if vectors is None or positions is None:
         return None, None
@@ -300,9 +303,11 @@ def between_middles(
     coarse = mean_of_runs(between.index_select(0, merging.finer), merged)
     owner = finer.owner.index_select(0, order.index_select(0, members.cumsum(0) - members))  # [clusters]
     of_edge = owner.index_select(0, topology.receivers)
-    before = longest_of(vectors, finer.owner.index_select(0, receivers), finer.graphs)
-    after = longest_of(coarse, of_edge, finer.graphs)
-    scale = (before / after.clamp_min(torch.finfo(after.dtype).tiny)).clamp_max(1.0).unsqueeze(1)  # [graphs, 1]
+    longest = longest_of(vectors, finer.owner.index_select(0, receivers), finer.graphs)
+    coarse_longest = longest_of(coarse, of_edge, finer.graphs)
+    scale = (
+        (longest / coarse_longest.clamp_min(torch.finfo(coarse_longest.dtype).tiny)).clamp_max(1.0).unsqueeze(1)
+    )  # [graphs, 1]
     return coarse * scale.index_select(0, of_edge), middles * scale.index_select(0, owner)
 
 
@@ -314,6 +319,6 @@ def mean_of_runs(values: Float[Tensor, "items dim"], lengths: Int[Tensor, " runs
 def longest_of(
     vectors: Float[Tensor, "edges dim"], owner: Int[Tensor, " edges"], graphs: int
 ) -> Float[Tensor, " graphs"]:
-    """The length of the longest vector of every graph, of which those of a graph follow each other; 0 without any."""
+    """Return the longest vector of every graph; 0 without any."""
     counts = torch.bincount(owner, minlength=graphs)
     return torch.segment_reduce(vectors.norm(dim=1), "max", lengths=counts, unsafe=True, initial=0.0)

@@ -29,7 +29,7 @@ def from_mesh(
     cell_centred: bool = False,
     name: str = "mesh",
 ) -> GraphBatch:
-    """The graph of a mesh: vertices joined along the edges of its cells, or cells joined through shared facets.
+    """Return the graph of a mesh: its vertices, or its cells.
 
     Node fields come from ``nodes`` or ``mesh.point_data`` (``mesh.cell_data`` when cell-centred), one row per point (cell) of
     the mesh; graph fields from ``graphs``. Mid-side nodes of quadratic cells join the corners along their edge. Points that
@@ -49,18 +49,18 @@ def from_mesh(
     """
     _check_cells(mesh, name)
     declared = list(fields)
-    given = dict(nodes or {})
+    node_values = dict(nodes or {})
     source = _cell_values(mesh) if cell_centred else dict(mesh.point_data)
     for field in declared:
-        if field.on == "node" and field.name not in given and field.name in source:
-            given[field.name] = source[field.name]
+        if field.on == "node" and field.name not in node_values and field.name in source:
+            node_values[field.name] = source[field.name]
     membership = {f"tag_{_word(tag)}": flags for tag, flags in tag_members(mesh, tags, name=name).items()}
     make = _cell_graph if cell_centred else _vertex_graph
-    return make(mesh, declared, given, graphs or {}, membership, name)
+    return make(mesh, declared, node_values, graphs or {}, membership, name)
 
 
 def used_points(mesh: meshio.Mesh) -> Int[ndarray, " kept"]:
-    """Numbers of the mesh's points that become nodes: those that an element other than a bare vertex uses."""
+    """Return the numbers of the points that become nodes."""
     pairs = _vertex_pairs(mesh)
     return np.unique(pairs)
 
@@ -68,7 +68,7 @@ def used_points(mesh: meshio.Mesh) -> Int[ndarray, " kept"]:
 def _vertex_graph(
     mesh: meshio.Mesh,
     declared: list[Field],
-    given: dict[str, Any],
+    node_values: dict[str, Any],
     graphs: Mapping[str, Any],
     membership: dict[str, list[ndarray]],
     name: str,
@@ -77,7 +77,7 @@ def _vertex_graph(
     used = np.unique(pairs)
     points = _coordinates(np.asarray(mesh.points, dtype=np.float64)[used])
     local = np.searchsorted(used, pairs)
-    nodes = {key: _rows(value, mesh, used, key, declared, name) for key, value in given.items()}
+    nodes = {key: _rows(value, mesh, used, key, declared, name) for key, value in node_values.items()}
     for tag, flags in membership.items():
         marked = np.zeros(len(mesh.points), dtype=np.int64)
         for block, flag in zip(mesh.cells, flags):
@@ -97,7 +97,7 @@ def _vertex_graph(
 def _cell_graph(
     mesh: meshio.Mesh,
     declared: list[Field],
-    given: dict[str, Any],
+    node_values: dict[str, Any],
     graphs: Mapping[str, Any],
     membership: dict[str, list[ndarray]],
     name: str,
@@ -106,7 +106,7 @@ def _cell_graph(
     facets, owner, areas, volumes, centres = _facets(mesh, points)
     _, group = np.unique(facets, axis=0, return_inverse=True)
     senders, receivers, area = _across(group.reshape(-1), owner, areas)
-    nodes = {key: _rows(value, mesh, None, key, declared, name) for key, value in given.items()}
+    nodes = {key: _rows(value, mesh, None, key, declared, name) for key, value in node_values.items()}
     for tag, flags in membership.items():
         nodes[tag] = _marked_cells(mesh, flags, facets, owner, len(volumes))
     return graph_from_arrays(
@@ -174,7 +174,7 @@ def _coordinates(points: Float[ndarray, "nodes columns"]) -> Float[ndarray, "nod
 
 
 def _rows(value: Any, mesh: meshio.Mesh, used: ndarray | None, key: str, declared: list[Field], name: str) -> ndarray:
-    """One row per node; files that always write three components lose the empty third where two are declared."""
+    """Return one row per node; an empty third component may go."""
     array = np.asarray(value)
     if used is not None and len(array) == len(mesh.points):
         array = array[used]
@@ -201,7 +201,10 @@ def _top_blocks(mesh: meshio.Mesh) -> list[int]:
 def _facets(
     mesh: meshio.Mesh, points: Float[ndarray, "points 3"]
 ) -> tuple[ndarray, ndarray, ndarray, ndarray, ndarray]:
-    """Facets of all cells of the highest dimension (corners sorted, padded with -1), their cells and areas; volumes, centres."""
+    """Return facets of the highest dimension's cells, areas, volumes and centres.
+
+    Corners are sorted and padded with -1.
+    """
     rows, owners, areas, volumes, centres = [], [], [], [], []
     first = 0
     for index in _top_blocks(mesh):
@@ -228,7 +231,7 @@ def _facets(
 
 
 def _measures(facet: Float[ndarray, "cells corners 3"], centre: Float[ndarray, "cells 3"]) -> tuple[ndarray, ndarray]:
-    """Size of each facet, and of what it spans with the cell's centre."""
+    """Return facet sizes, and what each spans with the cell's centre."""
     corners = facet.shape[1]
     if corners == 1:
         return np.ones(len(facet)), np.linalg.norm(facet[:, 0] - centre, axis=1)
@@ -245,7 +248,7 @@ def _measures(facet: Float[ndarray, "cells corners 3"], centre: Float[ndarray, "
 
 
 def _across(group: Int[ndarray, " facets"], owner: ndarray, areas: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-    """Pairs of cells that share a facet, both directions; where more than two meet, every pair."""
+    """Return pairs of cells that share a facet, in both directions."""
     order = np.argsort(group, kind="stable")
     counts = np.bincount(group)
     ends = np.cumsum(counts)
@@ -264,7 +267,7 @@ def _across(group: Int[ndarray, " facets"], owner: ndarray, areas: ndarray) -> t
 def tag_members(
     mesh: meshio.Mesh, tags: Sequence[str] | None = None, *, name: str = "mesh"
 ) -> dict[str, list[Bool[ndarray, " cells"]]]:
-    """For every physical group (gmsh) or cell set, or for ``tags``: which cells of each block belong to it."""
+    """Return the cells of every physical group, cell set or ``tags``."""
     names = {(int(number), int(dim)): label for label, (number, dim) in _groups(mesh).items()}
     collected: dict[str, list[ndarray]] = {}
     physical = mesh.cell_data.get("gmsh:physical", [np.zeros(0)] * len(mesh.cells))
@@ -301,7 +304,7 @@ def _flags(rows: Any, count: int) -> ndarray:
 def _marked_cells(
     mesh: meshio.Mesh, flags: list[ndarray], facets: ndarray, owner: ndarray, count: int
 ) -> Int[ndarray, " cells"]:
-    """1 on cells of the group, and on cells that have a facet in it."""
+    """Return 1 for cells of the group or with a facet in it."""
     top = _top_blocks(mesh)
     marked = np.concatenate([flags[index] for index in top]).astype(np.int64)
     sides = {

@@ -1,4 +1,4 @@
-"""Graphs that are valid and perhaps not what their author thinks: how many there are, and one of them."""
+"""Oddities of valid graphs: counts and an example."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ ADVICE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Defect:
-    """How many graphs have a defect, and the first of them."""
+    """Number of graphs with a defect, and the first of them."""
 
     graphs: int
     first: int
@@ -67,26 +67,26 @@ def graph_defects(batch: GraphBatch) -> dict[str, Defect]:
     >>> graph_defects(graph_from_arrays([[0.0, 0.0], [0.0, 1.0], [0.0, 1.0]], [0], [1]))["coincident nodes"].detail
     '3 nodes at 2 places'
     """
-    found: dict[str, Defect] = {}
+    defects: dict[str, Defect] = {}
     for name, graphs, detail in _found(batch):
         if len(graphs):
-            found[name] = Defect(graphs=len(graphs), first=int(graphs[0]), detail=detail(int(graphs[0])))
-    return {name: found[name] for name in ADVICE if name in found}
+            defects[name] = Defect(graphs=len(graphs), first=int(graphs[0]), detail=detail(int(graphs[0])))
+    return {name: defects[name] for name in ADVICE if name in defects}
 
 
 def joined_defects(parts: Iterable[tuple[Defects, int]]) -> dict[str, Defect]:
-    """Return the defects of graphs that follow each other, from those of parts and the number of the first graph of each."""
+    """Return the defects of consecutive parts, with their first graphs' numbers."""
     total: dict[str, Defect] = {}
     for defects, start in parts:
         for name, defect in defects.items():
-            known = total.get(name)
-            here = replace(defect, first=start + defect.first)
-            total[name] = here if known is None else replace(known, graphs=known.graphs + here.graphs)
+            earlier = total.get(name)
+            shifted = replace(defect, first=start + defect.first)
+            total[name] = shifted if earlier is None else replace(earlier, graphs=earlier.graphs + shifted.graphs)
     return {name: total[name] for name in ADVICE if name in total}
 
 
 def defects_from_json(table: Mapping[str, Any]) -> dict[str, Defect]:
-    """Return what ``asdict`` made of defects, those of later versions left out; KeyError, TypeError where it is damaged."""
+    """Return defects of JSON; KeyError and TypeError where it is damaged."""
     return {
         name: Defect(graphs=int(one["graphs"]), first=int(one["first"]), detail=str(one["detail"]))
         for name, one in table.items()
@@ -110,8 +110,10 @@ def _found(batch: GraphBatch) -> Iterator[Found]:
     yield "lone nodes", with_edges, lambda graph: f"{lone_nodes[graph]} of {nodes[graph]} nodes"
     parts = np.bincount(owner[_is_first(labels)], minlength=len(nodes))
     if ATOMIC_NUMBERS in batch.nodes and batch.dim == 3:
-        apart = [graph for graph in np.flatnonzero(parts > 1).tolist() if _has_cut_bond(batch, graph, labels, offsets)]
-        graphs = np.array(apart, dtype=np.int64)
+        numbers = [
+            graph for graph in np.flatnonzero(parts > 1).tolist() if _has_cut_bond(batch, graph, labels, offsets)
+        ]
+        graphs = np.array(numbers, dtype=np.int64)
         yield "bonds without edges", graphs, lambda graph: f"{parts[graph]} components"
     else:
         graphs = np.flatnonzero(parts - lone_nodes > 1)
@@ -145,7 +147,7 @@ def _degrees(batch: GraphBatch) -> NDArray[np.int64]:
 
 
 def _component_labels(batch: GraphBatch) -> NDArray[np.int32]:
-    """The number of the component of every node, in ascending order of first nodes."""
+    """Return every node's component, in ascending order of first nodes."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -157,14 +159,14 @@ def _component_labels(batch: GraphBatch) -> NDArray[np.int32]:
 
 
 def _is_first(labels: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Whether a node is the first of its component."""
+    """Return a bool per node: the first of its component."""
     first = np.zeros(len(labels), dtype=np.bool_)
     first[np.unique(labels, return_index=True)[1]] = True
     return first
 
 
 def _has_cut_bond(batch: GraphBatch, graph: int, labels: NDArray[np.int32], offsets: NDArray[np.int64]) -> bool:
-    """Return True where two atoms of different components are as near as bonded ones."""
+    """Return True where different components hold atoms at bonding distance."""
     from ase.data import covalent_radii
 
     from hydragnn.graphs.search import completed_cell, pairs_within
@@ -206,10 +208,10 @@ def _place_codes(batch: GraphBatch, offsets: NDArray[np.int64]) -> NDArray[np.ui
 
 
 def _repeated(codes: NDArray[np.uint64], owner: NDArray[np.int64], graphs: int) -> NDArray[np.int64]:
-    """How many items of every graph repeat an earlier one; one sort tells that none does."""
+    """Return each graph's number of items that repeat an earlier one."""
     ascending = np.sort(codes)
     if not (ascending[1:] == ascending[:-1]).any():
         return np.zeros(graphs, dtype=np.int64)
-    again = np.ones(len(codes), dtype=np.bool_)
-    again[np.unique(codes, return_index=True)[1]] = False
-    return np.bincount(owner[again], minlength=graphs)
+    repeats = np.ones(len(codes), dtype=np.bool_)
+    repeats[np.unique(codes, return_index=True)[1]] = False
+    return np.bincount(owner[repeats], minlength=graphs)

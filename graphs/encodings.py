@@ -1,4 +1,4 @@
-"""Structural encodings: node fields that tell where in its graph a node sits."""
+"""Structural encodings as node fields."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ RANDOM_WALK = "random_walk_encoding"
 
 
 def with_laplacian_encoding(batch: GraphBatch, k: int) -> GraphBatch:
-    """The batch with the node field ``laplacian_encoding`` [k]: eigenvectors 2 to k + 1 of the normalised Laplacian.
+    """Return the batch with Laplacian eigenvectors 2 to k + 1 of nodes.
 
     The sign of each is chosen so that its largest component is positive; graphs with fewer than k + 1 nodes have zeros in
     the last columns. Directions are ignored and parallel edges (several periodic images) count once. Where eigenvalues or largest components
@@ -34,7 +34,7 @@ def with_laplacian_encoding(batch: GraphBatch, k: int) -> GraphBatch:
 
 
 def with_random_walk_encoding(batch: GraphBatch, steps: int) -> GraphBatch:
-    """The batch with the node field ``random_walk_encoding`` [steps]: the probability to be back after 1 to ``steps`` steps.
+    """Return the batch with return probabilities after 1 to ``steps`` steps.
 
     Parallel edges (several periodic images) count once. Dwivedi et al. 2021, arXiv:2110.07875.
     """
@@ -42,7 +42,7 @@ def with_random_walk_encoding(batch: GraphBatch, steps: int) -> GraphBatch:
 
 
 def with_encodings(batch: GraphBatch, widths: Mapping[str, int]) -> GraphBatch:
-    """The batch with every encoding of ``widths``, numbers per node by name of the field; a width of 0 adds none."""
+    """Return the batch with encodings of these ``widths``; 0 adds none."""
     for name, width in widths.items():
         batch = ENCODINGS[name](batch, width) if width else batch
     return batch
@@ -75,9 +75,9 @@ def _simple(graph: GraphBatch) -> Data:
 
 def _laplacian(data: Data, k: int) -> Float[Tensor, "nodes k"]:
     count = int(data.num_nodes or 0)
-    known = min(k, count - 1) if count < 100 else min(k, count - 2)
+    width = min(k, count - 1) if count < 100 else min(k, count - 2)
     result = torch.zeros(count, k, dtype=torch.float64)
-    if known < 1:
+    if width < 1:
         return result
     pairs = torch.cat([data.edge_index, data.edge_index.flip(0)], dim=1).unique(dim=1)
     both = torch_geometric("data").Data(
@@ -87,10 +87,10 @@ def _laplacian(data: Data, k: int) -> Float[Tensor, "nodes k"]:
     # the start vector of the sparse solver and the random signs of the transform would make every call another result
     start = {} if count < transform.SPARSE_THRESHOLD else {"v0": torch.ones(count).numpy()}
     with torch.random.fork_rng(devices=[]):
-        encoded = transform(known, attr_name="pe", is_undirected=True, **start)(both)
+        encoded = transform(width, attr_name="pe", is_undirected=True, **start)(both)
     vectors = encoded.pe.to(torch.float64)
     largest = vectors.gather(0, vectors.abs().round(decimals=6).argmax(dim=0, keepdim=True))
-    result[:, :known] = vectors * torch.where(largest < 0, -1.0, 1.0)
+    result[:, :width] = vectors * torch.where(largest < 0, -1.0, 1.0)
     return result
 
 

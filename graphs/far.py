@@ -1,4 +1,4 @@
-"""Graphs far from the origin, whose positions have more digits than single precision keeps."""
+"""Graphs farther from the origin than single precision can resolve."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ FAR = 10.0
 def into_cell(
     positions: Tensor, senders: Tensor, receivers: Tensor, shifts: Tensor, cell: Tensor, periodic: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return positions inside the cell and shifts that keep every edge, where nodes are far away.
+    """Return positions inside the cell, and shifts, where nodes are far away.
 
     Single precision has a place of 2e-4 at 4,000 Angstrom, where trajectories that were never wrapped put atoms.
 
@@ -39,7 +39,7 @@ def into_cell(
 
 
 def near_origin(batch: "GraphBatch", dtype: torch.dtype) -> "GraphBatch":
-    """The batch before positions are rounded to ``dtype``: graphs that are far lie where their first node is the origin.
+    """Return the batch with far graphs at the origin, before rounding.
 
     Edge vectors stay what they are. A mesh with the coordinates of a map (5.4e6 m north, 0.1 m between nodes) would lose them:
     there single precision has places half a metre apart. Positions that keep their digits stay where they are.

@@ -1,4 +1,4 @@
-"""What a tensor means: the one description that stores, heads, metrics, predictions and plots are driven by."""
+"""Fields: the meaning of tensors."""
 
 import math
 import re
@@ -32,7 +32,7 @@ MOST_CLASSES, MOST_NUMBERS = 1_000_000, 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """The meaning of one tensor ``[items, *shape]`` where items are nodes, edges or graphs.
+    """Meaning of one tensor ``[items, *shape]`` of nodes, edges or graphs.
 
     A field with ``classes > 0`` is categorical: integers from 0 to classes - 1, dtype int64.
 
@@ -101,7 +101,7 @@ class Field:
 
 
 def field_from_json(value: dict[str, Any]) -> Field:
-    """The field that ``Field.to_json`` wrote; InputError on unknown or missing keys, and on what is of another type."""
+    """Return the field of a JSON table; InputError where it is invalid."""
     try:
         sizes = [*value.get("shape", ()), value.get("classes", 0)]
         words = [word for key, word in value.items() if key not in ("shape", "classes")]

@@ -14,7 +14,7 @@ from hydragnn.graphs.topology import Topology
 
 
 def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
-    """All graphs of ``batches`` as one batch, in order; a field that only some have gets a mask and zeros elsewhere."""
+    """Return all graphs as one batch; fields of some get a mask."""
     if not batches:
         raise InputError("cannot concatenate an empty list of graphs; give at least one")
     dims = {batch.dim for batch in batches}
@@ -79,7 +79,7 @@ def _presence(batch: GraphBatch, name: str) -> Tensor:
 
 
 def unbatch(batch: GraphBatch) -> list[GraphBatch]:
-    """Every graph of the batch on its own; views. A field that a graph does not have is left out of it."""
+    """Return every graph on its own, as views, without absent fields."""
     return [_without_absent(batch.select([number])) for number in range(batch.num_graphs)]
 
 

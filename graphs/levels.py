@@ -1,4 +1,4 @@
-"""Coarser levels of a graph: which nodes are one on each of them, as a node field, made once and kept with the graph."""
+"""Clusters: coarser levels of a graph as a node field."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ ON_THE_EDGE = 1e-9
 
 
 def clusters_field(levels: int) -> Field:
-    """What ``clusters`` means; auxiliary, since only models that pool read it, whatever their inputs.
+    """Return the field ``clusters``, auxiliary whatever the inputs of models.
 
     >>> clusters_field(2).shape
     (2,)
@@ -37,7 +37,7 @@ def clusters_field(levels: int) -> Field:
 
 
 def is_levels(field: Field) -> bool:
-    """Return True for a field that holds levels; users may have other fields of the same name.
+    """Return True for a field that holds levels.
 
     >>> is_levels(clusters_field(2)), is_levels(Field(name="clusters", on="node", classes=7, dtype="int64"))
     (True, False)
@@ -46,7 +46,9 @@ def is_levels(field: Field) -> bool:
 
 
 def with_clusters(batch: GraphBatch, clusters: ArrayLike) -> GraphBatch:
-    """The batch with these clusters ``[nodes, levels]``, numbers from 0 inside each graph; nodes that are one on a level are one on all that follow.
+    """Return the batch with clusters ``[nodes, levels]``, numbered inside each graph.
+
+    Nodes that are one on a level are one on all that follow.
 
     InputError where they are of another shape, negative or not nested, and where a cluster of a periodic graph is more than a pair of
     neighbours of the level below: it may reach through the boundary, where it has no middle.
@@ -65,13 +67,13 @@ def with_clusters(batch: GraphBatch, clusters: ArrayLike) -> GraphBatch:
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < MOST_CLUSTERS:
         raise InputError(f"clusters are numbered from 0 to {MOST_CLUSTERS - 1} inside each graph; number them anew")
     field = clusters_field(numbers.shape[1])
-    made = batch.with_fields({CLUSTERS: torch.from_numpy(numbers.astype(np.int64))}, fields=[field])
-    check_clusters(made)
-    return made
+    result = batch.with_fields({CLUSTERS: torch.from_numpy(numbers.astype(np.int64))}, fields=[field])
+    check_clusters(result)
+    return result
 
 
 def levels_of(batch: GraphBatch, count: int, kinds: Sequence[str] = ()) -> tuple[Level, ...]:
-    """The first ``count`` coarser levels of a batch that has clusters, where edges of other ``kinds`` (fields) stay apart.
+    """Return the first ``count`` levels; edges of other ``kinds`` stay apart.
 
     They are made when first asked for, and kept with the batch.
 
@@ -81,16 +83,16 @@ def levels_of(batch: GraphBatch, count: int, kinds: Sequence[str] = ()) -> tuple
     >>> level.parent.tolist(), level.topology.senders.tolist(), level.topology.receivers.tolist()
     ([0, 0, 1, 1], [0], [1])
     """
-    known, fields = batch._derived.get(LEVELS), frozenset({CLUSTERS, *kinds})
-    if known is None or known.fields != fields or len(known.levels) < count:
+    levels, fields = batch._derived.get(LEVELS), frozenset({CLUSTERS, *kinds})
+    if levels is None or levels.fields != fields or len(levels.levels) < count:
         finest = replace(finest_of(batch, kinds), clusters=batch.nodes[CLUSTERS])
-        known = Levels(levels=levels_by_clusters(finest, count), fields=fields)
-        remember_levels(batch, known)
-    return known.levels[:count]
+        levels = Levels(levels=levels_by_clusters(finest, count), fields=fields)
+        remember_levels(batch, levels)
+    return levels.levels[:count]
 
 
 def finest_of(batch: GraphBatch, kinds: Sequence[str] = ()) -> Finer:
-    """The batch itself as what its first level is made of, without clusters."""
+    """Return the batch as the finest graph of levels."""
     images = None
     if batch.dim and bool(batch.periodic.any()):
         shifts = torch.nn.functional.pad(batch.edge_shifts.double(), (0, 3 - batch.dim))
@@ -110,8 +112,8 @@ def finest_of(batch: GraphBatch, kinds: Sequence[str] = ()) -> Finer:
 
 def known_levels(batch: GraphBatch) -> Levels | None:
     """The levels that a batch knows already; None where none were made."""
-    known: Levels | None = batch._derived.get(LEVELS)
-    return known
+    levels: Levels | None = batch._derived.get(LEVELS)
+    return levels
 
 
 def remember_levels(batch: GraphBatch, levels: Levels) -> None:
@@ -120,13 +122,13 @@ def remember_levels(batch: GraphBatch, levels: Levels) -> None:
 
 
 def check_clusters(batch: GraphBatch) -> None:
-    """InputError where the clusters of a batch are not nested, or in a periodic graph no pairs of neighbours."""
+    """Raise InputError for clusters that are not nested, or no pairs."""
     for _, problem in cluster_problems(batch):
         raise InputError(problem)
 
 
 def cluster_problems(batch: GraphBatch) -> Iterator[tuple[int, str]]:
-    """The graphs of a batch whose clusters are not nested, or in a periodic graph no pairs of neighbours, and a sentence for each."""
+    """Return graphs with clusters that are not nested, or no pairs."""
     owner = batch.owner("node").cpu().numpy()
     columns = [np.arange(batch.num_nodes), *batch.nodes[CLUSTERS].cpu().numpy().T]
     # numbers of clusters over the whole batch; [nodes] for every level, from the nodes themselves on
@@ -156,21 +158,21 @@ def cluster_problems(batch: GraphBatch) -> Iterator[tuple[int, str]]:
 
 
 def _no_pairs(batch: GraphBatch, whole: Sequence[NDArray[np.int64]]) -> Bool[ndarray, " nodes"]:
-    """Nodes in a cluster of some level that is no pair of neighbours of the level below, nor one of its nodes."""
+    """Return nodes whose cluster is no pair of neighbours below."""
     ends = batch.senders.cpu().numpy(), batch.receivers.cpu().numpy()
     result = np.zeros(batch.num_nodes, dtype=np.bool_)
     for below, above in pairwise(whole):
         sizes = np.bincount(above[np.unique(below, return_index=True)[1]])
         inside = above[ends[0]] == above[ends[1]]
-        apart = below[ends[0]] != below[ends[1]]
-        joined = np.unique(above[ends[0]][inside & apart])
+        distinct = below[ends[0]] != below[ends[1]]
+        joined = np.unique(above[ends[0]][inside & distinct])
         wrong = (sizes > 2) | ((sizes == 2) & ~np.isin(np.arange(len(sizes)), joined))
         result |= wrong[above]
     return result
 
 
 def with_voxel_levels(batch: GraphBatch, levels: int, side: float | None = None) -> GraphBatch:
-    """The batch with ``levels`` levels, on which nodes in one voxel are one; voxels have this side, then twice, four times, ...
+    """Return the batch with levels of voxels, which double their side.
 
     ``side`` is in the units of positions; without one it is twice the mean length of the edges of each graph. Voxels begin at
     the lowest coordinates of a graph. Simonovsky and Komodakis 2017, arXiv:1704.02901, section 4.
@@ -200,7 +202,7 @@ def with_voxel_levels(batch: GraphBatch, levels: int, side: float | None = None)
 
 
 def with_contracted_levels(batch: GraphBatch, levels: int) -> GraphBatch:
-    """The batch with ``levels`` levels, each of which joins pairs of neighbours of the last, the closest ones first.
+    """Return the batch with levels of joined pairs, the closest first.
 
     Without positions those with few neighbours are joined first (weights 1 / degree + 1 / degree: Dhillon et al. 2007,
     doi:10.1109/TPAMI.2007.1115). Among equals the order of the nodes decides. Directions are ignored. In periodic graphs neighbours are as
@@ -217,7 +219,7 @@ def with_contracted_levels(batch: GraphBatch, levels: int) -> GraphBatch:
             return _contracted_images(finest_of(graph.to(dtype=torch.float64)), levels)
         points = graph.positions.numpy().astype(np.float64)
         pairs = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
-        here, columns = np.arange(graph.num_nodes), []
+        parents, columns = np.arange(graph.num_nodes), []
         for _ in range(levels):
             parent = _contracted(pairs, points)
             sizes = np.maximum(np.bincount(parent), 1)
@@ -226,15 +228,17 @@ def with_contracted_levels(batch: GraphBatch, levels: int) -> GraphBatch:
                 if points.size
                 else points[: len(sizes)]
             )
-            pairs, here = parent[pairs], parent[here]
-            columns.append(here)
+            pairs, parents = parent[pairs], parent[parents]
+            columns.append(parents)
         return np.stack(columns, axis=1)
 
     return _with_levels(batch, levels, clusters)
 
 
 def with_mesh_levels(batch: GraphBatch, levels: int) -> GraphBatch:
-    """The batch with ``levels`` levels of nested meshes: each keeps nodes of the last of which no two are neighbours, and as many as that allows.
+    """Return the batch with levels of nested meshes.
+
+    Each keeps as many nodes of the last as possible of which no two are neighbours.
 
     Every other node is one with the closest neighbour that is kept. So multigrid coarsens meshes without coarser ones at hand (Chan and Smith 1994,
     ETNA 2, 171): finer where the mesh is finer, in a plane to about a quarter of the nodes. Nodes are kept in their order where nothing forbids;
@@ -249,11 +253,11 @@ def with_mesh_levels(batch: GraphBatch, levels: int) -> GraphBatch:
     def clusters(graph: GraphBatch) -> NDArray[np.int64]:
         points = graph.positions.numpy().astype(np.float64)
         pairs = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
-        here, columns = np.arange(graph.num_nodes), []
+        parents, columns = np.arange(graph.num_nodes), []
         for _ in range(levels):
-            parent, kept = _nested(pairs, points)
-            points, pairs, here = points[kept], parent[pairs], parent[here]
-            columns.append(here)
+            parent, remaining = _nested(pairs, points)
+            points, pairs, parents = points[remaining], parent[pairs], parent[parents]
+            columns.append(parents)
         return np.stack(columns, axis=1)
 
     return _with_levels(batch, levels, clusters)
@@ -262,66 +266,66 @@ def with_mesh_levels(batch: GraphBatch, levels: int) -> GraphBatch:
 def _nested(
     pairs: Int[ndarray, "edges 2"], points: Float[ndarray, "nodes dim"]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The new number of every node, and the nodes that are kept, ascending: a maximal set without neighbours."""
+    """Return new numbers, and a maximal set of nodes without neighbours."""
     nodes = len(points)
-    apart = pairs[pairs[:, 0] != pairs[:, 1]]
-    apart = np.unique(np.concatenate([apart, apart[:, ::-1]]), axis=0)  # both directions, by the first node
-    begin = np.searchsorted(apart[:, 0], np.arange(nodes + 1)).tolist()
-    neighbours, covered, kept = apart[:, 1].tolist(), [False] * nodes, []
+    distinct = pairs[pairs[:, 0] != pairs[:, 1]]
+    distinct = np.unique(np.concatenate([distinct, distinct[:, ::-1]]), axis=0)  # both directions, by the first node
+    begin = np.searchsorted(distinct[:, 0], np.arange(nodes + 1)).tolist()
+    neighbours, covered, remaining = distinct[:, 1].tolist(), [False] * nodes, []
     for node in range(nodes):
         if not covered[node]:
-            kept.append(node)
+            remaining.append(node)
             for place in range(begin[node], begin[node + 1]):
                 covered[neighbours[place]] = True
     stays = np.zeros(nodes, dtype=np.bool_)
-    stays[kept] = True
-    ways = apart[~stays[apart[:, 0]] & stays[apart[:, 1]]]  # from a node that goes to one that stays
+    stays[remaining] = True
+    ways = distinct[~stays[distinct[:, 0]] & stays[distinct[:, 1]]]  # from a node that goes to one that stays
     length = np.linalg.norm(points[ways[:, 0]] - points[ways[:, 1]], axis=1)
     scale = length.max(initial=0) or 1.0
     order = np.lexsort((ways[:, 1], (length / scale).round(9), ways[:, 0]))
     goes, first = np.unique(ways[order, 0], return_index=True)
     partner = np.arange(nodes)
     partner[goes] = ways[order[first], 1]
-    return np.searchsorted(kept, partner), np.array(kept, dtype=np.int64)
+    return np.searchsorted(remaining, partner), np.array(remaining, dtype=np.int64)
 
 
 def _contracted(pairs: Int[ndarray, "edges 2"], points: Float[ndarray, "nodes dim"]) -> NDArray[np.int64]:
-    """The new number of every node: greedily, the best pair of free neighbours becomes one."""
+    """Return new numbers after joining the best free pairs greedily."""
     nodes = len(points)
-    apart = np.unique(np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1), axis=0)
+    distinct = np.unique(np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1), axis=0)
     if points.shape[1]:
-        price = np.linalg.norm(points[apart[:, 0]] - points[apart[:, 1]], axis=1)
+        price = np.linalg.norm(points[distinct[:, 0]] - points[distinct[:, 1]], axis=1)
     else:
-        degrees = np.maximum(np.bincount(apart.ravel(), minlength=nodes), 1)
-        price = -(1 / degrees[apart[:, 0]] + 1 / degrees[apart[:, 1]])
-    return _matched(apart, price, nodes)
+        degrees = np.maximum(np.bincount(distinct.ravel(), minlength=nodes), 1)
+        price = -(1 / degrees[distinct[:, 0]] + 1 / degrees[distinct[:, 1]])
+    return _matched(distinct, price, nodes)
 
 
 def _contracted_images(finer: Finer, levels: int) -> NDArray[np.int64]:
-    """The clusters of a periodic graph ``[nodes, levels]``: pairs are as close as their closest images."""
+    """Return a periodic graph's clusters: pairs at their closest images."""
     nodes = finer.topology.num_rows
-    here, columns = np.arange(nodes), []
+    parents, columns = np.arange(nodes), []
     for _ in range(levels):
         assert finer.vectors is not None
         ends = np.sort(np.stack([finer.topology.senders.numpy(), finer.topology.receivers.numpy()], axis=1), axis=1)
         lengths = finer.vectors.norm(dim=1).numpy()
         order = np.lexsort((lengths, ends[:, 1], ends[:, 0]))
         order = order[ends[order, 0] != ends[order, 1]]
-        apart, first = np.unique(ends[order], axis=0, return_index=True)
-        parent = _matched(apart, lengths[order][first], nodes)
-        here, nodes = parent[here], int(parent.max(initial=-1)) + 1
-        columns.append(here)
+        distinct, first = np.unique(ends[order], axis=0, return_index=True)
+        parent = _matched(distinct, lengths[order][first], nodes)
+        parents, nodes = parent[parents], int(parent.max(initial=-1)) + 1
+        columns.append(parents)
         finer = next_level(replace(finer, clusters=torch.from_numpy(parent).unsqueeze(1)))[1]
     return np.stack(columns, axis=1)
 
 
-def _matched(apart: Int[ndarray, "pairs 2"], price: Float[ndarray, " pairs"], nodes: int) -> NDArray[np.int64]:
-    """The new number of every node, where pairs become one whose nodes are both free still, the cheapest pairs first."""
+def _matched(distinct: Int[ndarray, "pairs 2"], price: Float[ndarray, " pairs"], nodes: int) -> NDArray[np.int64]:
+    """Return new numbers after joining free pairs, the cheapest first."""
     scale = np.abs(price).max(initial=0) or 1.0
-    order = np.lexsort((apart[:, 1], apart[:, 0], (price / scale).round(9)))
+    order = np.lexsort((distinct[:, 1], distinct[:, 0], (price / scale).round(9)))
     partner = list(range(nodes))
     free = [True] * nodes
-    for a, b in apart[order].tolist():
+    for a, b in distinct[order].tolist():
         if free[a] and free[b]:
             free[a] = free[b] = False
             partner[b] = a

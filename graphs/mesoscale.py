@@ -41,7 +41,9 @@ def from_voronoi(
     graphs: Mapping[str, Any] | None = None,
     name: str = "microstructure",
 ) -> GraphBatch:
-    """The Voronoi cells of ``seeds`` [cells, 2 or 3] in a box from 0 to ``box`` (edge lengths); one cell is legal.
+    """Return the Voronoi cells of ``seeds`` [cells, 2 or 3].
+
+    The box reaches from 0 to ``box`` (edge lengths). One cell is legal.
 
     Nodes sit at the seeds (wrapped into the box along periodic axes) and have ``volume`` and ``boundary_area``: what the cell
     shows to the walls, low and high side of each axis in turn. Edges are shared faces with their ``area`` and ``normal``
@@ -106,7 +108,7 @@ def from_labels(
     graphs: Mapping[str, Any] | None = None,
     name: str = "microstructure",
 ) -> GraphBatch:
-    """The grains of an image of labels (two or three axes); grain i is the i-th smallest label that occurs.
+    """Return the grains of an image of labels, ascending by label.
 
     ``spacing`` is the voxel's edge length (one, or one per axis). Voxels labelled ``background`` belong to no grain. Nodes
     sit at the grain's centroid (found through the periodic wrap; exact for grains shorter than the image) and have its
@@ -142,7 +144,7 @@ def from_labels(
 
 
 def grain_numbers(voxels: Any, background: int | None = None) -> Int[ndarray, "*axes"]:
-    """The node number of every voxel, in the order of the labels; -1 in the background.
+    """Return every voxel's node number; -1 in the background.
 
     >>> grain_numbers([[5, 5], [0, 2]], background=0).tolist()
     [[1, 1], [-1, 0]]
@@ -170,7 +172,7 @@ def _image(voxels: Any, spacing: Any, periodic: Axes, name: str) -> tuple[ndarra
 def _centroids(
     grain: Int[ndarray, "*axes"], count: int, steps: ndarray, lengths: ndarray, periodic: ndarray
 ) -> Float[ndarray, "grains dim"]:
-    """Mean voxel position of every grain, unwrapped about its circular mean along periodic axes, wrapped into the image."""
+    """Return every grain's mean position, unwrapped along periodic axes."""
     inside = grain >= 0
     owner = grain[inside]
     sizes = np.bincount(owner, minlength=count)
@@ -202,10 +204,10 @@ class _Faces:
 def _shared_faces(
     grain: Int[ndarray, "*axes"], centroids: ndarray, steps: ndarray, lengths: ndarray, periodic: ndarray
 ) -> _Faces:
-    """Faces between voxels of different grains, summed over every (receiver, sender, image) in both directions."""
+    """Return faces between grains, summed by receiver, sender and image."""
 
     def copy(voxel: ndarray, owner: ndarray) -> ndarray:
-        """Which periodic image of its grain's centroid each voxel is nearest to, in boxes."""
+        """Return the image of its grain's centroid nearest to each voxel."""
         return np.where(periodic, np.rint(((voxel + 0.5) * steps - centroids[owner]) / lengths), 0).astype(np.int64)
 
     rows, vectors = [], []

@@ -20,7 +20,7 @@ _AXES: dict[str, list[tuple[ndarray, int]]] = {
 
 
 def rotation_matrices(orientations: Any, *, name: str = "orientations") -> Float[ndarray, "grains 3 3"]:
-    """Rotations from the crystal to the sample frame; columns are the crystal axes in the sample.
+    """Return rotations from the crystal to the sample frame.
 
     ``orientations`` [grains, 3] are Bunge's Euler angles (rad; rotations about z, x', z''), [grains, 4] are unit
     quaternions (w, x, y, z). InputError for other shapes, NaN, and quaternions that are not of length 1 within 1e-3.
@@ -69,7 +69,7 @@ def _from_quaternions(values: ndarray, name: str) -> ndarray:
 
 
 def orientation_features(orientations: Any, symmetry: Symmetry = "cubic") -> Float[ndarray, "grains features"]:
-    """Numbers that are equal exactly for symmetry-equivalent orientations, and smooth in the orientation.
+    """Return features equal exactly for equivalent orientations, and smooth.
 
     The components of the sum over equivalent crystal axes a of a (x) a (x) ...: the fourth power for cubic crystals (15
     numbers), the sixth in the basal plane and the second along c for hexagonal ones (28 + 6). Components are scaled
@@ -85,7 +85,7 @@ def orientation_features(orientations: Any, symmetry: Symmetry = "cubic") -> Flo
 
 
 def _tensor_power(vectors: Float[ndarray, "grains 3 axes"], power: int) -> Float[ndarray, "grains components"]:
-    """Distinct components of the sum over axes of the symmetric power of the vectors, with the root of their multiplicity."""
+    """Return components of the symmetric power of vectors, summed over axes."""
     columns = []
     for indices in combinations_with_replacement(range(3), power):
         multiplicity = len(set(permutations(indices)))
@@ -115,7 +115,7 @@ def symmetry_rotations(symmetry: Symmetry) -> Float[ndarray, "operations 3 3"]:
 def misorientation(
     orientations: Any, senders: Any, receivers: Any, symmetry: Symmetry = "cubic"
 ) -> Float[ndarray, " edges"]:
-    """The smallest angle (rad) that turns the receiver's crystal into the sender's, over all equivalent rotations.
+    """Return the smallest angle (rad) between two crystals' equivalent orientations.
 
     At most 62.8 degrees for cubic crystals (Mackenzie 1958, doi:10.1093/biomet/45.1-2.229).
 

@@ -1,4 +1,4 @@
-"""What is wrong with the graphs of a batch, graph by graph: one reading of the rules for every place that checks graphs."""
+"""Faults of graphs: the rules for every place that checks them."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -41,7 +41,7 @@ def graph_problems(
     needed: Collection[str] = (),
     cutoff: float | None = None,
 ) -> dict[int, str]:
-    """Why graphs of the batch are not valid, by their position in it, in ascending order; empty where all are.
+    """Return the faults of invalid graphs by position in the batch.
 
     Checked are: at least one node; edges inside their graph and sorted by receiver; finite positions, shifts, cells and
     values; classes in range; independent cell vectors along periodic axes; shifts that are whole numbers of these; edges within
@@ -65,7 +65,7 @@ def graph_problems(
 
 
 def without_label(field: Field) -> str:
-    """What to do with a graph that lacks the field, in a file and in Python.
+    """Return the advice for a graph that lacks the field.
 
     >>> without_label(Field(name="energy", on="graph"))
     'where it has no energy, leave the value out (in a BUILD.toml the field is optional = true, in Python neither fields nor graphs have it)'
@@ -77,7 +77,7 @@ def without_label(field: Field) -> str:
 
 
 def cell_problem(cell: Tensor, periodic: Tensor) -> str:
-    """What is wrong with one cell [3, 3] along its periodic axes [3]; empty where nothing is."""
+    """Return the fault of one cell along its periodic axes; else empty."""
     rows = cell[periodic]
     if len(rows) == 3 and _leaves_no_doubt(rows.tolist()):
         return ""
@@ -89,7 +89,7 @@ def cell_problem(cell: Tensor, periodic: Tensor) -> str:
 
 
 def _leaves_no_doubt(rows: list[list[float]]) -> bool:
-    """Whether three vectors fill so much of the box of their lengths that their smallest singular value needs no look."""
+    """Return True where three vectors clearly span a volume."""
     (a, b, c), (d, e, f), (g, h, i) = rows
     volume = abs(a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g))
     return volume > 1e-3 * math.prod(math.hypot(*row) for row in rows)  # the product of three values of at most 3 ** .5
@@ -101,7 +101,7 @@ def _empty_graphs(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def _outside_edges(batch: GraphBatch) -> Iterator[Finding]:
-    """Graphs with an edge whose end is no node of theirs, by the least and the largest index of every graph."""
+    """Yield graphs with an edge whose end is no node of theirs."""
     nodes, edges = _offsets(batch, "node"), _offsets(batch, "edge")
     graphs = np.flatnonzero(np.diff(edges))
     if not len(graphs):
@@ -119,9 +119,11 @@ def _outside_edges(batch: GraphBatch) -> Iterator[Finding]:
 def _unsorted_edges(batch: GraphBatch) -> Iterator[Finding]:
     falls = batch.receivers[1:] < batch.receivers[:-1]
     if bool(falls.any()):
-        after = falls.nonzero().flatten().cpu().numpy() + 1
+        positions = falls.nonzero().flatten().cpu().numpy() + 1
         offsets = _offsets(batch, "edge")
-        inside = after[~np.isin(after, offsets)]  # a step down between two graphs is one of an edge outside its graph
+        inside = positions[
+            ~np.isin(positions, offsets)
+        ]  # a step down between two graphs is one of an edge outside its graph
         for graph in _owners(inside, offsets):
             yield graph, ": edges are not sorted by receiver; make the graph with graph_from_arrays, which sorts them"
 
@@ -137,7 +139,7 @@ def _not_finite_geometry(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
-    """Graphs with dependent cell vectors; those with a determinant that leaves no doubt need no singular values."""
+    """Yield graphs with dependent cell vectors."""
     flags = batch.periodic.cpu()
     if not bool(flags.any()):
         return
@@ -153,7 +155,7 @@ def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def _wrong_images(batch: GraphBatch, cutoff: float | None) -> Iterator[Finding]:
-    """Graphs with shifts that their cell does not have, and with edges beyond the cutoff."""
+    """Yield graphs with wrong shifts, or edges beyond the cutoff."""
     if not batch.dim or not batch.num_edges:
         return
     if bool(batch.edge_shifts.any()):
@@ -180,17 +182,17 @@ def _wrong_images(batch: GraphBatch, cutoff: float | None) -> Iterator[Finding]:
 
 
 def _broken_shifts(batch: GraphBatch) -> Iterator[Finding]:
-    """Graphs with a shift that is no whole number of periodic cell vectors; one product per graph, since cells gathered by edge take longer."""
+    """Yield graphs with a shift that is no sum of cell vectors."""
     flags = batch.periodic[:, : batch.dim].cpu().numpy()
     cells = batch.cell[:, : batch.dim, : batch.dim].cpu().numpy() * flags[:, :, None]
     shifts, inverses = batch.edge_shifts.cpu().numpy(), np.linalg.pinv(cells)
     for graph, (start, stop) in enumerate(pairwise(_offsets(batch, "edge").tolist())):
         own, cell = shifts[start:stop], cells[graph]
-        beside = np.abs(np.rint(own @ inverses[graph]) @ cell - own)
+        misfit = np.abs(np.rint(own @ inverses[graph]) @ cell - own)
         scale = np.abs(cell).max()
-        if beside.max(initial=0.0) <= WHOLE * scale:
+        if misfit.max(initial=0.0) <= WHOLE * scale:
             continue
-        wrong = beside.max(axis=1) > WHOLE * np.maximum(scale, np.abs(own).max(axis=1))
+        wrong = misfit.max(axis=1) > WHOLE * np.maximum(scale, np.abs(own).max(axis=1))
         if wrong.any():
             edge = int(wrong.argmax())
             shift, axes = ", ".join(f"{value:.4g}" for value in own[edge]), _axes(flags[graph])
@@ -202,7 +204,7 @@ def _broken_shifts(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def _firsts(edges: Tensor, offsets: Tensor) -> Iterator[tuple[int, int]]:
-    """The graphs that some edges, in ascending order, belong to, each with the number of its first edge inside the graph."""
+    """Yield the graphs of ascending edges, each with its first edge."""
     graphs, first = np.unique((torch.searchsorted(offsets, edges, right=True) - 1).cpu().numpy(), return_index=True)
     for graph, edge in zip(graphs.tolist(), edges.cpu().numpy()[first].tolist()):
         yield graph, edge - int(offsets[graph])
@@ -213,7 +215,7 @@ def _axes(flags: NDArray[np.bool_]) -> str:
 
 
 def _contradictions(batch: GraphBatch) -> Iterator[Finding]:
-    """Graphs with two edges that are the same to a model and have different targets."""
+    """Yield graphs with equal edges that have different targets."""
     fields = [field for field in batch.fields.values() if field.on == "edge"]
     targets = [field for field in fields if field.role == "target"]
     if not targets or not batch.num_edges:
@@ -241,7 +243,6 @@ def _contradictions(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def _differ(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Whether rows differ in any number."""
     columns = values.reshape(len(values), math.prod(values.shape[1:]))
     return (columns[first] != columns[second]).any(dim=1)
 
@@ -260,7 +261,6 @@ def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def _wrong_clusters(batch: GraphBatch) -> list[Finding]:
-    """Graphs whose clusters are no levels, among those of which nothing else is wrong."""
     if not any(map(is_levels, batch.fields.values())):
         return []
     present = batch.present(CLUSTERS).nonzero().flatten().tolist()
@@ -275,7 +275,7 @@ def _missing_fields(batch: GraphBatch, needed: Collection[str]) -> Iterator[Find
 
 
 def _all_finite(values: Tensor) -> bool:
-    """Return True where no value is NaN or infinite; a sum takes one pass and hides neither."""
+    """Return True where no value is NaN or infinite."""
     return not values.is_floating_point() or bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
@@ -302,7 +302,7 @@ def _wrong_classes(field: Field, values: Tensor, offsets: NDArray[np.int64]) -> 
 
 
 def _first_bad(values: Tensor, bad: Tensor, offsets: NDArray[np.int64]) -> Iterator[tuple[int, int, float, int]]:
-    """For every graph with a bad value: its position, the row inside the graph, the value, and how many there are."""
+    """Yield each graph with a bad value: position, row, value, count."""
     rows = bad.flatten(1).any(dim=1) if bad.ndim > 1 else bad
     for graph in _owners(rows.nonzero().flatten().cpu().numpy(), offsets):
         span = slice(int(offsets[graph]), int(offsets[graph + 1]))

@@ -1,4 +1,7 @@
-"""Exchange with torch_geometric, whose edges also flow from row 0 (sender) to row 1 (receiver) of ``edge_index``."""
+"""Exchange with torch_geometric.
+
+Its edges, too, flow from row 0 (sender) to row 1 (receiver).
+"""
 
 import warnings
 from collections.abc import Iterable
@@ -20,7 +23,7 @@ Data = Any  # torch_geometric.data.Data: importing it takes seconds, so only wha
 
 
 def torch_geometric(module: str) -> ModuleType:
-    """A module of torch_geometric, imported on first use and without the deprecation notes of its own import."""
+    """Import a module of torch_geometric without its deprecation notes."""
     from importlib import import_module
 
     with warnings.catch_warnings():
@@ -36,7 +39,7 @@ def from_pyg(
     cutoff: float | None = None,
     name: str = "graph",
 ) -> GraphBatch:
-    """The graph of one torch_geometric ``Data``; each field is the attribute of its name (``x``, ``y``, ``edge_attr``, ...).
+    """Return the graph of one ``Data``; fields are attributes by name.
 
     Positions come from ``pos`` (none: dimension 0); cell, periodic axes and images from the attributes of this program, the public
     HydraGNN, MACE, NequIP, fairchem, SevenNet, matgl, SchNetPack and others (``pyg_geometry``), compared with lengths of edges that
@@ -85,7 +88,7 @@ def from_pyg(
 
 
 def to_pyg(batch: GraphBatch) -> list[Data]:
-    """One ``Data`` per graph, with every field under its name; ``from_pyg`` with the batch's fields gives the graphs back.
+    """Return one ``Data`` per graph, with every field under its name.
 
     Graph fields have a leading axis of 1, so that torch_geometric stacks them when it makes batches.
     """

@@ -1,4 +1,4 @@
-"""Positions, cells and periodic images of torch_geometric data, in the names of the programs that write it."""
+"""Positions, cells and periodic images of torch_geometric data."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -67,7 +67,7 @@ TIE = 1e-5
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Geometry:
-    """Geometry of one graph in this program's convention: a shift moves the sender."""
+    """Geometry of one graph; a shift moves the sender."""
 
     positions: Tensor | None
     edge_index: Int[Tensor, "2 edges"]
@@ -78,14 +78,14 @@ class Geometry:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Reading:
-    """One way to understand an attribute: the shift of the sender, and the lengths that follow."""
+    """Reading of an attribute: shifts of senders, and edge lengths."""
 
     shifts: Float[Tensor, "edges dim"]
     lengths: Float[Tensor, " edges"]
 
 
 def geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: Collection[str] = ()) -> Geometry:
-    """Return where nodes are and through which images edges run, whichever program wrote the data.
+    """Return positions and images of data, whichever program wrote it.
 
     Attributes are recognised by name. Whether a shift is a length or counts cell vectors, and which end it moves, is what
     the program of that name means if the lengths of edges agree: with lengths or vectors stored beside, with ``cutoff``, or else
@@ -114,7 +114,7 @@ def geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: Co
 
 
 def _tensor(value: Any) -> Tensor | None:
-    """The numbers of an attribute, which may be a list or an array; None where they are none."""
+    """Return an attribute as numbers; None where it holds none."""
     try:
         return value if value is None or isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError, RuntimeError):
@@ -179,12 +179,12 @@ def _shifts(
     known: Collection[str],
     name: str,
 ) -> Tensor | None:
-    """Shifts of the senders; None where there are none, InputError where some are there and not understood."""
+    """Return shifts of senders, None without any; InputError where unclear."""
     count, dim = edge_index.shape[1], positions.shape[1]
     box = None if cell is None or not bool(cell.any()) else _square(cell, dim)
-    apart = (positions[edge_index[1]] - positions[edge_index[0]]).double()  # [edges, dim], receiver - sender
+    straight = (positions[edge_index[1]] - positions[edge_index[0]]).double()  # [edges, dim], receiver - sender
     stored = dict(_stored_lengths(data, count))
-    chosen: dict[str, Tensor] = {}
+    shifts_by_name: dict[str, Tensor] = {}
     for key in SHIFTS:
         value = None if key in known else _tensor(data.get(key))
         if value is None:
@@ -195,9 +195,9 @@ def _shifts(
                 f"{name}: {key} of shape {tuple(value.shape)} is not [edges, {dim}], for {count} edges; store one shift per edge"
             )
         if value.shape == (count, dim):
-            chosen[key] = _read(key, value.double(), apart, box, stored, cutoff, OURS in data, name)
-    if chosen:
-        (first, shifts), *others = chosen.items()
+            shifts_by_name[key] = _read(key, value.double(), straight, box, stored, cutoff, OURS in data, name)
+    if shifts_by_name:
+        (first, shifts), *others = shifts_by_name.items()
         for other, same in others:
             if float((same - shifts).abs().max()) > AGREES * max(1.0, float(shifts.abs().max())):
                 raise InputError(
@@ -216,21 +216,21 @@ def _shifts(
                 f"{name}: the attribute {key} seems to say how the graph is periodic and is none that this program knows; store "
                 "the images as edge_shifts (pos[receiver] - pos[sender] + edge_shifts) with cell and pbc, or remove it"
             )
-    _check_without_images(apart, box, periodic, stored, name)
+    _check_without_images(straight, box, periodic, stored, name)
     return None
 
 
 def _read(
     key: str,
     value: Float[Tensor, "edges dim"],
-    apart: Float[Tensor, "edges dim"],
+    straight: Float[Tensor, "edges dim"],
     box: Float[Tensor, "dim dim"] | None,
     stored: dict[str, Tensor],
     cutoff: float | None,
     ours: bool,
     name: str,
 ) -> Float[Tensor, "edges dim"]:
-    """The reading of one attribute that lengths agree with; InputError where none does or two do."""
+    """Return the reading that lengths confirm; InputError for none or two."""
     in_cells, end = (False, 0) if ours and key == "edge_shifts" else SHIFTS[key]
     readings: list[_Reading] = []
     for counts_cells in (in_cells, not in_cells):
@@ -238,7 +238,7 @@ def _read(
         if vectors is not None:
             for row in (end, 1 - end):
                 moved = vectors if row == 0 else -vectors  # of the sender, whichever end the program moves
-                readings.append(_Reading(shifts=moved, lengths=(apart - moved).norm(dim=1)))
+                readings.append(_Reading(shifts=moved, lengths=(straight - moved).norm(dim=1)))
     if not readings:
         where = (
             "there is no cell" if box is None else "they are no whole numbers of cell vectors, as counts or as lengths"
@@ -265,7 +265,7 @@ def _read(
 
 
 def _as_lengths(value: Tensor, counts_cells: bool, box: Tensor | None) -> Tensor | None:
-    """A shift as vectors, from counts of cell vectors or from lengths; None where it is no whole number of cell vectors."""
+    """Return a shift as vectors; None where it is no lattice vector."""
     if not bool(value.any()):
         return value
     if box is None:
@@ -275,8 +275,8 @@ def _as_lengths(value: Tensor, counts_cells: bool, box: Tensor | None) -> Tensor
         return None
     if counts_cells:
         return whole.round() @ box
-    beside = (whole.round() @ box - value).abs().max() > WHOLE * box.abs().max()  # along a vector that the cell lacks
-    return None if bool(beside) else value
+    misses = (whole.round() @ box - value).abs().max() > WHOLE * box.abs().max()  # along a vector that the cell lacks
+    return None if bool(misses) else value
 
 
 def _stored_lengths(data: Data, count: int) -> Iterator[tuple[str, Tensor]]:
@@ -291,7 +291,7 @@ def _stored_lengths(data: Data, count: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _agreeing(readings: list[_Reading], stored: dict[str, Tensor], cutoff: float | None) -> tuple[list[_Reading], str]:
-    """The readings that agree with what is known of lengths, and what that is."""
+    """Return the readings that agree with known lengths, and their origin."""
     for key, lengths in stored.items():
         agreeing = [reading for reading in readings if _same(reading.lengths, lengths)]
         if agreeing or key not in MAYBE_LENGTHS:
@@ -310,32 +310,32 @@ def _close(one: Tensor, other: Tensor) -> Tensor:
     return (one - other).abs() <= AGREES * (1e-3 + other.abs())
 
 
-def _are_images(told: Tensor, apart: Tensor, box: Tensor) -> bool:
-    """Return True where every length is the distance of an image, up to two cells from the nearest."""
-    within = apart - (apart @ torch.linalg.pinv(box)).round() @ box
+def _are_images(lengths: Tensor, straight: Tensor, box: Tensor) -> bool:
+    """Return True where lengths are those of images two cells away."""
+    within = straight - (straight @ torch.linalg.pinv(box)).round() @ box
     turns = torch.cartesian_prod(*[torch.arange(-2, 3, dtype=box.dtype)] * len(box)) @ box
-    found = torch.zeros_like(told, dtype=torch.bool)
+    agrees = torch.zeros_like(lengths, dtype=torch.bool)
     for turn in turns:
-        found |= _close((within + turn).norm(dim=1), told)
-    return bool(found.all())
+        agrees |= _close((within + turn).norm(dim=1), lengths)
+    return bool(agrees.all())
 
 
 def _check_without_images(
-    apart: Tensor, box: Tensor | None, periodic: Tensor | bool, stored: dict[str, Tensor], name: str
+    straight: Tensor, box: Tensor | None, periodic: Tensor | bool, stored: dict[str, Tensor], name: str
 ) -> None:
-    """InputError where edges are not as long as they should be without images.
+    """Raise InputError where edges have other lengths than without images.
 
     What may be a length is one where it agrees on every fourth edge or more and is shorter on the others, and where it is the
     distance of some image on every edge.
     """
-    lengths = apart.norm(dim=1)
+    lengths = straight.norm(dim=1)
     move = "no attribute says through which images edges run; store edge_shifts, or remove cell and pbc"
     for key, told in stored.items():
         agrees = _close(lengths, told)
         if bool(agrees.all()):
             continue
         is_length = 4 * int(agrees.sum()) >= len(agrees) and bool((told < lengths)[~agrees].all())
-        if is_length or (box is not None and (key not in MAYBE_LENGTHS or _are_images(told, apart, box))):
+        if is_length or (box is not None and (key not in MAYBE_LENGTHS or _are_images(told, straight, box))):
             edge = int((lengths - told).abs().argmax())
             raise InputError(
                 f"{name}: edge {edge} is {lengths[edge]:.4g} long by its positions and {told[edge]:.4g} by {key}, and {move}"
@@ -344,7 +344,7 @@ def _check_without_images(
         return
     flags = torch.as_tensor(periodic).expand(3)[: len(box)].to(torch.bool)
     rows = box * flags[:, None]
-    nearest = (apart - (apart @ torch.linalg.pinv(rows)).round() @ rows).norm(dim=1)
+    nearest = (straight - (straight @ torch.linalg.pinv(rows)).round() @ rows).norm(dim=1)
     beyond = nearest < lengths * (1 - AGREES)
     if bool(beyond.any()):
         edge = int((lengths - nearest).argmax())
@@ -354,7 +354,7 @@ def _check_without_images(
 
 
 def _crossed(shifts: Float[Tensor, "edges dim"], box: Float[Tensor, "dim dim"]) -> Tensor:
-    """The axes along which edges run through images, where the data does not say which are periodic."""
+    """Return the axes along which edges cross into images."""
     flags = torch.zeros(3, dtype=torch.bool)
     if bool(shifts.any()):
         flags[: len(box)] = ((shifts @ torch.linalg.pinv(box)).abs() > 0.5).any(dim=0)

@@ -1,4 +1,4 @@
-"""Kinds of edges as a categorical edge field: neighbour shells of lattices, levels and directions of meshes."""
+"""Kinds of edges: neighbour shells, levels and directions."""
 
 from dataclasses import replace
 from itertools import product
@@ -23,14 +23,16 @@ def relation_field(relations: int, name: str = RELATION) -> Field:
 
 
 def with_relations(batch: GraphBatch, relations: Any, count: int, name: str = RELATION) -> GraphBatch:
-    """The batch with the edge field ``name``: integers from 0 to ``count`` - 1, one per edge in the order of the batch."""
+    """Return the batch with the edge field ``name`` of these relations."""
     field = relation_field(count, name)
     values = field_values(relations, field, batch.num_edges, "batch")
     return batch.with_fields({name: values}, fields=[field])
 
 
 def shell_radii(batch: GraphBatch, tolerance: float = 1e-3) -> tuple[float, ...]:
-    """The distinct lengths of edges, ascending; lengths closer than ``tolerance`` to the one below are one shell.
+    """Return the distinct lengths of edges, ascending.
+
+    Lengths closer than ``tolerance`` to the one below are one shell.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> square = graph_from_arrays([[0.0, 0], [1, 0], [1, 1]], [0, 1, 0], [1, 2, 2])
@@ -45,7 +47,9 @@ def shell_radii(batch: GraphBatch, tolerance: float = 1e-3) -> tuple[float, ...]
 
 
 def with_shell_relations(batch: GraphBatch, radii: tuple[float, ...], tolerance: float = 1e-3) -> GraphBatch:
-    """The batch with each edge's neighbour shell as its relation; ``radii`` (of a reference lattice) number the shells.
+    """Return the batch with each edge's neighbour shell as relation.
+
+    ``radii`` (of a reference lattice) number the shells.
 
     All graphs of one store take the same ``radii``. InputError for an edge that is within ``tolerance`` of no shell, which
     happens where atoms left their sites: lattice shells describe ideal lattices.
@@ -65,7 +69,7 @@ def with_shell_relations(batch: GraphBatch, radii: tuple[float, ...], tolerance:
 
 
 def direction_bins(vectors: Float[ndarray, "edges dim"], sectors: int) -> Int[ndarray, " edges"]:
-    """The sector that each vector points into; sector 0 is centred on the first axis.
+    """Return each vector's sector; the first is centred on the x axis.
 
     Two dimensions: any number of equal sectors, counter-clockwise. Three: 6 (the axes) or 26 (axes, edges and corners of a
     cube, nearest direction). Vectors of length 0 are in sector 0.
@@ -91,7 +95,7 @@ def direction_bins(vectors: Float[ndarray, "edges dim"], sectors: int) -> Int[nd
 def multilevel_edges(
     points: Float[ndarray, "nodes dim"], spacing: float, levels: int, *, reach: float = 1.5
 ) -> tuple[Int[ndarray, " edges"], Int[ndarray, " edges"], Int[ndarray, " edges"]]:
-    """Senders, receivers and level of edges on ever coarser subsets of the points, so that few layers reach far.
+    """Return edges on ever coarser subsets of points, with their levels.
 
     Level 0 joins all points within ``reach * spacing``; level l keeps, of every cell of side ``spacing * 2**l`` centred on a
     lattice point, the point of level l - 1 nearest to that lattice point, and joins those within ``reach`` of its side.
@@ -131,7 +135,9 @@ def _nearest_to_lattice(points: ndarray, indices: ndarray, side: float) -> ndarr
 def with_multilevel_edges(
     batch: GraphBatch, spacing: float, levels: int, *, sectors: int = 8, reach: float = 1.5, level_name: str = "level"
 ) -> GraphBatch:
-    """One graph with multilevel edges in place of its own; ``relation`` = level * sectors + direction, and the level itself.
+    """Return one graph with multilevel edges in place of its own.
+
+    Fields of edges are ``relation`` = level * sectors + direction, and the level.
 
     The direction is that of the sender as seen from the receiver (``edge_vectors``). InputError where the graph is
     periodic, is more than one, or has edge fields, which the new edges would not have.
@@ -157,7 +163,7 @@ def with_multilevel_edges(
 
 
 def with_direction_relations(batch: GraphBatch, sectors: int = 8) -> GraphBatch:
-    """The batch with the direction of each edge (towards its sender) as its relation.
+    """Return the batch with each edge's direction as relation.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> pair = graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0])

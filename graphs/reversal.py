@@ -1,4 +1,4 @@
-"""Which edge runs the other way."""
+"""Reverse edges."""
 
 import torch
 from jaxtyping import Float, Int
@@ -38,7 +38,6 @@ def reverse_of(topology: Topology, shifts: Float[Tensor, "edges dim"]) -> Int[Te
 
 
 def _order(keys: list[Tensor]) -> Int[Tensor, " edges"]:
-    """The order that sorts by the first key, then by the second, and so on; equals keep theirs."""
     order = torch.arange(len(keys[0]), device=keys[0].device)
     for key in reversed(keys):
         order = order[torch.argsort(key[order], stable=True)]

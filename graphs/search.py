@@ -1,4 +1,7 @@
-"""All pairs within a cutoff: by vesin, and by a tree where structures are much longer than wide, which vesin takes for ever for or divides by zero at."""
+"""Search of all pairs within a cutoff.
+
+By vesin, or by a tree where structures are much longer than wide.
+"""
 
 from typing import Any
 
@@ -20,7 +23,7 @@ BOXES = 5e4
 def pairs_within(
     positions: Float[ndarray, "nodes 3"], cell: Float[ndarray, "3 3"], periodic: Any, cutoff: float, name: str
 ) -> Pairs:
-    """Firsts, seconds, shifts of the second (in cell vectors) and lengths of all ordered pairs within ``cutoff``.
+    """Return firsts, seconds, shifts and lengths of ordered pairs within ``cutoff``.
 
     InputError where positions are too far away to tell, or a cell is so flat that its images have no end.
     """
@@ -47,7 +50,7 @@ def pairs_within(
 def edge_order(
     receivers: Int[ndarray, " edges"], senders: Int[ndarray, " edges"], shifts: Int[ndarray, "edges 3"], nodes: int
 ) -> Int[ndarray, " edges"]:
-    """What sorts edges by receiver, sender and shift: by one number of each, which is faster than by five."""
+    """Return the order of edges by receiver, sender and shift."""
     least, most = (int(shifts.min()), int(shifts.max())) if len(shifts) else (0, 0)
     width = most - least + 1
     if nodes**2 * width**3 >= 2**63:
@@ -59,7 +62,7 @@ def edge_order(
 
 
 def completed_cell(cell: Float[ndarray, "3 3"], periodic: Any, name: str) -> Float[ndarray, "3 3"]:
-    """The cell with unit vectors where it has none; InputError where a periodic axis has none or all are dependent."""
+    """Return the cell completed by unit vectors; InputError where periodic axes lack one."""
     from ase.geometry import complete_cell
 
     if not periodic.any():
@@ -94,22 +97,22 @@ def _by_tree(places: ndarray, vectors: ndarray, periodic: ndarray, reach: float)
     node, fractions, shifts = np.arange(len(places)), inside @ inverse, np.zeros((len(places), 3), dtype=np.int64)
     for axis in np.flatnonzero(periodic):
         steps = np.arange(-np.ceil(margin[axis]), np.ceil(margin[axis]) + 1, dtype=np.int64)
-        there = fractions[:, axis, None] + steps
-        image, step = np.nonzero((there >= -margin[axis]) & (there <= 1 + margin[axis]))
+        moved = fractions[:, axis, None] + steps
+        image, step = np.nonzero((moved >= -margin[axis]) & (moved <= 1 + margin[axis]))
         node, fractions, shifts = node[image], fractions[image], shifts[image]
         fractions[:, axis] += steps[step]
         shifts[:, axis] += steps[step]
     images = KDTree(inside[node] + shifts @ vectors)
-    found = KDTree(inside).sparse_distance_matrix(images, reach, output_type="ndarray")
-    first, image = found["i"], found["j"]
-    apart = (first != node[image]) | shifts[image].any(axis=1)
-    first, image, lengths = first[apart], image[apart], found["v"][apart]
+    pairs = KDTree(inside).sparse_distance_matrix(images, reach, output_type="ndarray")
+    first, image = pairs["i"], pairs["j"]
+    distinct = (first != node[image]) | shifts[image].any(axis=1)
+    first, image, lengths = first[distinct], image[distinct], pairs["v"][distinct]
     second = node[image]
     return first.astype(np.int64), second, shifts[image] - turns[second] + turns[first], lengths
 
 
 def _check_places(places: Float[ndarray, "nodes 3"], reach: float, name: str) -> None:
-    """InputError where a node is so far away that its coordinates do not tell its neighbours."""
+    """Raise InputError for nodes too far away to resolve neighbours."""
     far = np.abs(places).max(axis=1) > FARTHEST * reach
     if far.any():
         node = int(far.argmax())

@@ -1,4 +1,4 @@
-"""Neighbours of moving atoms, searched anew only when a pair may have come within the cutoff."""
+"""Neighbour lists of moving atoms, searched anew only when necessary."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +38,7 @@ class _Search:
     def covers(
         self, positions: Float[ndarray, "nodes 3"], cell: Float[ndarray, "3 3"], periodic: Any, cutoff: float
     ) -> bool:
-        """Return True where no pair that was not found can be within the cutoff now.
+        """Return True where no unlisted pair can be within the cutoff.
 
         With F the deformation of the cell and u what atoms moved beyond it, a pair at v is at v F + u_j - u_i now, hence not
         nearer than the least singular value of F times its old length minus twice the largest |u|.
@@ -56,7 +56,7 @@ class _Search:
 
 
 class SkinList:
-    """Neighbour lists of one structure after another, which are those of ``neighbour_list``; the same atoms moved a little are not searched.
+    """Neighbour lists of successive structures, equal to ``neighbour_list``.
 
     The list within cutoff + skin is kept while atoms moved less than half the skin since it was made, beyond what a changing cell
     moves all of them. A structure with other numbers of atoms, or other periodic axes, is searched anew, and so is one in which a pair
@@ -79,7 +79,7 @@ class SkinList:
         *,
         name: str = "structure",
     ) -> _Edges:
-        """What ``neighbour_list`` gives; where only the nearest neighbours are kept it is asked every time."""
+        """Return what ``neighbour_list`` gives."""
         if max_neighbours is not None:
             return neighbour_list(positions, cell, periodic, cutoff, max_neighbours, name=name)
         if self._last is None or not self._last.covers(positions, cell, periodic, cutoff):

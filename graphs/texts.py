@@ -1,4 +1,4 @@
-"""Texts of graphs, one per graph and key: their names, and other labels that no model reads."""
+"""Texts of graphs: names and other labels that no model reads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ NAME_KEYS = (NAME, "id", "material_id", "mp_id", "config_id", "structure_id", "m
 
 
 class Texts:
-    """One text per graph, read when one is first asked for; empty where a graph has none.
+    """Text per graph, read on first use; empty where a graph lacks it.
 
     >>> texts = Texts(["mp-1", "", "mp-3"])
     >>> list(texts.select([2, 0])), texts[1:]
@@ -50,10 +50,10 @@ class Texts:
     def select(self, rows: slice | Sequence[int] | Int64[ndarray, " rows"]) -> "Texts":
         """Return the texts with these numbers, which are not read for it."""
         if self._rows is not None:
-            chosen = Texts(())
-            chosen._read, chosen._values = self._read, None
-            chosen._rows = self._rows[rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)]
-            return chosen
+            selection = Texts(())
+            selection._read, selection._values = self._read, None
+            selection._rows = self._rows[rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)]
+            return selection
         values = self.values
         return Texts(values[rows] if isinstance(rows, slice) else [values[row] for row in rows])
 
@@ -85,7 +85,7 @@ class Texts:
 
 
 def join_texts(parts: Sequence[tuple[Mapping[str, Texts], int]]) -> dict[str, Texts]:
-    """Return the texts of consecutive batches, each with its number of graphs; nothing is read for it.
+    """Return the texts of consecutive batches, each with its number of graphs.
 
     >>> join_texts([({"name": Texts(["a"])}, 1), ({}, 2)])
     {'name': Texts(['a', '', ''])}
@@ -111,7 +111,7 @@ def _read_joined(
 
 
 def as_text(value: Any) -> str:
-    """Return a text, or a whole number as one; empty for anything else.
+    """Return a text or whole number as text; empty for anything else.
 
     >>> as_text(np.int64(7)), as_text(b"mp-1"), as_text([1, 2]), as_text(None)
     ('7', 'mp-1', '', '')
@@ -126,7 +126,7 @@ def as_text(value: Any) -> str:
 
 
 def name_among(values: Mapping[str, Any]) -> str:
-    """Return the name of a structure among its entries; empty where none is one of ``NAME_KEYS``."""
+    """Return the name among a structure's entries, else an empty text."""
     return next((text for key in NAME_KEYS if key in values and (text := as_text(values[key]))), "")
 
 

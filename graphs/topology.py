@@ -1,4 +1,4 @@
-"""Who sends to whom: the index structures that everything that passes messages shares."""
+"""Topology: the index structures of message passing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Topology:
-    """Edges as a sparse matrix without values: row ``receivers[e]`` of ``num_rows``, column ``senders[e]`` of ``num_columns``.
+    """Edges as a sparse matrix: rows are receivers, columns senders.
 
     ``receivers`` is sorted; the constructor trusts its caller. What follows from the edges is made when first asked for and
     kept inside, so that all layers share it; a ``replace`` starts without it, so it never outlives its edges.
@@ -48,11 +48,11 @@ class Topology:
 
     @property
     def num_weights(self) -> int:
-        """Weights that kernels which weigh edges read: one for every edge, or for every pair."""
+        """Number of weights: one per edge, or per pair."""
         return self.num_edges if self.pair is None else self.num_pairs
 
     def sharing(self, pair: Int[Tensor, " edges"], num_pairs: int) -> "Topology":
-        """The same edges, of which those with the same ``pair`` have one weight, in kernels that take weights (not: messages).
+        """Return the same edges with one weight per ``pair`` in kernels.
 
         Raises ValueError where there is no int64 pair for every edge, IndexError where a pair does not exist (looked at on a CPU, not while a graph is traced).
         """
@@ -78,17 +78,17 @@ class Topology:
 
     @property
     def by_sender(self) -> Int[Tensor, " edges"]:
-        """The stable permutation of edges that sorts them by sender: the transposed order."""
+        """Stable order of edges by sender."""
         return self._derive("by_sender", lambda: self._sort_by_sender()[1])
 
     @property
     def sorted_senders(self) -> Int[Tensor, " edges"]:
-        """Senders in the order ``by_sender``: the row of every entry of the transposed matrix."""
+        """Senders in the order ``by_sender``."""
         return self._derive("sorted_senders", lambda: self._sort_by_sender()[0])
 
     @property
     def column_offsets(self) -> Int[Tensor, " columns_plus_one"]:
-        """Row pointer of the transposed matrix, whose entries come in the order ``by_sender``."""
+        """Row pointer of the transposed matrix."""
         return self._derive("column_offsets", lambda: _row_pointer(self._sort_by_sender()[0], self.num_columns))
 
     @property
@@ -103,7 +103,7 @@ class Topology:
 
     @property
     def largest_ends(self) -> Int[Tensor, " 2"]:
-        """The largest sender and receiver, -1 without edges, on a CPU, where the host need not wait to look at them.
+        """Largest sender and receiver, -1 without edges, on a CPU.
 
         Raises IndexError where an edge joins what is not there, ValueError where receivers do not ascend or numbers are no int64.
         """
@@ -141,22 +141,22 @@ class Topology:
 
     @property
     def index_arrays(self) -> dict[str, Tensor]:
-        """What was derived so far, by the name of its property; what a caller puts there is taken for it."""
+        """Derived arrays by the name of their property."""
         return self._derived
 
     def to(self, device: torch.device | str | None) -> "Topology":
-        """The same edges on ``device``, with all that was derived so far; itself where it is there already."""
+        """Return the same edges on ``device``, with derived arrays."""
         return self.mapped(lambda value: value.to(device))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Topology":
-        """The same edges with ``change`` done to every tensor, derived ones too; it keeps the values. Itself where it gives back the same tensors."""
+        """Return the edges with ``change``, which keeps values, done to every tensor."""
         same = True
 
         def noted(value: Tensor) -> Tensor:
             nonlocal same
-            made = change(value)
-            same = same and made is value
-            return made
+            mapped_value = change(value)
+            same = same and mapped_value is value
+            return mapped_value
 
         changed = Topology(
             senders=noted(self.senders),
@@ -171,7 +171,7 @@ class Topology:
 
 
 def relation_topology(topology: Topology, relation: Int[Tensor, " edges"], relations: int) -> Topology:
-    """One row per (receiver, relation), at receiver * relations + relation; the order of edges changes.
+    """Return one row per (receiver, relation); the order of edges changes.
 
     >>> edges = Topology.square(torch.tensor([1, 2]), torch.tensor([0, 0]), 3)
     >>> keyed = relation_topology(edges, torch.tensor([1, 0]), relations=2)
@@ -189,17 +189,17 @@ def relation_topology(topology: Topology, relation: Int[Tensor, " edges"], relat
 
 
 def _row_pointer(sorted_index: Tensor, rows: int) -> Tensor:
-    """Where each row begins, and the end."""
+    """Return where each row begins, and the end."""
     return counted_offsets(sorted_index, rows) if sorted_index.is_cpu else searched_offsets(sorted_index, rows)
 
 
 def counted_offsets(sorted_index: Int[Tensor, " entries"], rows: int) -> Int[Tensor, " rows_plus_one"]:
-    """Where each row begins, by counting; on a CPU twice as fast as searching."""
+    """Return where each row begins, by counting: fast on a CPU."""
     return torch.nn.functional.pad(torch.bincount(sorted_index, minlength=rows).cumsum(0), (1, 0))
 
 
 def searched_offsets(sorted_index: Int[Tensor, " entries"], rows: int) -> Int[Tensor, " rows_plus_one"]:
-    """Where each row begins, by searching; no atomics, and the host does not wait for the device."""
+    """Return where each row begins, by searching: no atomics, no waiting."""
     return torch.searchsorted(
         sorted_index, torch.arange(rows + 1, device=sorted_index.device, dtype=sorted_index.dtype)
     )

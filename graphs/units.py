@@ -1,4 +1,4 @@
-"""Units of energies, their derivatives and lengths, parsed by pint and compared by dimension and scale."""
+"""Units of energies, derivatives and lengths, parsed by pint."""
 
 import re
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ CLOSE = 1e-6
 
 
 def in_ase_units(unit: str, what: Quantity, where: str, dim: int = 3) -> float:
-    """Return how many of ASE's units (eV, Angstrom and their quotients) one ``unit`` is.
+    """Return one ``unit`` in ASE's units (eV, Angstrom and quotients).
 
     A stress is an energy per volume of ``dim`` dimensions. InputError that begins with ``where`` for a unit that is not known, or of
     something else.
@@ -71,7 +71,7 @@ def in_ase_units(unit: str, what: Quantity, where: str, dim: int = 3) -> float:
 
 @cache
 def parsed(unit: str) -> tuple[float, dict[str, float]]:
-    """Return a unit in pint's base units, moles counted as numbers, and its dimensions; pint's errors where it is not known."""
+    """Return a unit in base units and its dimensions; pint's errors."""
     text = re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit.strip("[] "))
     if "**" in (rest := POWER.sub(" ", text)) or "^" in rest or len(text) > LONGEST:
         raise ValueError(text)
@@ -99,7 +99,7 @@ def _pint_names() -> dict[str, str]:
 def label_factors(
     energy: Field, derived: Mapping[str, Field], attributes: Mapping[str, Any], dim: int = 3
 ) -> dict[str, float]:
-    """Return by which factor each derivative of an energy is multiplied to be in the unit of its field.
+    """Return the factor of each derivative's unit to its field's.
 
     ``derived`` are the fields of ``forces`` and ``stress``. What has no unit fits the others. Positions are in the ``length_unit``
     of the store's attributes, or in Angstrom. InputError for units that are not known or do not fit together.
@@ -142,11 +142,14 @@ def label_factors(
 
 
 def knows_length(attributes: Mapping[str, Any]) -> bool:
-    """Return True where a store says in which unit its positions are; structures that ASE read are in Angstrom."""
+    """Return True where a store states the unit of positions."""
     return LENGTH_UNIT in attributes or attributes.get("source") == "ase"
 
 
 def length_in_angstrom(attributes: Mapping[str, Any]) -> float:
-    """Return the unit of a store's positions in Angstrom, 1 where it does not say; InputError where it is not known."""
+    """Return a store's unit of positions in Angstrom, 1 by default.
+
+    InputError where the unit is not known.
+    """
     unit = attributes.get(LENGTH_UNIT, "Angstrom")
     return in_ase_units(str(unit), "length", f"the store's attribute {LENGTH_UNIT}")

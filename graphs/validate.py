@@ -1,4 +1,4 @@
-"""Validation: graphs made from arrays that come from outside, and the check that every graph must pass."""
+"""Validation of arrays from outside and of whole batches."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ def graph_from_arrays(
     periodic: bool | Sequence[bool] | np.ndarray | Tensor = False,
     name: str = "graph",
 ) -> GraphBatch:
-    """One checked graph from numpy arrays, tensors or lists; edges may come in any order, or not at all.
+    """Return one checked graph from numpy arrays, tensors or lists.
 
     ``positions`` is [nodes, 2 or 3], or None (then every node field gives the number of nodes). Edges are sorted by
     receiver (stable) and the edge fields follow. Values of graph fields have the shape of their Field. ``cell`` holds
@@ -48,9 +48,9 @@ def graph_from_arrays(
     >>> graph.receivers, graph["charge"]
     (tensor([0, 1]), tensor([ 0.5000, -0.5000]))
     """
-    given: dict[Location, Mapping[str, Any]] = {"node": nodes or {}, "edge": edges or {}, "graph": graphs or {}}
-    declared = _declared(fields, given, name)
-    points = _points(positions, given["node"], name)
+    raw_values: dict[Location, Mapping[str, Any]] = {"node": nodes or {}, "edge": edges or {}, "graph": graphs or {}}
+    declared = _declared(fields, raw_values, name)
+    points = _points(positions, raw_values["node"], name)
     count, dim = points.shape
     sender, receiver = _ends(senders, "senders", count, name), _ends(receivers, "receivers", count, name)
     if len(sender) != len(receiver):
@@ -59,7 +59,7 @@ def graph_from_arrays(
     items: dict[Location, int] = {"node": count, "edge": len(sender), "graph": 1}
     values: dict[Location, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     for field in declared.values():
-        raw = given[field.on][field.name]
+        raw = raw_values[field.on][field.name]
         values[field.on][field.name] = field_values(raw, field, items[field.on], name)
     sender, receiver, shifts, values["edge"] = _by_receiver(sender, receiver, shifts, values["edge"])
     flags = _flags(periodic, dim, name)
@@ -92,7 +92,7 @@ def _by_receiver(
 
 
 def field_values(raw: Any, field: Field, items: int, name: str = "graph") -> Tensor:
-    """``raw`` as the tensor [items, *shape] that ``field`` declares; InputError where it cannot be that.
+    """Return ``raw`` as the tensor of a field; InputError where impossible.
 
     >>> field_values([1, 2], Field(name="mass", on="node"), 2)
     tensor([1., 2.])
@@ -118,7 +118,7 @@ def field_values(raw: Any, field: Field, items: int, name: str = "graph") -> Ten
 
 
 def validate(batch: GraphBatch, first: int = 0, *, cutoff: float | None = None) -> GraphBatch:
-    """The same batch, checked; InputError naming the graph, the field and the fix for the first thing that is wrong.
+    """Return the same batch, checked; InputError for the first fault.
 
     The first graph is called number ``first``; no edge may be longer than a ``cutoff``.
 
@@ -132,7 +132,7 @@ def validate(batch: GraphBatch, first: int = 0, *, cutoff: float | None = None) 
 
 
 def check_structure(batch: GraphBatch) -> None:
-    """Raise InputError where offsets, lengths, shapes, dtypes or declarations of the batch do not fit together."""
+    """Raise InputError for offsets, shapes, dtypes or declarations that disagree."""
     _check_offsets(batch)
     _check_indices(batch)
     _check_geometry(batch)
@@ -150,18 +150,18 @@ def check_structure(batch: GraphBatch) -> None:
     _check_axes(batch, "batch")
 
 
-def _declared(fields: Iterable[Field], given: Mapping[Location, Mapping[str, Any]], name: str) -> dict[str, Field]:
+def _declared(fields: Iterable[Field], raw_values: Mapping[Location, Mapping[str, Any]], name: str) -> dict[str, Field]:
     declared: dict[str, Field] = {}
     for field in fields:
         if field.name in declared:
             raise InputError(f"{name}: field {field.name} is declared twice; remove one")
-        if field.name not in given[field.on]:
+        if field.name not in raw_values[field.on]:
             raise InputError(
                 f"{name}: field {field.name} is declared but missing; pass {ITEMS[field.on]}={{'{field.name}': ...}}, or "
                 f"{without_label(field)}"
             )
         declared[field.name] = field
-    for location, values in given.items():
+    for location, values in raw_values.items():
         for key in values:
             if key not in declared or declared[key].on != location:
                 hint = nearest(key, [n for n, f in declared.items() if f.on == location] or ["none declared"])
@@ -226,15 +226,15 @@ def _flags(raw: Any, dim: int, name: str) -> Tensor:
         return flags
     if isinstance(raw, np.ndarray) and raw.dtype == bool and raw.shape == (3,):
         return torch.from_numpy(raw.copy())
-    given = _array(raw, f"{name}, periodic")
-    if given.ndim != 1 or len(given) not in {3, dim} or bool((given.to(torch.int64) & ~1).any()):
+    axes = _array(raw, f"{name}, periodic")
+    if axes.ndim != 1 or len(axes) not in {3, dim} or bool((axes.to(torch.int64) & ~1).any()):
         raise InputError(f"{name}, periodic: {raw} is not one flag per axis; give {dim or 3} of True or False")
-    flags[: len(given)] = given.bool()
+    flags[: len(axes)] = axes.bool()
     return flags
 
 
 def _box(raw: ArrayLike | None, periodic: Tensor, dim: int, name: str) -> Float[Tensor, "3 3"]:
-    """The cell with its vectors as rows; a two-dimensional cell gets a third vector of length 1."""
+    """Return the cell; in two dimensions its third vector has length 1."""
     if raw is None:
         if bool(periodic.any()):
             raise InputError(f"{name} is periodic but has no cell; give cell=")

@@ -1,4 +1,4 @@
-"""Voronoi cells of seeds in a periodic or bounded box, with exact face areas."""
+"""Voronoi cells in a periodic or bounded box, with face areas."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -14,7 +14,7 @@ _SMALLEST = 1e-11  # of the box: corners and edges where cells only touch are no
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Cells:
-    """Faces between cells (each in both directions) and what every cell shows to the walls of the box."""
+    """Faces between cells, in both directions, and faces at walls."""
 
     senders: Int[ndarray, " faces"]
     receivers: Int[ndarray, " faces"]
@@ -28,7 +28,7 @@ class Cells:
 def voronoi_cells(
     seeds: Float[ndarray, "cells dim"], box: Float[ndarray, " dim"], periodic: Bool[ndarray, " dim"], name: str
 ) -> Cells:
-    """The Voronoi cells of ``seeds`` (inside the box) clipped exactly by bounded walls, through every periodic image.
+    """Return the Voronoi cells of ``seeds``, clipped by walls, through images.
 
     Images one box away are enough along periodic axes (no point of a cell is nearer to one farther off), and a mirror image
     behind a wall makes that wall a face of the cell. InputError for coincident seeds and seeds on a wall.
@@ -66,7 +66,10 @@ def _check_seeds(seeds: ndarray, box: ndarray, periodic: ndarray, name: str) -> 
 def _ghosts(
     seeds: ndarray, box: ndarray, periodic: ndarray, margin: float
 ) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    """Seeds, their periodic images and mirror images within ``margin`` of the box; mirrors have a wall number, others -1."""
+    """Return seeds, images and mirror images near the box, with walls.
+
+    Mirrors have a wall number, others -1.
+    """
     count, dim = seeds.shape
     index = np.arange(count)
     points, owner, image, wall = [seeds], [index], [np.zeros((count, dim), dtype=np.int64)], [np.full(count, -1)]
@@ -93,7 +96,7 @@ def _ghosts(
 def _faces(
     points: ndarray, owner: ndarray, image: ndarray, wall: ndarray, seeds: ndarray, box: ndarray
 ) -> tuple[Cells, float] | None:
-    """The cells and the largest distance from a seed to a corner of its cell; None where a cell is open."""
+    """Return faces and the farthest corner; None where a cell is open."""
     from scipy.spatial import QhullError, Voronoi
 
     count, dim = seeds.shape
@@ -155,7 +158,7 @@ def _lengths(corners: ndarray) -> ndarray:
 
 
 def _polygon_areas(corners: ndarray, face: ndarray, normal: ndarray) -> ndarray:
-    """Areas of convex planar polygons whose corners come in any order; ``face`` is sorted."""
+    """Return areas of convex planar polygons; ``face`` is sorted."""
     unit = normal / np.linalg.norm(normal, axis=1, keepdims=True)
     helper = np.eye(3)[np.abs(unit).argmin(axis=1)]
     first = np.cross(unit, helper)

@@ -1,4 +1,4 @@
-"""The graphs of a batch with other edges: all pairs of nodes, or all within a cutoff, through periodic images."""
+"""Batches with other edges: all pairs, or all within a cutoff."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -19,7 +19,9 @@ WITHIN = "pairs within "
 
 
 def wider(batch: GraphBatch, cutoff: float | None) -> GraphBatch:
-    """The graphs with all pairs within ``cutoff`` (the unit of positions) as edges, or with all pairs at all, and without their fields.
+    """Return the graphs with pairs as edges, and without their fields.
+
+    Pairs are those within ``cutoff`` in the unit of positions, or all.
 
     Images of a node through periodic boundaries are neighbours of their own, also of the node itself. Edge vectors are differentiable in positions and cells; who is whose
     neighbour follows from their values, is searched on the host and kept with the batch.
@@ -69,8 +71,8 @@ def _all_pairs(batch: GraphBatch) -> Int[Tensor, "5 pairs"]:
     receivers = torch.arange(batch.num_nodes, device=batch.device).repeat_interleave(sent)
     place = torch.arange(len(receivers), device=batch.device) - (sent.cumsum(0) - sent).index_select(0, receivers)
     senders = batch.node_offsets[:-1].index_select(0, owner).index_select(0, receivers) + place
-    apart = senders != receivers
-    ends = torch.stack([receivers[apart], senders[apart]])
+    distinct = senders != receivers
+    ends = torch.stack([receivers[distinct], senders[distinct]])
     return torch.cat([ends, ends.new_zeros(3, ends.shape[1])])
 
 
@@ -92,7 +94,9 @@ def _pairs_within(batch: GraphBatch, cutoff: float) -> Int[Tensor, "5 pairs"]:
 
 
 def with_pairs_as_in(batch: GraphBatch, like: GraphBatch) -> GraphBatch:
-    """The batch with pairs that mean nothing, copies of its edges: as many for an edge as that graph of ``like`` has which has most, for all cutoffs searched there.
+    """Return the batch with copies of its edges as meaningless pairs.
+
+    There are as many for an edge as in the graph of ``like`` that has most, for all cutoffs searched there.
 
     Positions without a meaning would have other numbers of pairs than those of data, which grow with edges.
     """

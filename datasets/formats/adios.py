@@ -147,9 +147,9 @@ class AdiosPartReader:
                     f"{self._path}: {name} is in {steps} steps, expected are {len(rows)}; copy the store again"
                 )
             for step, count in enumerate(rows):
-                there, *shape = array.shape(step)
+                rows_found, *shape = array.shape(step)
                 dtype = np.dtype(DTYPES.get(array.type(), object))
-                expected.check(f"{self._path}: {name}", (there, count), tuple(shape), dtype)
+                expected.check(f"{self._path}: {name}", (rows_found, count), tuple(shape), dtype)
 
     def fill(self, name: str, out: Array, start: int) -> None:
         """Fill ``out`` with rows from ``start`` on; missing blocks stay zero."""

@@ -42,7 +42,7 @@ class PartReader(Protocol):
 
     @property
     def direct(self) -> bool:
-        """True for runs of rows copied out of memory, where short ones are cheap."""
+        """True for rows copied out of memory, where short runs are cheap."""
 
     def fill(self, name: str, out: Array, start: int) -> None:
         """Fill ``out``, which is zero, with rows from ``start`` on."""
@@ -71,7 +71,7 @@ class StoreEngine(ABC):
     @staticmethod
     @abstractmethod
     def writer(path: Path) -> PartWriter:
-        """Return the writer of a new part; OSError where it cannot be made."""
+        """Return the writer of a new part; OSError if impossible."""
 
     @staticmethod
     @abstractmethod

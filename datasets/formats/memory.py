@@ -140,9 +140,9 @@ def checked_indices(indices: Sequence[int] | Int64[ndarray, " chosen"], graphs: 
     return numbers
 
 
-def check_fields(known: Sequence[Field], asked: Collection[str] | None) -> None:
+def check_fields(fields: Sequence[Field], requested: Collection[str] | None) -> None:
     """InputError where a field is asked for that is not there."""
-    names = [field.name for field in known]
-    for name in asked or ():
+    names = [field.name for field in fields]
+    for name in requested or ():
         if name not in names:
             raise InputError(f"the store has no field {name}; it has {', '.join(sorted(names)) or 'none'}")

@@ -69,8 +69,8 @@ class AseBuild(BuildSettings):
             max_neighbours=self.max_neighbours,
             name=f"{path.name}, structure {number}",
         )
-        kept = {ATOMS: [atoms_text(atoms)]} if self.keeps_atoms else {}
-        return graph.with_texts(self.texts_of(atoms.info, frame_name(path, self.index, number)) | kept)
+        texts = {ATOMS: [atoms_text(atoms)]} if self.keeps_atoms else {}
+        return graph.with_texts(self.texts_of(atoms.info, frame_name(path, self.index, number)) | texts)
 
 
 def frame_name(path: Path, index: str, number: int) -> str:

@@ -53,7 +53,7 @@ def _encoded(tables: dict[str, dict[str, Any]]) -> str:
     return str(encode({name: {str(key): plain(v) for key, v in table.items()} for name, table in tables.items()}))
 
 
-def restore_atoms(atoms: Any, text: str, taken: set[str]) -> None:
+def restore_atoms(atoms: Any, text: str, reserved: set[str]) -> None:
     """Restore what ``atoms_text`` kept; names ``taken`` and results get the ``PREFIX``."""
     from ase.io.jsonio import decode
 
@@ -64,7 +64,7 @@ def restore_atoms(atoms: Any, text: str, taken: set[str]) -> None:
         raise InputError(
             f"what was kept of a structure is damaged ({error}); delete the parts and predict again"
         ) from error
-    taken = taken | READ_OTHERWISE
+    reserved = reserved | READ_OTHERWISE
     for key, values in results.items():
         (arrays if key in PER_ATOM else info)[f"{PREFIX}{key}"] = values
     for key, values in info.items():
@@ -72,7 +72,7 @@ def restore_atoms(atoms: Any, text: str, taken: set[str]) -> None:
         if name and not (
             isinstance(value, str) and not value
         ):  # after which readers would take the next entry for its value
-            atoms.info[f"{PREFIX}{name}" if name in taken else name] = value
+            atoms.info[f"{PREFIX}{name}" if name in reserved else name] = value
     for key, values in arrays.items():
         column = np.asarray(values)
         if column.size and len(column) == len(atoms) and column.ndim <= 2 and column.dtype.kind in "biufU":
@@ -80,7 +80,7 @@ def restore_atoms(atoms: Any, text: str, taken: set[str]) -> None:
             if column.dtype.kind == "U":
                 wide = np.array([one_line(word, "_") or "_" for word in column.ravel().tolist()]).reshape(column.shape)
             name = one_line(str(key).replace(":", "_"), "_")
-            atoms.arrays[f"{PREFIX}{name}" if name in taken else name] = wide
+            atoms.arrays[f"{PREFIX}{name}" if name in reserved else name] = wide
 
 
 def one_line(text: str, space: str = " ") -> str:

@@ -75,9 +75,9 @@ class BuildSettings(Settings, ABC):
 
     @model_validator(mode="after")
     def _check_texts(self) -> "BuildSettings":
-        taken = {NAME, *(field.name for field in self.fields)}.intersection(self.texts)
-        if taken:
-            raise ValueError(f"texts: {sorted(taken)[0]} is the name or a field already; use name_key, or remove one")
+        doubles = {NAME, *(field.name for field in self.fields)}.intersection(self.texts)
+        if doubles:
+            raise ValueError(f"texts: {sorted(doubles)[0]} is the name or a field already; use name_key, or remove one")
         return self
 
     @classmethod

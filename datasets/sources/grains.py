@@ -65,23 +65,25 @@ class GrainsBuild(BuildSettings):
         rows = {location: _rows(table, labels, sources[location]) for location, table in tables.items() if table}
         for number, label in enumerate(labels):
             name = f"microstructure {label}"
-            here = {location: index[number] for location, index in rows.items()}
+            rows_here = {location: index[number] for location, index in rows.items()}
             senders, receivers = (
-                table_column(tables["edge"], key, self.edges)[here["edge"]] for key in ("sender", "receiver")
+                table_column(tables["edge"], key, self.edges)[rows_here["edge"]] for key in ("sender", "receiver")
             )
             says = self.undirected if "undirected" in self.model_fields_set else None
             check_sides(senders, receivers, says, f"{self.edges}, {name}")
             values: dict[Location, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
             for field in self.fields:
-                values[field.on][field.name] = _value(field, tables, sources, here, name, self.undirected)
+                values[field.on][field.name] = _value(field, tables, sources, rows_here, name, self.undirected)
             if self.undirected:
                 senders, receivers = np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
-            columns = [table_column(grains, key, sources["node"])[here["node"]] for key in self.positions]
-            texts = {key: table_column(tables["graph"], key, sources["graph"])[here["graph"]] for key in self.text_keys}
+            columns = [table_column(grains, key, sources["node"])[rows_here["node"]] for key in self.positions]
+            texts = {
+                key: table_column(tables["graph"], key, sources["graph"])[rows_here["graph"]] for key in self.text_keys
+            }
             yield partial(
                 _graph,
                 self.texts_of(texts, str(label)),
-                np.stack(columns, axis=1) if columns else np.zeros((len(here["node"]), 0)),
+                np.stack(columns, axis=1) if columns else np.zeros((len(rows_here["node"]), 0)),
                 senders,
                 receivers,
                 fields=[field.field for field in self.fields],
@@ -110,9 +112,11 @@ def _rows(table: Table, labels: Array, source: str) -> list[Array]:
     """Return the rows of each microstructure in the order of the table."""
     owner = table_column(table, "graph", source)
     place = np.searchsorted(labels, owner)
-    known = labels[np.minimum(place, len(labels) - 1)] == owner
-    if not known.all():
-        raise InputError(f"{source}: graph {owner[~known][0]} has rows here but no grains; add them or remove the rows")
+    found_labels = labels[np.minimum(place, len(labels) - 1)] == owner
+    if not found_labels.all():
+        raise InputError(
+            f"{source}: graph {owner[~found_labels][0]} has rows here but no grains; add them or remove the rows"
+        )
     order = np.argsort(place, kind="stable")
     cuts = np.searchsorted(place[order], np.arange(len(labels) + 1))
     return [order[a:b] for a, b in pairwise(cuts)]
@@ -122,11 +126,11 @@ def _value(
     field: FieldSettings,
     tables: dict[Location, Table],
     sources: dict[Location, str],
-    here: dict[Location, Array],
+    rows: dict[Location, Array],
     name: str,
     undirected: bool,
 ) -> Any:
-    columns = [table_column(tables[field.on], key, sources[field.on])[here[field.on]] for key in field.keys]
+    columns = [table_column(tables[field.on], key, sources[field.on])[rows[field.on]] for key in field.keys]
     if field.on == "graph" and len(columns[0]) != 1:
         raise InputError(f"{sources['graph']}: {len(columns[0])} rows for {name}; give one")
     values = stack_rows(columns, field)

@@ -120,7 +120,7 @@ class _Source:
         for field in settings.fields:
             values[field.on][field.name] = self._value(field, graph)
         texts = {key: self.column(key)[graph] for key in settings.text_keys}
-        made = graph_from_arrays(
+        batch = graph_from_arrays(
             geometry.positions,
             geometry.senders,
             geometry.receivers,
@@ -133,7 +133,7 @@ class _Source:
             periodic=settings.periodic,
             name=f"{self.path.name}, graph {graph}",
         )
-        return made.with_texts(settings.texts_of(texts, f"{self.path.name}#{graph}"))
+        return batch.with_texts(settings.texts_of(texts, f"{self.path.name}#{graph}"))
 
     @property
     def has_one_geometry(self) -> bool:

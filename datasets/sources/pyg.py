@@ -51,9 +51,9 @@ def load_pyg(path: Path) -> list[Any]:
     from hydragnn.graphs.pyg import torch_geometric
 
     data, storage = torch_geometric("data.data"), torch_geometric("data.storage")
-    known = [data.Data, data.DataEdgeAttr, data.DataTensorAttr, storage.GlobalStorage]
+    classes = [data.Data, data.DataEdgeAttr, data.DataTensorAttr, storage.GlobalStorage]
     try:
-        with torch.serialization.safe_globals(known):
+        with torch.serialization.safe_globals(classes):
             loaded = torch.load(path, weights_only=True, map_location="cpu")
     except UnpicklingError as error:
         raise InputError(

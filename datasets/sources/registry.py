@@ -62,8 +62,8 @@ def source_named(kind: Any, origin: str) -> type[BuildSettings]:
             parent="hydragnn.datasets.OwnBuild",
             registered=reference in announced.values(),
         )
-    known = [*_names(), *announced]
-    hint = nearest(str(kind), known) if kind else f"add one of {', '.join(known)}"
+    kinds = [*_names(), *announced]
+    hint = nearest(str(kind), kinds) if kind else f"add one of {', '.join(kinds)}"
     raise InputError(f"{origin}: kind = {kind!r} is no kind of source; {hint}")
 
 
@@ -105,8 +105,8 @@ def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
     kind = rule.get("kind") if isinstance(rule, dict) else None
     module = kind.partition(":")[0] if isinstance(kind, str) and ":" in kind else ""
     announced = announced_classes(GROUP)
-    known = kind in [*announced, *announced.values()] or (kind in _names() and _defined_in(str(kind)).one_file())
-    if not known and not (module and is_allowed(module)):
+    permitted = kind in [*announced, *announced.values()] or (kind in _names() and _defined_in(str(kind)).one_file())
+    if not permitted and not (module and is_allowed(module)):
         trust = f", or --allow-code {module}" if module else ""
         raise InputError(
             f"{source} has graphs made by {kind!r}, which is no source of this package; give a BUILD.toml{trust}"

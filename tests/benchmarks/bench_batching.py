@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from hydragnn.datasets import MemoryStore, StoreWriter, load_into_memory, open_store
+from hydragnn.datasets import MemoryStore, StoreWriter, open_store
 from hydragnn.graphs import Field, GraphBatch, Topology
 
 FIELDS = (
@@ -152,7 +152,7 @@ def measure_engines(graphs: int, repeats: int) -> list[dict[str, object]]:
                 store.read(rng.permutation(graphs)[:128])
             scattered = (time.process_time() - start) / repeats / 128
             start = time.process_time()
-            load_into_memory(open_store(path))
+            MemoryStore(open_store(path).read(range(graphs)))
             load = time.process_time() - start
             bytes_ = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
             rows.append(

@@ -223,6 +223,9 @@ DAMAGED: dict[str, Change] = {
     "no fingerprint": saying("fingerprint", None),
     "attributes that are none": saying("attributes", []),
     "graphs in words": saying("graphs", "twelve"),
+    "one more graph in all": saying("graphs", GRAPHS + 1),
+    "a block that is not there": saying("stored", {"positions": [0, 7]}, "parts", 0),
+    "half a graph": saying("graphs", float(GRAPHS), "parts", 0),
     # what lies in its place
     "a pipe as manifest": replaced("manifest.json", os.mkfifo),
     "a folder as manifest": replaced("manifest.json", Path.mkdir),
@@ -245,6 +248,8 @@ DAMAGED: dict[str, Change] = {
     "a negative class": put("node/kind", 3, -1),
     "a group as array": instead("senders", lambda file, before: file.create_group("senders") and None),
     "no array": instead("node/charge", lambda file, before: None),
+    "one node fewer": instead("positions", lambda file, before: before[:-1]),
+    "reals for indices": instead("senders", lambda file, before: before.astype("f8")),
     "a scalar as array": instead("node/charge", lambda file, before: 1.0),
     "texts as array": instead("node/charge", lambda file, before: ["x"] * len(before)),
     "complex numbers": instead("node/charge", lambda file, before: before.astype("c8")),

@@ -23,7 +23,6 @@ from hydragnn.datasets import (
     check_store,
     convert_store,
     finish_store,
-    load_into_memory,
     open_store,
 )
 from hydragnn.graphs import Field, GraphBatch, Topology, concatenate
@@ -271,12 +270,8 @@ class TestConvertedStore(StoreContract):
 
 class TestStoreLoadedIntoMemory(StoreContract):
     def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
-        return load_into_memory(written(graphs, folder / "store.bp", parts=2))
-
-
-class TestStoreSharedByTheRanksOfANode(StoreContract):
-    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
-        return load_into_memory(written(graphs, folder / "store.h5"), shared_by_node=True)
+        store = written(graphs, folder / "store.bp", parts=2)
+        return MemoryStore(store.read(range(len(store))), store.attributes)
 
 
 DISK = {"HDF5": ".h5", "ADIOS2": ".bp"}
@@ -300,26 +295,22 @@ def test_hdf5_and_adios2_hold_the_same_bits(corner: str, tmp_path: Path) -> None
 
 READER = """
 import sys
-from hydragnn.datasets import MemoryStore, load_into_memory, open_store
-path, rank, ranks, shared = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "shared"
-from pathlib import Path
-store = open_store(Path(path))
-if shared:
-    store = load_into_memory(store, shared_by_node=True)
+from hydragnn.datasets import MemoryStore, open_store
+path, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+store = open_store(path)
 print(MemoryStore(store.read(range(rank, len(store), ranks))).fingerprint)
 """
 
 
-@pytest.mark.parametrize("how", ["disk", "shared"])
 @pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
-def test_three_writers_parts_are_read_by_two_ranks(suffix: str, how: str, tmp_path: Path, root: Path) -> None:
+def test_three_writers_parts_are_read_by_two_ranks(suffix: str, tmp_path: Path, root: Path) -> None:
     graphs = CORNERS["missing labels"]
     path = tmp_path / f"store{suffix}"
     written(graphs, path, parts=3)
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     reader = tmp_path / "reader.py"
     reader.write_text(READER)
-    ranks = [Forked([str(reader), str(path), str(rank), "2", how], environment) for rank in range(2)]
+    ranks = [Forked([str(reader), str(path), str(rank), "2"], environment) for rank in range(2)]
     answers = [process.communicate(timeout=240)[0].strip() for process in ranks]
     everything = MemoryStore(graphs)
     expected = [MemoryStore(everything.read(range(rank, len(graphs), 2))).fingerprint for rank in range(2)]

@@ -18,11 +18,9 @@ from hydragnn.datasets import (
     check_store,
     convert_store,
     finish_store,
-    load_into_memory,
     open_store,
     store_info,
 )
-from hydragnn.datasets.shared import shared_folder
 from hydragnn.graphs import Field, GraphBatch
 
 SUFFIXES = {"HDF5": ".h5", "ADIOS2": ".bp"}
@@ -103,27 +101,6 @@ def test_a_store_from_a_newer_version_asks_for_a_newer_program(path: Path) -> No
     for look in (open_store, check_store, store_info):
         with pytest.raises(InputError, match="format version 99, this program reads up to 1; update the program"):
             look(path)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"parts": [{}]}, {"fields": [{"nam": 1}]}, {"dim": 7}, {"backend": 5}, {"parts": 3}]
-)
-def test_a_damaged_manifest_is_named(path: Path, changes: dict[str, object]) -> None:
-    edit_manifest(path, **changes)
-    with pytest.raises(InputError, match="damaged"):
-        open_store(path)
-
-
-def test_a_manifest_that_was_cut_off_is_named(path: Path) -> None:
-    os.truncate(path / "manifest.json", 40)
-    with pytest.raises(InputError, match=r"manifest.json is not valid JSON"):
-        open_store(path)
-
-
-def test_foreign_manifests_are_refused(path: Path) -> None:
-    edit_manifest(path, format="zarr-group")
-    with pytest.raises(InputError, match="does not describe a store of this program"):
-        open_store(path)
 
 
 def test_a_store_without_manifest_was_not_finished(path: Path) -> None:
@@ -293,22 +270,6 @@ def test_edges_without_shifts_take_no_space(tmp_path: Path) -> None:
         sizes.append(store_info(tmp_path / f"{name}.h5").bytes)
         assert torch.equal(open_store(tmp_path / f"{name}.h5").read([0]).edge_shifts, graph.edge_shifts)
     assert sizes[1] - sizes[0] > 0.8 * 5000 * 24
-
-
-def test_the_shared_copy_goes_with_its_last_user(tmp_path: Path, graph: Callable[..., GraphBatch]) -> None:
-    """The graph is one that no other test uses, since tests that run at the same time share copies too."""
-    with StoreWriter(tmp_path / "store.h5", list(graph().fields.values()), dim=3) as writer:
-        writer.write(graph(seed=os.getpid()))
-    folder = shared_folder(open_store(tmp_path / "store.h5"))
-    first = load_into_memory(open_store(tmp_path / "store.h5"), shared_by_node=True)
-    second = load_into_memory(open_store(tmp_path / "store.h5"), shared_by_node=True)
-    assert folder.is_dir()
-    del first
-    assert folder.is_dir()
-    assert second.read([0]).num_graphs == 1
-    del second
-    assert not folder.exists()
-    assert not folder.with_suffix(".lock").exists()
 
 
 def test_a_store_can_be_copied_to_another_place(path: Path, tmp_path: Path, store: MemoryStore) -> None:

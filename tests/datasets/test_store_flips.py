@@ -8,7 +8,6 @@ import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import (
-    GraphStore,
     MemoryStore,
     StoreWriter,
     WithoutEdges,
@@ -18,9 +17,7 @@ from hydragnn.datasets import (
     finish_store,
     open_store,
 )
-from hydragnn.datasets.manifest import read_manifest
 from hydragnn.datasets.store import read_checked
-from tests.flips import FLIPS, flipped
 
 
 @pytest.fixture(params=[".h5", ".bp"], ids=["HDF5", "ADIOS2"])
@@ -34,40 +31,6 @@ def path(request: pytest.FixtureRequest, store: MemoryStore, tmp_path: Path) -> 
 
 def part_files(path: Path) -> list[Path]:
     return sorted(file for part in path.glob("part-*") for file in (part.iterdir() if part.is_dir() else [part]))
-
-
-def flat_bytes(store: GraphStore) -> list[bytes]:
-    """Every bit of all graphs."""
-    flat = MemoryStore(store.read(np.arange(len(store)))).flat
-    return [flat.node_offsets.tobytes(), flat.edge_offsets.tobytes()] + [
-        flat.arrays[name].tobytes() for name in sorted(flat.arrays)
-    ]
-
-
-def test_a_flipped_bit_of_a_graph_is_told_before_training(path: Path, store: MemoryStore) -> None:
-    """As training does it: all graphs are checked with some of the fields, and then read."""
-    names, everything = [field.name for field in store.fields()][:1], np.arange(60)
-    expected, told = flat_bytes(open_store(path)), 0
-    for file, place in flipped(part_files(path), seed=0):
-        try:
-            check_graphs(open_store(path), everything, names)
-        except InputError as error:
-            assert "\n" not in str(error)
-            told += 1
-            continue
-        assert flat_bytes(open_store(path)) == expected, (file, place)
-    assert told > FLIPS / 3
-
-
-def test_a_flipped_bit_of_a_manifest_is_told(path: Path) -> None:
-    expected, told = read_manifest(path), 0
-    for file, place in flipped([path / "manifest.json"], seed=0):
-        try:
-            assert read_manifest(path) == expected, (file, place)
-        except InputError as error:
-            assert "manifest.json" in str(error) and "\n" not in str(error)
-            told += 1
-    assert told > FLIPS / 2
 
 
 def flip_one_label(path: Path, field: str) -> int:

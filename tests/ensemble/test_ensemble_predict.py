@@ -27,7 +27,6 @@ from hydragnn.graphs import Field, GraphBatch, to_pyg
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import Target
 from tests.ensemble.finished import finished_units
-from tests.flips import FLIPS, flipped
 from tests.forked import SERVER
 
 
@@ -83,12 +82,14 @@ def test_numbers_of_which_a_bit_has_turned_are_not_read_from_hdf5(ensemble: Path
     predict_to_file(ensemble, stored, out)
     whole = numbers()
     assert len(whole) > 10
-    for _ in flipped([out], seed=0):
+    content, places = out.read_bytes(), np.random.default_rng(0).integers(out.stat().st_size, size=40)
+    for place in places.tolist():
+        out.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
         try:
             assert numbers() == whole
         except (OSError, RuntimeError):
             refused += 1
-    assert refused > FLIPS / 2
+    assert refused > 20
 
 
 def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble: Path, stored: Path, tmp_path: Path) -> None:
