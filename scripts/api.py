@@ -177,7 +177,7 @@ def simulate(
 ) -> "SimulationResult":
     """Simulate a campaign on many nodes with their faults, one policy beside the other; every figure is simulated.
 
-    It lasts 6 ``hours``, under the ``policies`` "adaptive" and "static", unless others are given; a ``final`` training has neither, and lasts until it is done.
+    It lasts 6 ``hours``, under the policy "adaptive", unless other ``policies`` are given; a ``final`` training has neither, and lasts until it is done.
     """
     _allow_code(allow_code)
     from hydragnn.scripts.simulated import run_simulation
@@ -194,7 +194,7 @@ def simulate(
         hours=6.0 if hours is None else hours,
         seed=seed,
         recorded=Path(from_campaign) if from_campaign else None,
-        policies=policies or ("adaptive", "static"),
+        policies=policies or ("adaptive",),
         final=final,
         assume=assume,
         out=Path(out) if out else None,

@@ -261,9 +261,7 @@ def simulate(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            help="adaptive, no pruning, fixed size, no retries, static; repeatable. Default: adaptive, static."
-        ),
+        typer.Option(help="adaptive, no pruning, fixed size, no retries; repeatable. Default: adaptive."),
     ] = None,
     final: Annotated[
         int | None, typer.Option(min=1, help="Instead of the search: the final training of so many configurations.")
@@ -277,7 +275,7 @@ def simulate(
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """A campaign on thousands of nodes, simulated: the real scheduler, faults, and the static practice beside it."""
+    """A campaign on thousands of nodes, simulated: the real scheduler on a machine with faults."""
     result = api.simulate(
         campaign,
         nodes=nodes,

@@ -43,14 +43,6 @@ class SimulationResult:
     files: tuple[Path, ...] = ()
     """What was written; empty without ``out``."""
 
-    @property
-    def work_against_static(self) -> dict[str, float]:
-        """Useful work per allocated node-hour of every policy over that of the static practice; empty where that was not asked."""
-        static = self.policies.get("static")
-        if static is None or static.goodput <= 0:
-            return {}
-        return {name: one.goodput / static.goodput for name, one in self.policies.items() if name != "static"}
-
     def to_json(self) -> dict[str, Any]:
         """The figures as plain JSON."""
         return {
@@ -61,7 +53,6 @@ class SimulationResult:
             "rungs": list(self.rungs),
             "slots per trial": list(self.slots_per_trial),
             "policies": {name: one.to_json() for name, one in self.policies.items()},
-            "useful work against static": self.work_against_static,
             "assumptions": dict(self.assumptions),
             **({"files": [str(path) for path in self.files]} if self.files else {}),
         }
@@ -98,7 +89,7 @@ def run_simulation(
         results = compare_policies(scenario, policies, hours)
         title = f"simulated campaign, {nodes:,} nodes, {hours:g} h"
     else:
-        results = final_training(scenario, final, FINAL_HOURS)
+        results = [final_training(scenario, final, FINAL_HOURS)]
         title = f"simulated final training of {final} configurations, {nodes:,} nodes"
     result = _result(title, scenario, results)
     return result if out is None else replace(result, files=tuple(_write(result, out)))
@@ -117,8 +108,6 @@ def show(result: SimulationResult) -> None:
     """Print what ``run_simulation`` gave."""
     console, value = PlainConsole(), result.to_json()
     console.print(_figures(value), _causes(value))
-    for name, text in value["useful work against static"].items():
-        console.print(f"simulated: {name} does {text:.2f} times the useful work per allocated node-hour of static")
     for name, policy in value["policies"].items():
         for violation in policy["violations"]:
             console.print(f"defect in {name}: {violation}", style="bold")

@@ -1,7 +1,13 @@
-"""Campaigns on a virtual clock: the real scheduler, a simulated machine with its faults, and the static practice beside it."""
+"""Campaigns on a virtual clock: the real scheduler on a simulated machine with its faults."""
 
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import VirtualCampaign
+from hydragnn.hpo.simulation.policies import (
+    POLICIES,
+    PolicyResult,
+    Scenario,
+    compare_policies,
+    final_training,
+    scenario_of,
+)
 from hydragnn.hpo.simulation.population import Course, Population, drawn_population, recorded_population
-from hydragnn.hpo.simulation.results import PolicyResult
-from hydragnn.hpo.simulation.study import POLICIES, Scenario, compare_policies, final_training, scenario_of

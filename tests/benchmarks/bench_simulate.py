@@ -27,6 +27,7 @@ from typing import Any
 
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.simulation import Assumptions, PolicyResult, compare_policies, final_training, scenario_of
+from tests.benchmarks.static_practice import equal_final_training, static_practice
 
 CAMPAIGN: dict[str, Any] = {
     "data": {"store": "nowhere.h5"},
@@ -99,12 +100,12 @@ def acceptance(seeds: int) -> None:
     rows = []
     for seed in range(seeds):
         begin = time.perf_counter()
-        ours, static = compare_policies(
-            scenario_of(settings, Assumptions(), nodes=9408, seed=seed), ["adaptive", "static"], 6.0
-        )
+        scenario = scenario_of(settings, Assumptions(), nodes=9408, seed=seed)
+        ours, static = compare_policies(scenario, ["adaptive"], 6.0)[0], static_practice(scenario, 6.0)
         wall = time.perf_counter() - begin
-        kind = compare_policies(scenario_of(settings, NO_HOLES, nodes=9408, seed=seed), ["static"], 6.0)[0]
-        final = [final_training(scenario_of(settings, cost, nodes=2560, seed=seed), 15, 1000.0) for cost in FINAL_COSTS]
+        kind = static_practice(scenario_of(settings, NO_HOLES, nodes=9408, seed=seed), 6.0)
+        machines = [scenario_of(settings, cost, nodes=2560, seed=seed) for cost in FINAL_COSTS]
+        final = [(final_training(one, 15, 1000.0), equal_final_training(one, 15)) for one in machines]
         rows.append(_row(seed, ours, static, kind, wall) | _final_row(*final))
         print("simulated:", json.dumps(rows[-1]), flush=True)
     mean = {key: round(fmean(row[key] for row in rows), 4) for key in rows[0] if key != "seed"}

@@ -6,8 +6,8 @@ from typing import Any
 from hydragnn.hpo import campaign_settings
 from hydragnn.hpo.scheduling.events import Event, Proposed, Tick
 from hydragnn.hpo.simulation import Assumptions, scenario_of
+from hydragnn.hpo.simulation.policies import world_of
 from hydragnn.hpo.simulation.sampler import VirtualSampler
-from hydragnn.hpo.simulation.study import world_of
 
 TABLE: dict[str, Any] = {
     "data": {"store": "nowhere.h5"},

@@ -1,4 +1,4 @@
-"""The static practice of public scripts, simulated on the same machine with the same configurations.
+"""Static practice of public scripts, simulated on the same machine with the same configurations.
 
 Every trial gets the same number of nodes from a first-in first-out queue, after a random sleep. Nothing is saved, nothing
 is repeated, nothing is stopped early; a failed trial is told to the optimiser as minus infinity whatever the cause, and its
@@ -24,9 +24,13 @@ from hydragnn.hpo.simulation.machine import (
     node_faults,
     slow_nodes,
 )
+from hydragnn.hpo.simulation.policies import PolicyResult, Scenario, best_of, common_figures, final_scenario
 from hydragnn.hpo.simulation.population import Course, Population
 
 MACHINE = "lost to machine faults"
+
+WIDTH = 128
+"""Nodes of every trial."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +58,7 @@ class StaticPractice:
     ledger: Ledger
     nodes: int
     seed: int
-    width: int = 128
+    width: int = WIDTH
     longest_sleep: float = 670.0
     trials: int = 0
     """Trials started so far."""
@@ -218,3 +222,66 @@ class StaticPractice:
 
     def _count(self, kind: str) -> None:
         self.faults[kind] = self.faults.get(kind, 0) + 1
+
+
+def static_practice(scenario: Scenario, hours: float) -> PolicyResult:
+    """Return the figures of equal trials from a queue; a small machine is given to one trial as a whole."""
+    practice = StaticPractice(
+        assumptions=scenario.assumptions,
+        population=scenario.population,
+        ledger=Ledger(shares=scenario.shares),
+        nodes=scenario.nodes,
+        seed=scenario.seed,
+        width=min(WIDTH, scenario.nodes),
+    )
+    practice.run(hours)
+    return _result(practice, best_of(scenario.population, scenario.assumptions.best_of))
+
+
+def equal_final_training(scenario: Scenario, members: int) -> PolicyResult:
+    """Return the figures of a final training by equal jobs side by side."""
+    scenario = final_scenario(scenario, members)
+    return _result(equal_jobs(scenario, members), best_of(scenario.population, members))
+
+
+def equal_jobs(scenario: Scenario, members: int) -> StaticPractice:
+    """One job of equal size per member, as many at once as fit; without faults, in favour of this practice."""
+    width = min(WIDTH, scenario.nodes)
+    slots, ledger = width * scenario.shares, Ledger(shares=scenario.shares)
+    practice = StaticPractice(
+        assumptions=scenario.assumptions,
+        population=scenario.population,
+        ledger=ledger,
+        nodes=scenario.nodes,
+        seed=scenario.seed,
+        width=width,
+        trials=members,
+    )
+    free_at = [0.0] * (scenario.nodes // width)
+    for trial in range(members):
+        course, begin = scenario.population(trial), heapq.heappop(free_at)
+        trains = begin + scenario.assumptions.startup_seconds
+        end = trains + course.epochs * course.epoch_seconds(slots)
+        heapq.heappush(free_at, end)
+        ledger.useful[trial] = course.epochs * course.work
+        ledger.waste("start-up", slots * (trains - begin))
+        ledger.waste("more slots than one", course.epochs * (course.work * (slots - 1) / course.scaling))
+        ledger.training.append((trains, end, slots))
+        practice.finishes.append(Finish(seconds=end, trial=trial, value=course.final))
+    ledger.allocated = max(free_at) * scenario.nodes * scenario.shares
+    return practice
+
+
+def _result(practice: StaticPractice, target: float) -> PolicyResult:
+    """The figures of the static practice."""
+    return PolicyResult(
+        policy="static",
+        **common_figures(practice.ledger, practice.nodes, practice.finishes, target),
+        trials=practice.trials,
+        finished=len(practice.finishes),
+        pruned=0,
+        failed=practice.failed,
+        lost=practice.false_failures + practice.cut,
+        false_failures=practice.false_failures,
+        faults=dict(sorted(practice.faults.items())),
+    )

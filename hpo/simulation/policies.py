@@ -1,0 +1,235 @@
+"""Policies on one simulated machine: the scheduler, and the same with one thing switched off."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.hpo.preflight import plan_of
+from hydragnn.hpo.scheduling.events import Plan
+from hydragnn.hpo.settings import CampaignSettings
+from hydragnn.hpo.simulation.assumptions import Assumptions
+from hydragnn.hpo.simulation.campaign import Finish, VirtualCampaign
+from hydragnn.hpo.simulation.ledger import Ledger
+from hydragnn.hpo.simulation.population import Population, drawn_population, recorded_population
+from hydragnn.hpo.simulation.world import World
+
+BINS = 180
+"""Points of the picture of utilisation."""
+
+FIXED = 128
+"""Nodes of every trial under the policy of that name."""
+
+POLICIES: dict[str, Callable[[Plan], Plan]] = {
+    "adaptive": lambda plan: plan,
+    "no pruning": lambda plan: replace(plan, reduction=1),
+    "fixed size": lambda plan: replace(plan, min_slots=FIXED, max_slots=FIXED),
+    "no retries": lambda plan: replace(plan, retries=0),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """Everything that a simulation depends on."""
+
+    plan: Plan
+    population: Population
+    assumptions: Assumptions
+    nodes: int
+    shares: int
+    """Slots per node."""
+    seed: int
+    hang_seconds: float
+
+    @property
+    def slots(self) -> int:
+        """Slots of the whole machine."""
+        return self.nodes * self.shares
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyResult:
+    """Figures of one policy, all of them simulated."""
+
+    policy: str
+    hours: float
+    """Allocated hours, queues left out."""
+    node_hours: dict[str, float]
+    """By cause; ``useful`` first, the sum is what was allocated."""
+    utilisation: float
+    """Part of the allocated node-hours during which nodes trained."""
+    trials: int
+    finished: int
+    pruned: int
+    failed: int
+    """Failed by their own fault."""
+    lost: int
+    """Given up after machine faults."""
+    false_failures: int
+    """Machine faults that the sampler was told as failures of the configuration."""
+    hours_to_best: float | None
+    best: float | None
+    faults: dict[str, int]
+    busy: list[float] = field(repr=False)
+    """Part of the nodes that train, over equal stretches of the hours."""
+    violations: list[str] = field(default_factory=list)
+    """Broken invariants; empty, or there is a defect."""
+    decisions: int = 0
+    decision_ms: dict[str, float] = field(default_factory=dict)
+    """Wall time of one decision of the scheduler: median, p99, largest."""
+
+    @property
+    def goodput(self) -> float:
+        """Useful over allocated node-hours."""
+        return self.node_hours["useful"] / max(sum(self.node_hours.values()), 1e-12)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON."""
+        return {
+            "goodput": self.goodput,
+            "utilisation": self.utilisation,
+            "useful node-hours": self.node_hours["useful"],
+            "allocated node-hours": sum(self.node_hours.values()),
+            "hours": self.hours,
+            "hours to the best": self.hours_to_best,
+            "best objective": self.best,
+            "trials": self.trials,
+            "trained to the end": self.finished,
+            "pruned": self.pruned,
+            "failed by themselves": self.failed,
+            "lost": self.lost,
+            "machine faults told to the sampler": self.false_failures,
+            "faults": self.faults,
+            "node-hours": self.node_hours,
+            "decisions": self.decisions,
+            "milliseconds per decision": self.decision_ms,
+            "violations": self.violations,
+        }
+
+
+def scenario_of(
+    settings: CampaignSettings, assumptions: Assumptions, *, nodes: int, seed: int, recorded: Path | None = None
+) -> Scenario:
+    """The simulated campaign that a campaign file describes, with trials as in ``recorded`` where given."""
+    search = settings.search
+    plan, shares = plan_of(settings), search.trials_per_node
+    if plan.min_slots > nodes:
+        raise InputError(
+            f"search.nodes_per_trial: a trial needs {plan.min_slots} nodes, the machine has {nodes}; raise --nodes, or set "
+            f"search.nodes_per_trial={nodes}"
+        )
+    epochs = plan.rungs[-1]
+    if recorded is None:
+        population = drawn_population(assumptions, epochs, seed, shares)
+    else:
+        population = recorded_population(recorded, search.objective, assumptions, epochs, seed)
+    return Scenario(
+        plan=replace(plan, moves=True, max_slots=min(plan.max_slots, nodes * shares)),
+        population=population,
+        assumptions=assumptions,
+        nodes=nodes,
+        shares=shares,
+        seed=seed,
+        hang_seconds=search.hang_minutes * 60,
+    )
+
+
+def compare_policies(scenario: Scenario, policies: Sequence[str], hours: float) -> list[PolicyResult]:
+    """Return the figures of every policy after ``hours``, with the same configurations and faults."""
+    for name in policies:
+        if name not in POLICIES:
+            raise InputError(f"unknown policy {name}; {nearest(name, list(POLICIES))}")
+    target = best_of(scenario.population, scenario.assumptions.best_of)
+    return [_result(name, replace(scenario, plan=POLICIES[name](scenario.plan)), hours, target) for name in policies]
+
+
+def final_training(scenario: Scenario, members: int, hours: float) -> PolicyResult:
+    """Return the figures of the final training of ``members`` configurations in one allocation."""
+    scenario = final_scenario(scenario, members)
+    return _result("adaptive", scenario, hours, best_of(scenario.population, members))
+
+
+def final_scenario(scenario: Scenario, members: int) -> Scenario:
+    """The scenario in which the first ``members`` configurations that do not fail by themselves are trained to the end."""
+    assumptions, epochs = scenario.assumptions, scenario.plan.rungs[-1]
+    courses = list(islice((c for k in count() if isfinite((c := scenario.population(k)).final)), members))
+    plan = replace(
+        scenario.plan, trials=members, rungs=(epochs,), reduction=1, finalists=members, max_slots=scenario.slots
+    )
+    known = {"estimate_error": assumptions.measured_error, "first_estimates": 0}
+    return replace(
+        scenario,
+        plan=plan,
+        population=[replace(course, micro_batches=1) for course in courses].__getitem__,
+        assumptions=assumptions.model_copy(update=known),
+    )
+
+
+def world_of(scenario: Scenario) -> World:
+    """A fresh machine."""
+    return World(
+        scenario.assumptions,
+        scenario.population,
+        Ledger(shares=scenario.shares),
+        nodes=scenario.nodes,
+        seed=scenario.seed,
+        grace=scenario.plan.grace,
+        hang_seconds=scenario.hang_seconds,
+    )
+
+
+def adaptive_result(name: str, campaign: VirtualCampaign, target: float) -> PolicyResult:
+    """The figures of a campaign under our scheduler; ``target``: the objective that counts as best."""
+    statuses = [trial.status for trial in campaign.state.trials.values()]
+    ledger, world = campaign.world.ledger, campaign.world
+    return PolicyResult(
+        policy=name,
+        **common_figures(ledger, world.num_nodes, campaign.finishes, target),
+        trials=len(statuses),
+        finished=statuses.count("finished"),
+        pruned=sum(outcome == "pruned" for outcome in campaign.settled.values()),
+        failed=statuses.count("failed"),
+        lost=statuses.count("lost"),
+        false_failures=campaign.false_failures,
+        faults=dict(sorted(world.faults.items())),
+        violations=world.violations,
+        decisions=len(campaign.decision_seconds),
+        decision_ms=_quantiles(campaign.decision_seconds),
+    )
+
+
+def best_of(population: Population, count: int) -> float:
+    """The objective of the best of the first ``count`` configurations, all trained to the end."""
+    return min(population(number).final for number in range(count))
+
+
+def common_figures(ledger: Ledger, nodes: int, finishes: list[Finish], target: float) -> dict[str, Any]:
+    """Return the figures that follow from a ledger and the finished trials."""
+    seconds = ledger.allocated / (nodes * ledger.shares)
+    trained = sum((end - begin) * slots for begin, end, slots in ledger.training)
+    hit = min((f.seconds for f in finishes if f.value <= target * (1 + 1e-9)), default=None)
+    return {
+        "hours": seconds / 3600,
+        "node_hours": ledger.balance(),
+        "utilisation": trained / max(ledger.allocated, 1e-12),
+        "hours_to_best": None if hit is None else hit / 3600,
+        "best": min((f.value for f in finishes), default=None),
+        "busy": ledger.busy(seconds, BINS, nodes * ledger.shares),
+    }
+
+
+def _result(name: str, scenario: Scenario, hours: float, target: float) -> PolicyResult:
+    campaign = VirtualCampaign(plan=scenario.plan, world=world_of(scenario))
+    campaign.run(hours)
+    return adaptive_result(name, campaign, target)
+
+
+def _quantiles(seconds: Any) -> dict[str, float]:
+    ordered = sorted(seconds)
+    if not ordered:
+        return {}
+    at = {"median": 0.5, "p99": 0.99, "largest": 1.0}
+    return {name: 1e3 * ordered[min(int(q * len(ordered)), len(ordered) - 1)] for name, q in at.items()}
