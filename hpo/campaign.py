@@ -1,6 +1,5 @@
 """The search as a whole: checked before anything starts, given a launcher, run by a controller, stopped by signals, summed up at the end."""
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import Workers, this_machine, workers_here
 from hydragnn.datasets.footprint import bytes_of
@@ -232,7 +232,7 @@ def _without_success(state: State, failures: list[Trial], out: Path) -> str:
 def is_local(settings: CampaignSettings, workers: Workers | None) -> bool:
     """Return True where trials are processes of this machine."""
     launcher = settings.search.launcher
-    return (workers is not None and launcher == "auto") or read_allocation(os.environ, want=launcher).by == "local"
+    return (workers is not None and launcher == "auto") or read_allocation(environment(), want=launcher).by == "local"
 
 
 def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None = None) -> Launcher:
@@ -243,7 +243,7 @@ def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None =
     search = settings.search
     if workers is not None and search.launcher == "auto":
         return local_launcher(settings, workers)
-    allocation = read_allocation(os.environ, want=search.launcher)
+    allocation = read_allocation(environment(), want=search.launcher)
     if workers is not None:
         settings = replace(settings, search=search.model_copy(update={"workers": workers}))
     return launcher_for(settings, allocation, out)

@@ -5,10 +5,11 @@ checkout finds them because the checkout is appended to this package's path. Thi
 import runs it, so the Python api (``hydragnn.train`` and its like) is loaded on first use.
 """
 
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hydragnn.base.environment import change_environment, environment
 
 if TYPE_CHECKING:
     from hydragnn.scripts.api import (
@@ -45,14 +46,14 @@ __all__ = [
     "train",
 ]
 
-if "OMP_WAIT_POLICY" not in os.environ:
-    # threads of OpenMP that wait for others go to sleep soon: beside other programs on the same cores, or within a container's
-    # share of them, they would burn what those they wait for need (docs/launchers.md). Read once, when torch is loaded
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "graphs" / "__init__.py").is_file():
     __path__.append(str(_checkout))
+
+if "OMP_WAIT_POLICY" not in environment():
+    # threads of OpenMP that wait for others go to sleep soon: beside other programs on the same cores, or within a container's
+    # share of them, they would burn what those they wait for need (docs/launchers.md). Read once, when torch is loaded
+    change_environment({"GOMP_SPINCOUNT": environment().get("GOMP_SPINCOUNT", "5000")})
 
 
 def __getattr__(name: str) -> Any:

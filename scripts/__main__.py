@@ -1,6 +1,5 @@
 """The command ``hydragnn``. What commands need is imported by each, and takes seconds: Ctrl-C meanwhile, or a package that is missing, ends in no traceback."""
 
-import os
 import re
 import signal
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 import hydragnn
+from hydragnn.base.environment import environment
 from hydragnn.base.errors import NO_MEMORY, wants_memory
 
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -53,7 +53,7 @@ def _search_can_stop(words: list[str]) -> Iterator[None]:
 
     from hydragnn.hpo.launching.sites import in_allocation
 
-    ended = in_allocation(os.environ)
+    ended = in_allocation(environment())
 
     def stop(number: int, frame: FrameType | None) -> None:
         where = " in a new allocation" if ended else ""

@@ -12,13 +12,14 @@ import adios2
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.base.environment import change_environment
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.formats.engine import StoreEngine
 from hydragnn.datasets.formats.reservation import Ballast, engine_errors
 from hydragnn.datasets.manifest import Layout, PartInfo
 
-os.environ["ADIOS2_PLUGIN_PATH"] = os.devnull
+change_environment({"ADIOS2_PLUGIN_PATH": os.devnull})
 """A file can say that its numbers were packed by a plugin, and ADIOS2 would load that library from wherever the file says.
 
 The library looks for plugins below this path only, and below a file there is nothing. Our stores need none.

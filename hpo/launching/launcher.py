@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 import psutil
 
 import hydragnn
+from hydragnn.base.environment import environment
 from hydragnn.base.imports import allowed_code
 from hydragnn.hpo.scheduling.events import Identity, Probed
 
@@ -125,7 +126,7 @@ def importable() -> dict[str, str]:
     root = Path(hydragnn.__file__).resolve().parent.parent
     if not (root / "pyproject.toml").is_file():
         return {}
-    inherited = os.environ.get("PYTHONPATH")
+    inherited = environment().get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(root), *([inherited] if inherited else [])])}
 
 

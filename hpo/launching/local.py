@@ -3,7 +3,6 @@
 No attempt outlives its controller, works before the journal has it, or has a successor while it runs: see ``worker.py``.
 """
 
-import os
 import signal
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from contextlib import suppress
 import psutil
 import torch
 
+from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import visible_gpus
 from hydragnn.hpo.launching.allocation import Allocation, alike
@@ -125,7 +125,7 @@ def gpus_of_workers(workers: int) -> tuple[dict[str, str], ...]:
             "export CUDA_VISIBLE_DEVICES="
         )
     on_amd = torch.version.hip is not None
-    return tuple(one_gpu(os.environ, worker, on_amd=on_amd) for worker in range(workers))
+    return tuple(one_gpu(environment(), worker, on_amd=on_amd) for worker in range(workers))
 
 
 def one_gpu(environment: Mapping[str, str], worker: int, *, on_amd: bool) -> dict[str, str]:

@@ -11,9 +11,10 @@ from hydragnn.architectures.base import (
     ModelSettings,
     Sight,
     Statistic,
+    architecture_of,
+    architectures,
     radial_basis,
 )
-from hydragnn.architectures.registry import architecture_of, architectures
 
 __all__ = [
     "Architecture",

@@ -1,8 +1,13 @@
-"""What an architecture is: settings, capabilities, first states and layers."""
+"""Base class of architectures with their settings, and the registry that finds them."""
 
+import pkgutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType, ModuleType
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from jaxtyping import Float
@@ -10,7 +15,8 @@ from pydantic import Field as Setting
 from pydantic import SerializeAsAny, WrapValidator, field_validator, model_validator
 from torch import Tensor, nn
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.imports import announced, class_named
 from hydragnn.base.settings import Settings
 from hydragnn.graphs.field import Field
 from hydragnn.layers import DistanceTransform, MessageGraph, RadialFeatures, States
@@ -150,8 +156,6 @@ class ArchitectureSettings(Settings):
 
     @model_validator(mode="after")
     def _is_of_its_kind(self) -> "ArchitectureSettings":
-        from hydragnn.architectures.registry import architecture_of
-
         if architecture_of(self.kind).Settings is not type(self):
             raise ValueError(f"kind = {self.kind!r} has other settings than {type(self).__name__}")
         if self.pooling is not None and self.num_layers < 2:
@@ -181,14 +185,13 @@ class ArchitectureSettings(Settings):
     @classmethod
     def class_for(cls, value: Any) -> "type[ArchitectureSettings]":
         """The settings class of the architecture that ``value`` names."""
-        from hydragnn.architectures.registry import architecture_of
-
         if cls is ArchitectureSettings and isinstance(value, Mapping) and isinstance(value.get("kind"), str):
             return architecture_of(value["kind"]).Settings
         return cls
 
 
-CUTOFF, ENVELOPE = 5.0, "polynomial"
+CUTOFF: float = 5.0
+ENVELOPE: Literal["polynomial"] = "polynomial"
 """Settings of models whose stores decide neither."""
 
 
@@ -246,8 +249,6 @@ def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> Archit
         parsed: ArchitectureSettings = handler(value)
         return parsed
     if not isinstance(value.get("kind"), str):
-        from hydragnn.architectures.registry import architectures
-
         raise ValueError(f"model.kind is missing; name an architecture, one of {', '.join(architectures())}")
     try:
         settings = ArchitectureSettings.class_for(value)
@@ -390,3 +391,89 @@ def radial_basis(
     envelope = settings.envelope or ENVELOPE
     exponent = settings.envelope_exponent
     return RadialFeatures(cutoff, settings.num_radial, settings.radial, envelope, spec.edge_width, transform, exponent)
+
+
+GROUP = "hydragnn.architectures"
+"""Entry-point group in which packages announce architectures; the name of an entry is its kind."""
+
+_NOT_ARCHITECTURES = ("base", "moving", "table")
+
+
+@cache
+def architectures() -> Mapping[str, type[Architecture]]:
+    """The architectures of this room by kind, one file each."""
+    candidates = [_defined_in(_module(name)) for name in _names()]
+    return MappingProxyType({architecture.kind: architecture for architecture in candidates})
+
+
+def _names() -> list[str]:
+    """Return the files of this room that define one each."""
+    room = sys.modules[__package__].__path__
+    return sorted(info.name for info in pkgutil.iter_modules(room) if info.name not in _NOT_ARCHITECTURES)
+
+
+def _module(name: str) -> ModuleType:
+    return import_module(f"hydragnn.architectures.{name}")
+
+
+@cache
+def _in_this_room(kind: str) -> type[Architecture] | None:
+    """The architecture of that kind of this room; its file is looked for by the kind first, since settings of all take a fifth of a second."""
+    if kind in _names():
+        found = _defined_in(_module(kind))
+        if found.kind == kind:
+            return found
+    return architectures().get(kind)
+
+
+def _defined_in(module: ModuleType) -> type[Architecture]:
+    """The one architecture that a module defines; TypeError where there is another number of them."""
+    candidates = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Architecture) and value.__module__ == module.__name__
+    ]
+    if len(candidates) != 1:
+        names = ", ".join(architecture.__name__ for architecture in candidates) or "none"
+        raise TypeError(f"{module.__name__} defines {names}; a file of this room defines one Architecture")
+    return candidates[0]
+
+
+def architecture_of(kind: str) -> type[Architecture]:
+    """The architecture of that kind: of this room, announced by an installed package, or ``package.module:Name``.
+
+    InputError names the nearest kind, or says why a class cannot be used.
+    """
+    own = _in_this_room(kind)
+    if own is not None:
+        return own
+    return _load(kind, kind) if ":" in kind else _entry_points(kind)
+
+
+@cache
+def _entry_points(kind: str) -> type[Architecture]:
+    """The architecture that an installed package announces as ``kind``; InputError names the nearest where none does."""
+    others = announced(GROUP)
+    if kind in others:
+        return _load(others[kind], kind)
+    known = [*architectures(), *others]
+    raise InputError(
+        f"unknown kind of model {kind!r}; {nearest(kind, known)} (a class of your own is named package.module:Name)"
+    )
+
+
+@cache
+def _load(reference: str, kind: str) -> type[Architecture]:
+    """The class ``package.module:Name`` with its Settings; InputError where it is no architecture."""
+    where = f"model.kind = {kind!r}"
+    architecture = class_named(
+        reference,
+        Architecture,
+        where=where,
+        noun="architecture",
+        parent="hydragnn.architectures.Architecture",
+        registered=reference in announced(GROUP).values(),
+    )
+    if not issubclass(getattr(architecture, "Settings", type), ArchitectureSettings):
+        raise InputError(f"{where}: {architecture.__name__} has no Settings; derive them from ArchitectureSettings")
+    return architecture

@@ -3,8 +3,7 @@
 python -m hydragnn.architectures.table
 """
 
-from hydragnn.architectures.base import Architecture, GeometricSettings
-from hydragnn.architectures.registry import architectures
+from hydragnn.architectures.base import Architecture, GeometricSettings, architectures
 
 SIGHTS = {
     "lengths": "edge lengths",

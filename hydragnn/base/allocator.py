@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from hydragnn.base.environment import environment
+
 OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1), "M_TOP_PAD": (-2, 64 * 2**20)}
 """Numbers and values of glibc's malloc.h and mallopt(3): nothing is mapped on its own, nothing is given back, and the heap grows by 64 MiB."""
 
@@ -25,7 +27,7 @@ def keep_memory() -> bool:
     """
     import torch  # here, so that commands that compute nothing can start without it
 
-    if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ or torch.cuda.is_available():
+    if sys.platform != "linux" or "GLIBC_TUNABLES" in environment() or torch.cuda.is_available():
         return False
     libc = ctypes.CDLL(None)
     mallopt = getattr(libc, "mallopt", None)

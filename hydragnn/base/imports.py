@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError, nearest
 
 T = TypeVar("T")
@@ -149,7 +150,7 @@ def without_the_current_folder() -> Iterator[None]:
     An empty entry of PYTHONPATH, as ``$UNSET:/site`` has one, names no folder.
     """
     search_path = list(sys.path)
-    here, entries = str(Path.cwd()), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    here, entries = str(Path.cwd()), environment().get("PYTHONPATH", "").split(os.pathsep)
     doubtful = 0 if sys.flags.safe_path else 1  # what Python itself puts first
     library = str(Path(os.__file__).parent)
     if (

@@ -300,7 +300,7 @@ def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]
             elif _tag(candidate) == part:
                 following.append(candidate)  # pydantic inserts the tag of a discriminated union into the location
             elif isinstance(part, int):
-                following.append(candidate.class_for(value) if isinstance(candidate, type) else candidate)
+                following.append(candidate.class_for(value) if hasattr(candidate, "class_for") else candidate)
         candidates = following
     return sorted({key for candidate in candidates for key in candidate.model_fields})
 

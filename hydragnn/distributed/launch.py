@@ -1,7 +1,4 @@
-"""Launch: who started this process, read from the environment.
-
-The only module that reads or writes the process environment: it describes the allocation.
-"""
+"""The launcher that started this process, read from the environment."""
 
 import hashlib
 import os
@@ -13,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hydragnn.base.environment import change_environment, changed_environment, environment
 from hydragnn.base.errors import InputError
 
 
@@ -154,32 +152,31 @@ def _in_shell_of_slurm(environment: Mapping[str, str], pid: int | None) -> bool:
 
 def this_launch() -> Launch:
     """Who started this process."""
-    return launch_from(os.environ, os.getpid())
+    return launch_from(environment(), os.getpid())
 
 
-def environment_alone(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment_alone(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for a process that is no rank: without what launchers tell the ranks that they start.
 
     >>> environment_alone({"PMI_RANK": "1", "RANK": "1", "SLURM_JOB_ID": "7", "SLURM_STEPMGR": "n1", "OMPI_MCA_btl": "self"})
     {'SLURM_JOB_ID': '7', 'SLURM_STEPMGR': 'n1', 'OMPI_MCA_btl': 'self'}
     """
-    given = os.environ if environment is None else environment
-    return {name: value for name, value in given.items() if not RANK_VARIABLE.fullmatch(name)}
+    variables = environment() if variables is None else variables
+    return {name: value for name, value in variables.items() if not RANK_VARIABLE.fullmatch(name)}
 
 
 def leave_launch() -> None:
     """Make this process, and what it starts, a process alone, whatever launcher started it."""
-    for name in os.environ.keys() - environment_alone().keys():
-        del os.environ[name]
+    change_environment(dict.fromkeys(environment().keys() - environment_alone().keys()))
 
 
-def threads_are_chosen(environment: Mapping[str, str] | None = None) -> bool:
+def threads_are_chosen(variables: Mapping[str, str] | None = None) -> bool:
     """Return True where the user or a launcher has said how many threads a process has.
 
     >>> threads_are_chosen({"OMP_NUM_THREADS": "4"}), threads_are_chosen({})
     (True, False)
     """
-    return bool((os.environ if environment is None else environment).get("OMP_NUM_THREADS"))
+    return bool((environment() if variables is None else variables).get("OMP_NUM_THREADS"))
 
 
 def host_name() -> str:
@@ -202,10 +199,7 @@ def on_interfaces(gloo: str, nccl: str) -> Iterator[None]:
 
     Environment variables are the one way that both libraries offer through ``torch.distributed``.
     """
-    interfaces = {name: value for name, value in zip(_INTERFACES, (gloo, nccl)) if value and not os.environ.get(name)}
-    os.environ.update(interfaces)
-    try:
+    known = environment()
+    changes = {name: value for name, value in zip(_INTERFACES, (gloo, nccl)) if value and not known.get(name)}
+    with changed_environment(changes):
         yield
-    finally:
-        for name in interfaces:
-            os.environ.pop(name, None)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from hydragnn.base.environment import changed_environment, environment
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
 
@@ -18,21 +19,21 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """The one way that torch offers to say where; what the user set stays."""
 
 
-def cache_folder(environment: Mapping[str, str], processor: str) -> Path:
+def cache_folder(variables: Mapping[str, str], processor: str) -> Path:
     """The folder for steps that were compiled for a kind of processor: code for one may stop another.
 
     >>> cache_folder({"XDG_CACHE_HOME": "/home/ada/.cache"}, "") == cache_folder({"HOME": "/home/ada"}, "")
     True
     """
-    given = environment.get(VARIABLE)
-    if given:
-        return Path(given)
-    return user_cache(environment) / f"compiled-{digest(processor)}"
+    if chosen := variables.get(VARIABLE):
+        return Path(chosen)
+    return user_cache(variables) / f"compiled-{digest(processor)}"
 
 
-def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
+def user_cache(variables: Mapping[str, str] | None = None) -> Path:
     """The folder for what this program keeps for all runs of a user."""
-    caches = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
+    variables = environment() if variables is None else variables
+    caches = variables.get("XDG_CACHE_HOME") or Path(variables.get("HOME") or Path.home()) / ".cache"
     return Path(caches) / "hydragnn"
 
 
@@ -48,7 +49,7 @@ def this_processor() -> str:
 @contextmanager
 def compile_cache() -> Iterator[None]:
     """For the length of the block, torch keeps what it compiles in the user's folder; InputError where others could write there."""
-    folder = cache_folder(os.environ, this_processor())
+    folder = cache_folder(environment(), this_processor())
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -60,11 +61,5 @@ def compile_cache() -> Iterator[None]:
         raise InputError(
             f"others can write to {folder}, and what lies there is run; chmod 700 it, or set {VARIABLE} to a folder of yours"
         )
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(folder)
-    try:
+    with changed_environment({VARIABLE: str(folder)}):
         yield
-    finally:
-        os.environ.pop(VARIABLE)
-        if before is not None:
-            os.environ[VARIABLE] = before

@@ -1,6 +1,7 @@
 """Base class of head kinds, and the registry that finds them."""
 
 import pkgutil
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -118,9 +119,8 @@ class HeadSettings(Settings):
 @cache
 def head_kinds() -> Mapping[str, type[HeadSettings]]:
     """Return the head kinds of this folder by name."""
-    import hydragnn.models.heads as room
-
-    modules = [import_module(f"{room.__name__}.{info.name}") for info in pkgutil.iter_modules(room.__path__)]
+    room = sys.modules[__package__].__path__
+    modules = [import_module(f"{__package__}.{info.name}") for info in pkgutil.iter_modules(room)]
     return MappingProxyType(
         {
             value.model_fields["kind"].default: value
@@ -139,7 +139,7 @@ def head_kind(kind: Any) -> type[HeadSettings]:
     return class_of_kind(
         kind,
         head_kinds(),
-        HeadSettings,
+        HeadSettings,  # type: ignore[type-abstract]
         group=GROUP,
         where="heads.kind",
         noun="head",
