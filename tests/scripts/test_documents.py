@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 import typer
@@ -59,6 +60,17 @@ def acme(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "acme", raising=False)
     return tmp_path
+
+
+def test_the_kernels_of_the_documents_are_traced(root: Path) -> None:
+    (code,) = _blocks(root / "docs" / "kernels.md", "python")
+    names: dict[str, Any] = {}
+    jaxtyping.config.update("jaxtyping_disable", True)  # numbers of nodes are symbols in traced graphs
+    try:
+        exec(compile(code, "kernels.md", "exec"), names)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+    assert "torch.ops.hydragnn" in str(names["module"].graph)
 
 
 def test_the_source_of_the_documents_builds_a_store(root: Path, acme: Path) -> None:
@@ -124,6 +136,27 @@ def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Pat
                 read_build_settings(table, page)
             seen += 1
     assert seen >= 15
+
+
+def test_every_part_of_a_configuration_in_the_documents_is_valid_in_a_whole_one(root: Path) -> None:
+    """Blocks marked ``skip`` show one section; those of packages and of other people's code are left out."""
+    from hydragnn.config import parse_config
+    from hydragnn.hpo.search_settings import search_settings
+
+    seen = 0
+    for page in _pages(root):
+        for text in [text for name, skip, text in BLOCK.findall(page.read_text()) if name == "toml" and skip]:
+            table = tomllib.loads(text)
+            if "model" in table:
+                heads = [{"kind": "energy", "field": "energy"}]
+                whole = {"data": {"store": "alloys.h5"}, "heads": heads, "model": {"kind": "painn", **table["model"]}}
+                parse_config(whole, source=str(page))
+            elif "search" in table:
+                search_settings(table["search"], str(page))
+            else:
+                assert "project" in table or "acme" in text, page
+            seen += 1
+    assert seen >= 4
 
 
 def _commands(page: Path) -> list[list[str]]:
