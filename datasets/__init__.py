@@ -9,6 +9,7 @@ if __name__ == "datasets":
 from hydragnn.datasets.build import build_store
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.fit import fit_normalisation, joint_scale
+from hydragnn.datasets.formats.engine import StoreEngine
 from hydragnn.datasets.formats.memory import MemoryStore
 from hydragnn.datasets.loader import Loader
 from hydragnn.datasets.normalisation import (

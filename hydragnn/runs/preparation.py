@@ -42,7 +42,6 @@ from hydragnn.datasets.survey import BLOCK, summary_from_json
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.graphs.batch import GraphBatch, graph_label
-from hydragnn.graphs.far import near_origin
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.levels import CLUSTERS, is_levels
 from hydragnn.models import ModelDescription, Target
@@ -358,7 +357,7 @@ def normalise_store(
     dtype: torch.dtype,
 ) -> MemoryStore:
     """The graphs ``indices`` in memory, with the named fields in normalised units, floats in ``dtype``."""
-    raw = near_origin(store.read(indices, with_elements(names, normalisation)), dtype)
+    raw = store.read(indices, with_elements(names, normalisation)).near_origin(dtype)
     batch = normalise(raw, normalisation)
     named_fields = tuple(field for name, field in raw.fields.items() if name in names)
     flat = flat_graphs(raw.with_fields(drop=raw.fields.keys() - set(names)), named_fields)
