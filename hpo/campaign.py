@@ -31,25 +31,10 @@ from hydragnn.hpo.scheduling.trouble import LONGEST
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space.default import left_out_words
 from hydragnn.hpo.space.points import Point, Space, space_of
+from hydragnn.hpo.status.endings import ENDINGS, ending_text
 from hydragnn.hpo.status.view import CampaignView
 from hydragnn.hpo.together import with_together
 from hydragnn.runs.signals import handled_by
-
-ENDINGS: dict[Ending, str] = {
-    "finished": "all trials done",
-    "hours": "max_hours spent",
-    "node_hours": "max_node_hours spent",
-    "walltime": "the allocation ends",
-    "stopped": "interrupted",
-    "hopeless": "every trial failed",
-}
-CONTINUED: dict[Ending, str] = {
-    "hours": "; raise it and continue with --resume",
-    "node_hours": "; raise it and continue with --resume",
-    "walltime": "; continue with --resume",
-    "stopped": "; continue with --resume",
-}
-"""What takes a campaign with such an ending further."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +60,7 @@ class CampaignResult:
     @property
     def ending_text(self) -> str:
         """The ending in words, and what takes the campaign further."""
-        return ENDINGS[self.ending] + CONTINUED.get(self.ending, "")
+        return ending_text(self.ending)
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON, as the command line prints it."""

@@ -308,7 +308,7 @@ def status(
     Reads the journal only: safe while the search runs, and from any machine that sees the folder. *Goodput* is the share of
     all node-hours that went into training that counts. With `--json --watch` every line is one JSON value.
     """
-    from hydragnn.scripts.status import show_status
+    from hydragnn.hpo.status.view import show_status
 
     show_status(campaign, watch=watch, as_json=as_json)
 

@@ -6,15 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import (
-    BarColumn,
-    DownloadColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 from rich.text import Text
@@ -79,15 +76,6 @@ def leave_together(value: dict[str, Any], as_json: bool, code: int = 0) -> NoRet
     if this_launch().rank == 0:
         show_value(value, as_json)
     leave(code)
-
-
-@contextmanager
-def journal_read(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Who hears how many bytes of how many of a journal were read and shows it, with the time left, on a terminal."""
-    columns = (TextColumn("journal"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("journal", total=None)
-        yield lambda done, whole: progress.update(task, completed=done, total=whole)
 
 
 @contextmanager

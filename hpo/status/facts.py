@@ -245,29 +245,13 @@ class Follower:
 
     def _status(self) -> CampaignStatus:
         state = state_of(self._campaign, self._folder / JOURNAL)
-        timeline = self._timeline_builder.timeline()
         silence = max(0.0, self._clock() - self._last) if self._last else 0.0
-        hours = timeline.node_hours()
-        seconds = state.elapsed(self._last) if self._last else 0.0
-        return CampaignStatus(
-            campaign=str(self._folder),
-            status=_status(state, self._last, silence),
-            silence=silence,
-            seconds=seconds,
-            planned=state.plan.trials,
-            trials={status: state.count(status) for status in STATUSES},
-            stand_ins=sum(trial.origin == "stand-in" for trial in state.trials.values()),
-            sampler=sampler_text(self._sampler, [attempts_at_once(state.plan, s.slots) for s in timeline.sessions]),
-            rungs=_rungs(state),
-            best=_best(state),
-            nodes=node_counts(state),
-            goodput=hours.goodput,
-            node_hours=hours,
-            faults=timeline.faults(),
-            trouble=_trouble(state),
+        status = status_of(state, self._timeline_builder, self._folder, self._last, silence)
+        slots = [attempts_at_once(state.plan, session.slots) for session in self._timeline_builder.sessions]
+        return replace(
+            status,
+            sampler=sampler_text(self._sampler, slots),
             costs=self._cost_status(state),
-            budgets=_budgets(state, seconds, self._last),
-            forecast=forecast(state, self._last),
             together=self._together,
         )
 
@@ -279,6 +263,36 @@ class Follower:
             history = works_of(measured, self._timeline_builder.sizes, scaling)
             self._costs = replace(CostModel.fit(history, self._space), scaling=scaling)
         return Costs(measured=len(measured), error=self._costs.error, scaling=self._costs.scaling)
+
+
+def status_of(
+    state: State, builder: TimelineBuilder, folder: Path, last: float, silence: float = 0.0
+) -> CampaignStatus:
+    """Return the status of a campaign after its latest event, at time ``last``, without sampler and costs."""
+    timeline = builder.timeline(last if last else None)
+    hours = timeline.node_hours()
+    seconds = state.elapsed(last) if last else 0.0
+    return CampaignStatus(
+        campaign=str(folder),
+        status=_status(state, last, silence),
+        silence=silence,
+        seconds=seconds,
+        planned=state.plan.trials,
+        trials={status: state.count(status) for status in STATUSES},
+        stand_ins=sum(trial.origin == "stand-in" for trial in state.trials.values()),
+        sampler="",
+        rungs=_rungs(state),
+        best=_best(state),
+        nodes=node_counts(state),
+        goodput=hours.goodput,
+        node_hours=hours,
+        faults=timeline.faults(),
+        trouble=_trouble(state),
+        costs=Costs(measured=0, error=None, scaling=None),
+        budgets=_budgets(state, seconds, last),
+        forecast=forecast(state, last),
+        together="",
+    )
 
 
 def campaign_status(folder: Path | str) -> CampaignStatus:

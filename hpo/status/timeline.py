@@ -184,6 +184,11 @@ class TimelineBuilder:
         return after is not state or bool(actions)
 
     @property
+    def sessions(self) -> Sequence[Session]:
+        """Sessions so far."""
+        return self._sessions
+
+    @property
     def state(self) -> State:
         """The campaign after the latest event, as a value."""
         return self.campaign if isinstance(self.campaign, State) else self.campaign.state

@@ -1,72 +1,74 @@
-"""What the user sees of a running search: a live table, or plain lines where the output is not a terminal."""
+"""View of a campaign: a live table on a terminal, plain lines elsewhere, JSON for machines."""
 
 import heapq
+import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo.controller import trial_folder
+from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
-from hydragnn.hpo.scheduling.replay import Replay, concerned
+from hydragnn.hpo.scheduling.replay import concerned
 from hydragnn.hpo.scheduling.scheduler import State, Trial
-from hydragnn.hpo.status.facts import duration_text, node_counts, seconds_left, values_line
-from hydragnn.hpo.status.timeline import Span, TimelineBuilder, local_nodes
+from hydragnn.hpo.status.endings import ENDINGS, ending_text
+from hydragnn.hpo.status.facts import CampaignStatus, Follower, duration_text, status_of, values_line
+from hydragnn.hpo.status.timeline import TimelineBuilder, local_nodes
 from hydragnn.record import RunRecord, read_record
 
 ROWS = 12
-"""Trials shown at once: those that run, then the best."""
+"""Trials shown at once: running ones, then the best."""
 
 PAUSE = 0.5
-"""Seconds between two looks at the whole campaign."""
+"""Seconds between two views of the whole campaign, or more where one takes long."""
 
+BUSY = 0.05
+"""Part of the time that views may take."""
 
-class GoodputSums(TimelineBuilder):
-    """A timeline whose goodput is known at every moment, from sums that are kept, however many trials run."""
+INTERVAL = 2.0
+"""Seconds between two looks at the journal."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._useful, self._done, self._busy = 0.0, 0.0, 0.0
-        self._since, self._busy_slots = 0.0, 0
+NO_LOSS = 10_000
+"""Number of nodes at half of the speed from which no loss can be measured."""
 
-    def observe(self, before: Sequence[Trial], event: Event, after: State | Replay, now: float) -> None:
-        """Note what an event changed, and how long how many slots were busy."""
-        if now > self._since:
-            if not isinstance(event, Opened):  # between two controllers nothing is busy
-                self._busy += self._busy_slots * (now - self._since)
-            self._since = now
-        super().observe(before, event, after, now)
-        self._busy_slots = len(after.slots) - len(after.free) - after.health.held
-
-    def goodput(self, now: float) -> float | None:
-        """The useful share up to ``now``; None before any time passed."""
-        past = sum(len(session.slots) * session.seconds for session in self._sessions[:-1])
-        latest = sum(len(session.slots) * (now - session.started) for session in self._sessions[-1:])
-        running = self._busy + self._busy_slots * max(0.0, now - self._since) - self._done
-        return (self._useful + running) / (past + latest) if past + latest > 0 else None
-
-    def _add(self, span: Span, *, confirmed: bool) -> None:
-        super()._add(span, confirmed=confirmed)
-        self._done += len(span.slots) * span.seconds
-        self._useful += len(span.slots) * span.useful
-
-    def _count(self, index: int, useful: float) -> None:
-        span = self._spans[index]
-        super()._count(index, useful)
-        self._useful += len(span.slots) * (useful - span.useful)
+WORDS: dict[str, str] = {
+    "running": "running",
+    "silent": "no sign of life",
+    "begun": "begun, nothing has happened yet",
+    **{ending: ending_text(ending) for ending in ENDINGS},
+}
+TRIALS = {
+    "running": "running",
+    "waiting": "waiting",
+    "paused": "at a rung",
+    "finished": "trained to the end",
+    "failed": "failed",
+    "lost": "lost to the machine",
+}
+USES = {
+    "useful": "counts",
+    "overhead": "start-up and saving",
+    "faults": "faults",
+    "out": "out of service",
+    "idle": "idle",
+}
 
 
 class CampaignView:
-    """Shows a campaign as it goes; use as a context manager and pass it as ``on_event`` to ``run_search``.
+    """Live view of a search: a context manager, to be passed as ``on_event`` to ``run_search``.
 
-    However fast events come, the table is drawn, and a line gets its summary, at most twice a second. The goodput is that
+    The table is drawn, and a line gets its summary, at most twice a second. The goodput is that
     of this controller; ``hydragnn status`` counts earlier ones too.
     """
 
@@ -75,8 +77,8 @@ class CampaignView:
         self._console = console or PlainConsole(work=True)
         self._clock = clock
         self._live: Live | None = None
-        self._goodput_sums = GoodputSums()
-        self._shown = -math.inf
+        self._builder = TimelineBuilder()
+        self._next = -math.inf
         self._latest: tuple[State, float] | None = None
 
     def __enter__(self) -> "CampaignView":
@@ -94,41 +96,40 @@ class CampaignView:
 
     def __call__(self, state: State, event: Event, seconds: float) -> None:
         """Show what an event changed."""
-        before = concerned(self._goodput_sums.campaign, event)
-        self._goodput_sums.observe(before, event, state, state.session_start + seconds - state.spent)
-        self._latest = (state, seconds)
+        now = state.session_start + seconds - state.spent
+        self._builder.observe(concerned(self._builder.campaign, event), event, state, now)
+        self._latest = (state, now)
         if self._live is None:
-            self._print(state, event, seconds)
-        elif self._is_time():
+            self._print(state, event)
+        elif self._clock() >= self._next:
             self._draw()
 
-    def _print(self, state: State, event: Event, seconds: float) -> None:
+    def _print(self, state: State, event: Event) -> None:
         line = event_line(state, event)
-        if line and isinstance(event, Reached) and self._is_time():
-            line = f"{line}; {summary_line(state, seconds, self._goodput(state, seconds))}"
+        if line and isinstance(event, Reached) and self._clock() >= self._next:
+            line = f"{line}; {status_line(self._status())}"
         if line:
             self._console.print(line, soft_wrap=True)
 
     def _draw(self) -> None:
         if self._live is None or self._latest is None:
             return
-        state, seconds = self._latest
+        state, _ = self._latest
         shown = shown_trials(state)
-        table = campaign_table(state, shown, self._progress(shown), seconds, self._goodput(state, seconds))
-        self._live.update(table, refresh=True)
+        table = trial_table(state, shown, self._progress(shown))
+        self._live.update(Group(table, status_line(self._status())), refresh=True)
 
-    def _goodput(self, state: State, seconds: float) -> float | None:
-        return self._goodput_sums.goodput(state.session_start + seconds - state.spent)
-
-    def _is_time(self) -> bool:
-        now = self._clock()
-        if now - self._shown < PAUSE:
-            return False
-        self._shown = now
-        return True
+    def _status(self) -> CampaignStatus:
+        """Return the status now; the next one is due when the time that it took is a small part."""
+        assert self._latest is not None
+        state, now = self._latest
+        begun = self._clock()
+        status = status_of(state, self._builder, self._out, now)
+        self._next = begun + max(PAUSE, (self._clock() - begun) / BUSY)
+        return status
 
     def _progress(self, shown: Sequence[Trial]) -> dict[int, RunRecord]:
-        """Records of the trials in view that run, as far as they have one."""
+        """Return records of running trials, as far as they have one."""
         records: dict[int, RunRecord] = {}
         for trial in shown:
             try:
@@ -139,6 +140,204 @@ class CampaignView:
         return records
 
 
+@contextmanager
+def _journal_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Show on a terminal how much of a journal was read; the function takes bytes and all bytes."""
+    columns = (TextColumn("journal"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("journal", total=None)
+        yield lambda done, whole: progress.update(task, completed=done, total=whole)
+
+
+def show_status(
+    folder: Path,
+    *,
+    watch: bool = False,
+    as_json: bool = False,
+    console: Console | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Print how the campaign in ``folder`` stands; with ``watch`` again whenever it changed, until the campaign ends.
+
+    InputError where the folder holds no campaign.
+    """
+    console = console or PlainConsole()
+    follower = Follower(folder)
+    with _journal_progress(console) as show:
+        follower.update(show)
+    if watch and not as_json and console.is_terminal:
+        _watch_live(follower, console, sleep)
+        return
+    status = follower.status()
+    _print(status, console, as_json=as_json, brief=False)
+    while watch and status.status not in ENDINGS:
+        sleep(INTERVAL)
+        if follower.update():
+            status = follower.status()
+            _print(status, console, as_json=as_json, brief=True)
+
+
+def _watch_live(follower: Follower, console: Console, sleep: Callable[[float], None]) -> None:
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            status = follower.status()
+            live.update(status_table(status), refresh=True)
+            if status.status in ENDINGS:
+                return
+            sleep(INTERVAL)
+            follower.update()
+
+
+def _print(status: CampaignStatus, console: Console, *, as_json: bool, brief: bool) -> None:
+    if as_json:
+        console.file.write(json.dumps(status.to_json(), allow_nan=False) + "\n")
+        console.file.flush()
+    elif brief:
+        console.print(status_line(status), soft_wrap=True)
+    else:
+        console.print(status_table(status))
+
+
+def status_table(status: CampaignStatus) -> Table:
+    """The status, one line of the table for every question."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, lines in status_rows(status).items():
+        table.add_row(Text(key, style="bold"), "\n".join(lines))
+    return table
+
+
+def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
+    """Every question that a status answers; those that do not apply are left out."""
+    rows = {
+        "campaign": [status.campaign],
+        "status": [_status_text(status)],
+        "trials": [_trials_text(status)],
+        "best": [_best_text(status)],
+        "sampler": [status.sampler, *([_stand_ins_text(status)] if status.stand_ins else [])],
+        "rungs": [
+            f"epoch {rung.epochs}: {rung.reached} reached it"
+            + ("" if rung.best is None else f", best {rung.best:.4g} (trial {rung.trial})")
+            for rung in status.rungs
+        ],
+        "nodes": [_nodes_text(status)] if status.status in ("running", "silent") else [],
+        "goodput": [_goodput_text(status)] if status.goodput is not None else [],
+        "faults": [_fault_text(status, number) for number in range(len(status.faults))] or ["none"],
+        "machine": [_trouble_text(status)] if status.trouble is not None else [],
+        "together": [status.together] if status.together else [],
+        "costs": [_costs_text(status)],
+        "budget": [f"{budget.name}: {budget.used:.3g} of {budget.limit:.3g}" for budget in status.budgets],
+        "forecast": [_forecast_text(status)] if status.forecast is not None else [],
+    }
+    return {key: lines for key, lines in rows.items() if lines}
+
+
+def status_line(status: CampaignStatus) -> str:
+    """The status in one line."""
+    parts = [
+        f"{duration_text(status.seconds)}: {WORDS[status.status]}",
+        f"trials {_trials_text(status)}",
+        "no result yet" if status.best is None else f"best {status.best.value:.4g} (trial {status.best.trial})",
+        status.nodes.text,
+        "" if status.goodput is None else f"goodput {100 * status.goodput:.0f} %",
+        "" if status.forecast is None else _forecast_text(status),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _status_text(status: CampaignStatus) -> str:
+    text = f"{WORDS[status.status]}, {duration_text(status.seconds)} of campaign"
+    if status.status == "silent":
+        return (
+            f"{text}; nothing since {duration_text(status.silence)}: if its controller is gone, continue with --resume"
+        )
+    return text
+
+
+def _trials_text(status: CampaignStatus) -> str:
+    known = sum(status.trials.values()) - status.trials["asked"]
+    counts = [f"{status.trials[key]} {word}" for key, word in TRIALS.items() if status.trials[key]]
+    return f"{known} of {status.planned}" + (f": {', '.join(counts)}" if counts else "")
+
+
+def _best_text(status: CampaignStatus) -> str:
+    if status.best is None:
+        return "no result yet"
+    return f"trial {status.best.trial}: {status.best.value:.4g} ({values_line(status.best.values)})"
+
+
+def _stand_ins_text(status: CampaignStatus) -> str:
+    log = Path(status.campaign) / SAMPLER_LOG
+    return f"had no configuration in time for {status.stand_ins} trial(s), which were drawn at random; if it failed, {log} says why"
+
+
+def _nodes_text(status: CampaignStatus) -> str:
+    names = status.nodes.quarantined
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return status.nodes.text + (f" ({shown})" if names else "")
+
+
+def _goodput_text(status: CampaignStatus) -> str:
+    hours = status.node_hours
+    shares = {word: getattr(hours, key) / hours.allocated for key, word in USES.items() if key != "useful"}
+    rest = ", ".join(f"{word} {100 * share:.1f} %" for word, share in shares.items() if share >= 5e-4)
+    amount = _amount(hours.allocated, status.nodes.local)
+    return f"{100 * (status.goodput or 0):.1f} % of {amount}" + (f" ({rest})" if rest else "")
+
+
+def _amount(hours: float, local: bool) -> str:
+    """An amount of nodes' time; below one hour in a smaller unit."""
+    noun = "worker" if local else "node"
+    return f"{hours:.3g} {noun}-hours" if hours >= 1 else f"{duration_text(3600 * hours)} of {noun} time"
+
+
+def _fault_text(status: CampaignStatus, number: int) -> str:
+    row = status.faults[number]
+    where = f" on {row.nodes} node(s)" if row.nodes and not status.nodes.local else ""
+    effect = "never told to the sampler" if not row.to_sampler else f"{row.to_sampler} told to the sampler"
+    lost = f", {_amount(row.node_hours, status.nodes.local)} lost" if row.node_hours else ""
+    kind = "cut off with the controller" if row.kind == "cut" else row.kind.replace("_", " ")
+    return f"{row.count} x {kind} in {row.trials} trial(s){where}{lost}; {effect}"
+
+
+def _trouble_text(status: CampaignStatus) -> str:
+    """Whether the machine is in trouble, since when, and how often it was."""
+    trouble = status.trouble
+    assert trouble is not None
+    times = f"{trouble.number} time(s) so far"
+    if trouble.since is None:
+        return f"in order; in trouble {times}, for which no trial and no node was blamed"
+    row = f", {trouble.spells} in a row" if trouble.spells > 1 else ""
+    pause = "" if trouble.until is None else f"; no start before {_moment(trouble.until)}, then a few attempts try it"
+    return f"in trouble since {_moment(trouble.since)} ({times}{row}){pause}"
+
+
+def _moment(seconds: float) -> str:
+    """A time of the journal as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _costs_text(status: CampaignStatus) -> str:
+    costs = status.costs
+    if costs.error is None:
+        return f"{costs.measured} trial(s) measured, too few to predict others"
+    text = f"seconds per epoch predicted within {100 * costs.error:.0f} % on average, from {costs.measured} trials"
+    if costs.scaling is None:
+        return text
+    return f"{text}; " + (
+        "more nodes lose no speed"
+        if costs.scaling >= NO_LOSS
+        else f"half of the speed is lost at {costs.scaling:.3g} nodes"
+    )
+
+
+def _forecast_text(status: CampaignStatus) -> str:
+    assert status.forecast is not None
+    left = duration_text(status.forecast.seconds)
+    if status.forecast.by == "finished":
+        return f"about {left} left"
+    return f"{status.forecast.by.replace('_', '-')} end it in {left}, before all trials are done"
+
+
 def shown_trials(state: State) -> list[Trial]:
     """The trials that fit into the table: those that run, then the best."""
     running = heapq.nsmallest(ROWS, state.active)
@@ -147,14 +346,12 @@ def shown_trials(state: State) -> list[Trial]:
     return [*(state.trials[number] for number in running), *best]
 
 
-def campaign_table(
+def trial_table(
     state: State,
     shown: Sequence[Trial],
     progress: Mapping[int, RunRecord],
-    seconds: float,
-    goodput: float | None = None,
-) -> RenderableType:
-    """The table: one row per trial in view, and a line on the campaign as a whole."""
+) -> Table:
+    """Return a table with one row per trial."""
     table = Table(expand=True)
     for heading, width in (("trial", 5), ("state", 8), ("epoch", 7), ("objective", 9), ("graphs/s", 8)):
         table.add_column(heading, justify="left" if heading == "state" else "right", no_wrap=True, min_width=width)
@@ -163,7 +360,7 @@ def campaign_table(
     for trial in shown:
         style = "bold" if best is not None and trial.number == best.number else None
         table.add_row(*_row(state, trial, progress.get(trial.number)), style=style)
-    return Group(table, summary_line(state, seconds, goodput))
+    return table
 
 
 def event_line(state: State, event: Event) -> str:
@@ -189,23 +386,6 @@ def event_line(state: State, event: Event) -> str:
             return f"{event.reason}: " + (f"{running} trial(s) save their state" if running else "no trial is running")
         case _:
             return ""
-
-
-def summary_line(state: State, seconds: float, goodput: float | None = None) -> str:
-    """Trials, best so far, nodes where there are any beside this machine, and time left in one line."""
-    failed, best = state.count("failed", "lost"), state.best
-    parts = [
-        f"{len(state.trials) - state.count('asked')}/{state.plan.trials} trials",
-        f"{state.count('finished')} finished, {state.count('paused')} at a rung"
-        + (f", {failed} failed" if failed else ""),
-        "no result yet" if best is None or best.value is None else f"best {best.value:.4g} (trial {best.number})",
-    ]
-    nodes = node_counts(state)
-    if not nodes.local:
-        parts += [nodes.text, *([] if goodput is None else [f"goodput {100 * goodput:.0f} %"])]
-    left = seconds_left(state, seconds)
-    coming = [] if left is None or state.closed else [f"about {duration_text(left)} left"]
-    return ", ".join([*parts, f"{duration_text(seconds)} so far", *coming])
 
 
 def slots_text(slots: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from hydragnn.hpo import campaign_history, campaign_settings, campaign_status
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Plan
 from hydragnn.hpo.status.facts import MachineTrouble
-from hydragnn.scripts.status import show_status, status_rows
+from hydragnn.hpo.status.view import show_status, status_rows
 
 ENERGY = Field(name="energy", on="graph", role="target")
 TABLE = {
