@@ -1,6 +1,7 @@
 """Hook of MkDocs: reference pages made from the code, and links that leave ``docs/`` as plain text."""
 
 import inspect
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -67,11 +68,11 @@ def _not_measured(page: str, markdown: str) -> str:
 def pages() -> dict[str, str]:
     """Return the Markdown of every generated page by name."""
     return {
-        "architectures": architectures_page(),
         "index": INDEX,
+        "architectures": architectures_page(),
         "command-line": command_page(),
         "configuration": configuration_page(),
-        "python": python_page(),
+        **python_pages(),
     }
 
 
@@ -213,13 +214,14 @@ def _section(
             _cell(_type_text(field)),
             _cell(_default_text(field)),
             _cell(_range_text(field)),
+            _cell(_unit_text(name, field)),
             _cell(field.description or ""),
         )
         for name, field in settings.model_fields.items()
         if (only is None or name in only) and name not in leave_out
     ]
     intro = "" if only is not None else _prose(inspect.getdoc(settings) or "")
-    table = _table(("key", "type", "default", "range", "meaning"), rows) if rows else ["No keys of its own."]
+    table = _table(("key", "type", "default", "range", "unit", "meaning"), rows) if rows else ["No keys of its own."]
     return [f"## {title}", "", intro, "", *table, ""]
 
 
@@ -237,13 +239,36 @@ def _default_text(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=not field.default_factory_takes_validated_data)
     if isinstance(value, Settings):
         return "the section's defaults"
-    return f"`{value!r}`".replace("'", '"')
+    return "none" if value is None else f"`{json.dumps(value, default=str)}`"
+
+
+UNITS = (
+    (re.compile(r"(^|_)seconds$"), "s"),
+    (re.compile(r"(^|_)minutes$"), "min"),
+    (re.compile(r"(^|_)hours$"), "h"),
+    (re.compile(r"(^|_)epochs$"), "epochs"),
+)
+"""Units by the end of a key."""
+
+
+def _unit_text(name: str, field: FieldInfo) -> str:
+    """Return the unit of a key, from its name or its description."""
+    text = field.description or ""
+    by_name = [unit for pattern, unit in UNITS if pattern.search(name)]
+    stated = [unit for unit in ("Angstrom", "GB", "degrees") if re.search(rf"\b{unit}\b", text)]
+    length = ["length of the store"] if name in ("cutoff", "side") and not stated else []
+    return (by_name + stated + length + [""])[0] if field.annotation is not bool else ""
+
+
+def _number(value: Any) -> str:
+    """Return a bound; powers of two that integers end at are written as such."""
+    return "2^63" if value == 2**63 else str(value)
 
 
 def _range_text(field: FieldInfo) -> str:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
     bounds = [
-        f"{sign} {value}"
+        f"{sign} {_number(value)}"
         for item in field.metadata
         for key, sign in signs.items()
         if (value := getattr(item, key, None)) is not None
@@ -251,16 +276,20 @@ def _range_text(field: FieldInfo) -> str:
     return ", ".join(bounds)
 
 
-def python_page() -> str:
-    """Return the page of all public names."""
-    lines = ["# Python", "", "Public names of every package. Private modules may change without notice."]
+def python_pages() -> dict[str, str]:
+    """Return a page of public names per package, and their index."""
+    rows, rooms = [], {}
     for room in ROOMS:
-        name = f"hydragnn.{room}".rstrip(".")
-        module = import_module(name)
-        lines += ["", f"## {name}", "", _prose(inspect.getdoc(module) or "")]
-        for public in _public_names(module):
-            lines += _object_lines(name, public, getattr(module, public))
-    return "\n".join(lines) + "\n"
+        module = import_module(f"hydragnn.{room}".rstrip("."))
+        first, _, more = (inspect.getdoc(module) or "").partition("\n")
+        lines = [f"# {module.__name__}", "", _prose(f"{first}\n{more}"), ""]
+        for name in _public_names(module):
+            lines += _object_lines(name, getattr(module, name))
+        rooms[f"python/{room or 'hydragnn'}"] = "\n".join(lines) + "\n"
+        rows.append((f"[{module.__name__}](python/{room or 'hydragnn'}.md)", _cell(first)))
+    text = "Public names of every package. Other modules may change without notice."
+    index = ["# Python", "", text, "", *_table(("package", "content"), rows)]
+    return {"python": "\n".join(index) + "\n", **rooms}
 
 
 def _public_names(module: Any) -> list[str]:
@@ -277,9 +306,9 @@ def _public_names(module: Any) -> list[str]:
     return sorted(names, key=str.lower)
 
 
-def _object_lines(module: str, name: str, value: Any) -> list[str]:
+def _object_lines(name: str, value: Any) -> list[str]:
     if not (inspect.isclass(value) or inspect.isfunction(value)):
-        return ["", f"### {name}", "", f"Constant of type `{type(value).__name__}`."]
+        return ["", f"## {name}", "", f"Constant of type `{type(value).__name__}`."]
     try:
         signature = re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z_])", "", str(inspect.signature(value)))
     except (TypeError, ValueError):
@@ -287,7 +316,7 @@ def _object_lines(module: str, name: str, value: Any) -> list[str]:
     kind = "class " if inspect.isclass(value) else ""
     lines = [
         "",
-        f"### {name}",
+        f"## {name}",
         "",
         "```python",
         f"{kind}{name}{_wrapped(signature)}",
