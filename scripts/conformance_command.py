@@ -35,7 +35,7 @@ def conformance(
         typer.Option(
             "--around",
             metavar="NAME",
-            help="Once more with this around the layers: multihead, linear, equivariant (attention), film, pooled (conditioning), clusters, scores (pooling), checkpointing; or all.",
+            help="Once more with this around the layers: multihead, linear, equivariant (attention), film, pooled (conditioning), clusters (pooling), checkpointing; or all.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,

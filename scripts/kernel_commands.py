@@ -55,41 +55,6 @@ def compile_kernels(
         raise typer.Exit(3)
 
 
-@kernels.command("tune")
-def tune_kernels(
-    nodes: Annotated[int, typer.Option(min=1)] = 50000,
-    degree: Annotated[int, typer.Option(min=1, help="Edges per node.")] = 20,
-    channels: Annotated[int, typer.Option(min=1)] = 64,
-    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float32",
-    repeats: Annotated[int, typer.Option(min=1, help="Times are medians of so many.")] = 10,
-    as_json: AsJson = False,
-) -> None:
-    """Measure on this node's accelerator which tiles its Triton kernels are fastest with, and keep them beside what Triton has compiled.
-
-    Runs with the same TRITON_CACHE_DIR take them from there instead of those of the table; no run measures by itself. Sums with other tiles
-    have other last digits. Takes minutes, most of them to compile what is measured; delete the file to go back to the table.
-    """
-    from hydragnn.kernels.bench import BenchSettings
-    from hydragnn.kernels.triton.tiles import architecture_of, tiles_file, write_tiles
-    from hydragnn.kernels.tuning import check_device, measured_tiles
-
-    device = check_device()
-    architecture = architecture_of(device)
-    settings = BenchSettings(
-        device=device.type, nodes=nodes, degree=degree, channels=channels, dtype=_dtype(dtype), repeats=repeats
-    )
-    found = []
-    for one in measured_tiles(architecture, settings):
-        found.append(one)
-        if not as_json:
-            print(f"{one.group}: {one.tile}, {one.ratio:.2f} of the time with {one.before}", flush=True)
-    write_tiles(tiles_file(), architecture, {one.group: one.tile for one in found})
-    if as_json:
-        print(json.dumps({"file": str(tiles_file()), "tiles": [asdict(one) for one in found]}))
-    else:
-        print(f"in {tiles_file()}")
-
-
 def _print_kernels(found: "list[Compiled]") -> None:
     print(f"{'kernel':22} {'architecture':13} {'registers':>9} {'spilled':>8} {'shared':>7} {'occupancy':>10}  loads")
     for one in found:

@@ -1,9 +1,8 @@
-"""Architectures: one file each, with settings, layers, and what it sees, gives and needs."""
+"""Architectures, one file each."""
 
 from hydragnn.architectures.base import (
     Architecture,
     ArchitectureSettings,
-    CompileGain,
     GeometricSettings,
     GlobalAttentionSettings,
     GraphSpec,
@@ -19,7 +18,6 @@ from hydragnn.architectures.base import (
 __all__ = [
     "Architecture",
     "ArchitectureSettings",
-    "CompileGain",
     "GeometricSettings",
     "GlobalAttentionSettings",
     "GraphSpec",

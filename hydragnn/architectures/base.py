@@ -33,20 +33,8 @@ EdgeData = Literal["lengths", "inputs"]
 """What edges have: ``lengths`` where nodes have positions, ``inputs`` where there are lengths or edge features."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompileGain:
-    """What compiled training steps bring on CPUs, as ``python -m tests.benchmarks.bench_compile`` measures it."""
-
-    derivatives: bool
-    """True: where forces or stress are trained; False: heads alone."""
-    nanoseconds: float
-    """Of CPU time, saved in a training step for every edge, channel and layer."""
-    compiling: float
-    """Seconds, where nothing was compiled before."""
-
-
 class GlobalAttentionSettings(Settings):
-    """Attention among all nodes of a graph beside every layer (Rampasek et al. 2022, arXiv:2205.12454)."""
+    """Attention among all nodes beside every layer (arXiv:2205.12454)."""
 
     kind: Literal["multihead", "linear", "equivariant", "none"] = "multihead"
     """multihead: softmax over all nodes of the graph, quadratic in their number; linear: kernel attention, linear in it; equivariant: by states of all
@@ -65,36 +53,23 @@ class GlobalAttentionSettings(Settings):
 
     @property
     def has_pairs(self) -> bool:
-        """Attention looks at pairs of its own, with lengths and directions, instead of at all nodes without places."""
+        """Return True if attention uses pairs with lengths and directions."""
         return self.kind == "equivariant"
 
     @model_validator(mode="after")
     def _sees_lengths(self) -> "GlobalAttentionSettings":
-        given = next((key for key in ("cutoff", "num_radial") if getattr(self, key) is not None), None)
-        if given is not None and not self.has_pairs and self.kind != "none":
-            raise ValueError(f'{given} is that of equivariant attention; leave it out, or set kind = "equivariant"')
+        extra = next((key for key in ("cutoff", "num_radial") if getattr(self, key) is not None), None)
+        if extra is not None and not self.has_pairs and self.kind != "none":
+            raise ValueError(f'{extra} is that of equivariant attention; leave it out, or set kind = "equivariant"')
         return self
 
 
 class PoolingSettings(Settings):
-    """Layers on coarser levels of the graph between those on the graph itself, and the way back (Gao and Ji 2019, arXiv:1905.05178)."""
+    """Layers on coarser levels and the way back (arXiv:1905.05178)."""
 
     levels: int = Setting(default=1, ge=0, le=16)
     """Coarser levels. Layers go down to the coarsest and back: of five layers and two levels the first and the last work on the graph
     itself, the third on the coarsest level. 0: the model without pooling, so that a search may leave it out."""
-
-    by: Literal["clusters", "scores"] = "clusters"
-    """clusters: levels are those of the node field ``clusters`` of the store, with the mean of their nodes; scores: the nodes with the highest scores,
-    a learned projection of their states, are the next level, multiplied with tanh(score) (Cangea et al. 2018, arXiv:1811.01287)."""
-
-    ratio: float | None = Setting(default=None, gt=0, le=1)
-    """Share of the nodes of each graph that the next level keeps, for ``by = "scores"``; absent: 0.5."""
-
-    @model_validator(mode="after")
-    def _check_ratio(self) -> "PoolingSettings":
-        if self.ratio is not None and self.by != "scores":
-            raise ValueError('ratio is that of nodes kept by scores; leave it out, or set by = "scores"')
-        return self
 
 
 Searched = Mapping[str, Mapping[str, Any]]
@@ -102,17 +77,17 @@ Searched = Mapping[str, Mapping[str, Any]]
 
 
 def steps(low: int, high: int, step: int = 1) -> dict[str, Any]:
-    """The range of the whole numbers ``low + k * step`` up to ``high``."""
+    """Return the range of ``low + k * step`` up to ``high``."""
     return {"type": "int", "low": low, "high": high, "step": step}
 
 
 def one_of(*values: bool | int | float | str) -> dict[str, Any]:
-    """The range of a few values."""
+    """Return the range of a few values."""
     return {"type": "categorical", "choices": list(values)}
 
 
 class ArchitectureSettings(Settings):
-    """What every architecture has."""
+    """Settings of every architecture."""
 
     searched: ClassVar[Searched] = {"hidden_dim": steps(16, 128, 16), "num_layers": steps(2, 4)}
     """What ``search.space = "default"`` varies; ranges in which a model trains on two cores, and that are worth a GPU."""
@@ -148,7 +123,7 @@ class ArchitectureSettings(Settings):
     @field_validator("global_attention", "pooling")
     @classmethod
     def _left_out(cls, value: Any) -> Any:
-        """None for attention of kind none and for no levels: the same settings, to the letter, as where the section is absent."""
+        """Return None for attention of kind none and for no levels."""
         match value:
             case GlobalAttentionSettings(kind="none") | PoolingSettings(levels=0):
                 return None
@@ -165,26 +140,21 @@ class ArchitectureSettings(Settings):
         return self
 
     @property
-    def pools_clusters(self) -> bool:
-        """Return True where layers work on the levels that come with the graphs."""
-        return self.pooling is not None and self.pooling.by == "clusters"
-
-    @property
     def kinks(self) -> str:
-        """A sentence that says where energies are not smooth with these settings; empty where they are."""
+        """Description of where energies are not smooth; empty if they are."""
         return ""
 
     def on_stores(self, cutoffs: Sequence[float | None]) -> "ArchitectureSettings":
-        """The settings with what was left out and the stores decide: ``cutoffs`` made their edges, None where none did."""
+        """Return the settings completed from the stores' cutoffs (None: no cutoff)."""
         return self
 
     def of_own_layers(self, layers: int) -> dict[str, Any]:
-        """What is otherwise for the layers that a head has of its own, all of them on the graph itself."""
+        """Return changes of settings for a head's own layers."""
         return {"num_layers": layers, "pooling": None}
 
     @classmethod
     def class_for(cls, value: Any) -> "type[ArchitectureSettings]":
-        """The settings class of the architecture that ``value`` names."""
+        """Return the settings class of the architecture that ``value`` names."""
         if cls is ArchitectureSettings and isinstance(value, Mapping) and isinstance(value.get("kind"), str):
             return architecture_of(value["kind"]).Settings
         return cls
@@ -196,7 +166,7 @@ ENVELOPE: Literal["polynomial"] = "polynomial"
 
 
 class GeometricSettings(ArchitectureSettings):
-    """What architectures that see edge lengths have."""
+    """Settings of architectures that see edge lengths."""
 
     acts_on: ClassVar = dict.fromkeys(("cutoff", "num_radial", "radial", "envelope", "envelope_exponent"), "lengths")
 
@@ -235,12 +205,15 @@ class GeometricSettings(ArchitectureSettings):
         return self
 
     def on_stores(self, cutoffs: Sequence[float | None]) -> "GeometricSettings":
-        """Left out, the cutoff is the smallest of the stores', with an envelope where the edges of all of them come from one."""
-        known = [cutoff for cutoff in cutoffs if cutoff is not None]
-        cutoff = min(known) if known else CUTOFF
-        envelope = ENVELOPE if len(known) == len(cutoffs) else "none"
-        chosen = {"cutoff": self.cutoff or cutoff, "envelope": self.envelope or envelope}
-        return self.model_copy(update=chosen)
+        """Return the settings with the smallest cutoff of the stores.
+
+        There is an envelope if the edges of all stores come from a cutoff.
+        """
+        present = [cutoff for cutoff in cutoffs if cutoff is not None]
+        cutoff = min(present) if present else CUTOFF
+        envelope = ENVELOPE if len(present) == len(cutoffs) else "none"
+        choice = {"cutoff": self.cutoff or cutoff, "envelope": self.envelope or envelope}
+        return self.model_copy(update=choice)
 
 
 def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> ArchitectureSettings:
@@ -265,7 +238,7 @@ ModelSettings = Annotated[SerializeAsAny[ArchitectureSettings], WrapValidator(_o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphStatistics:
-    """How many edges nodes receive in the training part, and of which species they are."""
+    """Degrees and species of the nodes of the training part."""
 
     mean_log_degree: float
     """Mean of log(degree + 1) over nodes."""
@@ -277,7 +250,7 @@ class GraphStatistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphSpec:
-    """What data and heads ask of an architecture."""
+    """Properties of data and heads that an architecture needs."""
 
     dim: int
     """Spatial dimension; 0 without geometry."""
@@ -293,7 +266,7 @@ class GraphSpec:
 
 
 class Architecture(nn.Module):
-    """First states and layers; what it sees, gives and needs stands in its class attributes, and everything else follows them.
+    """First states and layers, with capabilities as class attributes.
 
     A layer maps ``(States, MessageGraph)`` to new states with the same channels. It must not let nodes of different graphs
     speak to each other (``graph.owner`` tells whose they are), and makes all its parameters when it is constructed.
@@ -316,9 +289,6 @@ class Architecture(nn.Module):
     """True for layers that give increments: each is run as h + dropout(layer(norm(h))). False where layers give new states,
     with whatever residual, norm and dropout the paper has."""
 
-    compile_gains: ClassVar[tuple[CompileGain, ...]] = ()
-    """Where compiled steps were measured to bring something."""
-
     node_cost: ClassVar[int] = 8
     """Edges that take a training step as long as a node does, by which ranks share a batch; measured by ``tests/benchmarks/bench_planning.py`` at 64 channels."""
 
@@ -332,39 +302,40 @@ class Architecture(nn.Module):
     features come as they are."""
 
     def __init__(self, settings: Any, spec: GraphSpec) -> None:
-        """Make all parameters, in ``layers`` above all; ``settings`` is an instance of ``Settings``."""
+        """Create all parameters; ``settings`` is an instance of ``Settings``."""
         super().__init__()
         self.basis = None
         self.carried = [frozenset({0})] * (settings.num_layers + 1)
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
-        """The states before the first layer, from what the inputs say of every node."""
+        """Return the states before the first layer, from the inputs."""
         return {0: inputs}
 
     def finish(self, states: States, graph: MessageGraph) -> States:
-        """The states that heads read, from those of the last layer, or from all layers' side by side (``readout``)."""
+        """Return the states for heads from those of the last layer, or of all."""
         return states
 
     @classmethod
     def kind_fields(cls, settings: Any) -> tuple[str, ...]:
-        """Names of the categorical edge fields that layers read as kinds of edges, not as features."""
+        """Return the edge fields that layers read as kinds of edges."""
         return ()
 
     @classmethod
     def reads(cls, settings: Any, field: Field) -> bool:
-        """Return True where an input like this reaches the network: any of nodes and graphs, and those of edges that it sees."""
+        """Return True if an input field like this reaches the network.
+
+        Fields of nodes and graphs do; fields of edges if the architecture sees them.
+        """
         return field.on != "edge" or "edge_features" in cls.sees or field.name in cls.kind_fields(settings)
 
     @classmethod
     def unpoolable(cls, settings: Any) -> str:
-        """Why layers cannot work on coarser levels of a graph, after "model ... "; empty where they can."""
-        if settings.pooling is not None and not settings.pools_clusters:
-            return ""  # nodes and edges that stay are what they were
+        """Return the reason, after "model ...", why layers cannot pool, or ""."""
         return "" if "species" not in cls.requires else "needs the species of its nodes, and a cluster has none"
 
     @classmethod
     def check(cls, settings: Any, spec: GraphSpec) -> None:
-        """Raise InputError where these settings cannot work on such graphs; the sentence names the remedy."""
+        """Raise InputError if these settings cannot work on such graphs."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -376,14 +347,16 @@ class Architecture(nn.Module):
 
     @classmethod
     def sees_positions(cls) -> bool:
-        """Return True where its states depend on positions, so that an energy has forces."""
+        """Return True if states depend on positions, so that energies have forces."""
         return bool(cls.sees & {"lengths", "directions", "triplets"})
 
 
 def radial_basis(
     settings: GeometricSettings, spec: GraphSpec, transform: DistanceTransform | None = None
 ) -> RadialFeatures:
-    """The radial basis that the settings describe, of transformed lengths where there is a ``transform``, with the edge features beside it.
+    """Return the radial basis that the settings describe.
+
+    Lengths are transformed by ``transform``; edge features are appended.
 
     Runs complete the settings from the store; elsewhere the cutoff defaults to 5 with a polynomial envelope.
     """

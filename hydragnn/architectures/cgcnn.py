@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.kernels import gather_add, segment_sum
 from hydragnn.layers import MessageGraph, States
 
@@ -15,7 +15,9 @@ class CGCNNSettings(GeometricSettings):
 
 
 class CGCNNLayer(nn.Module):
-    """h_i <- h_i + sum_j sigmoid(z_ij W_f + b_f) * softplus(z_ij W_s + b_s) with z_ij = [h_i, h_j, e_ij] (eq. 5).
+    """Gated convolution over neighbours.
+
+    h_i <- h_i + sum_j sigmoid(z_ij W_f + b_f) * softplus(z_ij W_s + b_s) with z_ij = [h_i, h_j, e_ij] (eq. 5).
 
     The linear map of z is split into maps of receiver, sender and edge, which is the same sum. Deviates from the paper: no batch
     norm, which would let a prediction depend on its batch; dropout on the sum; and the envelope ends messages at the cutoff.
@@ -51,7 +53,6 @@ class CGCNN(Architecture):
     kind = "cgcnn"
     Settings = CGCNNSettings
     sees = frozenset({"lengths", "edge_features"})
-    compile_gains = (CompileGain(derivatives=False, nanoseconds=5.2, compiling=16.0),)
     node_cost = 1
 
     def __init__(self, settings: CGCNNSettings, spec: GraphSpec) -> None:

@@ -1,4 +1,4 @@
-"""Messages that see angles: DimeNet++ (Gasteiger et al. 2020, arXiv:2011.14115, after DimeNet, arXiv:2003.03123)."""
+"""Messages that see angles: DimeNet++ (arXiv:2011.14115, after arXiv:2003.03123)."""
 
 import math
 from typing import ClassVar, Literal
@@ -83,7 +83,7 @@ class DimeNetSettings(GeometricSettings):
 
 
 def orthogonal(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
-    """A linear map whose rows or columns are orthogonal, with the variance of Glorot and Bengio; biases are zero."""
+    """Return an orthogonal linear map of Glorot's variance, without bias."""
     linear = nn.Linear(inputs, outputs, bias=bias)
     nn.init.orthogonal_(linear.weight, gain=math.sqrt(2 * max(inputs, outputs) / (inputs + outputs)))
     if bias:
@@ -92,7 +92,7 @@ def orthogonal(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 
 
 def ending(graph: MessageGraph) -> Float[Tensor, "items width"]:
-    """e(r): the radial functions of every length, with what else is known of an edge, which end at the cutoff; made once."""
+    """Return e(r), features of edges that end at the cutoff; computed once."""
 
     def make() -> Tensor:
         features, envelope = graph.paired_inputs  # [items, width], [items, 1]
@@ -116,7 +116,10 @@ class Residual(nn.Module):
 
 
 class Embedding(nn.Module):
-    """m_ji = s(W [h_i, h_j, s(W_e e(r_ji))]) from the inputs h of both nodes (arXiv:2003.03123, eq. 11)."""
+    """First messages from the inputs of both ends.
+
+    m_ji = s(W [h_i, h_j, s(W_e e(r_ji))]) from the inputs h of both nodes (arXiv:2003.03123, eq. 11).
+    """
 
     def __init__(self, channels: int, edge_width: int) -> None:
         super().__init__()
@@ -134,7 +137,10 @@ class Embedding(nn.Module):
 
 
 class Output(nn.Module):
-    """t_i = N(W sum_j m_ji * W_e e(r_ji)) with a network N at every node (arXiv:2011.14115, figure 1)."""
+    """States of nodes from messages.
+
+    t_i = N(W sum_j m_ji * W_e e(r_ji)) with a network N at every node (arXiv:2011.14115, figure 1).
+    """
 
     def __init__(self, settings: DimeNetSettings, edge_width: int) -> None:
         super().__init__()
@@ -147,7 +153,7 @@ class Output(nn.Module):
     def forward(
         self, messages: Float[Tensor, "edges channels"], graph: MessageGraph
     ) -> Float[Tensor, "nodes channels"]:
-        """What the messages say about every node."""
+        """Return the states of nodes from messages."""
         gated = messages * graph.to_edges(self.radial(ending(graph)))
         values = self.up(segment_sum(gated, graph.topology.receivers, graph.num_nodes))  # [nodes, wide]
         for linear in self.hidden:
@@ -156,7 +162,9 @@ class Output(nn.Module):
 
 
 class AngularFilters(nn.Module):
-    """F_l(r) = W_2 W_1l b_l(r) u(r) / x for every degree l, with b_l the spherical Bessel functions of x = r / c and u the envelope.
+    """Filters of length by degree of the angle.
+
+    F_l(r) = W_2 W_1l b_l(r) u(r) / x for every degree l, with b_l the spherical Bessel functions of x = r / c and u the envelope.
 
     Together with Y_l of the angle this is W_2 W_1 a, with a the basis of distance and angle (arXiv:2003.03123, eq. 6). The paper has no
     division by x there; its authors' program has, which others followed. An edge of length zero, which has no angles, has none of these.
@@ -179,7 +187,7 @@ class AngularFilters(nn.Module):
         return [graph.to_edges(self.second(linear(values))) for linear, values in zip(self.first, functions)]
 
     def functions(self, graph: MessageGraph) -> list[Float[Tensor, "items radial"]]:
-        """b_l(r) u(r) / x of the first edge of every pair, or of all edges, by degree."""
+        """Return b_l(r) u(r) / x by degree, for one edge per pair."""
         lengths, directions, pairs = graph.lengths, graph.directions, graph.pairs
         if pairs is not None:
             lengths, directions = spread(lengths, pairs.first), spread(directions, pairs.first)
@@ -190,7 +198,9 @@ class AngularFilters(nn.Module):
 
 
 class Interaction(nn.Module):
-    """m'_ji = R(s(W_s B(s(W_ji m_ji) + s(W_up sum_k F(r_kj, angle) * d_kj))) + m_ji), d_kj = s(W_down (s(W_kj m_kj) * W_2 W_1 e(r_kj))).
+    """New messages from those into the sender.
+
+    m'_ji = R(s(W_s B(s(W_ji m_ji) + s(W_up sum_k F(r_kj, angle) * d_kj))) + m_ji), d_kj = s(W_down (s(W_kj m_kj) * W_2 W_1 e(r_kj))).
 
     The sum is over edges k -> j without the one that is walked back; R and B are residual networks (arXiv:2011.14115, figure 1).
     """
@@ -228,7 +238,7 @@ class Interaction(nn.Module):
 
 
 class DimeNetLayer(nn.Module):
-    """m <- interaction(m), and h_i <- h_i + t_i of the new messages; dropout on t is ours."""
+    """Layer of DimeNet++: m <- interaction(m), h_i <- h_i + dropout(t_i)."""
 
     def __init__(self, settings: DimeNetSettings, basis: RadialFeatures) -> None:
         super().__init__()
@@ -243,7 +253,10 @@ class DimeNetLayer(nn.Module):
 
 
 class ChainedLayer(nn.Module):
-    """h_i <- s(t_i) with t read of messages m = interaction(embedding(W h)), all made in this layer (``messages = "anew"``); dropout on t is ours."""
+    """Layer that creates its messages anew.
+
+    h_i <- s(t_i) with t read of messages m = interaction(embedding(W h)), all made in this layer (``messages = "anew"``); dropout on t is ours.
+    """
 
     def __init__(self, settings: DimeNetSettings, basis: RadialFeatures) -> None:
         super().__init__()
@@ -260,7 +273,9 @@ class ChainedLayer(nn.Module):
 
 
 class DimeNet(Architecture):
-    """Messages from node inputs and distances, then interactions; a node's state is the sum of what it reads of all of them (figure 1).
+    """DimeNet++.
+
+    Messages from node inputs and distances, then interactions; a node's state is the sum of what it reads of all of them (figure 1).
 
     The angle is that between the directions of both edges, as in the program of the paper's authors: pi minus the paper's, which changes the sign of odd
     degrees and nothing else. Deviates from the paper: the sum begins with the node's inputs, without which all nodes that have no neighbours would be
@@ -276,10 +291,10 @@ class DimeNet(Architecture):
     def __init__(self, settings: DimeNetSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
         self.basis = basis = radial_basis(settings, spec)
-        kept = settings.messages == "kept"
-        self.first = Embedding(settings.hidden_dim, basis.width) if kept else None
-        self.output = Output(settings, basis.width) if kept else None
-        layer = DimeNetLayer if kept else ChainedLayer
+        keeps_messages = settings.messages == "kept"
+        self.first = Embedding(settings.hidden_dim, basis.width) if keeps_messages else None
+        self.output = Output(settings, basis.width) if keeps_messages else None
+        layer = DimeNetLayer if keeps_messages else ChainedLayer
         self.layers = nn.ModuleList(layer(settings, basis) for _ in range(settings.num_layers))
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:

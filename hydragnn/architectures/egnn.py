@@ -1,4 +1,4 @@
-"""Messages from states and lengths: EGNN (Satorras et al. 2021, arXiv:2102.09844, equations 3 to 6)."""
+"""Messages from states and lengths: EGNN (arXiv:2102.09844, eqs. 3 to 6)."""
 
 from typing import ClassVar
 
@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import (
     Architecture,
-    CompileGain,
     GraphSpec,
     Searched,
     one_of,
@@ -34,7 +33,9 @@ class EGNNSettings(MovingSettings):
 
 
 class EGNNLayer(nn.Module):
-    """m_ij = f_e(h_i, h_j, r_ij) (eq. 3), m_i = sum_j m_ij (eq. 5), h_i <- h_i + f_h(h_i, m_i) (eq. 6).
+    """Layer of EGNN.
+
+    m_ij = f_e(h_i, h_j, r_ij) (eq. 3), m_i = sum_j m_ij (eq. 5), h_i <- h_i + f_h(h_i, m_i) (eq. 6).
 
     Without ``residual`` h_i <- f_h(h_i, m_i), to the letter of equation 6 (the authors' program adds h_i).
     With ``attention``, m_ij is weighed by e_ij = sigmoid(linear(m_ij)) (eq. 8). Where a head wants vectors, equation 4
@@ -65,11 +66,11 @@ class EGNNLayer(nn.Module):
         self.residual = settings.residual
 
     def forward(self, states: States, graph: MessageGraph) -> States:
-        """New states of degree 0 and, where asked for, of degree 1; where nodes move, how far they are from where they were."""
-        scalars, topology, there = states[0], graph.topology, where_moved(states, graph)
-        features, envelope = there.paired_inputs[0], graph.envelope  # [items, width], [edges, 1]
+        """Return new states, with displacements if nodes move."""
+        scalars, topology, shifted_graph = states[0], graph.topology, where_moved(states, graph)
+        features, envelope = shifted_graph.paired_inputs[0], graph.envelope  # [items, width], [edges, 1]
         assert features is not None
-        inner = self.inner(scalars, features, there.sharing)  # [edges, channels]
+        inner = self.inner(scalars, features, shifted_graph.sharing)  # [edges, channels]
         if envelope is not None and not self.reads_messages:
             received = activated_sum(
                 inner, envelope, topology
@@ -84,12 +85,12 @@ class EGNNLayer(nn.Module):
         increment = self.dropout(self.nodes(torch.cat([scalars, received], dim=-1)))  # eq. 6
         new = {**states, 0: scalars + increment if self.residual else increment}
         if self.shift is not None:
-            new[MOVED] = self.shift(states, messages, envelope, there)
+            new[MOVED] = self.shift(states, messages, envelope, shifted_graph)
         if self.coordinates is not None:
             weighed = messages if envelope is None else messages * envelope
             along = self.coordinates(weighed)  # [edges, channels]
             along = along if envelope is None else along * envelope
-            vectors = outer_sum(along, there.directions, topology)  # eq. 4; [nodes, dim, channels]
+            vectors = outer_sum(along, shifted_graph.directions, topology)  # eq. 4; [nodes, dim, channels]
             new[1] = states[1] + vectors if 1 in states else vectors
         return new
 
@@ -105,23 +106,19 @@ class EGNNLayer(nn.Module):
         return inner
 
     def messages(self, inner: Float[Tensor, "edges channels"]) -> Float[Tensor, "edges channels"]:
-        """Equation 3: what each edge carries, weighed by its gate where attention is on."""
+        """Return the message of every edge (eq. 3), perhaps gated."""
         messages = silu(inner)  # [edges, channels]; the gate is [edges, 1]
         return messages if self.gate is None else messages * torch.sigmoid(self.gate(messages))
 
 
 class EGNN(Architecture):
-    """Messages from states and lengths; nodes rest, or move (equations 3 to 6)."""
+    """EGNN with resting or moving nodes."""
 
     kind = "egnn"
     Settings = EGNNSettings
     sees = frozenset({"lengths", "directions", "edge_features"})
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
-    compile_gains = (
-        CompileGain(derivatives=True, nanoseconds=14.0, compiling=66.0),
-        CompileGain(derivatives=False, nanoseconds=1.9, compiling=21.0),
-    )
     node_cost = 2
 
     def __init__(self, settings: EGNNSettings, spec: GraphSpec) -> None:

@@ -1,4 +1,4 @@
-"""Attention among neighbours on scalar and vector states: the equivariant transformer (Thoelke and De Fabritiis 2022, arXiv:2202.02541)."""
+"""Equivariant transformer: attention among neighbours (arXiv:2202.02541)."""
 
 from typing import ClassVar, Literal
 
@@ -39,7 +39,9 @@ class EquivariantTransformerSettings(GeometricSettings):
 
 
 class NeighbourEmbedding(nn.Module):
-    """x_i = W [z_i, sum_j u(r_ij) (V z_j) f(r_ij)] with f linear in the radial basis (eqs. 3, 4).
+    """First states from a node and its neighbours.
+
+    x_i = W [z_i, sum_j u(r_ij) (V z_j) f(r_ij)] with f linear in the radial basis (eqs. 3, 4).
 
     Deviates from the paper: neighbours are embedded by a linear map V of the inputs, which need not be species, instead of a second table.
     """
@@ -54,8 +56,8 @@ class NeighbourEmbedding(nn.Module):
         """The states that know their neighbours."""
         features, envelope = radial_inputs(graph)
         filters = self.filters(features if envelope is None else features * envelope)
-        around = gather_multiply_sum(self.from_sender(inputs), filters, graph.sharing)
-        combined: Tensor = self.combine(torch.cat([inputs, around], dim=-1))
+        surrounding = gather_multiply_sum(self.from_sender(inputs), filters, graph.sharing)
+        combined: Tensor = self.combine(torch.cat([inputs, surrounding], dim=-1))
         return combined
 
 
@@ -107,9 +109,9 @@ class EquivariantAttention(nn.Module):
             return d_scalars, None
         d_vectors = gather_outer_sum(values[1], filters[1], graph.directions, graph.sharing)
         if mixed is not None and vectors is not None:
-            told = values[2].unsqueeze(-2) * vectors  # [nodes, dim, channels]
+            update = values[2].unsqueeze(-2) * vectors  # [nodes, dim, channels]
             d_vectors = (
-                d_vectors + gather_multiply_sum(told, filters[2], graph.sharing) + at_zero[2].unsqueeze(-2) * told
+                d_vectors + gather_multiply_sum(update, filters[2], graph.sharing) + at_zero[2].unsqueeze(-2) * update
             )
             d_vectors = d_vectors + self.outs[2](attended).unsqueeze(-2) * mixed[2]
         return d_scalars, d_vectors
@@ -138,7 +140,7 @@ class EquivariantAttention(nn.Module):
 
 
 class EquivariantTransformerLayer(nn.Module):
-    """s, v <- s + ds, v + dv of the attention. Deviates from the paper: dropout on ds."""
+    """Attention on scalars and vectors; dropout on ds is ours."""
 
     def __init__(self, attention: EquivariantAttention, dropout: float) -> None:
         super().__init__()
@@ -156,7 +158,9 @@ class EquivariantTransformerLayer(nn.Module):
 
 
 class EquivariantTransformer(Architecture):
-    """Neighbours embedded, layers of attention on scalars and vectors, and a norm of the scalars at the end (figure 2).
+    """Equivariant transformer.
+
+    Neighbours embedded, layers of attention on scalars and vectors, and a norm of the scalars at the end (figure 2).
 
     Attention reaches as far as edges do, through periodic boundaries too. Deviates from the paper: the envelope is a polynomial unless ``cosine``
     is asked for, and is no factor of the radial basis; filters see edge features beside it.
@@ -189,7 +193,7 @@ class EquivariantTransformer(Architecture):
         self.norm = nn.LayerNorm(channels)
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
-        """Inputs of a node and of its neighbours; vectors begin as zero, which is none."""
+        """Return inputs of a node and its neighbours; vectors are zero."""
         return {0: self.embedding(inputs, graph)}
 
     def finish(self, states: States, graph: MessageGraph) -> States:

@@ -44,7 +44,7 @@ class GATv2Settings(GeometricSettings):
 
     @property
     def kinks(self) -> str:
-        """Those of LeakyReLU, and of means over neighbours."""
+        """Description of the kinks of LeakyReLU and of means."""
         kinks = "forces jump wherever the argument of a LeakyReLU of the attention changes its sign"
         if self.own_edge == "none":
             return kinks
@@ -52,7 +52,9 @@ class GATv2Settings(GeometricSettings):
 
 
 class GATv2Layer(nn.Module):
-    """sum_j a_ij W_s h_j over neighbours and the node itself, a_ij = softmax_j of v . LeakyReLU(W_s h_j + W_r h_i + W_e e_ij) (eq. 7).
+    """Attention over neighbours and the node itself.
+
+    sum_j a_ij W_s h_j over neighbours and the node itself, a_ij = softmax_j of v . LeakyReLU(W_s h_j + W_r h_i + W_e e_ij) (eq. 7).
 
     Deviates from the paper: edge features; and the envelope c_ij weighs every neighbour, a_ij ~ c_ij exp(.), while the node
     itself keeps the weight 1, so that attention neither jumps nor divides by zero as a neighbour leaves. e_ii is zero, or with ``own_edge = "mean"`` the mean
@@ -99,7 +101,7 @@ class GATv2Layer(nn.Module):
     def joined_alone(
         self, joined: Float[Tensor, "nodes channels"], graph: MessageGraph
     ) -> Float[Tensor, "nodes channels"]:
-        """W_s h_i + W_r h_i, and what the edge of the node to itself adds."""
+        """Return W_s h_i + W_r h_i with the self loop."""
         features, topology = graph.paired_inputs[0], graph.topology
         if self.own_edge == "none" or self.from_edge is None or features is None:
             return joined
@@ -109,7 +111,7 @@ class GATv2Layer(nn.Module):
         return joined + self.from_edge(means)
 
     def scores(self, joined: Float[Tensor, "items channels"]) -> Float[Tensor, "items heads"]:
-        """What each head thinks of an edge before the softmax."""
+        """Return the score of each edge per head, before the softmax."""
         hidden = nn.functional.leaky_relu(joined, self.negative_slope).unflatten(
             -1, (self.heads, -1)
         )  # [items, heads, width]
@@ -123,7 +125,10 @@ class GATv2Layer(nn.Module):
 
 
 class WideLayer(GATv2Layer):
-    """h <- dropout(silu(GATv2(h))) of heads that are each as wide as the network (``wide_heads``); of the last layer the mean of its heads."""
+    """Attention with heads as wide as the network.
+
+    h <- dropout(silu(GATv2(h))) of heads that are each as wide as the network (``wide_heads``); of the last layer the mean of its heads.
+    """
 
     def __init__(self, settings: GATv2Settings, edge_width: int, number: int) -> None:
         wide = settings.heads * settings.hidden_dim
@@ -171,13 +176,13 @@ class GATv2(Architecture):
 
     @classmethod
     def check(cls, settings: GATv2Settings, spec: GraphSpec) -> None:
-        """The heads divide the channels, or are wide, where nothing that is hidden_dim wide stands around layers."""
+        """Refuse heads that do not divide the channels."""
         if settings.wide_heads:
-            around = {
+            extras = {
                 "global_attention": settings.global_attention is not None,
                 "conditioning": settings.conditioning == "film",
             }
-            for name in (name for name, there in around.items() if there):
+            for name in (name for name, exists in extras.items() if exists):
                 raise InputError(
                     f"model.wide_heads has states of heads x hidden_dim channels between its layers, and model.{name} needs hidden_dim; leave one of the two out"
                 )

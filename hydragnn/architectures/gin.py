@@ -19,7 +19,9 @@ class GINSettings(ArchitectureSettings):
 
 
 class GINLayer(nn.Module):
-    """MLP((1 + e) h_i + sum_j h_j) with a learned e (eq. 4.1).
+    """Layer of GIN.
+
+    MLP((1 + e) h_i + sum_j h_j) with a learned e (eq. 4.1).
 
     Deviates from the paper: SiLU instead of ReLU, no batch norm inside the network, and what it gives is an increment.
     """

@@ -1,4 +1,4 @@
-"""Messages of many bodies from products of states that turn: MACE (Batatia et al. 2022, arXiv:2206.07697)."""
+"""Products of equivariant states: MACE (Batatia et al. 2022, arXiv:2206.07697)."""
 
 import math
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class MACESettings(GeometricSettings):
 
     @property
     def kinks(self) -> str:
-        """Those of filters that do not end."""
+        """Description of the kinks of filters without an end."""
         if not self.node_filters:
             return ""
         return (
@@ -97,7 +97,7 @@ class MACESettings(GeometricSettings):
         return self
 
     def of_own_layers(self, layers: int) -> dict[str, Any]:
-        """Layers of a head multiply as many factors as the last layer that all heads share."""
+        """Return changes for a head's layers: factors of the last layer."""
         return {**super().of_own_layers(layers), "correlation": self.correlations[-1]}
 
     @property
@@ -107,7 +107,10 @@ class MACESettings(GeometricSettings):
 
 
 class Radial(RadialFilters):
-    """R_p(r) = W_p s(W_3 s(W_2 s(W_1 e(r)))) for every path p, with s = silu, no biases, and e(r) that ends at the cutoff (eq. 8)."""
+    """Filters of length, one per path.
+
+    R_p(r) = W_p s(W_3 s(W_2 s(W_1 e(r)))) for every path p, with s = silu, no biases, and e(r) that ends at the cutoff (eq. 8).
+    """
 
     def __init__(self, inputs: int, channels: int, paths: int) -> None:
         super().__init__()
@@ -115,7 +118,7 @@ class Radial(RadialFilters):
         self.paths = nn.ModuleList(scaled(WIDTH, channels, SILU_GAIN) for _ in range(paths))
 
     def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
-        """The filters of all paths; what depends on lengths alone is computed once for both directions of an edge."""
+        """Return the filters of all paths, once per pair of edges."""
         features, envelope = graph.paired_inputs  # [items, width], [items, 1]
         assert features is not None
         values = features if envelope is None else features * envelope
@@ -129,7 +132,9 @@ NODE_GAIN = 0.01
 
 
 class NodeFilters(nn.Module):
-    """R_p = W_p s(W_3 s(W_2 s(W_1 [e(r), h_i, h_j]))) for every path p, with s = silu, no biases, and the scalars h of both ends of an edge (``node_filters``).
+    """Filters of length and of the scalars of both ends.
+
+    R_p = W_p s(W_3 s(W_2 s(W_1 [e(r), h_i, h_j]))) for every path p, with s = silu, no biases, and the scalars h of both ends of an edge (``node_filters``).
 
     W_1 is split into maps of edges and of nodes, which is the same sum. In the public HydraGNN W_1 sees another linear map of h, which
     is one with it; that of nodes begins smaller here, lest states grow with the power of 2 ``correlation`` in every layer before anything is learned.
@@ -162,14 +167,16 @@ WIDTH = 64
 
 
 def scaled(inputs: int, outputs: int, gain: float = 1.0) -> nn.Linear:
-    """A linear map without bias that keeps the variance of its inputs, times gain^2."""
+    """Return a linear map that scales the variance by gain^2."""
     linear = nn.Linear(inputs, outputs, bias=False)
     nn.init.normal_(linear.weight, std=gain / math.sqrt(inputs))
     return linear
 
 
 def paths_between(inputs: Sequence[int], max_ell: int) -> list[Path]:
-    """The couplings of states with harmonics to messages of degree up to ``max_ell`` with natural parity, by degree of the message.
+    """Return the couplings of states with harmonics, by degree.
+
+    Messages have degrees up to ``max_ell`` and natural parity.
 
     >>> paths_between([0, 1], 1)
     [(0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 0, 1)]
@@ -184,7 +191,9 @@ def paths_between(inputs: Sequence[int], max_ell: int) -> list[Path]:
 
 
 class MACEMessage(nn.Module):
-    """A_i = mean degree^-1 sum over paths p of W_p sum_j R_p(r_ij) C (W h_j x Y(r_ij)) (eqs. 8 and 9).
+    """Messages: sums of coupled states and harmonics.
+
+    A_i = mean degree^-1 sum over paths p of W_p sum_j R_p(r_ij) C (W h_j x Y(r_ij)) (eqs. 8 and 9).
 
     The coupling C acts on the harmonics, which have no channels, before the sum over neighbours, so that no array of edges and channels is made but R.
     Initial weights W_p are larger than those of the paper's code by the root of the mean degree.
@@ -224,13 +233,13 @@ class MACEMessage(nn.Module):
         return torch.cat(mixed, dim=1).transpose(0, 1) / self.mean_degree
 
     def filters(self, states: States, graph: MessageGraph) -> tuple[Sequence[Tensor], Topology]:
-        """The filters of all paths, and the edges that they weigh: those of a pair with one weight where filters see lengths alone."""
+        """Return the filters of all paths, and the topology for them."""
         if isinstance(self.radial, NodeFilters):
             return self.radial(states[0], graph), graph.topology
         return self.radial.filters_of(graph), graph.sharing
 
     def axes(self, path: Path, graph: MessageGraph) -> list[Float[Tensor, "edges axes"]]:
-        """What a path multiplies each component of the sender's state with: harmonics, coupled; shared by all layers."""
+        """Return coupled harmonics per path; all layers share them."""
         state, edge, message = path
         harmonics = graph.once("harmonics", lambda: self.harmonics(graph.directions))
         if not state:
@@ -240,7 +249,9 @@ class MACEMessage(nn.Module):
 
 
 class MACELayer(nn.Module):
-    """h_i <- W B(A_i) + W_z h_i, with B all products of up to ``correlation`` factors of A_i (eqs. 10 and 11).
+    """Layer of MACE: message, products, residual.
+
+    h_i <- W B(A_i) + W_z h_i, with B all products of up to ``correlation`` factors of A_i (eqs. 10 and 11).
 
     The weights in B and W_z belong to the species of the node. Dropout on what is added to h of degree 0 is ours.
     """
@@ -260,8 +271,8 @@ class MACELayer(nn.Module):
         self.kinds = kinds
         self.products = SymmetricContraction(channels, kinds.count, settings.max_ell, outputs, correlation)
         self.mix = nn.ModuleDict({str(degree): scaled(channels, channels) for degree in outputs})
-        kept = [degree for degree in outputs if degree in inputs]
-        self.skip = nn.ModuleDict({str(degree): scaled(channels, kinds.count * channels) for degree in kept})
+        retained = [degree for degree in outputs if degree in inputs]
+        self.skip = nn.ModuleDict({str(degree): scaled(channels, kinds.count * channels) for degree in retained})
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, states: States, graph: MessageGraph) -> States:
@@ -289,18 +300,20 @@ class MACELayer(nn.Module):
 
 
 def rows_of_kinds(kinds: Int[Tensor, " nodes"], count: int, axes: int) -> Int[Tensor, " items"]:
-    """Return the row of every node and axis among rows of every node, axis and kind."""
+    """Return the row of every node, of its kind."""
     first = torch.arange(0, len(kinds) * axes * count, count, device=kinds.device)
     return (first.view(-1, axes) + kinds.unsqueeze(1)).flatten()
 
 
 def with_axis(states: States, degree: int) -> Float[Tensor, "nodes axes channels"]:
-    """States of a degree, those of degree 0 with an axis of length 1."""
+    """Return states of a degree, with an axis for degree 0."""
     return states[degree] if degree else states[0].unsqueeze(1)
 
 
 class Kinds(nn.Module):
-    """The row of every node in tables by species: one for each species of the training part, and one for all others, as for clusters.
+    """Row of every node in tables by species.
+
+    There is one for each species of the training part and one for all others.
 
     Where the data have no species, all nodes are of one kind.
     """
@@ -322,7 +335,9 @@ class Kinds(nn.Module):
 
 
 class MACE(Architecture):
-    """Layers of messages and products (equations 8 to 11), from h = the inputs of every node; heads read the scalars of all layers.
+    """MACE.
+
+    Layers of messages and products (equations 8 to 11), from h = the inputs of every node; heads read the scalars of all layers.
 
     The paper's read-out, a linear map of every layer but the last and a network of the last (eqs. 12 and 13), is one that an energy head can be: for
     silu(x) - silu(-x) = x. Deviates from the paper: the envelope has p = 6, the radial network sees edge features and a constant, and the last layer gives
@@ -353,14 +368,14 @@ class MACE(Architecture):
 
     @classmethod
     def unpoolable(cls, settings: MACESettings) -> str:
-        """Transformed lengths need the species of both ends of an edge, which clusters do not have."""
-        if settings.pools_clusters and settings.distance_transform is not None:
+        """Return the reason: transformed lengths need species of both ends."""
+        if settings.pooling is not None and settings.distance_transform is not None:
             return "measures lengths by the species of its nodes (distance_transform), and a cluster has none"
         return super().unpoolable(settings)
 
     @classmethod
     def check(cls, settings: MACESettings, spec: GraphSpec) -> None:
-        """Refuse graphs that do not lie in space, states of a higher degree than what is multiplied, and products without end."""
+        """Refuse graphs outside of space, too high degrees, and endless products."""
         if spec.dim != 3:
             raise InputError(
                 f"model {cls.kind} needs graphs in 3 dimensions, and these have {spec.dim}; choose an architecture that works in any"

@@ -1,4 +1,4 @@
-"""Weights for every degree: neural fingerprints, MFC (Duvenaud et al. 2015, arXiv:1509.09292, algorithm 2)."""
+"""Neural fingerprints with weights per degree: MFC (arXiv:1509.09292, algorithm 2)."""
 
 from typing import ClassVar
 
@@ -27,7 +27,9 @@ class MFCSettings(ArchitectureSettings):
 
 
 class MFCLayer(nn.Module):
-    """silu(U_d h_i + V_d sum_j h_j + b_d) with matrices of their own for every number d of neighbours (algorithm 2, lines 8 to 10).
+    """Layer with matrices per number of neighbours.
+
+    silu(U_d h_i + V_d sum_j h_j + b_d) with matrices of their own for every number d of neighbours (algorithm 2, lines 8 to 10).
 
     d is the number of edges that node i receives, at most ``max_degree``. Deviates from the paper: the node itself has matrices of its
     own (U = V there), as in PyTorch Geometric's MFConv; SiLU instead of the sigmoid, and what it gives is an increment.
@@ -47,7 +49,7 @@ class MFCLayer(nn.Module):
         }
 
     def degrees(self, graph: MessageGraph) -> Classes:
-        """The edges that every node receives, as many as have weights of their own."""
+        """Return the degree of every node, up to the largest with weights."""
         return classes_of(graph.topology.degrees.clamp_max(self.max_degree), self.max_degree + 1)
 
 

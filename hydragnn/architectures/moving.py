@@ -27,7 +27,7 @@ class MovingSettings(GeometricSettings):
 
     @property
     def kinks(self) -> str:
-        """Those of a mean."""
+        """Description of the kinks of a mean."""
         if self.movement == "sum":
             return ""
         return (

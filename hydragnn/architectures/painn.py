@@ -1,4 +1,4 @@
-"""Scalar and vector states that turn with the graph: PaiNN (Schuett et al. 2021, arXiv:2102.03150, figure 2)."""
+"""Scalar and vector states: PaiNN (Schuett et al. 2021, arXiv:2102.03150)."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import Topology, gather_multiply_sum, gather_outer_sum
 from hydragnn.layers import MessageGraph, RadialFilters, States, mlp
@@ -16,7 +16,9 @@ EPSILON = 1e-8
 
 
 def smooth_norm(squares: Tensor) -> Tensor:
-    """sqrt(|v|^2 + 1) - 1 from |v|^2: grows like |v|^2 / 2 at zero and like |v| far away, with derivatives of every order.
+    """Return a smooth norm from |v|^2.
+
+    sqrt(|v|^2 + 1) - 1 from |v|^2: grows like |v|^2 / 2 at zero and like |v| far away, with derivatives of every order.
 
     >>> smooth_norm(torch.tensor([0.0, 3.0]))
     tensor([0., 1.])
@@ -25,7 +27,7 @@ def smooth_norm(squares: Tensor) -> Tensor:
 
 
 def paper_norm(squares: Tensor) -> Tensor:
-    """sqrt(|v|^2 + 1e-8) from |v|^2, as in the authors' code: the length, but for a cusp 1e-4 wide at zero."""
+    """Return sqrt(|v|^2 + 1e-8) from |v|^2, as in the authors' code."""
     return (squares + EPSILON).sqrt()
 
 
@@ -40,7 +42,7 @@ NEAREST = 1 / 50
 
 
 def directions_of(graph: MessageGraph, form: Directions) -> Float[Tensor, "edges dim"]:
-    """r_ij / |r_ij| of every edge, or over its length once more; zero where the length is zero."""
+    """Return r_ij / |r_ij| of every edge, or zero."""
     if form == "unit":
         return graph.directions
     assert graph.basis is not None
@@ -71,7 +73,7 @@ class PaiNNSettings(GeometricSettings):
 
     @property
     def kinks(self) -> str:
-        """Those of the paper's norm."""
+        """Description of the kinks of the paper's norm."""
         if self.norm == "smooth":
             return ""
         return (
@@ -81,7 +83,9 @@ class PaiNNSettings(GeometricSettings):
 
 
 class PaiNNMessage(nn.Module):
-    """ds_i = sum_j phi_s(s_j) * W_s(r_ij), and dv_i = sum_j v_j * phi_vv(s_j) * W_vv + phi_vs(s_j) * W_vs * r_ij / |r_ij| (eqs. 7, 8).
+    """Message of PaiNN.
+
+    ds_i = sum_j phi_s(s_j) * W_s(r_ij), and dv_i = sum_j v_j * phi_vv(s_j) * W_vv + phi_vs(s_j) * W_vs * r_ij / |r_ij| (eqs. 7, 8).
 
     phi are parts of one network of the sender's scalars, W linear filters of the distance. Deviates from the paper: the
     filters see edge features beside the radial basis.
@@ -100,7 +104,9 @@ class PaiNNMessage(nn.Module):
         directions: Float[Tensor, "edges dim"],
         topology: Topology,
     ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"]]:
-        """Increments of scalars and vectors from the filters of scalars, of directions and, past the first layer, of vectors.
+        """Return increments of scalars and vectors from the filters.
+
+        The first layer has no filter of vectors.
 
         ``vectors`` is None in the first layer, where all are zero.
         """
@@ -114,7 +120,9 @@ class PaiNNMessage(nn.Module):
 
 
 class PaiNNUpdate(nn.Module):
-    """ds_i = a_ss + a_sv <U v_i, V v_i> (eq. 10) and dv_i = a_vv U v_i (eq. 9), with (a_ss, a_sv, a_vv) = a(s_i, |V v_i|).
+    """Update of PaiNN.
+
+    ds_i = a_ss + a_sv <U v_i, V v_i> (eq. 10) and dv_i = a_vv U v_i (eq. 9), with (a_ss, a_sv, a_vv) = a(s_i, |V v_i|).
 
     a is a network of the scalars and of the lengths of the vectors; U and V are linear, per axis. Deviates from the paper: the
     length of a vector is ``smooth_norm``, unless ``paper_norm`` is asked for.
@@ -131,17 +139,20 @@ class PaiNNUpdate(nn.Module):
     def forward(
         self, scalars: Float[Tensor, "nodes channels"], vectors: Float[Tensor, "nodes dim channels"]
     ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"] | None]:
-        """Increments of scalars and vectors; the vectors' is None in a last layer that no one asks for vectors."""
-        left, right = self.mix(vectors).split(self.channels, dim=-1)  # [nodes, dim, channels] each
-        norms = self.norm(right.square().sum(-2))  # [nodes, channels]
+        """Return increments of scalars and vectors (None if not read)."""
+        lhs, rhs = self.mix(vectors).split(self.channels, dim=-1)  # [nodes, dim, channels] each
+        norms = self.norm(rhs.square().sum(-2))  # [nodes, channels]
         # a; [nodes, channels] each
         gates = self.gates(torch.cat([scalars, norms], dim=-1)).split(self.channels, dim=-1)
-        d_scalars = gates[0] + gates[1] * (left * right).sum(-2)  # eq. 10
-        return d_scalars, None if self.last else gates[2].unsqueeze(-2) * left  # eq. 9
+        d_scalars = gates[0] + gates[1] * (lhs * rhs).sum(-2)  # eq. 10
+        return d_scalars, None if self.last else gates[2].unsqueeze(-2) * lhs  # eq. 9
 
 
 class TanhNetwork(nn.Module):
-    """s <- W_2 tanh(W_1 s + b_1) + b_2 and v <- W v at every node, as the public HydraGNN has it after every layer; without ``vectors`` scalars alone."""
+    """Network after every layer, as in the public HydraGNN.
+
+    s <- W_2 tanh(W_1 s + b_1) + b_2 and v <- W v; without ``vectors`` scalars alone.
+    """
 
     def __init__(self, channels: int, *, vectors: bool) -> None:
         super().__init__()
@@ -149,13 +160,13 @@ class TanhNetwork(nn.Module):
         self.vectors = nn.Linear(channels, channels, bias=False) if vectors else None
 
     def forward(self, states: States) -> States:
-        """States of degrees 0 and 1; vectors that nobody reads stay as they are."""
+        """Return states of degrees 0 and 1; unread vectors are unchanged."""
         vectors = states[1] if self.vectors is None else self.vectors(states[1])
         return {0: self.scalars(states[0]), 1: vectors}
 
 
 class PaiNNLayer(RadialFilters):
-    """s, v <- s + ds, v + dv of the message, then of the update (figure 2a).
+    """Layer of a message and an update (figure 2a).
 
     Deviates from the paper: dropout on the increments of scalars; in a last layer whose vectors no head reads, dv is left out. With ``edges`` a network of
     the edge features multiplies the filters, which see all but these; ``after`` is what comes after both.
@@ -169,7 +180,7 @@ class PaiNNLayer(RadialFilters):
         dropout: float,
         directions: Directions = "unit",
         edges: nn.Module | None = None,
-        after: TanhNetwork | None = None,
+        following: TanhNetwork | None = None,
     ) -> None:
         super().__init__()
         self.filters = nn.ModuleList(filters)
@@ -178,10 +189,10 @@ class PaiNNLayer(RadialFilters):
         self.dropout = nn.Dropout(dropout)
         self.directions: Directions = directions
         self.edges = edges
-        self.after = after
+        self.after = following
 
     def forward(self, states: States, graph: MessageGraph) -> States:
-        """New states of degrees 0 and 1."""
+        """Return new states of degrees 0 and 1."""
         directions = directions_of(graph, self.directions)
         filters = self.filters_of(graph)  # 2 or 3 x [items, channels]
         scalars, vectors = states[0], states.get(1)
@@ -203,17 +214,16 @@ class PaiNNLayer(RadialFilters):
         return [linear(features[:, : -own.shape[1]]) * gate for linear, gate in zip(self.filters, gates)]
 
     def edge_filters(self, graph: MessageGraph) -> Float[Tensor, "items width"]:
-        """Edge inputs that end at the cutoff; the filters are linear, so the envelope acts once for all of them.
-
-        Both directions of an edge have one, where all that it says is its length.
-        """
+        """Return linear filters of edges, times one envelope."""
         features, envelope = graph.paired_inputs
         assert features is not None
         return features if envelope is None else features * envelope
 
 
 class PaiNN(Architecture):
-    """Layers of a message and an update (figure 2a), from v = 0 and s the inputs of every node.
+    """PaiNN.
+
+    Layers of a message and an update (figure 2a), from v = 0 and s the inputs of every node.
 
     Deviates from the paper: the radial functions sin(n pi r / c) / r have an amplitude, see ``SincBasis``; the envelope is a polynomial unless ``cosine`` is asked for, and the first layer has no filter
     of vectors, which are zero there.
@@ -224,11 +234,6 @@ class PaiNN(Architecture):
     sees = frozenset({"lengths", "directions", "edge_features"})
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
-    compile_gains = (
-        # 16 and 8 on two machines before both directions of an edge shared a filter, which saves 7 without a compiler
-        CompileGain(derivatives=True, nanoseconds=4.0, compiling=117.0),
-        CompileGain(derivatives=False, nanoseconds=1.9, compiling=48.0),
-    )
 
     def __init__(self, settings: PaiNNSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
@@ -246,8 +251,8 @@ class PaiNN(Architecture):
             for number in range(count)
         ]
         edges = [mlp([own, channels, part * channels]) if own else None for part in parts]
-        after = [TanhNetwork(channels, vectors=not u.last) if settings.tanh_networks else None for u in updates]
+        following = [TanhNetwork(channels, vectors=not u.last) if settings.tanh_networks else None for u in updates]
         self.layers = nn.ModuleList(
             PaiNNLayer(of_layer, message, update, settings.dropout, settings.directions, network, last)
-            for of_layer, message, update, network, last in zip(filters, messages, updates, edges, after)
+            for of_layer, message, update, network, last in zip(filters, messages, updates, edges, following)
         )

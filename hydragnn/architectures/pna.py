@@ -1,4 +1,4 @@
-"""Principal neighbourhood aggregation: PNA (Corso et al. 2020, arXiv:2004.05718, equations 5 to 8)."""
+"""Principal neighbourhood aggregation: PNA (arXiv:2004.05718, eqs. 5 to 8)."""
 
 from typing import Annotated
 
@@ -53,7 +53,7 @@ class PNASettings(GeometricSettings):
 
     @property
     def kinks(self) -> str:
-        """Those of minima, maxima and means."""
+        """Description of the kinks of minima, maxima and means."""
         if self.statistics == "smooth":
             return ""
         return (
@@ -64,7 +64,9 @@ class PNASettings(GeometricSettings):
 
 
 class PNALayer(nn.Module):
-    """h_i <- h_i + silu(U(h_i, S (x) A over j of M(h_i, h_j, e_ij))), A = (mean, min, max, std), S = (1, s_i, 1 / s_i) (eqs. 7, 8).
+    """Layer of PNA.
+
+    h_i <- h_i + silu(U(h_i, S (x) A over j of M(h_i, h_j, e_ij))), A = (mean, min, max, std), S = (1, s_i, 1 / s_i) (eqs. 7, 8).
 
     s_i = log(d_i + 1) / (mean of log(d + 1) over the training part), with d_i the edges that node i receives (eq. 5); other S are ``scalers``.
 
@@ -125,7 +127,7 @@ class PNALayer(nn.Module):
 
 
 class PNA(Architecture):
-    """Layers of four statistics of the neighbours at three scales of the degree (figure 2), each with weights of its own."""
+    """PNA: four statistics of neighbours at three scales (figure 2)."""
 
     kind = "pna"
     Settings = PNASettings

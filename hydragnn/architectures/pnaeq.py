@@ -1,11 +1,11 @@
-"""Principal neighbourhood aggregation with vectors that turn with the graph: PNAEq (after arXiv:2004.05718 and arXiv:2102.03150)."""
+"""PNA with vectors: PNAEq (after arXiv:2004.05718 and arXiv:2102.03150)."""
 
 from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, CompileGain, GraphSpec, radial_basis
+from hydragnn.architectures.base import Architecture, GraphSpec, radial_basis
 from hydragnn.architectures.painn import Directions, PaiNNUpdate, TanhNetwork, directions_of
 from hydragnn.architectures.pna import PNASettings
 from hydragnn.kernels import gather_add, gather_multiply_sum, outer_sum, silu
@@ -34,7 +34,9 @@ class PNAEqSettings(PNASettings):
 
 
 class PNAEqMessage(nn.Module):
-    """ds_i = U(s_i, S (x) A over j of a_ij) and dv_i = sum_j c_ij v_j + b_ij r_ij / |r_ij|, with A = (mean, min, max, std).
+    """Message of PNAEq.
+
+    ds_i = U(s_i, S (x) A over j of a_ij) and dv_i = sum_j c_ij v_j + b_ij r_ij / |r_ij|, with A = (mean, min, max, std).
 
     (a_ij, b_ij, c_ij) = phi(s_i, s_j, e_ij) * W(r_ij): phi a network of both ends and of what the edge says (radial functions, edge
     features), W linear filters of the same, which end at the cutoff. S are PNA's scalers of the degree (arXiv:2004.05718, eq. 5). With
@@ -77,7 +79,7 @@ class PNAEqMessage(nn.Module):
         vectors: Float[Tensor, "nodes dim channels"] | None,
         graph: MessageGraph,
     ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"]]:
-        """Increments of scalars and vectors; ``vectors`` is None in the first layer, where all are zero."""
+        """Return increments; ``vectors`` is None in the first layer."""
         topology, scalars = graph.topology, self.norm(scalars)
         messages = self.messages(scalars, graph)  # a, b and c; [edges, channels] each
         if self.statistics == "smooth":
@@ -100,27 +102,27 @@ class PNAEqMessage(nn.Module):
         ending = graph.once("ending features", lambda: features if envelope is None else features * envelope)
         received, sent = self.from_receiver(scalars), self.from_sender(scalars)  # [nodes, channels]
         hidden = silu(gather_add(received, sent, self.from_edge(features), graph.sharing))  # [edges, channels]
-        seen = [features if self.statistics == "smooth" else ending, *[ending] * (len(self.filters) - 1)]
+        filter_inputs = [features if self.statistics == "smooth" else ending, *[ending] * (len(self.filters) - 1)]
         return [
             gate(hidden) * graph.to_edges(filter_(inputs))
-            for gate, filter_, inputs in zip(self.gates, self.filters, seen)
+            for gate, filter_, inputs in zip(self.gates, self.filters, filter_inputs)
         ]
 
 
 class PNAEqLayer(nn.Module):
-    """s, v <- s + ds, v + dv of the message, then of PaiNN's update.
+    """Layer of a message, then of PaiNN's update.
 
-    In a last layer whose vectors no head reads, dv of the update is left out; increments of scalars have dropout. ``after`` is what comes after both.
+    A last layer without vector heads leaves dv of the update out; increments of scalars have dropout.
     """
 
     def __init__(
-        self, message: PNAEqMessage, update: PaiNNUpdate, dropout: float, after: TanhNetwork | None = None
+        self, message: PNAEqMessage, update: PaiNNUpdate, dropout: float, following: TanhNetwork | None = None
     ) -> None:
         super().__init__()
         self.message = message
         self.update = update
         self.dropout = nn.Dropout(dropout)
-        self.after = after
+        self.after = following
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degrees 0 and 1."""
@@ -134,7 +136,7 @@ class PNAEqLayer(nn.Module):
 
 
 class PNAEq(Architecture):
-    """Layers of a message and an update, from v = 0 and s the inputs of every node."""
+    """PNAEq: layers of a message and an update, from v = 0."""
 
     kind = "pnaeq"
     Settings = PNAEqSettings
@@ -142,10 +144,6 @@ class PNAEq(Architecture):
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
     needs = frozenset({"degrees"})
-    compile_gains = (
-        CompileGain(derivatives=True, nanoseconds=15.0, compiling=62.0),
-        CompileGain(derivatives=False, nanoseconds=2.9, compiling=32.0),
-    )
 
     def __init__(self, settings: PNAEqSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -1,4 +1,4 @@
-"""Principal neighbourhood aggregation of messages with filters of distance: PNA+ (after Corso et al. 2020, arXiv:2004.05718)."""
+"""PNA with filters of distance: PNA+ (after arXiv:2004.05718)."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -25,7 +25,9 @@ class PNAPlusSettings(PNASettings):
 
 
 class PNAPlusLayer(nn.Module):
-    """h_i <- h_i + silu(U(h_i, S (x) A over j of m_ij)), m_ij = F(r_ij) * M(h_i, h_j, G(r_ij)), A = (mean, min, max, std).
+    """Layer of PNA+.
+
+    h_i <- h_i + silu(U(h_i, S (x) A over j of m_ij)), m_ij = F(r_ij) * M(h_i, h_j, G(r_ij)), A = (mean, min, max, std).
 
     S are the scalers of the degree (eq. 5), M is linear, F a linear filter of the radial functions of the distance, G a network of
     them with one hidden layer. Without F and with a linear G this is PNA (eqs. 7, 8).
@@ -74,7 +76,7 @@ class PNAPlusLayer(nn.Module):
         envelope: Float[Tensor, "edges 1"] | None,
         topology: Topology,
     ) -> Float[Tensor, "nodes channels"]:
-        """U of the node itself and of the scaled statistics of its messages."""
+        """Return U of the node and of the scaled statistics of messages."""
         joined = gather_add(
             self.from_receiver(states), self.from_sender(states), edges, topology
         )  # M; [edges, channels]
@@ -88,7 +90,7 @@ class PNAPlusLayer(nn.Module):
 
 
 class PNAPlus(Architecture):
-    """Layers of four statistics of filtered messages at three scales of the degree, each with weights of its own."""
+    """PNA+: statistics of filtered messages at three scales."""
 
     kind = "pnaplus"
     Settings = PNAPlusSettings

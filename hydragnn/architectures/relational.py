@@ -1,4 +1,4 @@
-"""One full matrix per kind of edge: relational convolution (Schlichtkrull et al. 2017, arXiv:1703.06103, equation 2)."""
+"""Relational convolution: one matrix per kind of edge (arXiv:1703.06103, eq. 2)."""
 
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -12,7 +12,7 @@ from hydragnn.architectures.base import Architecture, ArchitectureSettings, Grap
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import ActsWith
 from hydragnn.kernels import Topology, gather_multiply_sum, relation_topology, segment_mean, silu
-from hydragnn.layers import Coarser, MessageGraph, Modes, States, lattice_modes, part_of
+from hydragnn.layers import Coarser, MessageGraph, States, part_of
 
 Reduce = Literal["sum", "mean", "sqrt"]
 
@@ -65,7 +65,7 @@ class KeyedEdges(NamedTuple):
 def keyed_edges(
     topology: Topology, relation: Int[Tensor, " edges"], relations: int, reduce: Reduce, dtype: torch.dtype
 ) -> KeyedEdges:
-    """The edges in rows of their receiver and relation, and c_r, which joins those of a row as ``reduce`` says."""
+    """Return edges in rows of receiver and relation, with weights."""
     keyed = relation_topology(topology, relation, relations)
     if reduce == "sum":
         return KeyedEdges(keyed, None)
@@ -83,7 +83,9 @@ def level_of(graph: MessageGraph, field: str, level: int) -> Coarser:
 
 
 class RelationalLayer(nn.Module):
-    """Sums (or means) over the neighbours of each kind, a matrix for every kind, and a network per node.
+    """Relational convolution and a network per node.
+
+    Sums (or means) over the neighbours of each kind, a matrix for every kind, and a network per node.
 
     h_i <- h_i + V silu(U norm(h_i) + sum over kinds r of W_r sum_j c_r norm(h_j)). Deviates from the paper (eq. 2): a layer
     norm before, the matrix V after, and a residual. V starts small, so that many layers in a row start near the identity.
@@ -102,7 +104,7 @@ class RelationalLayer(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, states: States, graph: MessageGraph) -> States:
-        """New states of degree 0; those of nodes that no edge of the layer's level touches stay."""
+        """Return new states; nodes outside the layer's level are unchanged."""
         scalars, level = states[0], self.level
         if level is None:
             return {0: scalars + self.dropout(self.increment(scalars, graph))}
@@ -114,30 +116,22 @@ class RelationalLayer(nn.Module):
         self, states: Float[Tensor, "nodes channels"], graph: MessageGraph
     ) -> Float[Tensor, "nodes channels"]:
         """Increment of the states of all nodes of a graph."""
-        modes = graph.once(("modes", states.dtype), lambda: self.modes(graph, states.dtype))
         states = self.norm(states)
-        if modes is not None:
-            return self.out(silu(modes.told(states, self.own.weight, self.told.weight) + self.own.bias))
         edges = graph.once(("keyed", states.dtype), lambda: self.keyed(graph, states.dtype))
         # a row of sums per (receiver, relation), so that all W_r are one matrix: [nodes, relations * channels]
         sums = gather_multiply_sum(states, edges.weight, edges.topology).reshape(states.shape[0], self.told.in_features)
         return self.out(silu(self.own(states) + self.told(sums)))
 
-    def modes(self, graph: MessageGraph, dtype: torch.dtype) -> Modes | None:
-        """The modes in which the kinds of edges are products; None where the layer goes from edge to edge."""
-        kind, settings = graph.edge_kinds[self.settings.relation], self.settings
-        nodes, width = graph.nodes_per_graph, settings.hidden_dim
-        found = lattice_modes(graph.topology, nodes, kind, self.relations, settings.reduce, width)
-        return None if found is None else found.to(dtype)
-
     def keyed(self, graph: MessageGraph, dtype: torch.dtype) -> KeyedEdges:
-        """The edges of a graph as the layer reads them, with weights in ``dtype``."""
+        """Return the edges as the layer reads them, with weights in ``dtype``."""
         relation = graph.edge_kinds[self.settings.relation]
         return keyed_edges(graph.topology, relation, self.relations, self.settings.reduce, dtype)
 
 
 class Relational(Architecture):
-    """A matrix for every kind of edge (eq. 2); edge features enter as their mean over a node's edges.
+    """Relational convolution.
+
+    A matrix for every kind of edge (eq. 2); edge features enter as their mean over a node's edges.
 
     Deviates from the paper: edge features, a norm after the last layer, and no sharing among the matrices (its eqs. 3, 4).
     With a schedule, each layer acts on one level of edges and on the nodes that they touch, a ``Coarser`` graph as those of pooling are: a
@@ -158,11 +152,11 @@ class Relational(Architecture):
         self.norm = nn.LayerNorm(channels)
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
-        """Inputs, plus a map of the mean of the features of the edges that a node receives."""
+        """Return inputs plus a map of the mean edge features."""
         if self.edge_inputs is None or graph.edge_features is None:
             return {0: inputs}
-        around = segment_mean(graph.edge_features, graph.topology.receivers, graph.num_nodes)  # [nodes, features]
-        return {0: inputs + self.edge_inputs(around)}
+        surrounding = segment_mean(graph.edge_features, graph.topology.receivers, graph.num_nodes)  # [nodes, features]
+        return {0: inputs + self.edge_inputs(surrounding)}
 
     def finish(self, states: States, graph: MessageGraph) -> States:
         """The last states, normed."""
@@ -175,12 +169,12 @@ class Relational(Architecture):
 
     @classmethod
     def unpoolable(cls, settings: RelationalSettings) -> str:
-        """The levels of a schedule are edges between nodes of the graph itself, which may not be there on coarser levels."""
+        """Return the reason: a schedule has levels of its own."""
         return "has a schedule of levels of its own" if settings.schedule else super().unpoolable(settings)
 
     @classmethod
     def check(cls, settings: RelationalSettings, spec: GraphSpec) -> None:
-        """The schedule names levels that there are."""
+        """Refuse a schedule with levels that do not exist."""
         if settings.schedule and max(settings.schedule) >= spec.edge_kinds[settings.level]:
             raise InputError(
                 f"model.schedule asks for level {max(settings.schedule)}, but field {settings.level} has levels 0 to "

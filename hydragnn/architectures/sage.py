@@ -16,7 +16,9 @@ class SAGESettings(ArchitectureSettings):
 
 
 class SAGELayer(nn.Module):
-    """silu(W_1 h_i + W_2 mean_j h_j), the mean over the neighbours of i; zero where there are none (algorithm 1, lines 4 and 5).
+    """Mean of neighbours, and the node itself.
+
+    silu(W_1 h_i + W_2 mean_j h_j), the mean over the neighbours of i; zero where there are none (algorithm 1, lines 4 and 5).
 
     The paper's matrix on [h_i, mean] is W_1 and W_2 side by side. Deviates from the paper: SiLU instead of its sigma, the mean over all
     neighbours instead of a sample of them, no division by the length of the result (line 7), and what it gives is an increment.

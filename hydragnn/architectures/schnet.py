@@ -26,7 +26,9 @@ class SchNetSettings(MovingSettings):
 
 
 class SchNetInteraction(nn.Module):
-    """v_i = f(sum_j (W x_j) * F(r_ij)), the increment of x_i, with a network f per node and filters F of length (eq. 2, figure 2).
+    """Interaction of SchNet.
+
+    v_i = f(sum_j (W x_j) * F(r_ij)), the increment of x_i, with a network f per node and filters F of length (eq. 2, figure 2).
 
     Deviates from the paper: SiLU instead of the shifted softplus, and W has no bias.
     """
@@ -45,7 +47,9 @@ class SchNetInteraction(nn.Module):
 
 
 class SchNetLayer(RadialFilters):
-    """x_i <- x_i + v_i (figure 2, left), with filters F(r) = network(radial basis of r) * envelope(r) (figure 2, right).
+    """Layer of SchNet.
+
+    x_i <- x_i + v_i (figure 2, left), with filters F(r) = network(radial basis of r) * envelope(r) (figure 2, right).
 
     Deviates from the paper: the envelope ends the filters at the cutoff, the network sees edge features and a constant
     beside the radial basis, has SiLU once instead of the shifted softplus twice, and the increment has dropout. With
@@ -63,22 +67,22 @@ class SchNetLayer(RadialFilters):
         self.movement = movement
 
     def forward(self, states: States, graph: MessageGraph) -> States:
-        """New states of degree 0; where nodes move, how far they are from where they were."""
-        there = where_moved(states, graph)
+        """Return new states, with displacements if nodes move."""
+        shifted_graph = where_moved(states, graph)
         # [items, channels]; both directions of an edge have one filter
-        filters = self.filters_of(graph)[0] if there is graph else self.ended_filters(there, graph)
+        filters = self.filters_of(graph)[0] if shifted_graph is graph else self.ended_filters(shifted_graph, graph)
         new = {**states, 0: states[0] + self.dropout(self.interaction(states[0], filters, graph.sharing))}
         if self.movement is not None:
-            new[MOVED] = self.movement(states, graph.to_edges(filters), graph.envelope, there)
+            new[MOVED] = self.movement(states, graph.to_edges(filters), graph.envelope, shifted_graph)
         return new
 
     def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
         """The one filter of nodes at rest."""
         return [self.ended_filters(graph, graph)]
 
-    def ended_filters(self, there: MessageGraph, graph: MessageGraph) -> Float[Tensor, "items channels"]:
-        """Filters of the lengths in ``there``, ended by the envelope of those in ``graph``."""
-        features, envelope = there.paired_inputs[0], graph.paired_inputs[1]  # [items, width], [items, 1]
+    def ended_filters(self, shifted_graph: MessageGraph, graph: MessageGraph) -> Float[Tensor, "items channels"]:
+        """Return filters of moved lengths, ended by the original envelope."""
+        features, envelope = shifted_graph.paired_inputs[0], graph.paired_inputs[1]  # [items, width], [items, 1]
         filters: Tensor = self.filters(features)
         return filters if envelope is None else filters * envelope
 

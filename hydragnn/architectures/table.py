@@ -5,6 +5,9 @@ python -m hydragnn.architectures.table
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, architectures
 
+NOT_MEASURED = "not measured yet"
+"""Cell of a measured page for an architecture that the last measurement did not know."""
+
 SIGHTS = {
     "lengths": "edge lengths",
     "directions": "directions",

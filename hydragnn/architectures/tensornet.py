@@ -1,4 +1,4 @@
-"""Tensors of rank 2 at every node, and products of them: TensorNet (Simeon and De Fabritiis 2023, arXiv:2306.06482)."""
+"""Tensors of rank 2 and their products: TensorNet (arXiv:2306.06482)."""
 
 from typing import ClassVar, Literal
 
@@ -57,7 +57,7 @@ class TensorNetSettings(GeometricSettings):
 
 
 class PartLinears(nn.Module):
-    """W_I I + W_A A + W_S S: a matrix of channels for every part, the same for all its components."""
+    """Linear maps of the parts of tensors: W_I I + W_A A + W_S S."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -69,7 +69,9 @@ class PartLinears(nn.Module):
 
 
 class TensorEmbedding(nn.Module):
-    """X_i = sum_j u(r_ij) (U z_i + V z_j) (f_I(r_ij) Id + f_A(r_ij) [r_ij] + f_S(r_ij) S(r_ij)), then parts mixed and gated (section 3.2).
+    """First tensors from neighbours.
+
+    X_i = sum_j u(r_ij) (U z_i + V z_j) (f_I(r_ij) Id + f_A(r_ij) [r_ij] + f_S(r_ij) S(r_ij)), then parts mixed and gated (section 3.2).
 
     [r] and S(r) are the parts of unit vectors, f linear in the radial basis, and gates a network of the norm of |X_i|^2. The sum over neighbours of
     products of what belongs to i, to j and to the edge is two sums, so that no array of edges and channels is made but f. A node is among its
@@ -115,7 +117,10 @@ class TensorEmbedding(nn.Module):
 
 
 class TensorFilters(nn.Module):
-    """u(r) (f_I, f_A, f_S)(r) with f = s(W_3 s(W_2 s(W_1 e(r)))) and s = silu (section 3.2)."""
+    """Filters of length, three per edge.
+
+    u(r) (f_I, f_A, f_S)(r) with f = s(W_3 s(W_2 s(W_1 e(r)))) and s = silu (section 3.2).
+    """
 
     def __init__(self, channels: int, edge_width: int) -> None:
         super().__init__()
@@ -131,7 +136,9 @@ class TensorFilters(nn.Module):
 
 
 class TensorLayer(nn.Module):
-    """X <- X + D + D^2 with D = W' (Y M + M Y) / (|Y M + M Y|^2 + 1), Y = W X, M_i = sum_j f(r_ij) Y_j and X <- X / (|X|^2 + 1) before (section 3.2).
+    """Layer of TensorNet.
+
+    X <- X + D + D^2 with D = W' (Y M + M Y) / (|Y M + M Y|^2 + 1), Y = W X, M_i = sum_j f(r_ij) Y_j and X <- X / (|X|^2 + 1) before (section 3.2).
 
     W, W' and f act on the parts of their tensors, I, A and S, one by one. Y M + M Y, unlike Y M, keeps their parities apart. Deviates from the paper:
     a node is among its neighbours, as in the authors' code; dropout on the increment of I.
@@ -149,8 +156,8 @@ class TensorLayer(nn.Module):
         """New I, A and S."""
         states = self.bounded(states)
         own = self.before(states)  # Y
-        left, right = self.tensors.matrices(own), self.tensors.matrices(self.messages(own, graph))
-        mixed = self.tensors.parts(product(left, right) + product(right, left))
+        lhs, rhs = self.tensors.matrices(own), self.tensors.matrices(self.messages(own, graph))
+        mixed = self.tensors.parts(product(lhs, rhs) + product(rhs, lhs))
         change = self.after(self.bounded(mixed))  # D
         matrices = self.tensors.matrices(change)
         square = self.tensors.parts(product(matrices, matrices))
@@ -175,7 +182,9 @@ class TensorLayer(nn.Module):
 
 
 class TensorNet(Architecture):
-    """Tensors of neighbourhoods, then layers of products; heads read x = s(W norm(|I|^2, |A|^2, |S|^2)) and the vectors a of A (section 3.2).
+    """TensorNet.
+
+    Tensors of neighbourhoods, then layers of products; heads read x = s(W norm(|I|^2, |A|^2, |S|^2)) and the vectors a of A (section 3.2).
 
     A is made of unit vectors and changes its sign with them: a is a vector like the positions, as all of degree 1 here, and I and S are even. The
     authors' scalar head is one with ``hidden_dims`` of half the channels. Deviates from the paper: the envelope is a polynomial unless ``cosine`` is

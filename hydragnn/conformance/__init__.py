@@ -1,3 +1,16 @@
-"""Tests that every architecture passes; inherit ``ArchitectureConformance`` in a test file to run them for your own."""
+"""Tests that every architecture passes, for users to inherit."""
 
-from hydragnn.conformance.suite import ArchitectureConformance
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hydragnn.conformance.suite import ArchitectureConformance
+
+__all__ = ["ArchitectureConformance"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the suite on first use, since it needs pytest."""
+    if name == "ArchitectureConformance":
+        return import_module("hydragnn.conformance.suite").ArchitectureConformance
+    raise AttributeError(f"module 'hydragnn.conformance' has no attribute {name!r}")

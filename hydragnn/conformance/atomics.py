@@ -1,4 +1,4 @@
-"""Operations of torch that add in another order on every run on a GPU, and which of them a model would call there."""
+"""Operations of torch that add in another order on every GPU run."""
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -50,28 +50,25 @@ EXACT = frozenset({"amax", "amin"})
 
 
 def unordered(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
-    """Return what calls the operation where its sums have no order; empty where they have one."""
+    """Return the caller of an unordered operation; empty for others."""
     short = name.strip("_").removeprefix("unsafe_").removesuffix("_impl")
     why = next((why for pattern, why in UNORDERED.items() if fnmatch(short, pattern)), "")
-    given = [*args, *options.values()]
-    if short in ACCUMULATES and not any(value is True for value in given):
+    inputs = [*args, *options.values()]
+    if short in ACCUMULATES and not any(value is True for value in inputs):
         return ""
     if short in FLOATING and not args[0].is_floating_point():
         return ""
-    if short == "bincount" and not any(isinstance(value, Tensor) for value in given[1:]):
+    if short == "bincount" and not any(isinstance(value, Tensor) for value in inputs[1:]):
         return ""
     if short in ("scatter_reduce", "index_reduce") and any(
-        isinstance(value, str) and value in EXACT for value in given
+        isinstance(value, str) and value in EXACT for value in inputs
     ):
         return ""
     return why
 
 
 class Unordered(TorchDispatchMode):
-    """Notes all calls of unordered operations within the block: what calls them, and from which line.
-
-    Memory that nobody has written is zero within it.
-    """
+    """Recorder of unordered operations; fresh memory is zero within it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +86,7 @@ class Unordered(TorchDispatchMode):
 
 
 def _caller() -> str:
-    """Return the innermost line outside of torch; of a gradient, the line that asks for it."""
+    """Return the innermost line outside of torch."""
     frames = [frame for frame in traceback.extract_stack()[:-2] if "/torch/" not in frame.filename]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
 
@@ -100,12 +97,14 @@ class _Nowhere(Launcher):
     def architecture(self, device: torch.device) -> str:
         return "sm_90"
 
-    def __call__(self, kernel: Any, grid: tuple[int, ...], given: Sequence[Any], options: Mapping[str, Any]) -> None:
+    def __call__(self, kernel: Any, grid: tuple[int, ...], inputs: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Leave all results as they are."""
 
 
 def unordered_on_a_gpu(work: Callable[[], object]) -> dict[str, str]:
-    """Return the unordered operations that ``work`` calls where tensors are on a GPU, and from which line; found on a CPU, needs Triton.
+    """Return the unordered operations that ``work`` would call on a GPU.
+
+    Each has the line that calls it. It runs on a CPU and needs Triton.
 
     Ops take the forms of a GPU, whose kernels are not run: results are zeros.
     """

@@ -1,4 +1,4 @@
-"""What ``hydragnn.conformance`` looks at: fields of every kind, small graphs with their corners, and models with every head."""
+"""Fields, graphs and models of the conformance suite."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,7 +14,6 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_contracted_levels
 from hydragnn.graphs.topology import Topology
-from hydragnn.layers.top_k import TopK
 from hydragnn.models import (
     Distribution,
     GraphModel,
@@ -62,7 +61,6 @@ AROUND: dict[str, dict[str, Any]] = {
     "film": {"conditioning": "film"},
     "pooled": {"conditioning": "pooled"},
     "clusters": {"pooling": {"levels": LEVELS}, "num_layers": 3},
-    "scores": {"pooling": {"levels": LEVELS, "by": "scores", "ratio": 0.6}, "num_layers": 3},
     "checkpointing": {"checkpoint_activations": True},
 }
 """What can stand around the layers of any architecture, as keys of [model]: attention, conditioning, pooling.
@@ -72,7 +70,9 @@ Equivariant attention reaches farther than the edges of crystals and molecules i
 
 
 def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bool = False, dim: int = 3) -> GraphBatch:
-    """A random graph in a small periodic cell: edges through images, two components where there are nodes enough, and levels of clusters by contraction.
+    """Return a random graph in a small periodic cell.
+
+    Edges pass through images; larger graphs have two components; clusters are contractions.
 
     In two dimensions the cell has a third vector of length 1, as in stores, so that its volume is the area.
     """
@@ -115,7 +115,7 @@ def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bo
 
 
 def no_nodes() -> GraphBatch:
-    """A graph without nodes, as a filter may leave one."""
+    """Return a graph without nodes, as a filter may leave one."""
     some = make_graph(9, 1, edges=0)
     return replace(
         some,
@@ -127,7 +127,9 @@ def no_nodes() -> GraphBatch:
 
 
 def repeated(cell: GraphBatch, counts: tuple[int, int, int]) -> tuple[int, GraphBatch]:
-    """The number of copies, and the supercell of one periodic graph: its nodes, edges and their fields once for every copy.
+    """Return the number of copies and the supercell of a graph.
+
+    Nodes, edges and their fields appear once for every copy.
 
     An edge from an image ``m`` of its sender, in the copy ``k`` of the cell, comes from the copy ``k + m`` modulo ``counts``.
     """
@@ -162,7 +164,7 @@ def repeated(cell: GraphBatch, counts: tuple[int, int, int]) -> tuple[int, Graph
 
 
 def in_one_place(distance: float) -> GraphBatch:
-    """A graph whose first two nodes are neighbours of each other and lie so far apart: 0 is the same place."""
+    """Return a graph whose first two nodes are neighbours this far apart."""
     graph = make_graph(0, 6)
     positions = graph.positions.clone()
     positions[1] = positions[0] + torch.tensor([distance, 0.0, 0.0], dtype=positions.dtype)
@@ -192,7 +194,7 @@ CORNERS = {
 
 
 def small_settings(kind: str, **changes: Any) -> ArchitectureSettings:
-    """Settings of a small network that reaches every neighbour of the test graphs; ``kind`` is the user's own and may name code."""
+    """Return settings of a small network."""
     allow_named(kind)
     cls = architecture_of(kind).Settings
     small = {"kind": kind, "hidden_dim": 8, "num_layers": 2, "cutoff": 9.0, "num_radial": 4}
@@ -201,14 +203,14 @@ def small_settings(kind: str, **changes: Any) -> ArchitectureSettings:
 
 
 def gives_forces(kind: str, settings: Mapping[str, Any]) -> bool:
-    """Return True where energies of an architecture with such settings have forces: it sees positions, and does not pool."""
+    """Return True if the architecture sees positions and does not pool."""
     return architecture_of(kind).sees_positions() and small_settings(kind, **settings).pooling is None
 
 
 def make_model(
     kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, *, dim: int = 3, **changes: Any
 ) -> GraphModel:
-    """A small model with every head that its kind can have, for graphs in so many dimensions; ``changes`` are other settings."""
+    """Return a small model with every head that its kind can have."""
     settings, forces = small_settings(kind, **changes), gives_forces(kind, changes)
     derivatives = {"forces": "forces", "stress": "stress"} if forces else {}
     heads = [
@@ -236,15 +238,15 @@ def make_model(
         ]
         fields += VECTORS
     statistics = degree_statistics([make_graph(1, 5), make_graph(2, 7)])
-    fields += [clusters_field(LEVELS)] if settings.pools_clusters else []
+    fields += [clusters_field(LEVELS)] if settings.pooling is not None else []
     inputs = [field.name for field in INPUTS if architecture_of(kind).reads(settings, field)]
-    inputs += [CLUSTERS] if settings.pools_clusters else []
+    inputs += [CLUSTERS] if settings.pooling is not None else []
     fields = [in_dimension(field, dim) for field in fields]
     return build_model(settings, heads, fields, inputs=inputs, dim=dim, seed=seed, statistics=statistics).to(dtype)
 
 
 def in_dimension(field: Field, dim: int) -> Field:
-    """The same field of graphs in so many dimensions: the axes that turn have that length."""
+    """Return the field for graphs of this dimension."""
     axes = {"scalar": 0, "vector": 1, "tensor": 2}[field.parity]
     return replace(field, shape=(*field.shape[: len(field.shape) - axes], *[dim] * axes))
 
@@ -260,14 +262,14 @@ def loss_of(predictions: dict[str, Distribution]) -> Tensor:
 
 
 def directions_like(values: Tensor) -> list[Tensor]:
-    """Three random directions of length 1: what is wrong in any component is wrong along each of them."""
+    """Return three random directions of length 1."""
     random = torch.Generator().manual_seed(11)
     drawn = [torch.randn(values.shape, dtype=values.dtype, generator=random) for _ in range(3)]
     return [direction / direction.norm() for direction in drawn]
 
 
 def assert_slope(value: Callable[[float], float], slope: float, gradient: Tensor) -> None:
-    """The derivative of ``value`` at 0 is ``slope``, as the component of ``gradient`` along a direction."""
+    """Check that the derivative of ``value`` at 0 is ``slope``."""
     # fourth-order central difference: truncation of order (step / 3e-3)^4, where 3e-3 is the smallest standard deviation of
     # PNA, and rounding of order 1e-16 / step; the second step decides where the first one crosses a kink, as of a maximum
     for step in (2e-5, 5e-6):
@@ -280,15 +282,3 @@ def assert_slope(value: Callable[[float], float], slope: float, gradient: Tensor
 def values_of(prediction: Distribution) -> Tensor:
     """Means of numbers, logits of classes."""
     return next(iter(prediction.tensors().values()))
-
-
-def with_choices(model: GraphModel, batch: GraphBatch) -> tuple[dict[str, Distribution], list[Tensor]]:
-    """Predictions, and the nodes that stay on every level that is made by scores; no such levels, an empty list."""
-    stayed: list[Tensor] = []
-    levels = [module for module in model.modules() if isinstance(module, TopK)]
-    hooks = [level.register_forward_hook(lambda _, __, made: stayed.append(made.joining.senders)) for level in levels]
-    try:
-        return model(batch), stayed
-    finally:
-        for hook in hooks:
-            hook.remove()

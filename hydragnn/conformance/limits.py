@@ -1,4 +1,4 @@
-"""Limits in which a network has to stay right: the part of ``hydragnn.conformance`` about digits, depth, repeated cells, nodes in one place and shares.
+"""Conformance in limits: digits, depth, repeated cells, coincident nodes, shares.
 
 A fault there shows in no run of usual size: as noise of a force in float32, as a network of one layer that does not train, or as a NaN of one structure in a
 hundred thousand.
@@ -39,7 +39,7 @@ EXTENSIVE = 1e-10
 
 
 class LimitsConformance:
-    """What stays right in float32, in one layer and in many, in repeated cells, where nodes meet, and on several ranks."""
+    """Promises about limits: digits, depth, supercells, coincident nodes, ranks."""
 
     architecture: str
     settings: ClassVar[dict[str, Any]] = {}
@@ -48,14 +48,14 @@ class LimitsConformance:
         return make_model(self.architecture, 0, dtype, **self.settings)
 
     def _model_of_layers(self, layers: int) -> GraphModel:
-        """The model with so many layers; where it is refused in a sentence, the test does not apply."""
+        """Return the model with that many layers; skip if it is refused."""
         try:
             return make_model(self.architecture, 0, torch.float64, **{**self.settings, "num_layers": layers})
         except InputError as refusal:
             pytest.skip(f"refused: {refusal}")
 
     def test_float32_keeps_half_of_its_digits(self) -> None:
-        """Beside the same weights in float64; forces and stress too, each field on the scale of its largest value."""
+        """Compare with float64, each field on the scale of its largest value."""
         single = self._model(torch.float32)
         double = self._model(torch.float32).double()
         batch = CORNERS["two graphs"]().to(dtype=torch.float32)
@@ -86,11 +86,13 @@ class LimitsConformance:
         assert_slope(partial(energy, along), -float((forces * along).sum()), forces)
 
     def test_a_repeated_cell_is_the_cell_so_many_times(self) -> None:
-        """Most neighbours in the cell are images, which the supercell has as nodes: what is extensive is multiplied, all else is what it was.
+        """Compare a cell with its supercell.
+
+        Most neighbours in the cell are images, which the supercell has as nodes: what is extensive is multiplied, all else is what it was.
 
         Variances of nodes are pooled as those of independent ones, and stay out of it.
         """
-        if small_settings(self.architecture, **self.settings).pools_clusters:
+        if small_settings(self.architecture, **self.settings).pooling is not None:
             pytest.skip("a repeated cell has levels of its own, which are not those of the cell repeated")
         cell, model = CORNERS["one graph"](), self._model()
         copies, large = repeated(cell, (2, 1, 3))
@@ -105,12 +107,12 @@ class LimitsConformance:
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
     def test_nodes_in_one_place_are_finite_with_forces_and_gradients(self, dtype: torch.dtype) -> None:
-        """Neighbours of each other in the same place and a millionth apart; the gradient is that of a loss on forces, too, where there are any."""
+        """Place neighbours in one place, and a millionth apart."""
         meeting = concatenate([in_one_place(0.0), in_one_place(1e-6)])
         finite_gradients(self._model(dtype), meeting.to(dtype=dtype), "two nodes in one place")
 
     def test_second_derivatives_are_those_of_the_forces(self) -> None:
-        """Where no symmetry hides anything; force constants of perfect crystals have a test of their own."""
+        """Compare without symmetries."""
         if not gives_forces(self.architecture, self.settings):
             pytest.skip(f"{self.architecture} gives no forces with these settings")
         model = energy_model(self.architecture, **self.settings)
@@ -119,17 +121,17 @@ class LimitsConformance:
         batch = atoms_graph(atoms, CUTOFF)
         _, forces, positions = energies_and_forces(model, batch, differentiable=True)
         ways = directions_like(batch.positions)
-        for along, seen in pairwise(ways):
+        for along, visible in pairwise(ways):
             (curvature,) = torch.autograd.grad((-forces * along).sum(), positions, retain_graph=True)
 
-            def pull(step: float, along: Tensor = along, seen: Tensor = seen) -> float:
+            def pull(step: float, along: Tensor = along, visible: Tensor = visible) -> float:
                 moved = replace(batch, positions=batch.positions + step * along)
-                return -float((energies_and_forces(model, moved)[1].detach() * seen).sum())
+                return -float((energies_and_forces(model, moved)[1].detach() * visible).sum())
 
-            assert_slope(pull, float((curvature * seen).sum()), curvature)
+            assert_slope(pull, float((curvature * visible).sum()), curvature)
 
     def test_gradients_of_shares_add_up_to_that_of_the_batch(self) -> None:
-        """Two ranks, of which each has one graph, take the step of one rank that has both."""
+        """Compare two ranks with one."""
         batch, model = CORNERS["two graphs"](), self._model()
         whole = finite_gradients(model, batch, "both graphs")
         shares = [finite_gradients(model, batch.select([number]), f"graph {number}") for number in range(2)]
@@ -139,7 +141,7 @@ class LimitsConformance:
 
 
 def finite_gradients(model: GraphModel, batch: GraphBatch, where: str) -> dict[str, Tensor]:
-    """The gradient of every parameter by name, zero where it has none; AssertionError where it or a prediction is not finite."""
+    """Return the gradient of every parameter by name, checked to be finite."""
     predictions = model(batch)
     bad = [name for name, prediction in predictions.items() if not prediction.finite().all()]
     assert bad == [], f"not finite, {where}"

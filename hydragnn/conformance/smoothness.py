@@ -1,4 +1,4 @@
-"""Energies without cusps and jumps: the part of ``hydragnn.conformance`` that looks at force constants and at paths of atoms.
+"""Conformance of energies without cusps and jumps.
 
 Force constants exist only where forces are differentiable, and dynamics keep their energy only where forces are continuous. An
 architecture that cannot promise it says so (``ArchitectureSettings.kinks``), and whoever trains forces with it is told.
@@ -51,7 +51,7 @@ CRYSTALS: dict[str, Callable[[], Atoms]] = {
 
 
 def _moved(atoms: Atoms, *ways: tuple[float, float, float], begin: float = 0.0) -> Callable[[float], Atoms]:
-    """The atoms, the first of them displaced by shares of these ways, Angstrom, which begin at ``begin``."""
+    """Return atoms with the first ones displaced by shares of ways."""
 
     def at(share: float) -> Atoms:
         copy = atoms.copy()
@@ -80,13 +80,13 @@ PATHS: dict[str, Callable[[float], Atoms]] = {
 
 @cache
 def crystals() -> GraphBatch:
-    """The perfect crystals and molecules in one batch, with neighbours a little beyond the cutoff; made once for all architectures."""
+    """Return perfect crystals and molecules in one batch; made once."""
     return concatenate([atoms_graph(make(), CUTOFF + 0.3) for make in CRYSTALS.values()])
 
 
 @cache
 def points(path: str, shares: tuple[float, ...]) -> GraphBatch:
-    """The atoms of a path at these shares of it, with the neighbours that they have there."""
+    """Return the atoms of a path at these shares, with their neighbours."""
     return concatenate([atoms_graph(PATHS[path](share), CUTOFF) for share in shares])
 
 
@@ -97,7 +97,7 @@ def atoms_graph(atoms: Atoms, cutoff: float) -> GraphBatch:
 
 
 def energy_model(kind: str, **changes: Any) -> GraphModel:
-    """A tiny network with random weights for the energy of atoms, in double precision; a test of one that atoms alone are not enough for does not apply."""
+    """Return a tiny random network for energies, in double precision."""
     settings = small_settings(kind, **{"cutoff": CUTOFF, **changes})
     head = parse_head({"kind": "energy", "field": "energy", "hidden_dims": [6]})
     energy = Field(name="energy", on="graph", role="target")
@@ -125,7 +125,7 @@ def energies_and_forces(
 
 
 def second_derivatives(model: GraphModel) -> Float[Tensor, "atoms 3 nodes 3"]:
-    """d2E / dx dx of all crystals: rows are the atoms of each crystal by number; zeros where one has fewer."""
+    """Return d2E / dx dx of all crystals, zero-padded rows of atoms."""
     batch = crystals()
     _, forces, positions = energies_and_forces(model, batch, differentiable=True)
     counts = batch.counts("node")
@@ -142,7 +142,7 @@ def second_derivatives(model: GraphModel) -> Float[Tensor, "atoms 3 nodes 3"]:
 
 
 def finite_differences(model: GraphModel, step: float) -> Float[Tensor, "3 nodes 3"]:
-    """Change of minus the forces per displacement of the first atom of every crystal, from both sides."""
+    """Return the change of minus the forces per displacement."""
     batch, differences = crystals(), []
     for axis in range(3):
         forces = []
@@ -155,7 +155,7 @@ def finite_differences(model: GraphModel, step: float) -> Float[Tensor, "3 nodes
 
 
 def problems_of_force_constants(model: GraphModel) -> list[str]:
-    """What is wrong with the force constants of the crystals, one sentence each; none where the energy is smooth there."""
+    """Return sentences about force constants that are wrong."""
     exact, owner, problems = second_derivatives(model), crystals().owner("node"), []
     differences = {step: finite_differences(model, step) for step in STEPS}
     for number, name in enumerate(CRYSTALS):
@@ -175,7 +175,7 @@ def problems_of_force_constants(model: GraphModel) -> list[str]:
 
 
 def _converge(gaps: dict[float, float]) -> bool:
-    """Return True where every error is small, or what a step ten times as small makes a hundred times smaller, as truncation is.
+    """Return True if errors are small or fall like truncation errors.
 
     >>> _converge({1e-2: 1.3e-2, 1e-3: 1.3e-4, 1e-4: 1.3e-6}), _converge({1e-2: 1.3e-2, 1e-3: 2e-3, 1e-4: 1e-4})
     (True, False)
@@ -188,7 +188,7 @@ def _converge(gaps: dict[float, float]) -> bool:
 
 
 def jump(values: Callable[[tuple[float, ...]], Float[Tensor, "points numbers"]]) -> float | None:
-    """Where on the way from 0 to 1 ``values`` jumps; None where it is continuous.
+    """Return the position of a jump of ``values``, or None.
 
     Between 33 points, the interval whose change differs most from that of its neighbours is divided by 8, four times. What is
     continuous then changes as slowly as elsewhere; a jump is as high as before, and its slope 4096 times as large.
@@ -200,8 +200,8 @@ def jump(values: Callable[[tuple[float, ...]], Float[Tensor, "points numbers"]])
     largest = _slopes(at, shares).max()
     for _ in range(4):
         slopes = _slopes(at, shares)
-        beside = np.pad(slopes, 1, mode="reflect")
-        worst = int(np.abs(slopes - (beside[:-2] + beside[2:]) / 2).argmax())
+        companion = np.pad(slopes, 1, mode="reflect")
+        worst = int(np.abs(slopes - (companion[:-2] + companion[2:]) / 2).argmax())
         shares = np.linspace(shares[worst], shares[worst + 1], 9)
         at = values(tuple(shares.tolist()))
     slopes = _slopes(at, shares)
@@ -216,7 +216,7 @@ Both = Callable[[tuple[float, ...]], tuple[Tensor, Tensor, Tensor]]
 
 
 def problems_on_paths(model: GraphModel) -> list[str]:
-    """Where energies or forces jump while atoms move, one sentence each; none where energies are smooth."""
+    """Return sentences about jumps of energies or forces on paths."""
     problems = []
     for path in PATHS:
 
@@ -238,7 +238,7 @@ def problems_on_paths(model: GraphModel) -> list[str]:
 
 
 class SmoothnessConformance:
-    """Smooth energies of every architecture that can give forces, or the sentence that says what is not smooth about them."""
+    """Promises about smooth energies, or the sentence of ``kinks``."""
 
     architecture: str
     settings: ClassVar[dict[str, Any]] = {}

@@ -1,4 +1,5 @@
-"""The promises of every architecture, as tests that ship: derive a class from ``ArchitectureConformance`` and run pytest on it.
+"""Promises of every architecture, as tests to inherit.
+
 
     class TestMyNetwork(ArchitectureConformance):
         architecture = "my_package.networks:MyNetwork"
@@ -27,7 +28,6 @@ from hydragnn.conformance.cases import (
     make_model,
     no_nodes,
     values_of,
-    with_choices,
 )
 from hydragnn.conformance.limits import LimitsConformance
 from hydragnn.conformance.smoothness import SmoothnessConformance
@@ -37,21 +37,21 @@ from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel, load_model, save_model
 
-TRIES = 4
-"""Weights that are tried where two scores may lie too close together."""
-
 
 def skip_without_forces(model: GraphModel) -> None:
-    """Skip a test of forces where the model sees no lengths, or pools."""
+    """Skip a test of forces if the model gives none."""
     if "forces" not in model.description.fields:
         pytest.skip(f"{model.description.model.kind} gives no forces with these settings")
 
 
 class ArchitectureConformance(SmoothnessConformance, LimitsConformance, SymmetryConformance):
-    """What every architecture promises; ``architecture`` is its kind, or ``package.module:Name``, ``settings`` are keys of [model]."""
+    """Promises of every architecture.
+
+    ``architecture`` is its kind or ``package.module:Name``; ``settings`` are keys of [model].
+    """
 
     def model(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> GraphModel:
-        """A small model of the kind under test."""
+        """Return a small model of the kind under test."""
         return make_model(self.architecture, seed, dtype, **self.settings)
 
     @pytest.fixture
@@ -154,8 +154,8 @@ class ArchitectureConformance(SmoothnessConformance, LimitsConformance, Symmetry
         save_model(tmp_path, model, Normalisation())
         loaded = load_model(tmp_path)
         assert loaded.targets == model.description.targets
-        before, after = model.eval()(batch.to(dtype=torch.float32)), loaded.model(batch.to(dtype=torch.float32))
-        assert all(torch.equal(values_of(before[name]), values_of(after[name])) for name in before)
+        previous, following = model.eval()(batch.to(dtype=torch.float32)), loaded.model(batch.to(dtype=torch.float32))
+        assert all(torch.equal(values_of(previous[name]), values_of(following[name])) for name in previous)
 
     def test_predicting_twice_gives_the_same_bits(self, kind: str) -> None:
         model, batch = self.model(dtype=torch.float32).eval(), CORNERS["two graphs"]().to(dtype=torch.float32)
@@ -197,13 +197,13 @@ class ArchitectureConformance(SmoothnessConformance, LimitsConformance, Symmetry
         torch.testing.assert_close(gap["variance"], unscaled["variance"] * spread**2)
 
     def test_no_sum_on_a_gpu_depends_on_the_order_of_its_threads(self, kind: str) -> None:
-        """Of outputs, forces and gradients. Gather with ``hydragnn.kernels.spread`` and add with ``segment_sum`` instead of what it names."""
+        """Gather with ``hydragnn.kernels.spread`` and add with ``segment_sum`` instead."""
         if find_spec("triton") is None:
             pytest.skip("Triton is not installed, whose kernels a GPU would run")
         batch, model = CORNERS["two graphs"](), self.model()
         parameters = list(model.parameters())
-        found = unordered_on_a_gpu(lambda: torch.autograd.grad(loss_of(model(batch)), parameters))
-        assert not found, "; ".join(f"{name} at {line}" for name, line in found.items())
+        result = unordered_on_a_gpu(lambda: torch.autograd.grad(loss_of(model(batch)), parameters))
+        assert not result, "; ".join(f"{name} at {line}" for name, line in result.items())
 
     def test_a_share_of_a_batch_may_be_empty(self, kind: str) -> None:
         whole, model = CORNERS["one graph"](), self.model()
@@ -226,16 +226,10 @@ class ArchitectureConformance(SmoothnessConformance, LimitsConformance, Symmetry
 
     @pytest.mark.parametrize("recording", [True, False], ids=["training", "no_grad"])
     def test_half_precision_arithmetic_stays_close(self, kind: str, recording: bool) -> None:
-        """Of a model that pools by scores, with the first weights for which no two scores are so close that half precision lets another node stay."""
-        batch = CORNERS["two graphs"]().to(dtype=torch.float32)
-        for seed in range(TRIES):
-            model = self.model(seed, dtype=torch.float32)
-            exact, stayed = with_choices(model, batch)
-            with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(recording):
-                rough, stay = with_choices(model, batch)
-            if all(map(torch.equal, stay, stayed)):
-                break
-        assert all(map(torch.equal, stay, stayed)), f"other nodes stay in half precision, with each of {TRIES} weights"
+        model, batch = self.model(dtype=torch.float32), CORNERS["two graphs"]().to(dtype=torch.float32)
+        exact = model(batch)
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(recording):
+            rough = model(batch)
         for name, prediction in exact.items():
             expected = values_of(prediction).detach()
             scale = max(float(expected.abs().max()), 0.1)

@@ -1,4 +1,4 @@
-"""Symmetries of predictions, in space and in the plane: the part of ``hydragnn.conformance`` about turned, mirrored, moved and reordered graphs.
+"""Conformance under turns, mirrors, moves and other orders of nodes.
 
 Cells of a mesh, grains of a section and pixels of an image lie in a plane, where a vector has two components, the cell is an area, and architectures take
 other ways (no third axis in harmonics or in antisymmetric tensors). One that works in space alone refuses such graphs in a sentence.
@@ -26,7 +26,7 @@ AWAY = (1.0, -2.0, 0.5)
 
 
 class SymmetryConformance:
-    """What happens to predictions where the whole graph turns, is mirrored, moves, or has its nodes in another order."""
+    """Promises about turned, mirrored, moved and reordered graphs."""
 
     architecture: str
     settings: ClassVar[dict[str, Any]] = {}
@@ -35,7 +35,7 @@ class SymmetryConformance:
         return make_model(self.architecture, **self.settings)
 
     def _model_in_the_plane(self) -> GraphModel:
-        """The model for graphs in two dimensions; where these are refused in a sentence, the test does not apply."""
+        """Return the model for two dimensions; skip if it is refused."""
         try:
             return make_model(self.architecture, dim=2, **self.settings)
         except InputError as refusal:
@@ -90,14 +90,14 @@ class SymmetryConformance:
 
 
 def assert_equal(actual: Distribution, expected: Distribution, act: Callable[[Tensor], Tensor] = lambda x: x) -> None:
-    """Equal up to rounding; ``act`` is what becomes of values, while variances stay as they are."""
+    """Check equality up to rounding of values mapped by ``act``."""
     for name, values in expected.tensors().items():
         moved = values if name == "variance" else act(values)
         torch.testing.assert_close(actual.tensors()[name], moved, rtol=TIGHT, atol=TIGHT)
 
 
 def assert_turns(model: GraphModel, batch: GraphBatch, determinant: int) -> None:
-    """Vectors and tensors turn with a graph that is turned (determinant 1) or mirrored (-1), all else stays."""
+    """Check that vectors turn with the graph (1) or its mirror (-1)."""
     drawn = torch.randn(batch.dim, batch.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     turn, _ = torch.linalg.qr(drawn)
     if torch.det(turn) * determinant < 0:
@@ -117,7 +117,7 @@ def assert_stays_where_moved(model: GraphModel, batch: GraphBatch) -> None:
 
 
 def assert_follows_the_order(model: GraphModel, batch: GraphBatch) -> None:
-    """Nodes and edges in another order have the same predictions in that order, and graphs the same."""
+    """Check that predictions follow the order of nodes and edges."""
     owner = batch.owner("node")
     drawn = torch.randperm(batch.num_nodes, generator=torch.Generator().manual_seed(1))
     order = drawn[owner[drawn].sort(stable=True).indices]  # any order within every graph
@@ -129,7 +129,7 @@ def assert_follows_the_order(model: GraphModel, batch: GraphBatch) -> None:
 
 
 def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
-    """The same graphs with node ``order[i]`` at place i, edges sorted by receiver again."""
+    """Return the graphs with node ``order[i]`` at place i."""
     place = torch.argsort(order)
     receivers, edges = torch.sort(place[batch.receivers], stable=True)
     return replace(
@@ -143,7 +143,7 @@ def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
 
 
 def mapped(batch: GraphBatch, map_: Tensor) -> GraphBatch:
-    """The same graphs with every vector times a matrix; in the plane the third vector of a cell, of length 1, stays."""
+    """Return the graphs with every vector times a matrix."""
     whole = torch.block_diag(map_, torch.eye(3 - batch.dim, dtype=map_.dtype))
     return replace(
         batch, positions=batch.positions @ map_, edge_shifts=batch.edge_shifts @ map_, cell=batch.cell @ whole

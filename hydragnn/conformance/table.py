@@ -1,4 +1,5 @@
-"""All promises of ``hydragnn.conformance`` for any architectures in one run, and their table: a line per promise, a column per architecture.
+"""All promises for any architectures in one run, as tables.
+
 
 A second table has a line for each of what may stand around the layers of all of them: attention, conditioning, pooling.
 """
@@ -21,10 +22,7 @@ from hydragnn.base.imports import allow_named
 from hydragnn.conformance.cases import AROUND, make_model, small_settings
 
 Verdict = Literal["passed", "does not apply", "failed"]
-MODULES = tuple(
-    f"hydragnn.{name}"
-    for name in ("conformance", "conformance_limits", "conformance_smoothness", "conformance_symmetry")
-)
+MODULES = tuple(f"hydragnn.conformance.{name}" for name in ("suite", "limits", "smoothness", "symmetry"))
 
 HEAD = """from hydragnn.conformance import ArchitectureConformance
 
@@ -38,7 +36,7 @@ class TestArchitecture{number}(ArchitectureConformance):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What one architecture does with one promise."""
+    """Outcome of one promise of one architecture."""
 
     kind: str
     promise: str
@@ -50,7 +48,7 @@ class Outcome:
     """What of ``AROUND`` stands around the layers; empty: nothing."""
 
     def to_json(self) -> dict[str, str]:
-        """The same as plain JSON."""
+        """Return the outcome as plain JSON."""
         return asdict(self)
 
 
@@ -69,11 +67,13 @@ REFUSED = "stands around it"
 def conformance_of(
     kinds: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda finished, total: None,
     *,
     around: Sequence[str] = (),
 ) -> tuple[Outcome, ...]:
-    """Run every promise for these architectures (none: all of the room), also ``package.module:Name``; ``settings`` are keys of [model] for each.
+    """Run every promise for these architectures (none: all of the room).
+
+    A kind may be ``package.module:Name``; ``settings`` are keys of [model] for each.
 
     Then once more with each of ``around`` (keys of ``AROUND``) around the layers; an architecture that refuses one in a sentence has one outcome for it.
     InputError where an architecture is not known or refuses the settings, and where pytest is not installed.
@@ -109,18 +109,18 @@ def conformance_of(
     return (*reports.outcomes(), *refused)
 
 
-def _refusal(kind: str, around: str, settings: Mapping[str, Any]) -> str:
-    """Why an architecture cannot have something around its layers; empty where it can, or where there is nothing."""
+def _refusal(kind: str, surrounding: str, settings: Mapping[str, Any]) -> str:
+    """Return the reason for refusing a wrapper, or empty."""
     try:
-        if around:
-            make_model(kind, **{**AROUND[around], **settings})
+        if surrounding:
+            make_model(kind, **{**AROUND[surrounding], **settings})
     except InputError as refusal:
         return f"refused: {refusal}"
     return ""
 
 
 def _run(path: Path, reports: "_Reports") -> None:
-    """Run pytest on one file in this process, with its own configuration and without a word."""
+    """Run pytest quietly on one file in this process."""
     import pytest
 
     new = [module for module in MODULES if module not in sys.modules]
@@ -136,13 +136,13 @@ def _run(path: Path, reports: "_Reports") -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Whatever is printed goes nowhere."""
+    """Discard everything that is printed within the block."""
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         yield
 
 
 class _Reports:
-    """A plugin of pytest that keeps what every test says, by architecture and promise."""
+    """Plugin of pytest that collects outcomes by architecture and promise."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]], progress: Progress) -> None:
         self.pairs, self.progress = pairs, progress
@@ -166,7 +166,7 @@ class _Reports:
             self.said.setdefault((*pair, sentence), []).append(_verdict(report, case.removesuffix("]")))
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """One for each architecture, what is around it, and promise: failed where any of its cases failed, and what does not apply to any of them."""
+        """Return one outcome per architecture, wrapper and promise."""
         return tuple(_joined(kind, name, sentence, cases) for (kind, name, sentence), cases in self.said.items())
 
 
@@ -181,16 +181,16 @@ def _verdict(report: Any, case: str) -> tuple[Verdict, str]:
     return "failed", f"{case}: {line}" if case else line
 
 
-def _joined(kind: str, around: str, sentence: str, cases: Sequence[tuple[Verdict, str]]) -> Outcome:
+def _joined(kind: str, surrounding: str, sentence: str, cases: Sequence[tuple[Verdict, str]]) -> Outcome:
     for verdict in ("failed", "passed"):
-        reasons = [why for found, why in cases if found == verdict]
+        reasons = [why for result, why in cases if result == verdict]
         if reasons:
-            return Outcome(kind=kind, promise=sentence, verdict=verdict, why=reasons[0], around=around)
-    return Outcome(kind=kind, promise=sentence, verdict="does not apply", why=cases[0][1], around=around)
+            return Outcome(kind=kind, promise=sentence, verdict=verdict, why=reasons[0], around=surrounding)
+    return Outcome(kind=kind, promise=sentence, verdict="does not apply", why=cases[0][1], around=surrounding)
 
 
 def conformance_table(outcomes: Sequence[Outcome]) -> str:
-    """The table in Markdown of architectures alone, with a numbered sentence for every failure and the reasons why promises do not apply."""
+    """Return the table of architectures alone, in Markdown."""
     outcomes = [outcome for outcome in outcomes if not outcome.around]
     kinds, promises = (list(dict.fromkeys(getattr(o, name) for o in outcomes)) for name in ("kind", "promise"))
     by = {(outcome.kind, outcome.promise): outcome for outcome in outcomes}
@@ -208,17 +208,17 @@ def conformance_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def around_table(outcomes: Sequence[Outcome]) -> str:
-    """The table in Markdown of what stands around layers: how many promises each architecture keeps with it, and a numbered sentence for every failure."""
+    """Return the table of kept promises with wrappers, in Markdown."""
     kinds = list(dict.fromkeys(outcome.kind for outcome in outcomes))  # in the order of the first table
     outcomes = [outcome for outcome in outcomes if outcome.around]
     names = list(dict.fromkeys(outcome.around for outcome in outcomes))
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
 
     def cell(kind: str, name: str) -> str:
-        here = [outcome for outcome in outcomes if (outcome.kind, outcome.around) == (kind, name)]
-        numbers = [str(failures.index(outcome) + 1) for outcome in here if outcome.verdict == "failed"]
-        kept = sum(outcome.verdict == "passed" for outcome in here)
-        return f"**failed ({', '.join(numbers)})**" if numbers else str(kept or "-")
+        local = [outcome for outcome in outcomes if (outcome.kind, outcome.around) == (kind, name)]
+        numbers = [str(failures.index(outcome) + 1) for outcome in local if outcome.verdict == "failed"]
+        retained = sum(outcome.verdict == "passed" for outcome in local)
+        return f"**failed ({', '.join(numbers)})**" if numbers else str(retained or "-")
 
     lines = [*_head("around the layers", kinds)]
     lines += [f"| `{name}` | {' | '.join(cell(kind, name) for kind in kinds)} |" for name in names]
@@ -244,7 +244,7 @@ def _reasons(outcomes: Sequence[Outcome], title: str) -> list[str]:
 
 
 def _sum_of(outcomes: Sequence[Outcome]) -> str:
-    """How many promises hold, fail and do not apply."""
+    """Return the numbers of kept, failed and inapplicable promises, in words."""
     counts = {
         verdict: sum(o.verdict == verdict for o in outcomes) for verdict in ("passed", "failed", "does not apply")
     }
@@ -252,8 +252,8 @@ def _sum_of(outcomes: Sequence[Outcome]) -> str:
 
 
 def conformance_page(outcomes: Sequence[Outcome], command: str) -> str:
-    """The tables as a page of the documents that says by which command, and with which versions, it was made."""
-    alone, around = ([o for o in outcomes if bool(o.around) == there] for there in (False, True))
+    """Return the page with both tables, its command and versions."""
+    alone, surrounding = ([o for o in outcomes if bool(o.around) == exists] for exists in (False, True))
     page = (
         f"{TITLE}\n\n"
         f"Made by `{command}` with torch {metadata.version('torch')}.\n"
@@ -261,11 +261,11 @@ def conformance_page(outcomes: Sequence[Outcome], command: str) -> str:
         "A line is a test of `hydragnn.conformance`, named for its sentence, with all of its cases. Tests run in float64 unless the line says otherwise.\n\n"
         f"Of {len(alone)} pairs of a promise and an architecture {_sum_of(alone)}.\n\n" + conformance_table(alone)
     )
-    if around:
+    if surrounding:
         page += (
             "\n## With something around the layers\n\n"
             "The table counts the promises that hold with attention, conditioning or pooling around the layers. The others do not apply:\n"
             "those about forces without forces, about two dimensions for models of three, and about repeated cells with clusters.\n"
-            f"Of {len(around)} pairs {_sum_of(around)}.\n\n" + around_table(around)
+            f"Of {len(surrounding)} pairs {_sum_of(surrounding)}.\n\n" + around_table(surrounding)
         )
     return page

@@ -1,4 +1,4 @@
-"""Gather and scatter: a family of ops closed under differentiation, and reductions per receiver."""
+"""Gather and scatter ops with derivatives of every order."""
 
 from hydragnn.graphs.topology import Topology, relation_topology
 from hydragnn.kernels.activated import activated_sum

@@ -1,4 +1,4 @@
-"""Sums of messages that end in a SiLU, of which no array of edges x channels is made but that of their first derivative (``function_sums.py``)."""
+"""Weighted sums of SiLU of messages, without an array of the activations."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,9 @@ from hydragnn.kernels.outer import outer_sum
 def activated_sum(
     messages: Float[Tensor, "edges channels"], weights: Float[Tensor, "edges 1"], topology: Topology
 ) -> Float[Tensor, "rows channels"]:
-    """Each node's sum of weights times SiLU of messages; a node without edges receives zeros. Atomics: none.
+    """Return each node's sum of weights times SiLU of messages.
+
+    A node without edges receives zeros. Atomics: none.
 
     >>> import torch
     >>> edges = Topology.square(torch.tensor([1, 0]), torch.tensor([0, 0]), 2)
@@ -27,7 +29,7 @@ def activated_sum(
 
 
 def composed(messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
-    """F of two ops."""
+    """Compose the sum of two ops."""
     return outer_sum(silu(messages), weights, topology).squeeze(1)
 
 

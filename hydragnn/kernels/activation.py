@@ -1,13 +1,12 @@
-"""SiLU, closed under differentiation: few passes over an array where torch's derivative of its derivative makes a dozen.
+"""SiLU with derivatives of every order, in few passes.
 
-torch has one pass for silu and one for its derivative, but as soon as a gradient is itself recorded, as that of an energy is for
-forces, it takes the derivative apart into sigmoids, products and differences, each an array that is kept. Here
+torch takes the derivative of silu's derivative apart into sigmoids, products and differences, each an array that is kept. Here
 
-    L(x) = x s(x), s the sigmoid      dL: x' = D(x, u)
-    D(x, g) = g silu'(x)              dD: g' = D(x, u), x' = K(x, g, u)
-    K(x, g, u) = g u silu''(x)        dK: g' = K(x, v, u), u' = K(x, g, v), x' = v g u silu'''(x) in plain torch
+    silu(x) = x s(x), s the sigmoid           x' = slope(x, u)
+    slope(x, g) = g silu'(x)                  g' = slope(x, u), x' = curvature(x, g, u)
+    curvature(x, g, u) = g u silu''(x)        g' = curvature(x, v, u), u' = curvature(x, g, v), x' = v g u silu'''(x)
 
-Where nobody records a gradient, torch's own silu is the same numbers with less to call (``first_derivatives``).
+Without a recorded gradient torch's own silu gives the same numbers with fewer calls (``first_derivatives``).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +36,10 @@ _first_only: list[None] = []
 
 @contextmanager
 def first_derivatives() -> Iterator[None]:
-    """Within the block values are meant to be derived once; more often works and takes longer. Small models gain a tenth of a step."""
+    """Expect first derivatives only within the block.
+
+    Higher ones work and take longer. Small models gain a tenth of a step.
+    """
     _first_only.append(None)
     try:
         yield
@@ -54,7 +56,7 @@ class SiLU(nn.Module):
 
 
 class _Value(Function):
-    """L."""
+    """silu(x)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -69,7 +71,7 @@ class _Value(Function):
 
 
 class _Slope(Function):
-    """D."""
+    """slope(x, g)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, g: Tensor) -> Tensor:
@@ -84,7 +86,7 @@ class _Slope(Function):
 
 
 class _OfSlope(Function):
-    """K and D, what both tensors of D receive."""
+    """Both gradients of ``slope``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +103,7 @@ class _OfSlope(Function):
 
 
 class _Curvature(Function):
-    """K."""
+    """curvature(x, g, u)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, g: Tensor, u: Tensor) -> Tensor:
@@ -134,12 +136,12 @@ def _of_curvature(
 
 
 def slope_gradients(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """K and D, one after the other."""
+    """Return both gradients of ``slope``, one after the other."""
     return form_on(CURVATURE_FORMS, x.device.type)(x, g, u), torch.ops.aten.silu_backward(u, x)
 
 
 def curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor:
-    """K in plain torch."""
+    """Return g u silu''(x) in plain torch."""
     s = torch.sigmoid(x)
     bend = (s * -2).add_(1).mul_(x).add_(2)  # silu'' = s (1 - s) (2 + x (1 - 2 s))
     return bend.mul_(s.addcmul_(s, s, value=-1)).mul_(g).mul_(u)

@@ -1,4 +1,4 @@
-"""Every op of the registry at work on this machine: times, and its share of the speed of a plain copy in the same run."""
+"""Times of every op on this machine, beside a copy."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,10 @@ FLUSHED = 2**29
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchSettings:
-    """Graph, numbers and effort of a measurement; ``baselines`` adds torch's own scatters, eager and compiled."""
+    """Graph, dtype and repeats of a measurement.
+
+    ``baselines`` adds torch's own scatters, eager and compiled.
+    """
 
     device: str = "cpu"
     nodes: int = 2000
@@ -47,7 +50,7 @@ class BenchRow:
 
 
 def copy_bandwidth(settings: BenchSettings) -> float:
-    """Bytes per second, read and written, of a copy as large as the messages of the graph."""
+    """Return the bytes per second of a copy of the messages."""
     edges = settings.nodes * settings.degree
     source = torch.randn(edges, settings.channels).to(settings.device, settings.dtype)
     return 2e3 * source.nbytes / milliseconds(source.clone, settings)
@@ -59,28 +62,30 @@ def bench_rows(settings: BenchSettings, bandwidth: float) -> Iterator[BenchRow]:
     for op in OPS.values():
         if settings.only in op.name:
             for name, case in op.cases({"random": edges}, settings.channels):
-                given = case.to(settings.device, settings.dtype)
-                yield _row(op.name, name.removeprefix("random, "), op.call, given, settings, bandwidth)
+                inputs = case.to(settings.device, settings.dtype)
+                yield _row(op.name, name.removeprefix("random, "), op.call, inputs, settings, bandwidth)
 
 
 def _row(
-    op: str, variant: str, call: Callable[..., object], given: Case, settings: BenchSettings, bandwidth: float
+    op: str, variant: str, call: Callable[..., object], inputs: Case, settings: BenchSettings, bandwidth: float
 ) -> BenchRow:
-    moved = bytes_moved(given, outputs(call, given))
-    forward = milliseconds(lambda: outputs(call, given), settings)
+    moved = bytes_moved(inputs, outputs(call, inputs))
+    forward = milliseconds(lambda: outputs(call, inputs), settings)
     return BenchRow(
         op=op,
         variant=variant,
         forward=forward,
-        with_gradient=milliseconds(lambda: derivatives(call, given, 1), settings),
-        twice=milliseconds(lambda: derivatives(call, given, 2), settings),
+        with_gradient=milliseconds(lambda: derivatives(call, inputs, 1), settings),
+        twice=milliseconds(lambda: derivatives(call, inputs, 2), settings),
         copy_share=1e3 * moved / forward / bandwidth,
-        baselines=_baselines(call, given, settings) if settings.baselines else {},
+        baselines=_baselines(call, inputs, settings) if settings.baselines else {},
     )
 
 
 def bytes_moved(case: Case, values: tuple[Tensor, ...]) -> int:
-    """Bytes that a pass over the edges reads and writes once: what nodes hold counts for every edge that gathers it.
+    """Return the bytes that a pass over the edges reads and writes.
+
+    States of nodes count for every edge that gathers them.
 
     Of indices, one per edge and where rows begin; both ends of every edge where the result is of edges. Of reductions per
     receiver, the order of edges and where rows begin.
@@ -101,27 +106,27 @@ def bytes_moved(case: Case, values: tuple[Tensor, ...]) -> int:
     return whole + receivers.nbytes + receivers.element_size() * (rows + 1)
 
 
-def _baselines(call: Callable[..., object], given: Case, settings: BenchSettings) -> dict[str, float]:
+def _baselines(call: Callable[..., object], inputs: Case, settings: BenchSettings) -> dict[str, float]:
     with plain_forms():
         torch._dynamo.reset()  # every case is compiled for itself
         calls = {"torch": call, "torch.compile": torch.compile(call)}
-        return {name: milliseconds(lambda: derivatives(one, given, 1), settings) for name, one in calls.items()}  # noqa: B023
+        return {name: milliseconds(lambda: derivatives(one, inputs, 1), settings) for name, one in calls.items()}  # noqa: B023
 
 
 def outputs(call: Callable[..., object], case: Case) -> tuple[Tensor, ...]:
-    """What an op gives, always as a tuple."""
+    """Return the results of an op as a tuple."""
     value = call(*case.tensors, *case.rest)
     return value if isinstance(value, tuple) else (value,)
 
 
 def derivatives(call: Callable[..., object], case: Case, order: int) -> None:
-    """The value and its gradients up to an order, as training on forces takes them."""
+    """Return the value and its gradients up to an order."""
     tensors = tuple(tensor.detach().requires_grad_() for tensor in case.tensors)
     values = outputs(call, Case(tensors=tensors, rest=case.rest))
     scalar = sum((part.square().sum() for part in values), tensors[0].new_zeros(()))
-    for left in reversed(range(order)):
-        gradients = torch.autograd.grad(scalar, tensors, create_graph=left > 0)
-        if left:
+    for remaining in reversed(range(order)):
+        gradients = torch.autograd.grad(scalar, tensors, create_graph=remaining > 0)
+        if remaining:
             scalar = sum((gradient.square().sum() for gradient in gradients), tensors[0].new_zeros(()))
 
 

@@ -1,10 +1,9 @@
-"""What the ends of an edge hold, added: the linear map of [h_i, h_j, e] as maps of nodes and of edges, gathered in one pass.
+"""Sums of both ends of an edge and of the edge.
 
-The family is closed under differentiation, since all its ops are linear and read no tensor again in their derivatives:
+    gather_add(g, x, e)_e = g_receiver + x_sender + e_e    g' = sum over received edges of u, x' = over sent edges, e' = u
 
-    J(g, x, e)_e = g_receiver + x_sender + e_e        dJ: g' = sum over received edges of u, x' = over sent edges, e' = u
-
-Where edges share what they hold (``Topology.sharing``), e_e is that of their pair, and e' = sum over the edges of a pair of u.
+The ops are linear, so their derivatives read no tensor again. Where edges share items (``Topology.sharing``), e_e is the item of
+the edge's pair, and e' is the sum over the edges of a pair.
 """
 
 from collections.abc import Mapping
@@ -26,7 +25,9 @@ def gather_add(
     edges: Float[Tensor, "items *features"] | None,
     topology: Topology,
 ) -> Float[Tensor, "edges *features"]:
-    """What each edge's receiver and sender hold, and the edge itself or its pair, where edges share what they hold, added; None is left out.
+    """Return the sum of receiver, sender and edge for every edge.
+
+    None is left out. ``edges`` may hold one item per pair where edges share items.
 
     Atomics: none, and the same bits again.
 
@@ -44,8 +45,8 @@ def gather_add(
     return ENDS("senders", (sent,), topology)
 
 
-def add_ends(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor:
-    """J in plain torch."""
+def plain_gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor:
+    """Add both ends and the edge in plain torch."""
     joined = sent.index_select(0, topology.senders)  # [edges, *features]
     joined = joined if received is None else received.index_select(0, topology.receivers) + joined
     return joined if edges is None else joined + edges
@@ -70,22 +71,22 @@ def _compiled_sum_to_senders(messages: Tensor, topology: Topology) -> Tensor | N
 
 
 def sum_to_items(messages: Tensor, topology: Topology) -> Tensor:
-    """Those of each pair of edges added up; as they are where edges share nothing."""
+    """Sum the messages of each pair; without pairs return them unchanged."""
     if topology.pair is None:
         return messages
     return form_on(SUM_FORMS, messages.device.type)(messages, (topology.pair, topology.num_pairs))
 
 
 def spread_to_edges(items: Tensor, topology: Topology) -> Tensor:
-    """What each edge's pair holds; as they are where edges share nothing."""
+    """Return the item of each edge's pair; without pairs return them unchanged."""
     return items if topology.pair is None else items.index_select(0, topology.pair)
 
 
-PLAIN_ADD = reads_weights(add_ends, 2)
-ADD_FORMS: Mapping[str, Form] = {
-    ANYWHERE: PLAIN_ADD,
-    "cpu": cpu.or_plain(cpu.add_ends, PLAIN_ADD),
-    **on_accelerators(reads_weights(triton_forms.add_ends, 2)),
+PLAIN_GATHER_ADD = reads_weights(plain_gather_add, 2)
+GATHER_ADD_FORMS: Mapping[str, Form] = {
+    ANYWHERE: PLAIN_GATHER_ADD,
+    "cpu": cpu.or_plain(cpu.gather_add, PLAIN_GATHER_ADD),
+    **on_accelerators(reads_weights(triton_forms.gather_add, 2)),
 }
 TO_SENDERS: Mapping[str, Form] = {
     ANYWHERE: sum_to_senders,
@@ -98,15 +99,15 @@ ITEMS = ("to items", (INCOMING,))
 ENDS = Family(
     {
         "both ends and edges": Member(
-            forms=ADD_FORMS, derivatives=(RECEIVED, SENT, ITEMS), items=("rows", "columns", "weights")
+            forms=GATHER_ADD_FORMS, derivatives=(RECEIVED, SENT, ITEMS), items=("rows", "columns", "weights")
         ),
         "both ends": Member(
-            forms={name: lambda g, x, t, add=add: add(g, x, None, t) for name, add in ADD_FORMS.items()},
+            forms={name: lambda g, x, t, add=add: add(g, x, None, t) for name, add in GATHER_ADD_FORMS.items()},
             derivatives=(RECEIVED, SENT),
             items=("rows", "columns"),
         ),
         "senders and edges": Member(
-            forms={name: lambda x, e, t, add=add: add(None, x, e, t) for name, add in ADD_FORMS.items()},
+            forms={name: lambda x, e, t, add=add: add(None, x, e, t) for name, add in GATHER_ADD_FORMS.items()},
             derivatives=(SENT, ITEMS),
             items=("columns", "weights"),
         ),

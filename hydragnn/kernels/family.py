@@ -1,4 +1,4 @@
-"""Families of ops closed under differentiation: the autograd of all members is made from one table."""
+"""Families of ops whose derivatives are ops of the same family."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ _open_blocks: list[None] = []  # no ContextVar: gradients are computed in thread
 
 @contextmanager
 def plain_forms() -> Iterator[None]:
-    """Compute all ops in plain torch within the block, whatever the device, so that a compiler sees what they do."""
+    """Compute all ops in plain torch within the block."""
     _open_blocks.append(None)
     try:
         yield
@@ -41,7 +41,9 @@ def plain_forms() -> Iterator[None]:
 
 
 def form_on(forms: Mapping[str, T], device: str) -> T:
-    """The form for a kind of device (``"cpu"``, ``"cuda"``); plain torch where there is none of its own.
+    """Return the form for a kind of device (``"cpu"``, ``"cuda"``).
+
+    It is plain torch if the device has no form of its own.
 
     Within ``plain_forms`` the fusable form, or else plain torch.
     """
@@ -51,12 +53,12 @@ def form_on(forms: Mapping[str, T], device: str) -> T:
 
 
 def on_accelerators(form: Form) -> dict[str, Form]:
-    """A form in Triton, by kind of device; none where Triton is not installed."""
+    """Return a Triton form by kind of device; empty without Triton."""
     return dict.fromkeys(ACCELERATORS, form)
 
 
 def is_accelerated(device: str) -> bool:
-    """Return True where ops have forms in Triton that are to be used."""
+    """Return True if ops use Triton forms on this device."""
     return not _open_blocks and _taken_for.get(device, device) in ACCELERATORS
 
 
@@ -65,7 +67,7 @@ _taken_for: dict[str, str] = {}
 
 @contextmanager
 def taken_for(device: str, kind: str) -> Iterator[None]:
-    """Within it a kind of device has the forms of another: Triton's in its interpreter on a CPU, or compiled without values."""
+    """Give one kind of device the forms of another within the block."""
     _taken_for[device] = kind
     try:
         yield
@@ -78,7 +80,7 @@ _asked_for_operators: list[None] = []
 
 @contextmanager
 def operators() -> Iterator[None]:
-    """Call all members of families as operators of torch within the block, so that tracers see them by name."""
+    """Call ops as operators of torch within the block, for tracers."""
     _asked_for_operators.append(None)
     try:
         yield
@@ -87,12 +89,12 @@ def operators() -> Iterator[None]:
 
 
 def as_operators() -> bool:
-    """Return True within ``operators``, and while Dynamo traces; not within ``plain_forms``."""
+    """Return True within ``operators`` or under Dynamo, outside of ``plain_forms``."""
     return not _open_blocks and (bool(_asked_for_operators) or torch.compiler.is_dynamo_compiling())
 
 
 def is_traced() -> bool:
-    """Return True where a tracer looks on, which knows no values of tensors: within ``plain_forms`` and where ``as_operators`` is."""
+    """Return True if a tracer runs, which has no values of tensors."""
     return bool(_open_blocks) or as_operators()
 
 
@@ -116,7 +118,9 @@ INCOMING = -1
 
 
 def check_items(items: Sequence[str], tensors: Sequence[Tensor], structure: Any) -> None:
-    """Compare tensors with the topology that they come with; forms of a device read them unseen, and beyond their end.
+    """Check the sizes of tensors against their topology.
+
+    Forms of a device read without such checks.
 
     Raises ValueError, which shows the shape, and IndexError where an edge joins what is not there.
     """
@@ -131,14 +135,14 @@ def check_items(items: Sequence[str], tensors: Sequence[Tensor], structure: Any)
 
 
 class Family:
-    """Ops whose derivatives are ops of the same family, so that derivatives of every order need no further kernel.
+    """Ops whose derivatives are ops of the same family.
 
     ``family(name, tensors, structure)`` is the value of a member; ``structure`` (a topology, winners) is the same for all of
     a computation and has no gradient. A gradient has the dtype of its tensor.
     """
 
     def __init__(self, members: Mapping[str, Member]) -> None:
-        """The members by name. ValueError where a derivative is no member or does not fit it."""
+        """Check that every derivative is a fitting member, else raise ValueError."""
         for name, member in members.items():
             for derivative, arguments in member.derivatives:
                 if derivative not in members:
@@ -153,27 +157,29 @@ class Family:
         self._together = {name: _together(name, member, self) for name, member in members.items() if member.together}
 
     def __call__(self, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
-        """The op ``name`` of the tensors, differentiable as often as one likes."""
+        """Return the op ``name`` of the tensors, with derivatives of every order."""
         if self.operator is not None and as_operators():
             return self.operator(name, tensors, structure)
         value: Tensor = self._shells[name](structure, *tensors)
         return value
 
     def gradients(
-        self, name: str, known: Sequence[Tensor], structure: Any, dtypes: Sequence[dtype], needed: Sequence[bool]
+        self, name: str, operands: Sequence[Tensor], structure: Any, dtypes: Sequence[dtype], needed: Sequence[bool]
     ) -> Sequence[Tensor | None]:
-        """What each tensor of the op ``name`` receives, in its dtype and differentiable; None where it is not needed.
+        """Return the gradient of each tensor of the op ``name``.
+
+        Gradients have the dtypes of their tensors and are differentiable; None if not needed.
 
         ``known`` are the tensors, if any derivative reads them, and the incoming gradient, last.
         """
         member = self.members[name]
-        if all(needed) and not _open_blocks and _kind(known[INCOMING]) in member.together:
-            values: Sequence[Tensor] = self._together[name].apply(structure, *known)
+        if all(needed) and not _open_blocks and _kind(operands[INCOMING]) in member.together:
+            values: Sequence[Tensor] = self._together[name].apply(structure, *operands)
             return values
         recorded = torch.is_grad_enabled()  # a gradient that is not has no need of a function of autograd
         return [
             (self._shells if recorded else self._values)[derivative](
-                structure, *[known[argument] for argument in arguments]
+                structure, *[operands[argument] for argument in arguments]
             ).to(dtypes[place])
             if needed[place]
             else None
@@ -185,13 +191,13 @@ def _kind(tensor: Tensor) -> str:
     return _taken_for.get(tensor.device.type, tensor.device.type)
 
 
-def add(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    """The sum of what is there."""
-    return right if left is None else left if right is None else left + right
+def add(lhs: Tensor | None, rhs: Tensor | None) -> Tensor | None:
+    """Return the sum of two tensors, either of which may be None."""
+    return rhs if lhs is None else lhs if rhs is None else lhs + rhs
 
 
 def _value(member: Member) -> Callable[..., Tensor]:
-    """A member of its structure and tensors, by the form for their device."""
+    """Return the function of a member, by the form of the device."""
     plain = member.forms[ANYWHERE] if len(member.forms) == 1 else None
 
     def value(structure: Any, *tensors: Tensor) -> Tensor:
@@ -204,7 +210,7 @@ def _value(member: Member) -> Callable[..., Tensor]:
 
 
 def _shell(name: str, member: Member, family: Family) -> type[Function]:
-    """The autograd function of a member."""
+    """Return the autograd function of a member."""
     value = family._values[name]
     # the derivative of an op that is linear in all its tensors together reads none of them
     keeps = any(argument != INCOMING for _, arguments in member.derivatives for argument in arguments)
@@ -219,41 +225,41 @@ def _shell(name: str, member: Member, family: Family) -> type[Function]:
 
         @staticmethod
         def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
-            known = (*ctx.saved_tensors, incoming)
-            return None, *family.gradients(name, known, ctx.structure, ctx.dtypes, ctx.needs_input_grad[1:])
+            operands = (*ctx.saved_tensors, incoming)
+            return None, *family.gradients(name, operands, ctx.structure, ctx.dtypes, ctx.needs_input_grad[1:])
 
     Shell.__name__ = Shell.__qualname__ = name  # what profilers and grad_fn show
     return Shell
 
 
 def _together(name: str, member: Member, family: Family) -> type[Function]:
-    """All derivatives of a member as one autograd function; its own derivative is the sum of theirs."""
+    """Return one autograd function for all derivatives of a member."""
 
-    def one_by_one(known: Sequence[Tensor], structure: Any) -> tuple[Tensor, ...]:
+    def one_by_one(operands: Sequence[Tensor], structure: Any) -> tuple[Tensor, ...]:
         return tuple(
-            form_on(family.members[derivative].forms, tensor.device.type)(*[known[a] for a in arguments], structure).to(
-                tensor.dtype
-            )
-            for (derivative, arguments), tensor in zip(member.derivatives, known)
+            form_on(family.members[derivative].forms, tensor.device.type)(
+                *[operands[a] for a in arguments], structure
+            ).to(tensor.dtype)
+            for (derivative, arguments), tensor in zip(member.derivatives, operands)
         )
 
     class Together(Function):
         @staticmethod
-        def forward(ctx: Any, structure: Any, *known: Tensor) -> tuple[Tensor, ...]:
-            ctx.save_for_backward(*known)
+        def forward(ctx: Any, structure: Any, *operands: Tensor) -> tuple[Tensor, ...]:
+            ctx.save_for_backward(*operands)
             ctx.structure = structure
             ctx.set_materialize_grads(False)
-            values = member.together[_kind(known[INCOMING])](*known, structure)
-            return one_by_one(known, structure) if values is None else values
+            values = member.together[_kind(operands[INCOMING])](*operands, structure)
+            return one_by_one(operands, structure) if values is None else values
 
         @staticmethod
         def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-            known, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
-            totals: list[Tensor | None] = [None] * len(known)
+            operands, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+            totals: list[Tensor | None] = [None] * len(operands)
             for (derivative, arguments), u in zip(member.derivatives, incoming):
                 if u is None:
                     continue
-                tensors = [known[argument] for argument in arguments]
+                tensors = [operands[argument] for argument in arguments]
                 parts = family.gradients(
                     derivative,
                     (*tensors, u),

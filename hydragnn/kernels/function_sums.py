@@ -1,8 +1,8 @@
-"""Weighted sums of functions of messages, with loops for their value, their gradient and the gradient of that.
+"""Weighted sums of functions of messages, with loops for two derivatives.
 
-    F(a, w)_i = sum over received edges of w_e f(a_e)
-    dF: a' = w_e g_i f'(a_e), w' = sum over channels of g_i f(a_e)
-    dF's own derivative, for u that arrives at a' and v at w': one pass over a and u
+    sum(a, w)_i = sum over received edges of w_e f(a_e)
+    gradient: a' = w_e g_i f'(a_e), w' = sum over channels of g_i f(a_e)
+    its gradient, for u at a' and v at w', in one pass over a and u:
         a'' = w g u f''(a) + v g f'(a), w'' = sum over channels of g u f'(a), g'' = sum over edges of w u f'(a) + v f(a)
 
 Derivatives of higher order are those of the composition, which also serves devices without loops of their own.
@@ -23,25 +23,25 @@ from hydragnn.kernels.family import ANYWHERE, as_operators, check_items, form_on
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FunctionSum:
-    """F of one or more f. ``op(messages, weights, topology)`` is differentiable as often as one likes; atomics: none."""
+    """Weighted sum of one or more functions. Atomics: none."""
 
     composed: Callable[[Tensor, Tensor, Topology], Tensor]
-    """F of other ops."""
+    """The sum as a composition of ops."""
     value: Callable[..., Tensor]
-    """F by a compiled loop, called with a, w and the topology; without derivatives, like the others."""
+    """Compiled loop of (a, w, topology), without derivatives, like the others."""
     gradient: Callable[..., tuple[Tensor, ...]]
-    """dF, called with a, w, g and the topology."""
+    """Both gradients, of (a, w, g, topology)."""
     second: Callable[..., tuple[Tensor, ...]]
-    """What a, w and g receive from dF, called with a, w, g, u, v and the topology."""
+    """The gradients of ``gradient``, of (a, w, g, u, v, topology)."""
 
     def __call__(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
-        """F by the form of the device."""
+        """Return the sum by the form of the device."""
         forms = {ANYWHERE: self.composed, "cpu": self.compiled_or_composed}
         form = self.composed if as_operators() else form_on(forms, messages.device.type)
         return form(messages, weights, topology)
 
     def compiled_or_composed(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
-        """F by the compiled loop, where it serves."""
+        """Return the sum by the compiled loop if it serves."""
         if not serves(messages, weights) or messages.dim() != 2:
             return self.composed(messages, weights, topology)
         check_items(("edges", "edges"), (messages, weights), topology)
@@ -50,7 +50,7 @@ class FunctionSum:
 
 
 class _Sum(Function):
-    """F."""
+    """The sum."""
 
     @staticmethod
     def forward(ctx: Any, op: FunctionSum, topology: Topology, a: Tensor, w: Tensor) -> Tensor:
@@ -92,17 +92,17 @@ class _Second(Function):
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         recorded = torch.is_grad_enabled()
         with torch.enable_grad():
-            known = [
+            operands = [
                 tensor.view_as(tensor) if tensor.requires_grad else tensor.detach() for tensor in ctx.saved_tensors
             ]
-            known = [tensor if tensor.requires_grad else tensor.requires_grad_() for tensor in known]
-            values = _second(ctx.op, known, ctx.topology)
-            given = torch.autograd.grad(values, known, incoming, create_graph=recorded, materialize_grads=True)
-            return None, None, *given
+            operands = [tensor if tensor.requires_grad else tensor.requires_grad_() for tensor in operands]
+            values = _second(ctx.op, operands, ctx.topology)
+            inputs = torch.autograd.grad(values, operands, incoming, create_graph=recorded, materialize_grads=True)
+            return None, None, *inputs
 
 
-def _second(op: FunctionSum, known: Sequence[Tensor], topology: Topology) -> Sequence[Tensor]:
-    """The derivative of the gradient, by what is composed."""
-    a, w, g, u, v = known
+def _second(op: FunctionSum, operands: Sequence[Tensor], topology: Topology) -> Sequence[Tensor]:
+    """Return the derivative of the gradient of the composition."""
+    a, w, g, u, v = operands
     first = torch.autograd.grad(op.composed(a, w, topology), (a, w), g, create_graph=True)
     return torch.autograd.grad(first, (a, w, g), (u, v), create_graph=True)

@@ -1,11 +1,12 @@
-"""Messages of senders along directions: sum of (w_e x_sender) (x) u_e at each receiver, in a family closed under differentiation.
+"""Sums of weighted states of senders times directions of edges.
 
-All four are partial maps of T(x, w, u, G) = sum over edges, axes and channels of x_sender,c w_ec u_ea G_receiver,ac, so the
-derivative of each with respect to a tensor is the one that leaves this tensor out, with the incoming gradient in its own place:
+All four ops are partial maps of T(x, w, u, G) = sum over edges, axes and channels of x_sender,c w_ec u_ea G_receiver,ac. The
+derivative of each with respect to a tensor is the op that leaves this tensor out, with the incoming gradient in its own place:
 
-    V(x, w, u)_iac    X(w, u, G)_jc    W(x, u, G)_ec    U(x, w, G)_ea
+    sum_along(x, w, u)_iac    collect_along(w, u, G)_jc    multiply_along(x, u, G)_ec    contract_along(x, w, G)_ea
 
-Where edges share weights (``Topology.sharing``), w has one for each pair. On a CPU each is one compiled loop, on ROCm and CUDA one Triton kernel, and no array of edges x channels is made but by W, whose value is one.
+Edges may share weights (``Topology.sharing``): then there is one per pair. Each op is one compiled loop on a CPU and one Triton
+kernel on ROCm and CUDA. None makes an array of edges x channels, except ``multiply_along``, whose value is one.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.ends import TO_SENDERS
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on, on_accelerators
-from hydragnn.kernels.outer import R_FORMS, S_FORMS, T_FORMS
+from hydragnn.kernels.outer import ALONG_CHANNELS_FORMS, ALONG_DIRECTIONS_FORMS, OUTER_SUM_FORMS
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 from hydragnn.kernels.triton import forms as triton_forms
 
@@ -28,66 +29,86 @@ def gather_outer_sum(
     directions: Float[Tensor, "edges dim"],
     topology: Topology,
 ) -> Float[Tensor, "rows dim channels"]:
-    """Each node's sum of what its senders hold, times a weight and the direction of the edge; zeros without edges.
+    """Return each node's sum of weighted senders times directions.
+
+    A node without edges receives zeros.
 
     Atomics: none, and the same bits again.
     """
-    return GATHERED_OUTER("V", (x, weight, directions), topology)
+    return GATHERED_OUTER("sum_along", (x, weight, directions), topology)
 
 
-def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor:
-    """V: weighted states of senders, then their outer products."""
+def plain_sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor:
+    """Sum weighted states of senders times directions."""
     along = x.index_select(0, topology.senders) * weight  # [edges, channels]
-    return form_on(S_FORMS, x.device.type)(along, directions, topology)
+    return form_on(OUTER_SUM_FORMS, x.device.type)(along, directions, topology)
 
 
-def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
-    """X: what receivers hold along the edge, weighed and summed at the senders."""
-    along = form_on(T_FORMS, weight.device.type)(directions, vectors, topology)  # [edges, channels]
+def plain_collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """Sum projected, weighted vectors of receivers at senders."""
+    along = form_on(ALONG_DIRECTIONS_FORMS, weight.device.type)(directions, vectors, topology)  # [edges, channels]
     return form_on(TO_SENDERS, weight.device.type)(along * weight, topology)
 
 
-def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
-    """W: what senders hold times what receivers hold along the edge."""
-    along = form_on(T_FORMS, x.device.type)(directions, vectors, topology)  # [edges, channels]
+def plain_multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """Multiply states of senders with projected vectors of receivers."""
+    along = form_on(ALONG_DIRECTIONS_FORMS, x.device.type)(directions, vectors, topology)  # [edges, channels]
     return x.index_select(0, topology.senders) * along
 
 
-def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
-    """U: weighted states of senders times what receivers hold, summed over channels."""
+def plain_contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """Contract weighted states of senders with vectors of receivers."""
     along = x.index_select(0, topology.senders) * weight  # [edges, channels]
-    return form_on(R_FORMS, x.device.type)(along, vectors, topology)
+    return form_on(ALONG_CHANNELS_FORMS, x.device.type)(along, vectors, topology)
 
 
 def _forms(plain: Form, compiled: Callable[..., Tensor | None], triton: Form) -> Mapping[str, Form]:
     return {ANYWHERE: plain, "cpu": cpu.or_plain(compiled, plain), **on_accelerators(triton)}
 
 
-V_FORMS = _forms(reads_weights(sum_along, 1), cpu.sum_along, triton_forms.sum_along)
-X_FORMS = _forms(reads_weights(collect_along, 0), cpu.collect_along, triton_forms.collect_along)
-W_FORMS = _forms(gives_weights(multiply_along, 3), cpu.multiply_along, gives_weights(triton_forms.multiply_along, 3))
-U_FORMS = _forms(reads_weights(contract_along, 1), cpu.contract_along, triton_forms.contract_along)
+SUM_ALONG_FORMS = _forms(reads_weights(plain_sum_along, 1), cpu.sum_along, triton_forms.sum_along)
+COLLECT_ALONG_FORMS = _forms(reads_weights(plain_collect_along, 0), cpu.collect_along, triton_forms.collect_along)
+MULTIPLY_ALONG_FORMS = _forms(
+    gives_weights(plain_multiply_along, 3), cpu.multiply_along, gives_weights(triton_forms.multiply_along, 3)
+)
+CONTRACT_ALONG_FORMS = _forms(reads_weights(plain_contract_along, 1), cpu.contract_along, triton_forms.contract_along)
 GATHERED_OUTER = Family(
     {
-        "V": Member(
-            forms=V_FORMS,
-            derivatives=(("X", (1, 2, INCOMING)), ("W", (0, 2, INCOMING)), ("U", (0, 1, INCOMING))),
-            together={"cpu": cpu.gradients_of_sum_along},
+        "sum_along": Member(
+            forms=SUM_ALONG_FORMS,
+            derivatives=(
+                ("collect_along", (1, 2, INCOMING)),
+                ("multiply_along", (0, 2, INCOMING)),
+                ("contract_along", (0, 1, INCOMING)),
+            ),
+            together={"cpu": cpu.sum_along_gradients},
             items=("columns", "weights", "edges"),
         ),
-        "X": Member(
-            forms=X_FORMS,
-            derivatives=(("W", (INCOMING, 1, 2)), ("U", (INCOMING, 0, 2)), ("V", (INCOMING, 0, 1))),
+        "collect_along": Member(
+            forms=COLLECT_ALONG_FORMS,
+            derivatives=(
+                ("multiply_along", (INCOMING, 1, 2)),
+                ("contract_along", (INCOMING, 0, 2)),
+                ("sum_along", (INCOMING, 0, 1)),
+            ),
             items=("weights", "edges", "rows"),
         ),
-        "W": Member(
-            forms=W_FORMS,
-            derivatives=(("X", (INCOMING, 1, 2)), ("U", (0, INCOMING, 2)), ("V", (0, INCOMING, 1))),
+        "multiply_along": Member(
+            forms=MULTIPLY_ALONG_FORMS,
+            derivatives=(
+                ("collect_along", (INCOMING, 1, 2)),
+                ("contract_along", (0, INCOMING, 2)),
+                ("sum_along", (0, INCOMING, 1)),
+            ),
             items=("columns", "edges", "rows"),
         ),
-        "U": Member(
-            forms=U_FORMS,
-            derivatives=(("X", (1, INCOMING, 2)), ("W", (0, INCOMING, 2)), ("V", (0, 1, INCOMING))),
+        "contract_along": Member(
+            forms=CONTRACT_ALONG_FORMS,
+            derivatives=(
+                ("collect_along", (1, INCOMING, 2)),
+                ("multiply_along", (0, INCOMING, 2)),
+                ("sum_along", (0, 1, INCOMING)),
+            ),
             items=("columns", "weights", "rows"),
         ),
     }

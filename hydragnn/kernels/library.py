@@ -1,8 +1,8 @@
-"""The members of all families as operators that torch knows by name: ``torch.ops.hydragnn.*``, which tracers and compilers see.
+"""Operators ``torch.ops.hydragnn.*`` for tracers and compilers.
 
-Each is made from its table in ``family.py``: its kernel takes the form of the device, its fake kernel tells shapes by the form that
-compilers see, its derivatives are operators of the same family. A topology becomes flat arguments (``BY_ROW``), a pair of indices
-and a number two (``INDICES``). What is computed at once does not go this way, since torch's dispatcher costs more than small ops do.
+Each is made from its table in ``family.py``. Its kernel is the form of the device; its fake kernel derives shapes from the form for
+compilers; its derivatives are operators of the same family. A topology becomes flat arguments (``BY_ROW``), a pair of indices and a
+number two (``INDICES``). Eager calls do not use these operators, since torch's dispatcher costs more than small ops do.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ COLUMNS = ("sorted_senders", "by_sender", "column_offsets", "receivers_by_sender
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Structure:
-    """A structure as flat arguments: their schema, what makes them, and what makes it of them again."""
+    """Structure as flat arguments: schema, flattening and rebuilding."""
 
     schema: str
     flatten: Callable[[Any], tuple[Any, ...]]
@@ -44,13 +44,13 @@ class Structure:
 
 def _flatten_topology(topology: Topology, *, transposed: bool) -> tuple[Any, ...]:
     arrays = _derive(topology, transposed or not topology.senders.is_cpu)
-    known = [arrays.get(name) for name in (*ROWS, *COLUMNS)]
+    operands = [arrays.get(name) for name in (*ROWS, *COLUMNS)]
     sizes = topology.num_columns, topology.num_rows, topology.num_pairs
-    return topology.senders, topology.receivers, *known, topology.pair, *sizes
+    return topology.senders, topology.receivers, *operands, topology.pair, *sizes
 
 
 def _derive(topology: Topology, transposed: bool) -> Mapping[str, Tensor]:
-    """What follows from the edges, by operations whose shapes a tracer knows; kept with the topology."""
+    """Return arrays that follow from the edges; kept with the topology."""
     senders, receivers, arrays = topology.senders, topology.receivers, topology.index_arrays
     if "row_offsets" not in arrays:
         arrays["row_offsets"] = searched_offsets(receivers, topology.num_rows)
@@ -66,10 +66,10 @@ def _derive(topology: Topology, transposed: bool) -> Mapping[str, Tensor]:
 
 
 def _topology(senders: Tensor, receivers: Tensor, *rest: Any) -> Topology:
-    *known, pair, num_columns, num_rows, num_pairs = rest
+    *operands, pair, num_columns, num_rows, num_pairs = rest
     edges = Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows)
     topology = edges if pair is None else edges.sharing(pair, num_pairs)
-    topology.index_arrays.update({name: value for name, value in zip((*ROWS, *COLUMNS), known) if value is not None})
+    topology.index_arrays.update({name: value for name, value in zip((*ROWS, *COLUMNS), operands) if value is not None})
     return topology
 
 
@@ -88,7 +88,7 @@ BY_ROW, BY_COLUMN = (
 )
 """A topology; where forms of the family in plain torch read it by its columns, with the order of these."""
 INDICES = Structure(
-    schema="Tensor index, SymInt count", flatten=lambda given: given, rebuild=lambda index, count: (index, count)
+    schema="Tensor index, SymInt count", flatten=lambda pair: pair, rebuild=lambda index, count: (index, count)
 )
 FAMILIES: Mapping[str, tuple[Family, Structure]] = {
     "plain": (trilinear.PLAIN, BY_COLUMN),
@@ -96,7 +96,7 @@ FAMILIES: Mapping[str, tuple[Family, Structure]] = {
     "per_head": (trilinear.PER_HEAD, BY_ROW),
     "per_channel": (trilinear.PER_CHANNEL, BY_ROW),
     "ends": (ends.ENDS, BY_ROW),
-    "outer": (outer.OUTER, BY_ROW),
+    "vectors": (outer.OUTER, BY_ROW),
     "gathered_outer": (gathered_outer.GATHERED_OUTER, BY_ROW),
     "sums": (per_receiver.SUMS, INDICES),
     "winners": (per_receiver.WINNERS, INDICES),
@@ -112,7 +112,7 @@ NONLINEAR: Sequence[Nonlinear] = (
 
 
 def operator_name(prefix: str, member: str) -> str:
-    """The name of a member's operator, without its namespace."""
+    """Return the name of a member's operator, without its namespace."""
     return f"{prefix}_{member.replace(' ', '_')}"
 
 
@@ -122,25 +122,25 @@ def _call(prefix: str, name: str, tensors: Sequence[Tensor], structure: Any) -> 
 
 
 def _register(library: torch.library.Library, prefix: str, name: str, members: Mapping[str, Member]) -> None:
-    """Define the operator of a member: what it takes, computes, gives as shapes, and its derivatives."""
+    """Define the operator of a member: schema, kernel, shapes, derivatives."""
     member, structure = members[name], FAMILIES[prefix][1]
     count, operator = len(member.derivatives), operator_name(prefix, name)
     tensors = ", ".join(f"Tensor tensor{place}" for place in range(count))
     library.define(f"{operator}({tensors}, {structure.schema}) -> Tensor", tags=(torch.Tag.needs_fixed_stride_order,))
 
-    def kernel(*given: Any) -> Tensor:
-        rebuilt = structure.rebuild(*given[count:])
+    def kernel(*inputs: Any) -> Tensor:
+        rebuilt = structure.rebuild(*inputs[count:])
         if member.items:
-            check_items(member.items, given[:count], rebuilt)
-        value = form_on(member.forms, given[0].device.type)(*given[:count], rebuilt)
-        mine = all(value is not tensor for tensor in given)  # what is given belongs to the caller
+            check_items(member.items, inputs[:count], rebuilt)
+        value = form_on(member.forms, inputs[0].device.type)(*inputs[:count], rebuilt)
+        mine = all(value is not tensor for tensor in inputs)  # what is given belongs to the caller
         return value if mine else value.clone()
 
-    def fake(*given: Any) -> Tensor:
+    def fake(*inputs: Any) -> Tensor:
         with plain_forms():
             form = member.forms.get(FUSABLE, member.forms[ANYWHERE])
             return torch.empty_like(
-                form(*given[:count], structure.rebuild(*given[count:])), memory_format=torch.contiguous_format
+                form(*inputs[:count], structure.rebuild(*inputs[count:])), memory_format=torch.contiguous_format
             )
 
     library.impl(operator, kernel, "CompositeExplicitAutograd")
@@ -150,14 +150,14 @@ def _register(library: torch.library.Library, prefix: str, name: str, members: M
 
 
 def _derivatives(prefix: str, member: Member, count: int) -> tuple[Callable[..., None], Callable[..., Any]]:
-    """What is kept of a call, and the gradients made of it by operators of the family."""
-    kept = {place for _, arguments in member.derivatives for place in arguments if place != INCOMING}
+    """Return the functions that save a call and compute its gradients."""
+    retained = {place for _, arguments in member.derivatives for place in arguments if place != INCOMING}
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         saved = {
             place: value
             for place, value in enumerate(inputs)
-            if isinstance(value, Tensor) and (place in kept or place >= count)
+            if isinstance(value, Tensor) and (place in retained or place >= count)
         }
         ctx.rest = [None if isinstance(value, Tensor) else value for value in inputs]
         ctx.places = list(saved)
@@ -165,17 +165,17 @@ def _derivatives(prefix: str, member: Member, count: int) -> tuple[Callable[...,
         ctx.dtypes = [tensor.dtype for tensor in inputs[:count]]
 
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
-        known = list(ctx.rest)
+        operands = list(ctx.rest)
         for place, tensor in zip(ctx.places, ctx.saved_tensors):
-            known[place] = tensor
-        structure, known = known[count:], [*known[:count], incoming]
+            operands[place] = tensor
+        structure, operands = operands[count:], [*operands[:count], incoming]
         gradients: list[Tensor | None] = []
         for place, (derivative, arguments) in enumerate(member.derivatives):
             if not ctx.needs_input_grad[place]:
                 gradients.append(None)
                 continue
             operator = OPERATORS[operator_name(prefix, derivative)]
-            gradient = operator(*[known[argument] for argument in arguments], *structure)
+            gradient = operator(*[operands[argument] for argument in arguments], *structure)
             gradients.append(gradient.to(ctx.dtypes[place]))
         return *gradients, *[None] * len(structure)
 
@@ -194,15 +194,15 @@ def _register_nonlinear(library: torch.library.Library, op: Nonlinear) -> None:
     tags = (torch.Tag.needs_fixed_stride_order,)
     library.define(f"{op.name}({tensors}, {INDICES.schema}) -> {results}", tags=tags)
 
-    def results_of(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        return op.value(given[: op.tensors], INDICES.rebuild(*given[op.tensors :]))
+    def results_of(arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        return op.value(arguments[: op.tensors], INDICES.rebuild(*arguments[op.tensors :]))
 
-    def kernel(*given: Any) -> Any:
-        return _unpacked(results_of(given))
+    def kernel(*arguments: Any) -> Any:
+        return _unpacked(results_of(arguments))
 
-    def fake(*given: Any) -> Any:
+    def fake(*arguments: Any) -> Any:
         with plain_forms():
-            return _unpacked(tuple(torch.empty_like(value).contiguous() for value in results_of(given)))
+            return _unpacked(tuple(torch.empty_like(value).contiguous() for value in results_of(arguments)))
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *tensors, index, count = inputs
@@ -216,7 +216,7 @@ def _register_nonlinear(library: torch.library.Library, op: Nonlinear) -> None:
             return (None,) * (op.tensors + 2)
         *saved, index = ctx.saved_tensors
         with operators():
-            return *op.gradients(op.known(tuple(saved), incoming), (index, ctx.count)), None, None
+            return *op.gradients(op.record(tuple(saved), incoming), (index, ctx.count)), None, None
 
     library.impl(op.name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"hydragnn::{op.name}", fake, lib=library)

@@ -1,4 +1,4 @@
-"""Ops that are not linear in their tensors, as one value each: forms by device, and gradients that are made of ops again."""
+"""Ops that are not linear, with differentiable gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from hydragnn.kernels.family import as_operators, form_on
 Tensors = tuple[Tensor | None, ...]
 
 
-class Known(NamedTuple):
-    """What gradients are made of: an op's tensors (None where it keeps none), its results, and what arrived for these; None where nothing did."""
+class CallRecord(NamedTuple):
+    """Tensors, results and gradients of a call; None where absent."""
 
     tensors: Tensors
     results: Tensors
@@ -23,7 +23,9 @@ class Known(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Nonlinear:
-    """An op with one or more results. ``op(tensors, structure)`` gives them, differentiable as often as its gradients are.
+    """Op with one or more results and differentiable gradients.
+
+    ``op(tensors, structure)`` returns the results.
 
     ``gradients`` says what its tensors receive; it calls ops, so that its own derivatives exist.
     """
@@ -31,7 +33,7 @@ class Nonlinear:
     name: str
     forms: Mapping[str, Callable[..., Any]]
     """By kind of device, called with the tensors, then the structure; without derivatives."""
-    gradients: Callable[[Known, Any], Tensors]
+    gradients: Callable[[CallRecord, Any], Tensors]
     tensors: int = 1
     optional: int = 0
     """How many of them, the last, may be None."""
@@ -42,20 +44,20 @@ class Nonlinear:
     """Calls it as an operator of torch, where ``library.py`` made one of it."""
 
     def __call__(self, tensors: Sequence[Tensor | None], structure: Any) -> Any:
-        """The result, or the tuple of them."""
+        """Return the result, or the tuple of results."""
         if self.operator is not None and as_operators():
             return self.operator(tensors, structure)
         return self._shell.apply(structure, *tensors)
 
     def value(self, tensors: Sequence[Tensor | None], structure: Any) -> tuple[Tensor, ...]:
-        """The results by the form of the device, without derivatives."""
+        """Return the results by the form of the device, without derivatives."""
         assert tensors[0] is not None
         value: Any = form_on(self.forms, tensors[0].device.type)(*tensors, structure)
         return value if isinstance(value, tuple) else (value,)
 
     @cached_property
     def _shell(self) -> type[Function]:
-        """The autograd function."""
+        """Autograd function of the op."""
         op = self
 
         class Shell(Function):
@@ -71,12 +73,12 @@ class Nonlinear:
             def backward(ctx: Any, *incoming: Tensor | None) -> Tensors:
                 if all(one is None for one in incoming):
                     return (None,) * (op.tensors + 1)
-                return None, *op.gradients(op.known(ctx.saved_tensors, incoming), ctx.structure)
+                return None, *op.gradients(op.record(ctx.saved_tensors, incoming), ctx.structure)
 
         Shell.__name__ = Shell.__qualname__ = self.name  # what profilers and grad_fn show
         return Shell
 
-    def known(self, saved: Tensors, incoming: Tensors) -> Known:
-        """What is known of what an autograd function saved."""
+    def record(self, saved: Tensors, incoming: Tensors) -> CallRecord:
+        """Sort the tensors that an autograd function saved."""
         split = len(saved) - self.results
-        return Known(saved[:split] or (None,) * self.tensors, saved[split:], incoming)
+        return CallRecord(saved[:split] or (None,) * self.tensors, saved[split:], incoming)

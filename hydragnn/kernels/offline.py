@@ -1,5 +1,4 @@
-"""Triton kernels compiled for architectures that are not here, as calls on them would: for the cache of a login node, and to see
-what the compilers make of them. No GPU, driver or ROCm is needed."""
+"""Triton kernels compiled for absent architectures, for a cache or a report."""
 
 from __future__ import annotations
 
@@ -26,7 +25,10 @@ ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "sm_80", "sm_90")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """One kernel on one architecture: registers of a thread, bytes, waves (or warps) that a SIMD (or SM) holds at once."""
+    """Compiled kernel of one architecture, with its resources.
+
+    Registers are those of a thread; occupancy is waves per SIMD or warps per SM.
+    """
 
     kernel: str
     constants: Mapping[str, Any]
@@ -46,15 +48,15 @@ class Compiled:
 
     @property
     def faults(self) -> list[str]:
-        """What must not be: registers that do not fit, loads that are narrower than they could be, compare-and-swap."""
+        """Faults: spilled registers, narrow loads, compare-and-swap."""
         loads, size = self.expected
         wide = sum(count for width, count in self.loads.items() if width >= size)
-        found = {
+        result = {
             f"{self.spilled} registers spilled": self.spilled > 0,
             f"{wide} loads of {size} bytes instead of {loads}": wide < loads,
             "atomics by compare-and-swap": self.swaps > 0,
         }
-        return [fault for fault, present in found.items() if present]
+        return [fault for fault, present in result.items() if present]
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain JSON, with its faults."""
@@ -82,7 +84,7 @@ READS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
 
 
 def _expected(kernel: str, constants: Mapping[str, Any], number: int, lanes: int) -> tuple[int, int]:
-    """How many loads of how many bytes read these tiles, of numbers of so many bytes; the widest load has 16."""
+    """Return the number and bytes of the loads that these tiles need."""
     share = (
         constants["BE"] * constants["BF"] * number // (constants["num_warps"] * lanes)
     )  # bytes of a thread in a tile
@@ -93,7 +95,9 @@ def _expected(kernel: str, constants: Mapping[str, Any], number: int, lanes: int
 def compiled(
     architecture: str, channels: Sequence[int], dtypes: Sequence[torch.dtype], only: str = ""
 ) -> Iterator[Compiled]:
-    """Every kernel that ops launch with these widths and dtypes, forward and backward; those in Triton's cache are read there.
+    """Compile every kernel that ops launch with these widths and dtypes.
+
+    Forward and backward; kernels in Triton's cache are read there.
 
     The architecture is checked when the first is asked for. InputError where it is unknown or Triton is missing.
     """
@@ -135,15 +139,15 @@ class _Collector(triton_launch.Launcher):
     def architecture(self, device: torch.device) -> str:
         return self.name
 
-    def __call__(self, kernel: Any, grid: tuple[int, ...], given: Sequence[Any], options: Mapping[str, Any]) -> None:
-        arguments = [value.dtype if isinstance(value, torch.Tensor) else value for value in given]
+    def __call__(self, kernel: Any, grid: tuple[int, ...], inputs: Sequence[Any], options: Mapping[str, Any]) -> None:
+        arguments = [value.dtype if isinstance(value, torch.Tensor) else value for value in inputs]
         key = (kernel.__name__, *(str(a) for a in arguments if isinstance(a, torch.dtype)), *map(str, options.values()))
         if key in self.seen:
             return
         self.seen.add(key)
         binary = kernel.warmup(*arguments, grid=(1,), **options)
-        named = dict(zip(kernel.arg_names, given))
-        number = next(named[name].itemsize for name in ("x", "right", "sent", "partial") if name in named)
+        named = dict(zip(kernel.arg_names, inputs))
+        number = next(named[name].itemsize for name in ("x", "rhs", "sent", "partial") if name in named)
         expected = _expected(kernel.__name__, options, number, 32 if self.name.startswith("sm_") else 64)
         if not {"amdgcn", "ptx"} & binary.asm.keys():
             raise InputError(
@@ -152,11 +156,11 @@ class _Collector(triton_launch.Launcher):
             )
         about = read_amd(binary.asm["amdgcn"]) if "amdgcn" in binary.asm else _read_nvidia(binary, options["num_warps"])
         constants = {key: str(v) for key, v in options.items() if key not in ("enable_fp_fusion", "SPLIT")}
-        found = {"kernel": kernel.__name__, "constants": constants, "architecture": self.name, "expected": expected}
-        self.new.append(Compiled(**found, **about))
+        result = {"kernel": kernel.__name__, "constants": constants, "architecture": self.name, "expected": expected}
+        self.new.append(Compiled(**result, **about))
 
     def launched_in(self, call: Any, case: Case) -> list[Compiled]:
-        """What a call launches, alone and with its derivative, and no earlier one did."""
+        """Yield the kernels that a call and its derivative launch first."""
         tensors = tuple(tensor.detach().requires_grad_() for tensor in case.tensors)
         self.new = []
         with taken_for("meta", "cuda"), triton_launch.launched_by(self):
@@ -168,7 +172,7 @@ class _Collector(triton_launch.Launcher):
 
 
 class _Driver:
-    """What Triton asks of the driver of a device, answered for one that is not here."""
+    """Stand-in for the driver of a device that is absent."""
 
     def __init__(self, architecture: str) -> None:
         from triton.backends.compiler import GPUTarget
@@ -192,11 +196,11 @@ LOADED_PTX = re.compile(r"\bld\.global(?:\.\w+)*?(?:\.v(\d))?\.[bufs](\d+)")
 
 
 def read_amd(text: str) -> dict[str, Any]:
-    """What assembler text for AMD says of a kernel."""
+    """Read resources from assembler text for AMD."""
 
     def number(pattern: str) -> int:
-        found = re.search(pattern + r":\s+(\d+)", text)
-        return int(found[1]) if found else 0
+        result = re.search(pattern + r":\s+(\d+)", text)
+        return int(result[1]) if result else 0
 
     loads: dict[int, int] = {}
     for _, words, narrow in LOADED.findall(text):
@@ -219,8 +223,8 @@ def _read_nvidia(binary: Any, warps: int) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
-        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    registers, local = (int(re.search(rf"{name}:(\d+)", said)[1]) for name in ("REG", "LOCAL"))  # type: ignore[index]
+        message = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, local = (int(re.search(rf"{name}:(\d+)", message)[1]) for name in ("REG", "LOCAL"))  # type: ignore[index]
     loads: dict[int, int] = {}
     for vector, bits in LOADED_PTX.findall(binary.asm["ptx"]):
         size = int(vector or 1) * int(bits) // 8

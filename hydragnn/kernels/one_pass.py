@@ -1,7 +1,4 @@
-"""Mean, variance, smallest and largest message per receiver in one pass, in Triton on ROCm and CUDA.
-
-The derivative is one pass too; its own is made of sums and gathers.
-"""
+"""Statistics per receiver in one pass, in Triton."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,19 +13,21 @@ from hydragnn.kernels.triton import reductions as triton_reductions
 
 
 def extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> tuple[Tensor, Tensor]:
-    """Each node's extreme (``amin`` or ``amax``) and the first edge that holds it, one past the last without edges.
+    """Return each node's extreme and the first edge that holds it.
+
+    The edge is one past the last for nodes without edges.
 
     The edges are empty unless a gradient is recorded.
     """
     name = "low" if which == "amin" else "high"
     _, low, high = _reduced(messages, (receivers, num_nodes), (name,), winners=recorded)
-    found = low or high
-    assert found is not None
-    return found
+    result = low or high
+    assert result is not None
+    return result
 
 
 def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, extremes: bool) -> tuple[Tensor, ...]:
-    """Mean and variance of each node's messages; the smallest and largest too where asked for."""
+    """Return mean and variance of each node's messages, and extremes on request."""
     recorded = torch.is_grad_enabled() and messages.requires_grad
     values: tuple[Tensor, ...] = _Statistics.apply(messages, receivers, num_nodes, extremes, recorded)
     return values
@@ -39,14 +38,14 @@ class _Statistics(Function):
     def forward(
         ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, extremes: bool, recorded: bool
     ) -> tuple[Tensor, ...]:
-        given, winners = segment_order(receivers, num_nodes), extremes and recorded
-        moments, *found = triton_reductions.reductions(
-            messages, *given, moments=True, low=extremes, high=extremes, winners=winners
+        inputs, winners = segment_order(receivers, num_nodes), extremes and recorded
+        moments, *result = triton_reductions.reductions(
+            messages, *inputs, moments=True, low=extremes, high=extremes, winners=winners
         )
         assert moments is not None
-        ctx.save_for_backward(messages, moments[0], *(pair[1] for pair in found if pair is not None))
+        ctx.save_for_backward(messages, moments[0], *(pair[1] for pair in result if pair is not None))
         ctx.segments = (receivers, num_nodes)
-        return *moments, *(pair[0] for pair in found if pair is not None)
+        return *moments, *(pair[0] for pair in result if pair is not None)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
@@ -56,7 +55,10 @@ class _Statistics(Function):
 
 
 class _StatisticsGradient(Function):
-    """G_e = (a_i + 2 (m_e - mean_i) b_i) / n_i + [e is i's smallest] c_i + [e is i's largest] d_i, for what two or four results received."""
+    """Gradient of messages from those of two or four results.
+
+    G_e = (a_i + 2 (m_e - mean_i) b_i) / n_i + [e is i's smallest] c_i + [e is i's largest] d_i.
+    """
 
     @staticmethod
     def forward(ctx: Any, messages: Tensor, mean: Tensor, segments: tuple[Tensor, int], *rest: Tensor) -> Tensor:
@@ -64,8 +66,8 @@ class _StatisticsGradient(Function):
         ctx.save_for_backward(messages, mean, to_variance, *of_extremes[2:])
         ctx.segments = segments
         extremes = (of_extremes[0], of_extremes[1], of_extremes[2], of_extremes[3]) if of_extremes else None
-        given = segment_order(*segments)
-        return triton_reductions.reductions_gradient(messages, *given, mean, (to_mean, to_variance), extremes)
+        inputs = segment_order(*segments)
+        return triton_reductions.reductions_gradient(messages, *inputs, mean, (to_mean, to_variance), extremes)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
@@ -89,23 +91,23 @@ class _StatisticsGradient(Function):
 def values(messages: Tensor, segments: tuple[Tensor, int], names: tuple[str, ...]) -> tuple[Tensor, ...]:
     """The named ones of mean and variance, low and high, without derivatives."""
     moments, low, high = _reduced(messages, segments, names, winners=False)
-    found = {**_named(("mean", "variance"), moments), **_named(("low",), low), **_named(("high",), high)}
-    return tuple(found[name] for name in names)
+    result = {**_named(("mean", "variance"), moments), **_named(("low",), low), **_named(("high",), high)}
+    return tuple(result[name] for name in names)
 
 
 def gradient(
     messages: Tensor,
     segments: tuple[Tensor, int],
-    known: Mapping[str, Tensor | None],
+    operands: Mapping[str, Tensor | None],
     incoming: Mapping[str, Tensor | None],
 ) -> Tensor:
-    """What messages receive from what the named statistics received; the edges that hold extremes are found again."""
-    like = next(value for value in known.values() if value is not None)
+    """Return the gradient of messages from those of named statistics."""
+    like = next(value for value in operands.values() if value is not None)
     arrived = {name: torch.zeros_like(like) if value is None else value for name, value in incoming.items()}
-    extremes = tuple(name for name in ("low", "high") if name in known)
-    _, *found = _reduced(messages, segments, extremes, winners=True) if extremes else (None,)
-    edges = [pair[1] for pair in found if pair is not None]
-    mean = known.get("mean")
+    extremes = tuple(name for name in ("low", "high") if name in operands)
+    _, *result = _reduced(messages, segments, extremes, winners=True) if extremes else (None,)
+    edges = [pair[1] for pair in result if pair is not None]
+    mean = operands.get("mean")
     if mean is None:
         return to_winner(arrived[extremes[0]], (edges[0], messages.shape[0]))
     rest = (arrived["low"], arrived["high"], edges[0], edges[1]) if extremes else None
@@ -117,8 +119,8 @@ def _reduced(
     messages: Tensor, segments: tuple[Tensor, int], names: tuple[str, ...], *, winners: bool
 ) -> tuple[triton_reductions.Pair, ...]:
     moments, low, high = ("mean" in names, "low" in names, "high" in names)
-    given = segment_order(*segments)
-    return triton_reductions.reductions(messages, *given, moments=moments, low=low, high=high, winners=winners)
+    inputs = segment_order(*segments)
+    return triton_reductions.reductions(messages, *inputs, moments=moments, low=low, high=high, winners=winners)
 
 
 def _named(names: tuple[str, ...], pair: triton_reductions.Pair) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""An op as one value: what it means, how it is computed, where it is tried and how exact it is."""
+"""Op as one value: reference, forms, cases and tolerance."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ TOLERANCE: Mapping[torch.dtype, float] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Case:
-    """What one call of an op gets: tensors that have gradients, then ``rest``.
+    """Arguments of one call: differentiable tensors, then ``rest``.
 
     ``smooth`` is False where the op has a kink, so that differences of values say nothing about its derivative.
     """
@@ -31,7 +31,7 @@ class Case:
     smooth: bool = True
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Case":
-        """The case on a device, its tensors in ``dtype``."""
+        """Return the case on a device, its tensors in ``dtype``."""
 
         def move(value: Any) -> Any:
             return value.to(device) if isinstance(value, Tensor | Topology) else value
@@ -45,7 +45,7 @@ Make = Callable[[Topology, int, Callable[..., Tensor]], Case]
 
 
 class Errors(NamedTuple):
-    """Largest differences from the reference, as shares of its largest number where that exceeds 1."""
+    """Largest differences, relative to the reference where that exceeds 1."""
 
     forward: float
     backward: float = 0.0
@@ -54,7 +54,7 @@ class Errors(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Op:
-    """A kernel that layers call, with everything needed to test and time it.
+    """Kernel that layers call, with its tests and benchmarks.
 
     ``call`` is differentiable as often as one likes and takes the form that belongs to the device. ``reference`` is the
     specification. ``forms`` are the ways to compute the value, by kind of device (``"any"``: plain torch).
@@ -68,7 +68,7 @@ class Op:
     tolerance: Mapping[torch.dtype, float]
 
     def cases(self, graphs: Mapping[str, Topology], channels: int = 3) -> Iterator[tuple[str, Case]]:
-        """Every variant of the op on every graph, by a name that says both."""
+        """Yield every variant of the op on every graph, with a name."""
         for graph, topology in graphs.items():
             for variant, make in self.variants.items():
                 yield f"{graph}, {variant}", make(topology, channels, numbers(len(graph)))
@@ -76,12 +76,14 @@ class Op:
     def compare(
         self, case: Case, *, dtype: torch.dtype = torch.float64, device: str = "cpu", form: str | None = None
     ) -> Errors:
-        """How far the op is from its reference, forward, backward and twice backward; with ``form``, that form forward only.
+        """Return the differences from the reference, up to second derivatives.
+
+        With ``form`` only the values of that form are compared.
 
         The reference is computed on the CPU in fp64 from the same rounded numbers.
         """
-        given = case.to(dtype=dtype)
-        exact, tried = given.to(dtype=torch.float64), given.to(device)
+        inputs = case.to(dtype=dtype)
+        exact, tried = inputs.to(dtype=torch.float64), inputs.to(device)
         if form is not None:
             value = self.forms[form](*tried.tensors, *tried.rest)
             return Errors(_difference(_together(value), _together(self.reference(*exact.tensors, *exact.rest))))
@@ -89,12 +91,12 @@ class Op:
         return Errors(*(_difference(ours, theirs) for ours, theirs in zip(actual, expected)))
 
     def within(self, errors: Errors, dtype: torch.dtype = torch.float64) -> bool:
-        """Return True where the op is as exact as it promises in this dtype."""
+        """Return True if the op is as exact as its tolerance."""
         return max(errors) <= self.tolerance[dtype]
 
 
 def numbers(seed: int) -> Callable[..., Tensor]:
-    """A source of normal random numbers in fp64: ``numbers(0)(2, 3)`` has the shape [2, 3]."""
+    """Return a source of normal random numbers in fp64, called with shapes."""
     random = torch.Generator().manual_seed(seed)
     return lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=random)
 
@@ -105,7 +107,7 @@ def _together(value: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 def _with_derivatives(function: Callable[..., Any], case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, gradient along a direction, and gradient of that gradient along another; each as one row of numbers."""
+    """Return value, directional gradient and its gradient, as rows."""
     recorded = replace(case, tensors=tuple(tensor.requires_grad_() for tensor in case.tensors))
     value = _together(function(*recorded.tensors, *recorded.rest))
     # a sum that is zero records every tensor, also where an op without edges does not
@@ -121,7 +123,7 @@ def _with_derivatives(function: Callable[..., Any], case: Case) -> tuple[Tensor,
 
 
 def _direction(like: Tensor) -> Tensor:
-    """Cosines of 1, 2, 3, ..., rounded so that they are the same numbers in every dtype."""
+    """Return cosines of 1, 2, 3, ..., equal in every dtype."""
     steps = torch.arange(1, like.numel() + 1, dtype=torch.float64).cos().to(torch.bfloat16)
     return steps.to(device=like.device, dtype=like.dtype)
 

@@ -1,4 +1,4 @@
-"""The registry of ops and the graphs they are tried on; tests, gradient checks and benchmarks go through ``OPS``."""
+"""Registry ``OPS`` of all ops, and the graphs of their tests."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,14 +27,14 @@ from hydragnn.kernels.op import TOLERANCE, Case, Make, Op
 
 
 def graph(num_columns: int, num_rows: int, pairs: list[tuple[int, int]]) -> Topology:
-    """Edges from (sender, receiver) pairs that are sorted by receiver."""
+    """Return edges from (sender, receiver) pairs sorted by receiver."""
     ends = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
     senders, receivers = (end.contiguous() for end in ends)
     return Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows)
 
 
 def case_graphs() -> dict[str, Topology]:
-    """Small graphs with every corner: nothing to sum, empty rows at both ends, repeated edges, one row with all edges, one sender of most."""
+    """Return small graphs with every corner case."""
     return {
         "no edges": graph(3, 3, []),
         "one node": graph(1, 1, [(0, 0)]),
@@ -51,7 +51,7 @@ def case_graphs() -> dict[str, Topology]:
 
 
 def random_graph(nodes: int, degree: int, seed: int = 0) -> Topology:
-    """A graph for benchmarks: ``degree`` random senders for every node."""
+    """Return a graph with ``degree`` random senders for every node."""
     random = torch.Generator().manual_seed(seed)
     senders = torch.randint(nodes, (nodes * degree,), generator=random)
     return Topology.square(senders, torch.arange(nodes).repeat_interleave(degree), nodes)
@@ -63,7 +63,7 @@ HEADS, PER = 2, get_args(trilinear.Per)
 
 
 def _shared(edges: Topology) -> Topology:
-    """The edges, of which every two that follow each other have one weight; one weight that no edge has comes last."""
+    """Return the edges with one weight for every two."""
     return edges.sharing(torch.arange(edges.num_edges) // 2, (edges.num_edges + 1) // 2 + 1)
 
 
@@ -73,7 +73,7 @@ def _sharing(make: Make) -> Make:
 
 
 def _sums(from_rows: bool) -> dict[str, Make]:
-    """States with and without axes, with every kind of weight."""
+    """Return cases with and without axes, with every kind of weight."""
 
     def plain(axes: tuple[int, ...], edges: Topology, channels: int, normal: Normal) -> Case:
         items = edges.num_rows if from_rows else edges.num_columns
@@ -111,7 +111,7 @@ def _products() -> dict[str, Make]:
 
 
 def _ends() -> dict[str, Make]:
-    """Of three tensors, those that a call gives; the others are None."""
+    """Return cases with some of three tensors; the others are None."""
 
     def make(received: bool, on_edges: bool, edges: Topology, channels: int, normal: Normal) -> Case:
         g, x, e = (normal(count, channels) for count in (edges.num_rows, edges.num_columns, edges.num_weights))
@@ -129,13 +129,13 @@ def _ends() -> dict[str, Make]:
 
 
 def _with_absent(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of three tensors, called with those that are there and which these are."""
+    """Return the function called with the tensors that are present."""
 
-    def call(*given: Any) -> Any:
-        *tensors, received, on_edges, topology = given
-        left = iter(tensors)
-        g, x = next(left) if received else None, next(left)
-        return function(g, x, next(left) if on_edges else None, topology)
+    def call(*inputs: Any) -> Any:
+        *tensors, received, on_edges, topology = inputs
+        remaining = iter(tensors)
+        g, x = next(remaining) if received else None, next(remaining)
+        return function(g, x, next(remaining) if on_edges else None, topology)
 
     return call
 
@@ -144,7 +144,7 @@ GATHER_ADD = Op(
     name="gather_add",
     call=_with_absent(ends.gather_add),
     reference=_with_absent(reference.gather_add),
-    forms={name: _with_absent(form) for name, form in ends.ADD_FORMS.items()},
+    forms={name: _with_absent(form) for name, form in ends.GATHER_ADD_FORMS.items()},
     variants=_ends(),
     tolerance=TOLERANCE,
 )
@@ -188,7 +188,7 @@ def _messages(edges: Topology, channels: int, normal: Normal) -> Case:
 
 
 def _equal_messages(edges: Topology, channels: int, normal: Normal) -> Case:
-    """Whole numbers, so that some are equal: the first among equals is the largest."""
+    """Return messages of whole numbers, some of them equal."""
     case = _messages(edges, channels, normal)
     return replace(case, tensors=(case.tensors[0].round(),), smooth=False)
 
@@ -216,7 +216,9 @@ def _op(
 
 
 def _segment_op(call: Callable[..., Any], forms: Mapping[str, Form] | None = None, *, heads: bool = False) -> Op:
-    """An op of messages and receivers; its ``forms`` take (receivers, nodes) as one, plain torch is ``call`` where there are none.
+    """Return an op of messages and receivers.
+
+    Its ``forms`` take (receivers, nodes) as one argument; without any, ``call`` is plain torch.
 
     Messages of several dimensions are tried where ``heads``: other ops are made of these.
     """
@@ -232,14 +234,14 @@ def _of_segments(form: Form) -> Form:
 OPS: Mapping[str, Op] = {
     op.name: op
     for op in (
-        _op(trilinear.gather_multiply_sum, trilinear.A_FORMS, _sums(from_rows=False)),
-        _op(trilinear.scatter_multiply_sum, trilinear.B_FORMS, _sums(from_rows=True)),
-        _op(trilinear.edge_product, trilinear.C_FORMS, _products()),
+        _op(trilinear.gather_multiply_sum, trilinear.ROW_SUM_FORMS, _sums(from_rows=False)),
+        _op(trilinear.scatter_multiply_sum, trilinear.COLUMN_SUM_FORMS, _sums(from_rows=True)),
+        _op(trilinear.edge_product, trilinear.EDGE_PRODUCT_FORMS, _products()),
         GATHER_ADD,
-        _op(gathered_outer.gather_outer_sum, gathered_outer.V_FORMS, _along()),
-        _op(outer.outer_sum, outer.S_FORMS, {"directions": _outer_sums}),
-        _op(outer.along_directions, outer.T_FORMS, {"directions": _along_directions}),
-        _op(outer.along_channels, outer.R_FORMS, {"directions": _along_channels}),
+        _op(gathered_outer.gather_outer_sum, gathered_outer.SUM_ALONG_FORMS, _along()),
+        _op(outer.outer_sum, outer.OUTER_SUM_FORMS, {"directions": _outer_sums}),
+        _op(outer.along_directions, outer.ALONG_DIRECTIONS_FORMS, {"directions": _along_directions}),
+        _op(outer.along_channels, outer.ALONG_CHANNELS_FORMS, {"directions": _along_channels}),
         _segment_op(segments.segment_sum, per_receiver.SUM_FORMS, heads=True),
         _segment_op(segments.segment_mean),
         _segment_op(segments.segment_max, heads=True),

@@ -1,10 +1,10 @@
-"""Messages along directions: sum of m_e (x) u_e at each receiver, in a second family closed under differentiation.
+"""Sums of messages times directions of edges.
 
-    S(m, u)_ia = sum over received edges of m_e u_ea     dS: m' = T(u, G), u' = R(m, G)
-    T(u, G)_e  = sum over axes of u_ea G_receiver,a      dT: u' = R(v, G), G' = S(v, u)
-    R(m, G)_ea = sum over channels of m_e G_receiver,a   dR: m' = T(v, G), G' = S(m, v)
+    outer_sum(m, u)_ia       = sum over received edges of m_e u_ea    m' = along_directions(u, G), u' = along_channels(m, G)
+    along_directions(u, G)_e = sum over axes of u_ea G_receiver,a     u' = along_channels(v, G), G' = outer_sum(v, u)
+    along_channels(m, G)_ea  = sum over channels of m_e G_receiver,a  m' = along_directions(v, G), G' = outer_sum(m, v)
 
-No array of edges x axes x channels is ever made for S and T.
+The first two make no array of edges x axes x channels.
 """
 
 import torch
@@ -21,39 +21,39 @@ from hydragnn.kernels.triton import forms as triton_forms
 def outer_sum(
     messages: Float[Tensor, "edges channels"], directions: Float[Tensor, "edges dim"], topology: Topology
 ) -> Float[Tensor, "rows dim channels"]:
-    """Each node's sum of messages times directions: the vectors that its edges carry to it. Atomics: none.
+    """Return each node's sum of messages times directions. Atomics: none.
 
     >>> edges = Topology.square(torch.tensor([1, 0]), torch.tensor([0, 1]), 2)
     >>> outer_sum(torch.ones(2, 1), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), edges).squeeze(-1)
     tensor([[1., 2.],
             [3., 4.]])
     """
-    return OUTER("S", (messages, directions), topology)
+    return OUTER("outer_sum", (messages, directions), topology)
 
 
 def along_directions(
     directions: Float[Tensor, "edges dim"], vectors: Float[Tensor, "rows dim channels"], topology: Topology
 ) -> Float[Tensor, "edges channels"]:
-    """What each edge's receiver holds, along the direction of the edge. Atomics: none."""
-    return OUTER("T", (directions, vectors), topology)
+    """Return each receiver's vectors along the edge. Atomics: none."""
+    return OUTER("along_directions", (directions, vectors), topology)
 
 
 def along_channels(
     messages: Float[Tensor, "edges channels"], vectors: Float[Tensor, "rows dim channels"], topology: Topology
 ) -> Float[Tensor, "edges dim"]:
-    """What each edge's receiver holds, times the edge's message and summed over channels. Atomics: none."""
-    return OUTER("R", (messages, vectors), topology)
+    """Return each receiver's vectors contracted with the message. Atomics: none."""
+    return OUTER("along_channels", (messages, vectors), topology)
 
 
-def sum_of_outer_products(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
-    """S in plain torch, one axis at a time."""
+def plain_outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
+    """Sum messages times directions, one axis at a time."""
     axes = directions.to(messages.dtype).unbind(-1)
     summed = [segment_bag(messages, topology.edge_numbers, topology.row_offsets, axis) for axis in axes]
     return torch.stack(summed, dim=1)  # [rows, dim, channels]
 
 
-def sum_over_axes(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
-    """T in plain torch, one axis at a time."""
+def plain_along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """Project vectors on directions, one axis at a time."""
     total: Tensor | None = None
     for axis in range(directions.shape[1]):
         part = vectors[:, axis].index_select(0, topology.receivers)  # [edges, channels]
@@ -63,52 +63,64 @@ def sum_over_axes(directions: Tensor, vectors: Tensor, topology: Topology) -> Te
     return total
 
 
-def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
-    """R in plain torch, one axis at a time."""
+def plain_along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """Contract vectors with messages, one axis at a time."""
     axes = vectors.unbind(1)
     products = [(axis.index_select(0, topology.receivers) * messages).sum(-1) for axis in axes]
     return torch.stack(products, dim=-1)  # [edges, dim]
 
 
-def add_outer_products(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
-    """S as a compiler fuses it: one loop over the edges, in which no array of their outer products is made."""
+def fusable_outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
+    """Sum messages times directions, as a compiler fuses it."""
     products = messages.unsqueeze(1) * directions.to(messages.dtype).unsqueeze(2)  # [edges, dim, channels]
     return products.new_zeros(topology.num_rows, *products.shape[1:]).index_add(0, topology.receivers, products)
 
 
-def multiply_along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
-    """T as a compiler fuses it."""
+def fusable_along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """Project vectors on directions, as a compiler fuses it."""
     gathered = vectors.index_select(0, topology.receivers)  # [edges, dim, channels]
     return (gathered * directions.to(gathered.dtype).unsqueeze(2)).sum(1)
 
 
-def multiply_along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
-    """R as a compiler fuses it."""
+def fusable_along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """Contract vectors with messages, as a compiler fuses it."""
     return (vectors.index_select(0, topology.receivers) * messages.unsqueeze(1)).sum(2)
 
 
-S_FORMS = {
-    ANYWHERE: sum_of_outer_products,
-    FUSABLE: add_outer_products,
-    "cpu": cpu.or_plain(cpu.sum_of_outer_products, sum_of_outer_products),
-    **on_accelerators(triton_forms.sum_of_outer_products),
+OUTER_SUM_FORMS = {
+    ANYWHERE: plain_outer_sum,
+    FUSABLE: fusable_outer_sum,
+    "cpu": cpu.or_plain(cpu.outer_sum, plain_outer_sum),
+    **on_accelerators(triton_forms.outer_sum),
 }
-T_FORMS = {
-    ANYWHERE: sum_over_axes,
-    FUSABLE: multiply_along_directions,
-    "cpu": cpu.or_plain(cpu.sum_over_axes, sum_over_axes),
-    **on_accelerators(triton_forms.sum_over_axes),
+ALONG_DIRECTIONS_FORMS = {
+    ANYWHERE: plain_along_directions,
+    FUSABLE: fusable_along_directions,
+    "cpu": cpu.or_plain(cpu.along_directions, plain_along_directions),
+    **on_accelerators(triton_forms.along_directions),
 }
-R_FORMS = {
-    ANYWHERE: sum_over_channels,
-    FUSABLE: multiply_along_channels,
-    "cpu": cpu.or_plain(cpu.sum_over_channels, sum_over_channels),
-    **on_accelerators(triton_forms.sum_over_channels),
+ALONG_CHANNELS_FORMS = {
+    ANYWHERE: plain_along_channels,
+    FUSABLE: fusable_along_channels,
+    "cpu": cpu.or_plain(cpu.along_channels, plain_along_channels),
+    **on_accelerators(triton_forms.along_channels),
 }
 OUTER = Family(
     {
-        "S": Member(forms=S_FORMS, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING))), items=("edges", "edges")),
-        "T": Member(forms=T_FORMS, derivatives=(("R", (INCOMING, 1)), ("S", (INCOMING, 0))), items=("edges", "rows")),
-        "R": Member(forms=R_FORMS, derivatives=(("T", (INCOMING, 1)), ("S", (0, INCOMING))), items=("edges", "rows")),
+        "outer_sum": Member(
+            forms=OUTER_SUM_FORMS,
+            derivatives=(("along_directions", (1, INCOMING)), ("along_channels", (0, INCOMING))),
+            items=("edges", "edges"),
+        ),
+        "along_directions": Member(
+            forms=ALONG_DIRECTIONS_FORMS,
+            derivatives=(("along_channels", (INCOMING, 1)), ("outer_sum", (INCOMING, 0))),
+            items=("edges", "rows"),
+        ),
+        "along_channels": Member(
+            forms=ALONG_CHANNELS_FORMS,
+            derivatives=(("along_directions", (INCOMING, 1)), ("outer_sum", (0, INCOMING))),
+            items=("edges", "rows"),
+        ),
     }
 )

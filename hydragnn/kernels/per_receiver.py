@@ -1,4 +1,4 @@
-"""What reductions per receiver are made of: sums and their spreading, winners; families of two, each the other's derivative."""
+"""Families of sums per receiver and of winning edges."""
 
 import torch
 from torch import Tensor
@@ -10,18 +10,18 @@ from hydragnn.kernels.triton import forms as triton_forms
 
 
 def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor:
-    """``index_add``."""
+    """Sum messages at receivers by ``index_add``."""
     receivers, num_nodes = segments
     return messages.new_zeros(num_nodes, *messages.shape[1:]).index_add(0, receivers, messages)
 
 
 def sum_in_order(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor:
-    """Edge after edge of every node."""
+    """Sum messages at receivers in Triton, edge after edge."""
     return triton_forms.sum_in_order(messages, *segment_order(*segments))
 
 
 def spread_to_edges(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
-    """What each edge's receiver holds."""
+    """Return the row of each edge's receiver."""
     return received.index_select(0, segments[0])
 
 
@@ -39,19 +39,19 @@ SUMS = Family(
 
 
 def counts_in_order(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
-    """Incoming edges per node, at least 1, shaped to divide ``like``."""
+    """Return incoming edges per node, at least 1, shaped as ``like``."""
     degrees = segment_order(receivers, num_nodes).offsets.diff().clamp_min(1)
     return degrees.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
 def to_winner(u: Tensor, winners: tuple[Tensor, int]) -> Tensor:
-    """Each node's number put on its winning edge; numbers of nodes without edges go nowhere."""
+    """Put each node's number on its winning edge."""
     winner, edges = winners
     return u.new_zeros(edges + 1, *u.shape[1:]).scatter_(0, winner, u)[:edges]
 
 
 def from_winner(v: Tensor, winners: tuple[Tensor, int]) -> Tensor:
-    """What each node's winning edge holds; zero for a node without edges."""
+    """Return the number of each node's winning edge, or zero."""
     padded = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
     return padded.gather(0, winners[0])
 

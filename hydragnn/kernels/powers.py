@@ -1,4 +1,4 @@
-"""What smooth statistics are made of: sums of squares of deviations, and of fourth powers of their one-sided growth (``function_sums.py``).
+"""Sums of squares and of one-sided fourth powers of deviations.
 
     f(x) = x^2, t^4 and t^-4, with t = x + sqrt(1 + x^2) = exp(asinh x)
 
@@ -24,7 +24,11 @@ POWER = 4
 def power_sums(
     deviations: Float[Tensor, "edges channels"], weights: Float[Tensor, "edges 1"], topology: Topology
 ) -> Float[Tensor, "3 rows channels"]:
-    """Each node's sums of weights times x^2, t^4 and t^-4 of deviations x, t = exp(asinh x); a node without edges receives zeros. Atomics: none.
+    """Return weighted sums of x^2, t^4 and t^-4.
+
+    Here t = exp(asinh x).
+
+    A node without edges receives zeros. Atomics: none.
 
     >>> edges = Topology.square(torch.tensor([1, 0]), torch.tensor([0, 0]), 2)
     >>> power_sums(torch.tensor([[0.75], [0.0]]), torch.ones(2, 1), edges)[:, 0, 0]
@@ -34,7 +38,7 @@ def power_sums(
 
 
 def composed(deviations: Tensor, weights: Tensor, topology: Topology) -> Tensor:
-    """F of other ops."""
+    """Compose the sums of other ops."""
     squares = deviations.square()  # [edges, channels]
     roots = (1 + squares).sqrt()
     grown = squares, (roots + deviations) ** POWER, (roots - deviations) ** POWER

@@ -1,4 +1,4 @@
-"""What every op means, as loops over edges and nodes: the specification that all forms are held against.
+"""Specification of every op, as loops over edges and nodes.
 
 Nothing here is fast, and nothing here shares a line with what it specifies. torch differentiates the loops, so that they
 specify the derivatives of every order too.
@@ -30,7 +30,7 @@ def weight_of(topology: Topology, edge: int) -> int:
 
 
 def gather_multiply_sum(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
-    """y_i = sum of w_e x_j over the edges e = (j -> i)."""
+    """Sum w_e x_j over the edges e = (j -> i)."""
     total = [x.new_zeros(x.shape[1:]) for _ in range(topology.num_rows)]
     for edge, sender, receiver in edges_of(topology):
         total[receiver] = total[receiver] + (
@@ -40,7 +40,7 @@ def gather_multiply_sum(x: Tensor, weight: Tensor | None, topology: Topology) ->
 
 
 def scatter_multiply_sum(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
-    """y_j = sum of w_e g_i over the edges e = (j -> i)."""
+    """Sum w_e g_i over the edges e = (j -> i)."""
     total = [g.new_zeros(g.shape[1:]) for _ in range(topology.num_columns)]
     for edge, sender, receiver in edges_of(topology):
         total[sender] = total[sender] + (
@@ -50,7 +50,7 @@ def scatter_multiply_sum(g: Tensor, weight: Tensor | None, topology: Topology) -
 
 
 def edge_product(x: Tensor, g: Tensor, topology: Topology, per: str) -> Tensor:
-    """y_e = sum of x_ja g_ia over all axes a, channels included but what ``per`` keeps; of all edges that share a weight together."""
+    """Sum x_ja g_ia over axes a, except those that ``per`` keeps."""
     products = x.new_zeros(
         topology.num_weights, *{"edge": (), "head": (*x.shape[-2:-1], 1), "channel": x.shape[-1:]}[per]
     )
@@ -66,7 +66,7 @@ def edge_product(x: Tensor, g: Tensor, topology: Topology, per: str) -> Tensor:
 
 
 def gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor:
-    """y_e = g_i + x_j + e_e for e = (j -> i), e_e that of its pair where edges share it."""
+    """Return g_i + x_j + e_e for e = (j -> i)."""
     result = sent.new_zeros(topology.num_edges, *sent.shape[1:])
     for edge, sender, receiver in edges_of(topology):
         value = sent[sender] if received is None else sent[sender] + received[receiver]
@@ -77,7 +77,7 @@ def gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None, topo
 
 
 def outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
-    """y_iac = sum of m_ec u_ea over the edges e = (j -> i)."""
+    """Sum m_ec u_ea over the edges e = (j -> i)."""
     total = [messages.new_zeros(directions.shape[1], messages.shape[1]) for _ in range(topology.num_rows)]
     for edge, _, receiver in edges_of(topology):
         total[receiver] = total[receiver] + torch.outer(directions[edge], messages[edge])
@@ -85,7 +85,7 @@ def outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tenso
 
 
 def activated_sum(messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
-    """y_i = sum of w_e silu(m_e) over the edges e = (j -> i)."""
+    """Sum w_e silu(m_e) over the edges e = (j -> i)."""
     total = [messages.new_zeros(messages.shape[1:]) for _ in range(topology.num_rows)]
     for edge, _, receiver in edges_of(topology):
         total[receiver] = total[receiver] + weights[edge] * messages[edge] / (1 + torch.exp(-messages[edge]))
@@ -93,7 +93,7 @@ def activated_sum(messages: Tensor, weights: Tensor, topology: Topology) -> Tens
 
 
 def power_sums(deviations: Tensor, weights: Tensor, topology: Topology) -> Tensor:
-    """y_ki = sum of w_e f_k(x_e) over the edges e = (j -> i), f = x^2, exp(4 asinh x), exp(-4 asinh x)."""
+    """Sum w_e f_k(x_e), f = x^2, exp(4 asinh x), exp(-4 asinh x)."""
     total = [deviations.new_zeros(3, *deviations.shape[1:]) for _ in range(topology.num_rows)]
     for edge, _, receiver in edges_of(topology):
         x, grown = deviations[edge], 4 * torch.asinh(deviations[edge])
@@ -102,7 +102,7 @@ def power_sums(deviations: Tensor, weights: Tensor, topology: Topology) -> Tenso
 
 
 def gather_outer_sum(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor:
-    """y_iac = sum of w_ec x_jc u_ea over the edges e = (j -> i)."""
+    """Sum w_ec x_jc u_ea over the edges e = (j -> i)."""
     total = [x.new_zeros(directions.shape[1], x.shape[1]) for _ in range(topology.num_rows)]
     for edge, sender, receiver in edges_of(topology):
         total[receiver] = total[receiver] + torch.outer(directions[edge], weight[weight_of(topology, edge)] * x[sender])
@@ -128,7 +128,7 @@ def along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Ten
 def _by_node(
     messages: Tensor, receivers: Tensor, num_nodes: int, reduce: Callable[[list[Tensor]], Tensor], alone: float = 0.0
 ) -> Tensor:
-    """What ``reduce`` makes of each node's incoming messages; ``alone`` for a node without any."""
+    """Return ``reduce`` of each node's messages, ``alone`` without any."""
     received: list[list[Tensor]] = [[] for _ in range(num_nodes)]
     for edge, receiver in enumerate(receivers.tolist()):
         received[receiver].append(messages[edge])
@@ -163,22 +163,22 @@ def spread(values: Tensor, owners: Tensor) -> Tensor:
 
 
 def segment_mean(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
-    """y_i = mean of m_e over the edges that i receives; 0 without any."""
+    """Return the mean of received messages; 0 without any."""
     return _by_node(messages, receivers, num_nodes, _mean)
 
 
 def segment_max(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
-    """y_i = largest of m_e over the edges that i receives, feature by feature; 0 without any."""
+    """Return the largest of received messages; 0 without any."""
     return _by_node(messages, receivers, num_nodes, _largest)
 
 
 def segment_min(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
-    """y_i = smallest of m_e over the edges that i receives, feature by feature; 0 without any."""
+    """Return the smallest of received messages; 0 without any."""
     return -segment_max(-messages, receivers, num_nodes)
 
 
 def segment_variance(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
-    """y_i = mean of (m_e - mean)^2 over the edges that i receives; 0 without any."""
+    """Return the mean of (m_e - mean)^2; 0 without any."""
     return _by_node(messages, receivers, num_nodes, _variance)
 
 
@@ -191,12 +191,12 @@ def segment_statistics(
     messages: Tensor, receivers: Tensor, num_nodes: int, floor: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mean, min, max and std."""
-    given = (messages, receivers, num_nodes)
-    return segment_mean(*given), segment_min(*given), segment_max(*given), segment_std(*given, floor)
+    inputs = (messages, receivers, num_nodes)
+    return segment_mean(*inputs), segment_min(*inputs), segment_max(*inputs), segment_std(*inputs, floor)
 
 
 def segment_softmax(scores: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
-    """y_e = exp(s_e) / sum of exp(s_f) over the edges f with the same receiver; of all, their largest is taken off first, so that nothing overflows."""
+    """Return exp(s_e) / sum of exp(s_f) over edges of one receiver."""
     highest = segment_max(scores.detach(), receivers, num_nodes)
     powers = [(scores[edge] - highest[node]).exp() for edge, node in enumerate(receivers.tolist())]
     if not powers:

@@ -1,4 +1,4 @@
-"""Edges in the order of their receivers, found once for an array of receivers."""
+"""Order of edges by receiver, computed once per array."""
 
 from typing import NamedTuple
 
@@ -22,10 +22,10 @@ _orders: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def segment_order(receivers: Tensor, num_nodes: int) -> SegmentOrder:
-    """The stable order of edges by receiver; made once for an array of receivers."""
-    made: tuple[int, int, SegmentOrder] | None = _orders.get(receivers)
-    if made is not None and made[:2] == (num_nodes, receivers._version):
-        return made[2]
+    """Return the stable order of edges by receiver, computed once."""
+    cached: tuple[int, int, SegmentOrder] | None = _orders.get(receivers)
+    if cached is not None and cached[:2] == (num_nodes, receivers._version):
+        return cached[2]
     owners, order = torch.sort(receivers, stable=True)
     offsets = searched_offsets(owners, num_nodes)
     _orders[receivers] = (num_nodes, receivers._version, SegmentOrder(order, owners, offsets))

@@ -1,4 +1,4 @@
-"""Reductions of edge messages to their receivers, each in one documented, twice differentiable form.
+"""Twice differentiable reductions of messages to their receivers.
 
 Receivers may come in any order. On CUDA and ROCm the edges of a node are found by one sort per array of receivers
 (``ordered``): no atomics, and the same bits again. Without Triton there sums are ``index_add``, which adds atomically, so
@@ -14,7 +14,9 @@ from hydragnn.kernels.statistics import HIGH, LOW, MOMENTS, counts_of, statistic
 
 
 def spread(values: Float[Tensor, "rows *features"], owners: Int[Tensor, " items"]) -> Float[Tensor, "items *features"]:
-    """Return the row of each item's owner; the gradient of a row is the sum over its items.
+    """Return the row of each item's owner.
+
+    The gradient of a row is the sum over its items.
 
     ``index_select``, whose own gradient adds atomically on a GPU. Atomics: none, and the same bits again. On CUDA and ROCm the order of items is kept
     as long as the tensor ``owners`` lives, so pass the same tensor again.
@@ -58,7 +60,9 @@ def segment_mean(
 def segment_max(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
 ) -> Float[Tensor, "{num_nodes} *features"]:
-    """Largest incoming message per feature; zeros without edges. The gradient goes to one edge: the first among equals.
+    """Return the largest message per feature; zeros without edges.
+
+    The gradient goes to the first of equal edges.
 
     Atomics: none, and the same bits again.
 
@@ -72,7 +76,9 @@ def segment_max(
 def segment_min(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
 ) -> Float[Tensor, "{num_nodes} *features"]:
-    """Smallest incoming message per feature; zeros without edges. The gradient goes to one edge: the first among equals.
+    """Return the smallest message per feature; zeros without edges.
+
+    The gradient goes to the first of equal edges.
 
     Atomics: none, and the same bits again.
     """
@@ -82,7 +88,9 @@ def segment_min(
 def segment_variance(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
 ) -> Float[Tensor, "{num_nodes} *features"]:
-    """Population variance of each node's incoming messages, from centred values; zeros without edges.
+    """Return the population variance of messages; zeros without edges.
+
+    Values are centred first.
 
     Atomics: none, and the same bits again.
 
@@ -94,7 +102,9 @@ def segment_variance(
 def segment_std(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int, floor: float = 1e-5
 ) -> Float[Tensor, "{num_nodes} *features"]:
-    """sqrt(variance + floor) of the incoming messages; the floor keeps both derivatives finite where all are equal.
+    """Return sqrt(variance + floor) of the messages.
+
+    The floor keeps both derivatives finite where all are equal.
 
     Atomics: none, and the same bits again.
     """
@@ -104,7 +114,9 @@ def segment_std(
 def segment_statistics(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int, floor: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, min, max and std of each node's incoming messages; on a CPU in one compiled pass where receivers ascend.
+    """Return mean, min, max and std of each node's messages.
+
+    On a CPU it is one compiled pass if receivers ascend.
 
     Atomics: none, and the same bits again.
     """
@@ -115,7 +127,9 @@ def segment_statistics(
 def segment_softmax(
     scores: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
 ) -> Float[Tensor, "edges *features"]:
-    """exp(s_e) / sum of exp(s_f) over the edges f with the receiver of e: positive, summing to one per node; safe for scores of any size.
+    """Return exp(s_e) / sum of exp(s_f) per receiver.
+
+    Shares are positive and sum to one per node; scores may have any size.
 
     Atomics: none, and the same bits again.
 

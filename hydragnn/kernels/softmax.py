@@ -1,9 +1,10 @@
-"""Shares of exponentials among the edges that a node receives, closed under differentiation: values, gradient and its gradient
-each in one pass over the rows. With S(a) the sum of a over the edges with the same receiver,
+"""Softmax over the edges of a receiver, with derivatives of every order.
 
-    y = exp(s) / S(exp(s))               dy: s' = G(y, u)
-    G(y, u) = y (u - S(y u))             dG: u' = G(y, v), y' = H(y, u, v)
-    H(y, u, v) = u v - v S(y u) - u S(y v)    dH: made of sums
+Each op takes one pass over the rows. With row(a) the sum of a over the edges with the same receiver,
+
+    shares y = exp(s) / row(exp(s))                       s' = gradient(y, u)
+    gradient(y, u) = y (u - row(y u))                     u' = gradient(y, v), y' = curvature(y, u, v)
+    curvature(y, u, v) = u v - v row(y u) - u row(y v)    made of sums
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, Form, form_on, on_accelerators
-from hydragnn.kernels.nonlinear import Known, Nonlinear, Tensors
+from hydragnn.kernels.nonlinear import CallRecord, Nonlinear, Tensors
 from hydragnn.kernels.per_receiver import SUM_FORMS, SUMS
 from hydragnn.kernels.segment_order import segment_order
 from hydragnn.kernels.statistics import Segments, scattered_extreme
@@ -21,7 +22,7 @@ from hydragnn.kernels.triton import reductions as triton_reductions
 
 
 def shares(scores: Tensor, segments: Segments) -> Tensor:
-    """y in plain torch."""
+    """Return the shares in plain torch."""
     receivers, num_nodes = segments
     highest = scattered_extreme(scores, receivers, num_nodes, "amax")  # [nodes, *features]
     exponentials = (scores - highest.index_select(0, receivers)).exp()
@@ -39,7 +40,7 @@ def curvature(y: Tensor, u: Tensor, v: Tensor, segments: Segments) -> Tensor:
 
 
 def _row_sums(values: Tensor, segments: Segments) -> Tensor:
-    """S, without derivatives."""
+    """Return each edge's row sum, without derivatives."""
     total = form_on(SUM_FORMS, values.device.type)(values, segments)
     return total.index_select(0, segments[0])
 
@@ -52,18 +53,18 @@ def _forms(plain: Form, compiled: Callable[..., Tensor | None]) -> Mapping[str, 
     return {ANYWHERE: plain, "cpu": cpu.or_plain(compiled, plain)}
 
 
-def _of_scores(known: Known, segments: Segments) -> Tensors:
-    return (GRADIENT((known.results[0], known.incoming[0]), segments),)
+def _of_scores(record: CallRecord, segments: Segments) -> Tensors:
+    return (GRADIENT((record.results[0], record.incoming[0]), segments),)
 
 
-def _of_gradient(known: Known, segments: Segments) -> Tensors:
-    (y, u), v = known.tensors, known.incoming[0]
+def _of_gradient(record: CallRecord, segments: Segments) -> Tensors:
+    (y, u), v = record.tensors, record.incoming[0]
     return CURVATURE((y, u, v), segments), GRADIENT((y, v), segments)
 
 
-def _of_curvature(known: Known, segments: Segments) -> Tensors:
-    y, u, v = (tensor for tensor in known.tensors if tensor is not None)
-    w = known.incoming[0]
+def _of_curvature(record: CallRecord, segments: Segments) -> Tensors:
+    y, u, v = (tensor for tensor in record.tensors if tensor is not None)
+    w = record.incoming[0]
     assert w is not None
 
     def sums(values: Tensor) -> Tensor:

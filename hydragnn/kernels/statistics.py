@@ -1,7 +1,7 @@
-"""Mean, variance, smallest and largest message per receiver: composed in plain torch, or in one compiled pass (CPU, Triton).
+"""Mean, variance and extremes of messages per receiver.
 
-The compiled pass for CPUs needs receivers that ascend, as those of a ``Topology`` do. It keeps no array of edges beside the messages:
-which edge holds an extreme is found again where its gradient is wanted. With n messages m_e, mean c and variance v,
+The compiled pass for CPUs needs ascending receivers, as those of a ``Topology`` are. It keeps no array of edges beside the
+messages: which edge holds an extreme is found again for its gradient. With n messages m_e, mean c and variance v,
 
     dm_e = c' / n + 2 v' (m_e - c) / n + low' where e is the first to hold the smallest + high' likewise.
 """
@@ -16,7 +16,7 @@ from torch.autograd import Function
 from hydragnn.kernels import one_pass
 from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import ANYWHERE, as_operators, form_on, is_accelerated, is_traced, on_accelerators
-from hydragnn.kernels.nonlinear import Known, Nonlinear, Tensors
+from hydragnn.kernels.nonlinear import CallRecord, Nonlinear, Tensors
 from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order, to_winner
 
 Segments = tuple[Tensor, int]
@@ -26,7 +26,10 @@ MOMENTS, LOW, HIGH = ("mean", "variance"), ("low",), ("high",)
 
 
 def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """The named ones of mean and variance, low and high: [nodes, *features] each, zeros without edges."""
+    """Return the named statistics, zeros without edges.
+
+    Names are mean, variance, low and high; shapes [nodes, *features].
+    """
     if as_operators():
         return _tuple(STATISTICS_OPS[names][0]((messages,), (receivers, num_nodes)))
     form: Any = form_on(STATISTICS, messages.device.type)
@@ -100,42 +103,42 @@ def compiled_values(messages: Tensor, segments: Segments, names: tuple[str, ...]
     return cpu.statistics(messages, *segments, names) if serves else plain_values(messages, segments, names)
 
 
-def plain_gradient(messages: Tensor, segments: Segments, known: Named, incoming: Named) -> Tensor:
-    """dm of the module's equation in plain torch, of the statistics and what arrived for them."""
+def plain_gradient(messages: Tensor, segments: Segments, operands: Named, incoming: Named) -> Tensor:
+    """Return the gradient of messages in plain torch."""
     receivers, total = segments[0], torch.zeros_like(messages)
     counts = counts_of(*segments, messages)
-    to_mean, to_variance, mean = incoming.get("mean"), incoming.get("variance"), known.get("mean")
+    to_mean, to_variance, mean = incoming.get("mean"), incoming.get("variance"), operands.get("mean")
     if to_mean is not None:
         total = total + (to_mean / counts).index_select(0, receivers)
     if to_variance is not None and mean is not None:
         slope = (2 * to_variance / counts).index_select(0, receivers)
         total = total + slope * (messages - mean.index_select(0, receivers))
     for name in (*LOW, *HIGH):
-        arrived, value = incoming.get(name), known.get(name)
+        arrived, value = incoming.get(name), operands.get(name)
         if arrived is not None and value is not None:
             total = total + to_winner(arrived, (first_holders(messages, value, segments), messages.shape[0]))
     return total
 
 
-def compiled_gradient(messages: Tensor, segments: Segments, known: Mapping[str, Tensor], incoming: Named) -> Tensor:
+def compiled_gradient(messages: Tensor, segments: Segments, operands: Mapping[str, Tensor], incoming: Named) -> Tensor:
     """The same in one compiled pass where it serves."""
     if not cpu.serves_segments(messages, *segments):
-        return plain_gradient(messages, segments, known, incoming)
-    return cpu.statistics_gradient(messages, segments[0], known, incoming)
+        return plain_gradient(messages, segments, operands, incoming)
+    return cpu.statistics_gradient(messages, segments[0], operands, incoming)
 
 
 def compiled_holders(messages: Tensor, value: Tensor, segments: Segments) -> Tensor:
-    """The first edge of each node whose message is ``value``, by a loop where it serves."""
+    """Return the first edge of each node whose message is ``value``."""
     if not cpu.serves_segments(messages, *segments):
         return first_holders(messages, value, segments)
     return cpu.holders(messages, segments[0], value)
 
 
-def _second_derivatives(known: Known, segments: Segments, names: tuple[str, ...]) -> Tensors:
-    """What messages, statistics and what arrived for these receive from their gradient, which is linear in what arrived."""
-    messages, *others = known.tensors
-    values, given = (dict(zip(names, part)) for part in (others[: len(names)], others[len(names) :]))
-    u = known.incoming[0]
+def _second_derivatives(record: CallRecord, segments: Segments, names: tuple[str, ...]) -> Tensors:
+    """Return the gradients of the gradient, which is linear in its input."""
+    messages, *others = record.tensors
+    values, inputs = (dict(zip(names, part)) for part in (others[: len(names)], others[len(names) :]))
+    u = record.incoming[0]
     assert messages is not None and u is not None
     counts = counts_of(*segments, u)
 
@@ -146,7 +149,7 @@ def _second_derivatives(known: Known, segments: Segments, names: tuple[str, ...]
         return values - SUMS("spread", (mean(values),), segments)
 
     gradients: dict[str, Tensor | None] = {}
-    for name, arrived in given.items():
+    for name, arrived in inputs.items():
         if arrived is None:
             gradients[name] = None
         elif name == "mean":
@@ -156,13 +159,16 @@ def _second_derivatives(known: Known, segments: Segments, names: tuple[str, ...]
         else:
             winners = HOLDERS((messages, values[name]), segments), messages.shape[0]
             gradients[name] = WINNERS("from winner", (u,), winners)
-    spread = given.get("variance")
-    again = None if spread is None else 2 * SUMS("spread", (spread / counts,), segments) * centred(u)
-    return again, *[None] * len(names), *gradients.values()
+    spread = inputs.get("variance")
+    of_messages = None if spread is None else 2 * SUMS("spread", (spread / counts,), segments) * centred(u)
+    return of_messages, *[None] * len(names), *gradients.values()
 
 
 class _Extreme(Function):
-    """y_i = max (or min) of m_e over the edges that i receives; dy_i / dm_e = 1 for the first edge that holds it, else 0."""
+    """Maximum or minimum of messages per receiver.
+
+    Its gradient goes to the first edge that holds it.
+    """
 
     @staticmethod
     def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> Tensor:
@@ -190,7 +196,7 @@ def scattered_extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which
 
 
 def first_holders(messages: Tensor, value: Tensor, segments: Segments) -> Tensor:
-    """The first edge of each node whose message is ``value``, one past the last without edges; in plain torch."""
+    """Return each node's first edge with ``value``, or one past the last."""
     edges, receivers = messages.shape[0], segments[0]
     rows = receivers.long().view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)  # [edges, *features]
     numbers = torch.arange(edges, device=messages.device).view(-1, *[1] * (messages.dim() - 1))
@@ -201,16 +207,16 @@ def first_holders(messages: Tensor, value: Tensor, segments: Segments) -> Tensor
 
 
 def _statistics_op(names: tuple[str, ...]) -> tuple[Nonlinear, Nonlinear]:
-    """The named statistics and their gradient, as ops; on ROCm and CUDA for traced graphs alone."""
+    """Return the named statistics and their gradient, as ops."""
 
     def values_by(form: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
         return lambda messages, segments: form(messages, segments, names)
 
     def gradient_by(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def call(messages: Tensor, *rest: Any) -> Tensor:
-            *given, segments = rest
-            known, incoming = given[: len(names)], given[len(names) :]
-            return form(messages, segments, dict(zip(names, known)), dict(zip(names, incoming)))
+            *inputs, segments = rest
+            operands, incoming = inputs[: len(names)], inputs[len(names) :]
+            return form(messages, segments, dict(zip(names, operands)), dict(zip(names, incoming)))
 
         return call
 
@@ -221,14 +227,14 @@ def _statistics_op(names: tuple[str, ...]) -> tuple[Nonlinear, Nonlinear]:
             "cpu": gradient_by(compiled_gradient),
             **on_accelerators(gradient_by(one_pass.gradient)),
         },
-        gradients=lambda known, segments: _second_derivatives(known, segments, names),
+        gradients=lambda record, segments: _second_derivatives(record, segments, names),
         tensors=1 + 2 * len(names),
         optional=len(names),
     )
 
-    def first_derivatives(known: Known, segments: Segments) -> Tensors:
-        values = (None if value is None else value.detach() for value in known.results)
-        return (gradient((*known.tensors, *values, *known.incoming), segments),)
+    def first_derivatives(record: CallRecord, segments: Segments) -> Tensors:
+        values = (None if value is None else value.detach() for value in record.results)
+        return (gradient((*record.tensors, *values, *record.incoming), segments),)
 
     value = Nonlinear(
         name="statistics_" + "_".join(names),

@@ -1,8 +1,7 @@
-"""Functions of one number, many channels each, from a table: cubic Hermite interpolation between knots at equal distances.
+"""Tables of functions of one number, by cubic Hermite interpolation.
 
-What a network says about a length is a smooth function of that length alone. Once its weights are fixed, a table of values and
-slopes takes its place (Lu et al. 2022, arXiv:2107.02103, who call it compression): the same numbers but for an error that falls with
-the fourth power of the knots' distance, and derivatives that are exactly those of what the table gives.
+With fixed weights, a network of a length is a smooth function of that length. A table of values and slopes replaces it (Lu et al.
+2022, arXiv:2107.02103). The error falls with the fourth power of the knots' distance; derivatives are exactly those of the table.
 """
 
 import math
@@ -31,7 +30,7 @@ NEAR_ZERO = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Table:
-    """Functions on [0, end]; beyond the end they stay what they are there."""
+    """Functions on [0, end], constant beyond the end."""
 
     end: float
     knots: Float[Tensor, "knots 3 channels"]
@@ -44,7 +43,9 @@ class Table:
 
 
 def interpolated(x: Float[Tensor, " items"], table: Table) -> Float[Tensor, "items channels"]:
-    """The functions of a table at every x, in its precision; NaN where x is.
+    """Return the functions of a table at every x.
+
+    NaN gives NaN.
 
     >>> square = Table(end=2.0, knots=torch.tensor([[[0.0], [1.0], [0.0]], [[1.0], [3.0], [2.0]], [[4.0], [0.0], [4.0]]]))
     >>> interpolated(torch.tensor([0.5, 1.5, 3.0]), square).squeeze(1)
@@ -55,7 +56,7 @@ def interpolated(x: Float[Tensor, " items"], table: Table) -> Float[Tensor, "ite
 
 
 class _Value(Function):
-    """F(x)."""
+    """Functions at x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, table: Table) -> Tensor:
@@ -71,7 +72,7 @@ class _Value(Function):
 
 
 class _Slope(Function):
-    """sum over channels of g F'(x); its own derivative in x, F'', jumps at knots and is that of the table."""
+    """Sum over channels of g times the derivative at x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, g: Tensor, table: Table) -> Tensor:
@@ -83,13 +84,13 @@ class _Slope(Function):
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, Tensor, None]:
         x, g = ctx.saved_tensors
         with torch.enable_grad():
-            again, weight = x.detach().requires_grad_(), g.detach().requires_grad_()
-            for_x, for_g = torch.autograd.grad(slope(again, weight, ctx.table), (again, weight), incoming)
+            fresh, weight = x.detach().requires_grad_(), g.detach().requires_grad_()
+            for_x, for_g = torch.autograd.grad(slope(fresh, weight, ctx.table), (fresh, weight), incoming)
         return for_x, for_g, None
 
 
 def value(x: Tensor, table: Table) -> Tensor:
-    """F(x) in plain torch."""
+    """Return the functions at x in plain torch."""
     t, low, high = _between(x, table)
     u = 1 - t
     # the cubic that has the values and slopes of both knots; a value is added last, so that little is lost
@@ -97,7 +98,7 @@ def value(x: Tensor, table: Table) -> Tensor:
 
 
 def slope(x: Tensor, g: Tensor, table: Table) -> Tensor:
-    """The sum over channels of g F'(x), in plain torch."""
+    """Return the sum over channels of g times the derivative at x."""
     t, low, high = _between(x, table)
     u = 1 - t
     slopes = 6 * t * u * low[:, 1] + (u * (1 - 3 * t) * low[:, 2] + t * (3 * t - 2) * high[:, 2])
@@ -106,7 +107,7 @@ def slope(x: Tensor, g: Tensor, table: Table) -> Tensor:
 
 
 def _between(x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
-    """Where between two knots every x lies, from 0 to 1 ``[items, 1]``, and what both hold ``[items, 3, channels]``."""
+    """Return positions ``[items, 1]`` and values ``[items, 3, channels]`` of both knots."""
     place = (x / table.step).clamp(0, table.knots.shape[0] - 1)
     number = place.detach().nan_to_num(0.0).long().clamp_max(table.knots.shape[0] - 2)
     t = (place - number).unsqueeze(-1)
@@ -114,7 +115,9 @@ def _between(x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def tables_of_functions(functions: Functions, end: float, dtype: torch.dtype) -> tuple[Table, ...]:
-    """The tables of functions on [0, end] whose errors numbers of this precision do not show; none at all where they would be too large.
+    """Return tables of functions on [0, end], exact to the precision.
+
+    Returns None if they would be too large.
 
     ``functions`` maps float64 ``[items]`` to several ``[items, channels]`` and is differentiated twice by torch. Values and slopes
     are compared with it between every two knots.
@@ -134,7 +137,7 @@ def tables_of_functions(functions: Functions, end: float, dtype: torch.dtype) ->
 
 
 def _tried(functions: Functions, end: float, intervals: int) -> tuple[list[Tensor], float, float]:
-    """Knots of each function, and how far values and slopes are off between them, as shares of its largest."""
+    """Return the knots of each function and the errors between them."""
     grid = torch.linspace(0, end, 2 * intervals + 1, dtype=torch.float64)
     grid[0] = NEAR_ZERO * end
     step, between = end / intervals, grid[1::2]
@@ -155,13 +158,13 @@ def _values(x: Tensor, table: Table) -> list[Tensor]:
 
 
 def _share(ours: Tensor, exact: Tensor, all_exact: Tensor) -> float:
-    """The largest difference as a share of the largest value; infinite where there is no number."""
+    """Return the largest difference as a share of the largest value."""
     share = (ours - exact).abs().max() / all_exact.abs().max().clamp_min(1e-300)
     return float(share.nan_to_num(nan=math.inf))
 
 
 def _with_slopes(functions: Functions, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Values and derivatives of all channels at once: of sum g F'(x), which is linear in g, the derivative in g."""
+    """Return values and derivatives of all channels at once."""
     with torch.enable_grad():
         at = x.detach().requires_grad_()
         values = list(functions(at))

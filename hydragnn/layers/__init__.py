@@ -1,4 +1,4 @@
-"""Layers: what architectures share: the graph that a layer sees, inputs, radial features, networks, attention, conditioning, pooling."""
+"""Layers that architectures share."""
 
 from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAttention
 from hydragnn.layers.by_class import Classes, LinearByClass, classes_of
@@ -10,7 +10,6 @@ from hydragnn.layers.distance_transforms import DISTANCE_TRANSFORMS, ELEMENTS_WI
 from hydragnn.layers.equivariant_attention import FAR, NUM_RADIAL, EquivariantAttention, EquivariantAttentionLayer
 from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
-from hydragnn.layers.lattice import Modes, lattice_modes
 from hydragnn.layers.message_graph import MessageGraph, States, inputs_at_zero, lengths_and_directions, radial_inputs
 from hydragnn.layers.mlp import mlp
 from hydragnn.layers.movement import MOVED, MeanMovement, Movement, at_rest, where_moved
@@ -53,7 +52,6 @@ __all__ = [
     "MOVED",
     "MeanMovement",
     "MessageGraph",
-    "Modes",
     "Movement",
     "NUM_RADIAL",
     "NodeInputs",

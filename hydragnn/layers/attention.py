@@ -1,4 +1,4 @@
-"""Attention among all nodes of a graph, never across graphs; beside a layer in the manner of GPS."""
+"""Attention among all nodes of a graph, beside a layer."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,7 +15,9 @@ from hydragnn.layers.size_buckets import SizeBuckets, size_buckets
 
 
 class GraphAttention(nn.Module):
-    """softmax(Q K^T / sqrt(d)) V over the nodes of each graph (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
+    """Multihead attention over the nodes of each graph.
+
+    softmax(Q K^T / sqrt(d)) V over the nodes of each graph (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
 
     Graphs of similar sizes are computed together (``size_buckets``), never all of a batch. Time is quadratic in the nodes of a graph, not of the batch;
     so is memory where weights learn from forces (``graph.is_differentiated_twice``). Elsewhere no large array of nodes by nodes is kept: by torch's fused
@@ -30,7 +32,7 @@ class GraphAttention(nn.Module):
         self.out = nn.Linear(channels, channels)
 
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
-        """What every node reads from its graph."""
+        """Return the attention of every node."""
         projected = self.project(states)  # [nodes, 3 channels]
         dtype, buckets = projected.dtype, buckets_of(graph)
         absent = graph.once(("absent", dtype), lambda: [bucket.absent(dtype) for bucket in buckets.buckets])
@@ -61,7 +63,7 @@ def attention_in_full(
     values: Float[Tensor, "graphs heads size width"],
     mask: Float[Tensor, "graphs 1 1 size"] | None,
 ) -> Float[Tensor, "graphs heads readers width"]:
-    """softmax(Q K^T / sqrt(d) + mask) V as it is written, with derivatives of every order."""
+    """Return softmax(Q K^T / sqrt(d) + mask) V, with all derivatives."""
     scores = (queries / math.sqrt(queries.shape[-1])) @ keys.mT  # [graphs, heads, size, size]: who reads, who is read
     return (scores if mask is None else scores + mask).softmax(dim=-1) @ values
 
@@ -76,7 +78,7 @@ def attention_in_parts(
     values: Float[Tensor, "graphs heads size width"],
     mask: Float[Tensor, "graphs 1 1 size"] | None,
 ) -> Float[Tensor, "graphs heads size width"]:
-    """``attention_in_full`` of some queries at a time, computed again for the gradient where there are several parts."""
+    """Return ``attention_in_full`` in parts of some queries."""
     from torch.utils.checkpoint import checkpoint
 
     of_a_query = keys.shape[:3].numel()
@@ -97,7 +99,9 @@ ATTENTION_FORMS: Mapping[str, Callable[..., Tensor]] = {
 
 
 class LinearGraphAttention(nn.Module):
-    """f(Q) (f(K)^T V) / (f(Q) sum f(K)) with f = elu + 1 over the nodes of each graph (Katharopoulos et al. 2020, arXiv:2006.16236, eq. 5).
+    """Linear attention over the nodes of each graph.
+
+    f(Q) (f(K)^T V) / (f(Q) sum f(K)) with f = elu + 1 over the nodes of each graph (Katharopoulos et al. 2020, arXiv:2006.16236, eq. 5).
 
     Time and memory are linear in the number of nodes. Graphs of similar sizes are computed together (``size_buckets``).
     """
@@ -109,7 +113,7 @@ class LinearGraphAttention(nn.Module):
         self.out = nn.Linear(channels, channels)
 
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
-        """What every node reads from its graph."""
+        """Return the attention of every node."""
         queries, keys, values = (part.unflatten(-1, (self.heads, -1)) for part in self.project(states).chunk(3, dim=-1))
         queries, keys = nn.functional.elu(queries) + 1, nn.functional.elu(keys) + 1  # [nodes, heads, width]
         values = torch.cat([values, torch.ones_like(values[..., :1])], dim=-1)  # [nodes, heads, width + 1]
@@ -125,7 +129,7 @@ def sums_by_bucket(
     values: Float[Tensor, "nodes heads features"],
     graph: MessageGraph,
 ) -> Float[Tensor, "nodes heads features"]:
-    """Q (K^T V) of each graph by products of buckets, in which rows of zeros add nothing."""
+    """Return Q (K^T V) of each graph by buckets; padding adds nothing."""
     heads, buckets = queries.shape[1], buckets_of(graph)
     spread = [[by_head(rows, heads) for rows in buckets.spread(part.flatten(1))] for part in (queries, keys, values)]
     read = [q @ (k.mT @ v) for q, k, v in zip(*spread)]  # [graphs, heads, size, features] of every bucket
@@ -138,7 +142,7 @@ def sums_by_node(
     values: Float[Tensor, "nodes heads features"],
     graph: MessageGraph,
 ) -> Float[Tensor, "nodes heads features"]:
-    """Q (K^T V) of each graph for tracers, which know no sizes of graphs."""
+    """Return Q (K^T V) of each graph for tracers, without sizes."""
     outer = keys.unsqueeze(-1) * values.unsqueeze(-2)  # [nodes, heads, width, features]
     context = graph.to_nodes(segment_sum(outer, graph.owner, graph.num_graphs))
     return (queries.unsqueeze(-2) @ context).squeeze(-2)
@@ -151,7 +155,9 @@ ATTENTION: dict[str, type[GraphAttention] | type[LinearGraphAttention]] = {
 
 
 class GPSLayer(nn.Module):
-    """norm(local(h)) + norm(h + attention(h)), then a network with residual and norm (arXiv:2205.12454, equations 2 to 4).
+    """Layer with attention beside it.
+
+    norm(local(h)) + norm(h + attention(h)), then a network with residual and norm (arXiv:2205.12454, equations 2 to 4).
 
     Deviates from the paper: layer norms instead of batch norms, so that a prediction does not depend on its batch, and SiLU.
     States of higher degree are those of the local layer; attention reads and writes degree 0, which does not turn.

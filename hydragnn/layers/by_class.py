@@ -15,7 +15,7 @@ from hydragnn.kernels.family import ANYWHERE, as_operators, form_on
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Classes:
-    """The class of every row and, on a CPU, how many rows each class has, for its weights to see them alone."""
+    """Class of every row, and on a CPU the rows per class."""
 
     candidates: Int[Tensor, " rows"]
     """The row of every row's class among those of every row and class."""
@@ -27,12 +27,15 @@ class Classes:
 
 
 def classes_of(of_rows: Int[Tensor, " rows"], count: int) -> Classes:
-    """The classes of rows, of ``count``; counted on a CPU alone, since a host waits to know what an accelerator counted, and not where a graph is traced."""
+    """Return the classes of rows, of ``count``.
+
+    Rows are counted on CPUs only, and not while a tracer runs: elsewhere the host would wait.
+    """
     if as_operators():
         return _uncounted(of_rows, count)
     form: Any = form_on(COUNTING, of_rows.device.type)
-    found: Classes = form(of_rows, count)
-    return found
+    result: Classes = form(of_rows, count)
+    return result
 
 
 def _uncounted(of_rows: Tensor, count: int) -> Classes:
@@ -52,7 +55,7 @@ COUNTING: Mapping[str, Any] = {ANYWHERE: _uncounted, "cpu": _counted}
 
 
 class LinearByClass(nn.Linear):
-    """y = W_c x + b_c, c the class of the row; the weights of all classes stand under each other."""
+    """Linear map with weights per class: y = W_c x + b_c."""
 
     def __init__(self, inputs: int, outputs: int, classes: int) -> None:
         super().__init__(inputs, classes * outputs)
@@ -61,7 +64,7 @@ class LinearByClass(nn.Linear):
     def forward(  # type: ignore[override]  # a map of rows and their classes
         self, values: Float[Tensor, "rows inputs"], classes: Classes
     ) -> Float[Tensor, "rows outputs"]:
-        """One product for the rows of each class; where these are not counted, one for all rows and classes, of which each row takes its own."""
+        """Map the rows of each class by one product."""
         if not classes.sizes:
             return self.chosen(super().forward(values), classes)
         weights = self.weight.view(self.classes, self.outputs, -1).unbind(0)
@@ -70,9 +73,9 @@ class LinearByClass(nn.Linear):
             only = max(range(self.classes), key=classes.sizes.__getitem__)
             return linear(values, weights[only], biases[only])
         parts = spread(values, classes.order).split(list(classes.sizes))
-        found = [linear(*given) for given in zip(parts, weights, biases) if len(given[0])]
-        return spread(torch.cat(found), classes.places)
+        result = [linear(*arguments) for arguments in zip(parts, weights, biases) if len(arguments[0])]
+        return spread(torch.cat(result), classes.places)
 
     def chosen(self, candidates: Float[Tensor, "rows all_outputs"], classes: Classes) -> Float[Tensor, "rows outputs"]:
-        """What the class of every row makes of it."""
+        """Return the result of the class of every row."""
         return spread(candidates.view(-1, self.outputs), classes.candidates)

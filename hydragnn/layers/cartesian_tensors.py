@@ -1,4 +1,4 @@
-"""Tensors of rank 2 as 3 x 3 matrices and as the parts that turn by themselves: X = I + A + S."""
+"""Tensors of rank 2 as matrices and parts: X = I + A + S."""
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,9 @@ SQUARES = (3.0, 2.0, 1.0)
 
 
 class TensorParts(nn.Module):
-    """X = i Id + [a] + sum_k s_k E_k: a number i, a vector a with [a] b = a x b, and five components s of what is symmetric and has no trace.
+    """Conversion between 3 x 3 matrices and their parts.
+
+    X = i Id + [a] + sum_k s_k E_k: a number i, a vector a with [a] b = a x b, and five components s of what is symmetric and has no trace.
 
     With vectors a and b that change their sign with the positions, [a] [b] + [b] [a] has no part [c], and [a] E + E [a] has that part alone: A
     stays a vector and I and S stay even, through whatever products of this form (Simeon and De Fabritiis 2023, arXiv:2306.06482, section 3.1).
@@ -62,7 +64,7 @@ class TensorParts(nn.Module):
 
 
 def squares(parts: States) -> dict[int, Float[Tensor, "nodes channels"]]:
-    """Sums of the squares of all entries of I, of A and of S.
+    """Return the sums of squares of I, A and S.
 
     >>> squares({0: torch.ones(1, 1), 1: torch.ones(1, 3, 1), 2: torch.zeros(1, 5, 1)})[1]
     tensor([[6.]])
@@ -79,6 +81,6 @@ def times(parts: States, factors: dict[int, Float[Tensor, "nodes channels"]]) ->
 def product(
     first: Float[Tensor, "nodes 3 3 channels"], second: Float[Tensor, "nodes 3 3 channels"]
 ) -> Float[Tensor, "nodes 3 3 channels"]:
-    """Products of matrices, channel by channel; no array of more than nine numbers per node and channel is made."""
+    """Return products of matrices, channel by channel."""
     terms = [first[:, :, k, None] * second[:, None, k] for k in range(3)]
     return terms[0] + terms[1] + terms[2]

@@ -1,4 +1,4 @@
-"""The next coarser level of a graph: clusters of nodes as nodes, or some of the nodes, with the edges that remain between them."""
+"""Next coarser level of a graph: clusters or some of its nodes."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Coarser:
-    """A coarser graph, and which of its nodes and edges each node and edge of the finer one belongs to."""
+    """Coarser graph, with the map of nodes and edges to it."""
 
     graph: "MessageGraph"
     joining: Topology
@@ -31,38 +31,40 @@ class Coarser:
     """Edges of the finer graph, also those that are gone."""
 
     def pooled(self, states: Float[Tensor, "nodes *shape"]) -> Float[Tensor, "rows *shape"]:
-        """The mean over the nodes of each cluster; vectors and tensors turn as those of the nodes do."""
+        """Return the mean over the nodes of each cluster."""
         share = None if self.share is None else self.share.to(states.dtype)
         means = gather_multiply_sum(states.flatten(1), share, self.joining)
         return means.unflatten(1, states.shape[1:])
 
     def unpooled(self, states: Float[Tensor, "rows *shape"]) -> Float[Tensor, "nodes *shape"]:
-        """The state of its cluster for every node; zero where it is in none."""
+        """Return the state of each node's cluster; zero outside clusters."""
         return gather_multiply_sum(states.flatten(1), None, self.leaving).unflatten(1, states.shape[1:])
 
     def pooled_edges(self, states: Float[Tensor, "edges *shape"]) -> Float[Tensor, "rows *shape"]:
-        """The mean over the edges that each coarser one stands for."""
+        """Return the mean over the edges that each coarser one replaces."""
         merging = self.merging
         return segment_mean(spread(states, merging.finer), merging.coarser, merging.num_edges)
 
     def unpooled_edges(self, states: Float[Tensor, "rows *shape"]) -> Float[Tensor, "edges *shape"]:
-        """The state of the edge that stands for it, for every edge; zero where none does."""
+        """Return the state of each edge's coarser edge; zero without one."""
         merging = (
             self.merging
         )  # no two of its finer edges are one: a sum is a copy, whose derivatives add without atomics
         return segment_sum(spread(states, merging.coarser), merging.finer, self.finer_edges)
 
     def pooled_states(self, states: "States") -> "States":
-        """States of nodes of every degree, and of edges, on the coarser level."""
+        """Return states of all degrees, and of edges, on the coarser level."""
         return {key: self.pooled_edges(value) if key < 0 else self.pooled(value) for key, value in states.items()}
 
     def unpooled_states(self, states: "States") -> "States":
-        """What the coarser level knows, at the nodes and edges of the finer one."""
+        """Return states of the coarser level at nodes and edges."""
         return {key: self.unpooled_edges(value) if key < 0 else self.unpooled(value) for key, value in states.items()}
 
 
 def coarser_of(graph: "MessageGraph") -> Coarser:
-    """The graph whose nodes are the clusters of the first level that ``graph`` knows, and which knows those that follow.
+    """Return the graph of the first level of clusters.
+
+    It has the levels that follow.
 
     Edges and vectors are those of the level (``hydragnn.graphs.coarse``); the features of an edge are the mean of what it stands for.
     """
@@ -98,13 +100,13 @@ def part_of(
     edges: Int[Tensor, " kept_edges"],
     share: Float[Tensor, " kept"] | None = None,
 ) -> Coarser:
-    """The level of the nodes that stay, with these of the edges between them, all as they were; the others hear nothing from ``unpooled``."""
-    kept = stay.nonzero().squeeze(1)
-    count, nodes = kept.shape[0], graph.num_nodes
-    each = torch.arange(count, device=kept.device)
+    """Return the level of some nodes and edges, unchanged."""
+    retained = stay.nonzero().squeeze(1)
+    count, nodes = retained.shape[0], graph.num_nodes
+    each = torch.arange(count, device=retained.device)
     number = stay.long().cumsum(0) - 1  # of every node that stays
     senders, receivers = (number[end[edges]] for end in (graph.topology.senders, graph.topology.receivers))
-    owner = graph.owner[kept]
+    owner = graph.owner[retained]
 
     def of(values: Tensor | None, which: Tensor) -> Tensor | None:
         return None if values is None else spread(values, which)
@@ -117,13 +119,13 @@ def part_of(
         vectors=of(graph.vectors, edges),
         edge_features=of(graph.edge_features, edges),
         edge_kinds={name: kinds[edges] for name, kinds in graph.edge_kinds.items()},
-        species=of(graph.species, kept),
+        species=of(graph.species, retained),
         levels=(),
     )
     return Coarser(
         graph=part,
-        joining=Topology(senders=kept, receivers=each, num_columns=nodes, num_rows=count),
-        leaving=Topology(senders=each, receivers=kept, num_columns=count, num_rows=nodes),
+        joining=Topology(senders=retained, receivers=each, num_columns=nodes, num_rows=count),
+        leaving=Topology(senders=each, receivers=retained, num_columns=count, num_rows=nodes),
         share=share,
         merging=Merging(finer=edges, coarser=torch.arange(len(edges), device=edges.device), num_edges=len(edges)),
         finer_edges=graph.topology.num_edges,

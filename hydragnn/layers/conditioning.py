@@ -1,4 +1,4 @@
-"""Graph inputs as a condition of every graph, and how it acts on states."""
+"""Graph inputs as a condition that acts on states."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,10 @@ from hydragnn.layers.mlp import mlp
 
 
 class ConditionInputs(nn.Module):
-    """g = network(numbers) + sum of table_k[class_k]: one row per graph from its graph inputs. No published form."""
+    """Condition of every graph from its inputs.
+
+    g = network(numbers) + sum of table_k[class_k]. No published form.
+    """
 
     def __init__(self, fields: Sequence[Field], channels: int) -> None:
         super().__init__()
@@ -25,7 +28,7 @@ class ConditionInputs(nn.Module):
         self.network = mlp([width, channels, channels]) if width else None
 
     def forward(self, batch: GraphBatch) -> Float[Tensor, "graphs channels"]:
-        """The rows; InputError is the model's check, which wants at least one graph input."""
+        """Return the rows; there must be at least one graph input."""
         rows = [table(batch.graphs[field.name]) for field, table in zip(self.classes, self.tables)]
         if self.network is not None:
             rows.append(self.network(torch.cat([columns(batch.graphs[f.name], f) for f in self.numbers], dim=-1)))
@@ -33,7 +36,9 @@ class ConditionInputs(nn.Module):
 
 
 class FiLM(nn.Module):
-    """h <- (1 + tanh(s(g))) h + b(g) after a layer, with g the condition of the node's graph (arXiv:1709.07871, eq. 1).
+    """Layer with states scaled and shifted by the condition.
+
+    h <- (1 + tanh(s(g))) h + b(g) after a layer, with g the condition of the node's graph (arXiv:1709.07871, eq. 1).
 
     Deviates from the paper: the scale is 1 + tanh(s), bounded as in the public HydraGNN. States of higher degree stay as they are.
     """
@@ -53,7 +58,7 @@ class FiLM(nn.Module):
 
 
 class PooledCondition(nn.Module):
-    """h <- h + f([h, g]) on the states that heads read: the condition joins where states are pooled, not before."""
+    """Condition on the states that heads read: h <- h + f([h, g])."""
 
     def __init__(self, channels: int, condition: int) -> None:
         super().__init__()

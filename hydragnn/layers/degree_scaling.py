@@ -1,4 +1,4 @@
-"""Statistics of what nodes receive, scaled by how many edges they receive (Corso et al. 2020, arXiv:2004.05718, equations 5 and 7)."""
+"""Statistics of messages, scaled by degree (arXiv:2004.05718, eqs. 5 and 7)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,9 @@ Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DegreeScalers:
-    """Numbers that statistics of a node with d edges are multiplied with: 1, s, 1 / s, t or 1 / t; without edges 1, 0, 1, 0 and 1.
+    """Factors of statistics by degree.
+
+    Numbers that statistics of a node with d edges are multiplied with: 1, s, 1 / s, t or 1 / t; without edges 1, 0, 1, 0 and 1.
 
     s = log(d + 1) / mean log(d + 1) (eq. 5) and t = d / mean d, with means over the training part; names as in PyTorch Geometric.
     """
@@ -56,7 +58,7 @@ def scaled_statistics(
     degrees: Num[Tensor, "nodes 1"],
     scalers: DegreeScalers,
 ) -> Float[Tensor, "nodes channels"]:
-    """W (S (x) A) with the statistics A and the scalers S (eq. 7).
+    """Return W (S (x) A) of statistics and scalers (eq. 7).
 
     ``weights`` has the matrices of the scalers under each other: a scaler is one number per node, so it acts after the linear map of the
     statistics, which is exact.

@@ -1,4 +1,4 @@
-"""Lengths of edges measured by the atoms at their ends, before radial functions see them."""
+"""Lengths of edges relative to the atoms at their ends."""
 
 import torch
 from ase.data import covalent_radii
@@ -10,7 +10,10 @@ ELEMENTS_WITH_RADIUS = 96
 
 
 class DistanceTransform(nn.Module):
-    """A length r (Angstrom) as T(r; r_0), with r_0 made of the covalent radii of both ends (Cordero et al. 2008, doi:10.1039/b801115j)."""
+    """Transform of lengths.
+
+    A length r (Angstrom) as T(r; r_0), with r_0 made of the covalent radii of both ends (Cordero et al. 2008, doi:10.1039/b801115j).
+    """
 
     radii: Tensor
     range: float | None = None
@@ -26,12 +29,14 @@ class DistanceTransform(nn.Module):
         return self.radii.index_select(0, first.clamp_max(last)) + self.radii.index_select(0, second.clamp_max(last))
 
     def forward(self, lengths: Float[Tensor, " edges"], bonds: Float[Tensor, " edges"]) -> Float[Tensor, " edges"]:
-        """The transformed lengths."""
+        """Return the transformed lengths."""
         raise NotImplementedError
 
 
 class AgnesiTransform(DistanceTransform):
-    """T = 1 / (1 + a x^q / (1 + x^(q - p))) with x = r / r_0, r_0 the mean of both radii (Witt et al. 2023, doi:10.1063/5.0158783).
+    """Agnesi transform.
+
+    T = 1 / (1 + a x^q / (1 + x^(q - p))) with x = r / r_0, r_0 the mean of both radii (Witt et al. 2023, doi:10.1063/5.0158783).
 
     The constants are those of mace-torch. x^q / (1 + x^(q - p)) is written x^p / (1 + x^(p - q)), which has derivatives at x = 0.
 
@@ -43,13 +48,15 @@ class AgnesiTransform(DistanceTransform):
     a, p, q = 1.0805, 4.5791, 0.9183
 
     def forward(self, lengths: Float[Tensor, " edges"], bonds: Float[Tensor, " edges"]) -> Float[Tensor, " edges"]:
-        """Numbers from 1 at length 0 down to 0, fine around the length of a bond; without unit."""
+        """Return numbers from 1 at zero down to 0, without unit."""
         x = lengths / (0.5 * bonds).to(lengths.dtype)
         return 1 / (1 + self.a * x.pow(self.p) / (1 + x.pow(self.p - self.q)))
 
 
 class SoftTransform(DistanceTransform):
-    """T = p_0 + (r - p_0) (1 + tanh(s (r - m))) / 2, which grows no shorter than p_0 = 3/4 r_0; r_0 is the sum of both radii.
+    """Soft transform.
+
+    T = p_0 + (r - p_0) (1 + tanh(s (r - m))) / 2, which grows no shorter than p_0 = 3/4 r_0; r_0 is the sum of both radii.
 
     With p_1 = 4/3 r_0, m = (p_0 + p_1) / 2 and s = 4 / (p_1 - p_0), as in mace-torch (Batatia et al. 2024, arXiv:2401.00096).
 

@@ -1,4 +1,4 @@
-"""Attention among pairs of nodes of a graph on states of all degrees, beside a layer: weights from invariants, values that turn with the graph."""
+"""Equivariant attention among pairs of nodes, beside a layer."""
 
 import math
 from collections.abc import Collection
@@ -23,7 +23,9 @@ FAR = 3
 
 
 class EquivariantAttention(nn.Module):
-    """Increments of states of several degrees from all pairs that ``graph.wider`` has, and from the node itself.
+    """Attention over the pairs of ``graph.wider``.
+
+    Increments of states of several degrees from all pairs that ``graph.wider`` has, and from the node itself.
 
     With x_j^0 a layer norm of the scalars and x_j^l = h_j^l / sqrt(mean over channels |h_j^l|^2 + 1), a head of i attends to j by the score
 
@@ -44,29 +46,29 @@ class EquivariantAttention(nn.Module):
     """
 
     def __init__(
-        self, channels: int, heads: int, edge_width: int, *, taken: Collection[int], given: Collection[int]
+        self, channels: int, heads: int, edge_width: int, *, inputs: Collection[int], outputs: Collection[int]
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.taken, self.given = sorted(taken), sorted(set(given) - {0})
-        self.kept = [degree for degree in self.given if degree in self.taken]
+        self.inputs, self.outputs = sorted(inputs), sorted(set(outputs) - {0})
+        self.common = [degree for degree in self.outputs if degree in self.inputs]
         self.norm = nn.LayerNorm(channels)
         self.queries, self.keys, self.moved = (
             nn.ModuleDict({str(degree): nn.Linear(channels, channels, bias=False) for degree in degrees})
-            for degrees in (self.taken, self.taken, self.kept)
+            for degrees in (self.inputs, self.inputs, self.common)
         )
-        self.values = nn.Linear(channels, (1 + len(self.given)) * channels)
-        self.radial = nn.Linear(edge_width, (2 + len(self.given) + len(self.kept)) * heads, bias=False)
+        self.values = nn.Linear(channels, (1 + len(self.outputs)) * channels)
+        self.radial = nn.Linear(edge_width, (2 + len(self.outputs) + len(self.common)) * heads, bias=False)
         self.itself = nn.Parameter(torch.zeros(heads))
         self.network = mlp([channels, channels, channels])
-        self.outs = nn.ModuleDict({str(degree): nn.Linear(channels, channels, bias=False) for degree in self.given})
-        self.harmonics = SphericalHarmonics(max(self.given, default=0))
+        self.outs = nn.ModuleDict({str(degree): nn.Linear(channels, channels, bias=False) for degree in self.outputs})
+        self.harmonics = SphericalHarmonics(max(self.outputs, default=0))
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """The increments of all degrees that are asked for."""
         pairs = graph.wider
         assert pairs is not None
-        states = {0: self.norm(states[0]), **{degree: bounded(states[degree]) for degree in self.taken if degree}}
+        states = {0: self.norm(states[0]), **{degree: bounded(states[degree]) for degree in self.inputs if degree}}
         features, envelope = radial_inputs(pairs)
         # b, f, then g_l and f_l of all degrees; [pairs, heads] each
         bias, *filters = pairs.to_edges(self.radial(features)).unflatten(-1, (-1, self.heads)).unbind(1)
@@ -79,12 +81,12 @@ class EquivariantAttention(nn.Module):
         scalars, *along = self.values(states[0]).unflatten(-1, (-1, self.heads, self.width(states))).unbind(1)
         read = gather_multiply_sum(scalars, weights[0].unsqueeze(-1), pairs.topology) + own * scalars
         increments = {0: self.network((read / total).flatten(1))}
-        for number, degree in enumerate(self.given):
+        for number, degree in enumerate(self.outputs):
             axes = self.axes(pairs)[degree]  # [pairs, 2 degree + 1]
             read = read_along(along[number], weights[1 + number], axes, pairs)  # [nodes, 2 degree + 1, heads, width]
-            if degree in self.kept:
+            if degree in self.common:
                 moved = self.moved[str(degree)](states[degree]).unflatten(-1, (self.heads, -1))
-                weight = weights[1 + len(self.given) + self.kept.index(degree)].unsqueeze(-1)
+                weight = weights[1 + len(self.outputs) + self.common.index(degree)].unsqueeze(-1)
                 read = read + gather_multiply_sum(moved, weight, pairs.topology) + own.unsqueeze(1) * moved
             increments[degree] = self.outs[str(degree)]((read / total.unsqueeze(1)).flatten(2))
         return increments
@@ -99,12 +101,12 @@ class EquivariantAttention(nn.Module):
         return capped(products + bias).exp(), capped((queries * keys).sum(-1) + self.itself).exp()
 
     def by_head(self, linears: nn.ModuleDict, states: States) -> Float[Tensor, "nodes heads width"]:
-        """Linear maps of the states of all degrees, their channels and components side by side in every head."""
-        parts = [linears[str(degree)](states[degree]).unflatten(-1, (self.heads, -1)) for degree in self.taken]
+        """Return linear maps of all states, side by side in every head."""
+        parts = [linears[str(degree)](states[degree]).unflatten(-1, (self.heads, -1)) for degree in self.inputs]
         return torch.cat([part if part.dim() == 3 else part.transpose(1, 2).flatten(2) for part in parts], dim=-1)
 
     def axes(self, pairs: MessageGraph) -> list[Float[Tensor, "pairs components"]]:
-        """Spherical harmonics of the directions, by degree; shared by all layers with as many degrees. In the plane, where no state is of a higher degree, 1 and sqrt(2) u."""
+        """Return spherical harmonics of the directions by degree."""
         return pairs.once(("harmonics", self.harmonics.max_ell), lambda: self.harmonics_of(pairs.directions))
 
     def harmonics_of(self, directions: Float[Tensor, "pairs dim"]) -> list[Float[Tensor, "pairs components"]]:
@@ -127,14 +129,14 @@ def read_along(
     axes: Float[Tensor, "pairs components"],
     pairs: MessageGraph,
 ) -> Float[Tensor, "nodes components heads width"]:
-    """What senders hold, times a weight per head and what each axis is of the pair; components are heads more to the kernel."""
+    """Return the weighted sum of senders times axes of the pair."""
     each = (axes.unsqueeze(2) * weights.unsqueeze(1)).flatten(1).unsqueeze(-1)  # [pairs, components heads, 1]
     spread = values.unsqueeze(1).expand(-1, axes.shape[1], -1, -1).flatten(1, 2)  # [nodes, components heads, width]
     return gather_multiply_sum(spread, each, pairs.topology).unflatten(1, (axes.shape[1], -1))
 
 
 def bounded(states: Float[Tensor, "nodes components channels"]) -> Float[Tensor, "nodes components channels"]:
-    """h / sqrt(mean over channels of |h|^2 + 1), which turns as h does and is of order 1 however large it is."""
+    """Return h / sqrt(mean over channels of |h|^2 + 1)."""
     return states / (states.square().sum(1, keepdim=True).mean(-1, keepdim=True) + 1).sqrt()
 
 
@@ -144,7 +146,9 @@ def capped(scores: Tensor) -> Tensor:
 
 
 class EquivariantAttentionLayer(nn.Module):
-    """h^l <- local(h)^l + attention(h)^l for all degrees l: attention stands beside the layer, as in GPS (arXiv:2205.12454, equations 2 and 3).
+    """Layer with equivariant attention beside it.
+
+    h^l <- local(h)^l + attention(h)^l for all degrees l: attention stands beside the layer, as in GPS (arXiv:2205.12454, equations 2 and 3).
 
     Deviates from GPS: no norm of the sum, for states that turn have their own scale in every architecture, and no network behind it. What the layer gives beyond these degrees stays as it is. Increments of
     degree 0 have dropout.

@@ -1,4 +1,4 @@
-"""Real spherical harmonics, and the coefficients that couple two of them to a third."""
+"""Real spherical harmonics and their coupling coefficients."""
 
 import math
 from functools import cache
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 @cache
 def coupling(first: int, second: int, third: int) -> NDArray[np.float64]:
-    """C[a, b, c] for which sum over a, b of C x_a y_b turns as degree ``third`` where x and y turn as the other two degrees.
+    """Return C[a, b, c] that couples two degrees to ``third``.
+
+    The sum over a, b of C x_a y_b turns as ``third`` if x and y turn as the other two.
 
     Real Clebsch-Gordan coefficients, from Racah's sum over integers and the unitary map from complex harmonics to real ones. For
     independent x and y of unit variance every component of the result has variance 1: the squares sum to 2 ``third`` + 1. Components of
@@ -34,7 +36,7 @@ def coupling(first: int, second: int, third: int) -> NDArray[np.float64]:
 
 
 def _complex_coefficient(first: int, second: int, third: int, a: int, b: int) -> float:
-    """<first a second b | third a+b>; numerators and denominators are exact integers up to the last square root."""
+    """Return <first a second b | third a+b>."""
     f, c = math.factorial, a + b
     low = max(0, second - third - a, first - third + b)
     high = min(first + second - third, first - a, second + b)
@@ -48,7 +50,7 @@ def _complex_coefficient(first: int, second: int, third: int, a: int, b: int) ->
 
 
 def _real_from_complex(degree: int) -> NDArray[np.complex128]:
-    """Rows are real harmonics, columns complex ones (Condon and Shortley), both from -degree to degree."""
+    """Return the matrix from complex to real harmonics."""
     rows = np.zeros((2 * degree + 1, 2 * degree + 1), dtype=np.complex128)
     rows[degree, degree] = 1
     for m in range(1, degree + 1):
@@ -59,7 +61,9 @@ def _real_from_complex(degree: int) -> NDArray[np.complex128]:
 
 
 class SphericalHarmonics(nn.Module):
-    """Y_0 = 1, Y_1 = sqrt(3) u and Y_(l+1) in proportion to the coupling of Y_l with u, of a unit vector u: |Y_l|^2 = 2 l + 1.
+    """Spherical harmonics of unit vectors.
+
+    Y_0 = 1, Y_1 = sqrt(3) u and Y_(l+1) in proportion to the coupling of Y_l with u, of a unit vector u: |Y_l|^2 = 2 l + 1.
 
     At u = (0, 1, 0) the middle component is sqrt(2 l + 1) and the others are zero. Of a vector of length zero all but Y_0 are zero.
 

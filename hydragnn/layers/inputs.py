@@ -1,4 +1,4 @@
-"""Input fields become states: numbers through a network, classes through a table, graph inputs on every node."""
+"""Input fields as states: numbers by a network, classes by a table."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from hydragnn.layers.mlp import mlp
 
 
 class ClassEmbedding(nn.Module):
-    """One learned row per class; a field with several components has a table for each, and their rows add up."""
+    """One learned row per class."""
 
     shifts: Tensor
 
@@ -33,7 +33,9 @@ class ClassEmbedding(nn.Module):
 
 
 class NodeInputs(nn.Module):
-    """First states of all nodes: h_i = o + sum_c T_c[class c of i] + sum_c T_c[class c of its graph] + network(numbers of i, numbers of its graph).
+    """First states of all nodes.
+
+    First states of all nodes: h_i = o + sum_c T_c[class c of i] + sum_c T_c[class c of its graph] + network(numbers of i, numbers of its graph).
 
     o is one learned state, from which every node starts that has no input; T_c is a learned table of a categorical field.
     """
@@ -71,7 +73,10 @@ class NodeInputs(nn.Module):
 
 
 class EdgeInputs(nn.Module):
-    """Edge inputs as one row per edge: e_ij = (numbers of ij, T_c[class c of ij], ...); learned rows have at most 16 numbers."""
+    """Edge inputs as one row per edge.
+
+    e_ij = (numbers of ij, T_c[class c of ij], ...); learned rows have at most 16 numbers.
+    """
 
     def __init__(self, fields: Sequence[Field]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a layer sees: one batch of graphs, its geometry made when first asked for."""
+"""Batch of graphs as layers see it, with lazy geometry."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +29,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MessageGraph:
-    """Topology, geometry, edge inputs and the graph of every node, for layers ``(States, MessageGraph) -> States``.
+    """Topology, geometry, edge inputs and owner of every node.
+
+    Layers are functions ``(States, MessageGraph) -> States``.
 
     What is derived (lengths, directions, radial features, whatever a layer asks for by ``once``) is made once and kept
     inside; ``dataclasses.replace`` starts afresh, so that nothing outlives the vectors it was made from.
@@ -73,11 +75,11 @@ class MessageGraph:
 
     @property
     def is_differentiated_twice(self) -> bool:
-        """Return True where derivatives with respect to positions are asked, and weights learn from them by a second derivative: training of forces and stress."""
+        """Return True if training takes second derivatives in positions."""
         return self.vectors is not None and self.vectors.requires_grad and not self.derived_once
 
     def prepare(self) -> None:
-        """Make the geometry now, so that layers which are computed twice find it made both times."""
+        """Compute the geometry now, for layers that are computed twice."""
         if self.vectors is not None:
             _ = self._geometry
         _ = self.edge_inputs, self.paired_inputs, self.envelope, self.sharing
@@ -85,28 +87,30 @@ class MessageGraph:
             self.wider.prepare()
 
     def again(self) -> "MessageGraph":
-        """The graph with what was made so far, for a layer that is computed twice: what it makes for itself is made both times."""
-        again = replace(self, wider=None if self.wider is None else self.wider.again())
-        again.cache.update(self.cache)
-        return again
+        """Return a copy for a layer that is computed twice."""
+        repeated = replace(self, wider=None if self.wider is None else self.wider.again())
+        repeated.cache.update(self.cache)
+        return repeated
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
-        """What ``make`` gives, made at the first call with this key and shared by all layers."""
+        """Return ``make()``, computed at the first call with this key."""
         if key not in self.cache:
             self.cache[key] = make()
         value: T = self.cache[key]
         return value
 
     def moved(self, displacements: Float[Tensor, "nodes dim"]) -> "MessageGraph":
-        """The graph with its nodes elsewhere; every image of a node moves with it. Edges stay what they are, at whatever length.
+        """Return the graph with displaced nodes and the same edges.
+
+        Every image of a node moves with it.
 
         Messages that should end smoothly need the envelope of the graph as it was: what moved may be longer than the cutoff.
         """
         vectors = self.known_vectors("vectors")
-        there = replace(self, vectors=gather_add(-displacements, displacements, vectors, self.topology))
+        shifted = replace(self, vectors=gather_add(-displacements, displacements, vectors, self.topology))
         if "pairs" in self.cache:
-            there.cache["pairs"] = self.cache["pairs"]  # an edge and its reverse stay each other's
-        return there
+            shifted.cache["pairs"] = self.cache["pairs"]  # an edge and its reverse stay each other's
+        return shifted
 
     @property
     def coarser(self) -> Coarser:
@@ -115,12 +119,12 @@ class MessageGraph:
 
     @property
     def lengths(self) -> Float[Tensor, " edges"]:
-        """Length of every edge; 1e-6, with zero derivatives of every order, for a node that is its own neighbour."""
+        """Length of every edge; 1e-6, without derivatives, for zero."""
         return self._geometry[0]
 
     @property
     def directions(self) -> Float[Tensor, "edges dim"]:
-        """Unit vector of every edge, from receiver to sender; zero where the length is zero."""
+        """Unit vector of every edge, from receiver to sender, or zero."""
         return self._geometry[1]
 
     @property
@@ -129,14 +133,14 @@ class MessageGraph:
         return self.once("geometry", lambda: lengths_and_directions(vectors))
 
     def known_vectors(self, what: str) -> Float[Tensor, "edges dim"]:
-        """``vectors``, for a layer that reads ``what`` of edges; InputError where there are none."""
+        """Return ``vectors``; InputError, with ``what`` is missing, without them."""
         if self.vectors is None:
             raise InputError(f"a layer reads {what} of edges, and there are none: {self.without_vectors}")
         return self.vectors
 
     @property
     def triplets(self) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"]]:
-        """Numbers of edges k -> j and j -> i that follow each other: of all first ones, and of the second ones beside them.
+        """Numbers of consecutive edges k -> j and j -> i.
 
         The second ones ascend. The way back, k = i along the same edge, is among them: its directions are opposite.
         """
@@ -144,7 +148,7 @@ class MessageGraph:
 
     @property
     def bonds(self) -> Float[Tensor, " edges"] | None:
-        """The sum of the covalent radii of both ends of every edge; None where the basis does not measure lengths by them."""
+        """Sum of both ends' covalent radii per edge, if the basis needs it."""
         transform = None if self.basis is None else self.basis.transform
         if transform is None:
             return None
@@ -159,10 +163,7 @@ class MessageGraph:
 
     @property
     def edge_inputs(self) -> tuple[Float[Tensor, "edges width"] | None, Float[Tensor, "edges 1"] | None]:
-        """What every edge says to its message, and the envelope that ends it at the cutoff (None: it does not end).
-
-        Radial features with the edge features beside them; the edge features alone where there are no lengths to see.
-        """
+        """Edge features and cutoff envelope (None without one)."""
         basis = self.basis
         if basis is None:
             return self.edge_features, None
@@ -170,7 +171,10 @@ class MessageGraph:
 
     @property
     def pairs(self) -> Pairs | None:
-        """Edges and their reverses; None where edges say more than their length, or one has no reverse."""
+        """Pairs of reverse edges.
+
+        None if edge inputs depend on more than length, or an edge has no reverse.
+        """
         vectors = self.vectors
         if vectors is None or self.basis is None or self.edge_features is not None:
             return None
@@ -178,7 +182,7 @@ class MessageGraph:
 
     @property
     def sharing(self) -> Topology:
-        """The edges, those of a pair with one weight, for kernels that weigh with, or add, what ``paired_inputs`` gave."""
+        """Topology with one weight per pair, for use with ``paired_inputs``."""
         pairs, edges = self.pairs, self.topology
         if pairs is None:
             return edges
@@ -186,7 +190,7 @@ class MessageGraph:
 
     @property
     def paired_inputs(self) -> tuple[Float[Tensor, "items width"] | None, Float[Tensor, "items 1"] | None]:
-        """``edge_inputs`` of the first edge of every pair; of all edges where there are no pairs."""
+        """``edge_inputs`` of one edge per pair, or of all edges."""
         pairs, basis = self.pairs, self.basis
         if pairs is None or basis is None:
             return self.edge_inputs
@@ -194,7 +198,7 @@ class MessageGraph:
 
     @property
     def paired_lengths(self) -> Float[Tensor, " items"]:
-        """``lengths`` of the first edge of every pair; of all edges where there are no pairs."""
+        """``lengths`` of one edge per pair, or of all edges."""
         pairs = self.pairs
         if pairs is None:
             return self.lengths
@@ -202,13 +206,13 @@ class MessageGraph:
 
     @property
     def paired_bonds(self) -> Float[Tensor, " items"] | None:
-        """``bonds`` of the first edge of every pair; of all edges where there are no pairs."""
+        """``bonds`` of one edge per pair, or of all edges."""
         pairs, bonds = self.pairs, self.bonds
         return bonds if pairs is None or bonds is None else spread(bonds, pairs.first)
 
     @property
     def envelope(self) -> Float[Tensor, "edges 1"] | None:
-        """The factor that ends the message of every edge at the cutoff; None where they do not end."""
+        """Factor that ends messages at the cutoff; None without one."""
         ending = self.paired_inputs[1]
         return None if ending is None else self.once("envelope", lambda: self.to_edges(ending))
 
@@ -217,20 +221,20 @@ class MessageGraph:
         return spread(values, self.owner)
 
     def to_edges(self, values: Float[Tensor, "items features"]) -> Float[Tensor, "edges features"]:
-        """What was computed from ``paired_inputs``, for every edge."""
+        """Return for every edge a value computed from ``paired_inputs``."""
         pairs = self.pairs
         return values if pairs is None else pairs.spread(values)
 
 
 def radial_inputs(graph: MessageGraph) -> tuple[Tensor, Tensor | None]:
-    """Features and envelope of edges, once for both directions where they say no more than lengths."""
+    """Return features and envelope of edges, computed once per pair."""
     features, envelope = graph.paired_inputs  # [items, width], [items, 1]
     assert features is not None
     return features, envelope
 
 
 def inputs_at_zero(graph: MessageGraph) -> tuple[Tensor, Tensor | None]:
-    """Features and envelope of a node that sees itself: a row for every graph, so that models trained as one have rows of their own."""
+    """Return features and envelope of self loops, one row per graph."""
 
     def make() -> tuple[Tensor, Tensor | None]:
         assert graph.basis is not None
@@ -261,7 +265,9 @@ def triplets_of(topology: Topology) -> tuple[Int[Tensor, " triplets"], Int[Tenso
 def lengths_and_directions(
     vectors: Float[Tensor, "edges dim"],
 ) -> tuple[Float[Tensor, " edges"], Float[Tensor, "edges dim"]]:
-    """Length and unit vector of every edge; a vector of length zero has direction zero and no derivatives.
+    """Return length and unit vector of every edge.
+
+    A vector of length zero has direction zero and no derivatives.
 
     >>> lengths_and_directions(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[1]
     tensor([[0.6000, 0.8000],

@@ -9,7 +9,7 @@ from hydragnn.kernels import SiLU
 
 
 def mlp(widths: Sequence[int], *, last_bias: bool = True) -> nn.Sequential:
-    """Linear layers from ``widths[0]`` to ``widths[-1]``, SiLU between them and none after the last.
+    """Return linear layers from ``widths[0]`` to ``widths[-1]``, SiLU between them.
 
     >>> [type(layer).__name__ for layer in mlp([4, 8, 1])]
     ['Linear', 'SiLU', 'Linear']

@@ -1,4 +1,4 @@
-"""Nodes that move from layer to layer, as in EGNN (Satorras et al. 2021, arXiv:2102.09844, equation 4)."""
+"""Nodes that move from layer to layer (arXiv:2102.09844, eq. 4)."""
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,9 @@ MOVED = -1
 
 
 class Movement(nn.Module):
-    """d_i <- d_i + sum_j u(r_ij) f(m_ij) r_ij: every neighbour draws or pushes a node along the edge between them.
+    """Displacement by the sum over neighbours.
+
+    d_i <- d_i + sum_j u(r_ij) f(m_ij) r_ij: every neighbour draws or pushes a node along the edge between them.
 
     f begins small, so that graphs keep their shape at first. The envelope u is that of the lengths before anything moved.
     """
@@ -29,18 +31,20 @@ class Movement(nn.Module):
         states: States,
         messages: Float[Tensor, "edges channels"],
         envelope: Float[Tensor, "edges 1"] | None,
-        there: MessageGraph,
+        shifted_graph: MessageGraph,
     ) -> Float[Tensor, "nodes dim"]:
-        """How far every node is now from where it was; ``there`` is the graph as earlier layers left it."""
-        vectors = there.known_vectors("vectors")
+        """Return the displacement of every node from its first position."""
+        vectors = shifted_graph.known_vectors("vectors")
         pull = self.last(silu(self.first(messages)))  # [edges, 1]
         pull = pull if envelope is None else pull * envelope
-        step = outer_sum(pull, vectors, there.topology).squeeze(-1)  # [nodes, dim]
+        step = outer_sum(pull, vectors, shifted_graph.topology).squeeze(-1)  # [nodes, dim]
         return states[MOVED] + step if MOVED in states else step
 
 
 class MeanMovement(Movement):
-    """d_i <- d_i + mean_j g(f(m_ij)) r_ij / (|r_ij| + 1), the form of the public HydraGNN: g is tanh in its EGNN (``bounded``), nothing in its SchNet.
+    """Displacement by the mean over neighbours.
+
+    d_i <- d_i + mean_j g(f(m_ij)) r_ij / (|r_ij| + 1), the form of the public HydraGNN: g is tanh in its EGNN (``bounded``), nothing in its SchNet.
 
     The 1 is one unit of length. No envelope ends what a neighbour does, since the mean counts it anyhow. Deviates from HydraGNN in that no step is
     clamped at 100 along each axis, which would not turn with the graph.
@@ -55,12 +59,12 @@ class MeanMovement(Movement):
         states: States,
         messages: Float[Tensor, "edges channels"],
         envelope: Float[Tensor, "edges 1"] | None,
-        there: MessageGraph,
+        shifted_graph: MessageGraph,
     ) -> Float[Tensor, "nodes dim"]:
-        """How far every node is now from where it was; ``there`` is the graph as earlier layers left it."""
-        topology, vectors = there.topology, there.known_vectors("vectors")
+        """Return the displacement of every node from its first position."""
+        topology, vectors = shifted_graph.topology, shifted_graph.known_vectors("vectors")
         pull = self.last(silu(self.first(messages)))  # [edges, 1]
-        pull = (torch.tanh(pull) if self.bounded else pull) / (there.lengths.unsqueeze(-1) + 1)
+        pull = (torch.tanh(pull) if self.bounded else pull) / (shifted_graph.lengths.unsqueeze(-1) + 1)
         total = outer_sum(pull, vectors, topology).squeeze(-1)  # [nodes, dim]
         step = total / topology.degrees.clamp_min(1).to(total.dtype).unsqueeze(-1)
         return states[MOVED] + step if MOVED in states else step

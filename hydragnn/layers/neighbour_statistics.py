@@ -1,4 +1,4 @@
-"""Mean, least, largest and deviation of what nodes receive: each neighbour at once, or in a form in which it comes and goes without a step."""
+"""Mean, minimum, maximum and deviation of messages: exact or smooth."""
 
 from typing import Literal, NamedTuple
 
@@ -12,7 +12,7 @@ StatisticsForm = Literal["paper", "smooth"]
 
 
 class Aggregated(NamedTuple):
-    """Four statistics of every node's messages, and what else is known of their number."""
+    """Four statistics of every node's messages, and their number."""
 
     statistics: tuple[Float[Tensor, "nodes channels"], ...]
     """Mean, least, largest and deviation."""
@@ -23,7 +23,10 @@ class Aggregated(NamedTuple):
 
 
 def paper_statistics(messages: Float[Tensor, "edges channels"], topology: Topology) -> Aggregated:
-    """Every message counts as one (Corso et al. 2020, arXiv:2004.05718, eqs. 2 to 4); zeros without any, but for the floor 1e-5 of the variance."""
+    """Return statistics that count every message as one.
+
+    Corso et al. 2020, arXiv:2004.05718, eqs. 2 to 4; zeros without any, but for the floor 1e-5 of the variance.
+    """
     statistics = segment_statistics(messages, topology.receivers, topology.num_rows)
     degrees = topology.degrees.unsqueeze(-1)
     return Aggregated(statistics, degrees > 0, degrees)
@@ -32,7 +35,9 @@ def paper_statistics(messages: Float[Tensor, "edges channels"], topology: Topolo
 def smooth_statistics(
     messages: Float[Tensor, "edges channels"], envelope: Float[Tensor, "edges 1"] | None, topology: Topology
 ) -> Aggregated:
-    """Every message m_e counts as much as the envelope c_e says (None: as one); statistics of a node without neighbours are zero.
+    """Return statistics that weigh messages by their envelope.
+
+    Every message m_e counts as much as the envelope c_e says (None: as one); statistics of a node without neighbours are zero.
 
     With D = sum c_e and n = sqrt(1 + D^2), which is 1 without neighbours and D where there are many,
 

@@ -1,4 +1,4 @@
-"""Layers on coarser levels of a graph between those on the graph itself, and the way back."""
+"""Layers on coarser levels of a graph, and the way back."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -6,11 +6,12 @@ from torch import nn
 
 from hydragnn.layers.coarser import Coarser
 from hydragnn.layers.message_graph import MessageGraph, States
-from hydragnn.layers.top_k import TopK
 
 
 class WayBack(nn.Module):
-    """h_i <- h_i + W h_c: what the cluster of a node knows is added to what the node knew before it was pooled.
+    """Return from a coarser level to the finer one.
+
+    h_i <- h_i + W h_c: what the cluster of a node knows is added to what the node knew before it was pooled.
 
     There is a matrix W for every degree, on channels alone, so that vectors turn with the graph. An edge's message is changed by as much as that of the
     coarser edge which stands for it was on the coarser level, as multigrid corrects (Brandt 1977, doi:10.1090/S0025-5718-1977-0431719-X, section 5):
@@ -23,23 +24,24 @@ class WayBack(nn.Module):
             {str(degree): nn.Linear(channels, channels, bias=degree == 0) for degree in sorted({0, *degrees})}
         )
 
-    def forward(self, states: States, before: States, coarser: Coarser) -> States:
+    def forward(self, states: States, previous: States, coarser: Coarser) -> States:
         """States of the finer level."""
         mapped = {key: self.maps[str(key)](value) for key, value in states.items() if str(key) in self.maps}
-        changed = {key: value - coarser.pooled_edges(before[key]) for key, value in states.items() if key < 0}
-        told = coarser.unpooled_states({**states, **mapped, **changed})
+        changed = {key: value - coarser.pooled_edges(previous[key]) for key, value in states.items() if key < 0}
+        update = coarser.unpooled_states({**states, **mapped, **changed})
         return {
-            **before,
-            **{degree: before[degree] + value if degree in before else value for degree, value in told.items()},
+            **previous,
+            **{degree: previous[degree] + value if degree in previous else value for degree, value in update.items()},
         }
 
 
 class GraphUNet(nn.Module):
-    """A network's layers, each on one level of the graph: down to the coarsest and back (Gao and Ji 2019, arXiv:1905.05178, section 3.3).
+    """Layers, each on one level of the graph.
+
+    A network's layers, each on one level of the graph: down to the coarsest and back (Gao and Ji 2019, arXiv:1905.05178, section 3.3).
 
     Going down a cluster has the mean state of its nodes; coming back, ``WayBack``. Deviates from the paper: clusters are given with the
-    graph and not learned, means stand for the nodes instead of a few of them, and states are added where they come back to. With a ``ratio``
-    levels are learned as in the paper, by scores (``TopK``).
+    graph and not learned, means stand for the nodes instead of a few of them, and states are added where they come back to.
     """
 
     def __init__(
@@ -48,36 +50,34 @@ class GraphUNet(nn.Module):
         levels: int,
         channels: int,
         degrees: Collection[int],
-        ratio: float | None = None,
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.schedule = v_cycle(len(layers), levels)
-        self.scores = nn.ModuleList([] if ratio is None else [TopK(channels, ratio) for _ in range(levels)])
         self.ways_back = nn.ModuleList(WayBack(channels, degrees) for _ in range(levels))
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """States of the nodes of the graph itself."""
-        for after, _ in self.visits(states, graph):
-            states = after
+        for new_states, _ in self.visits(states, graph):
+            states = new_states
         return states
 
     def of_every_layer(self, states: States, graph: MessageGraph) -> list[States]:
-        """What the nodes of the graph itself hear of each layer: after one on a coarser level the states of their clusters, after the last all that comes back."""
+        """Return the states of every layer, projected to the original nodes."""
         of_layers = []
-        for after, way in self.visits(states, graph):
+        for new_states, way in self.visits(states, graph):
             for coarser in reversed(way):
-                after = coarser.unpooled_states(after)
-            of_layers.append(after)
+                new_states = coarser.unpooled_states(new_states)
+            of_layers.append(new_states)
         return of_layers
 
     def visits(self, states: States, graph: MessageGraph) -> Iterator[tuple[States, list[Coarser]]]:
-        """The states after each layer, and the levels below the graph itself down to where it is; the last one ends on the graph itself."""
+        """Yield the states after each layer, and the levels down to it."""
         way: list[tuple[States, Coarser]] = []  # of the finer levels, what waits there
         for number, (layer, level) in enumerate(zip(self.layers, self.schedule), start=1):
             while len(way) < level:
                 finer = way[-1][1].graph if way else graph
-                coarser = self.scores[len(way)](states[0], finer) if self.scores else finer.coarser
+                coarser = finer.coarser
                 way.append((states, coarser))
                 states = coarser.pooled_states(states)
             while len(way) > level:
@@ -88,14 +88,16 @@ class GraphUNet(nn.Module):
             yield states, [coarser for _, coarser in way]
 
     def back(self, states: States, way: list[tuple[States, Coarser]]) -> States:
-        """The states of one level finer, which waits no longer."""
-        before, coarser = way.pop()
-        finer: States = self.ways_back[len(way)](states, before, coarser)
+        """Return the states of the next finer level."""
+        previous, coarser = way.pop()
+        finer: States = self.ways_back[len(way)](states, previous, coarser)
         return finer
 
 
 def v_cycle(layers: int, levels: int) -> tuple[int, ...]:
-    """The level of each layer: from the graph itself to the coarsest level and back, equally many layers on each as far as that goes.
+    """Return the level of each layer, down to the coarsest and back.
+
+    Levels have equally many layers as far as possible.
 
     >>> v_cycle(5, 2), v_cycle(3, 2), v_cycle(4, 1), v_cycle(2, 1)
     ((0, 1, 2, 1, 0), (0, 2, 0), (0, 1, 1, 0), (0, 1))

@@ -1,4 +1,4 @@
-"""Edge lengths as smooth features, and the smooth end of messages at the cutoff."""
+"""Edge lengths as smooth features, and the envelope at the cutoff."""
 
 import math
 from typing import Literal
@@ -11,7 +11,9 @@ from hydragnn.layers.distance_transforms import DistanceTransform
 
 
 class BesselBasis(nn.Module):
-    """sqrt(2 / c) sin(n pi r / c) / r for n = 1 ... num_radial (Gasteiger et al. 2020, arXiv:2003.03123, eq. 7).
+    """Bessel functions of length.
+
+    sqrt(2 / c) sin(n pi r / c) / r for n = 1 ... num_radial (Gasteiger et al. 2020, arXiv:2003.03123, eq. 7).
 
     Orthonormal on the ball of radius c. Deviates from the paper: the frequencies n pi / c are not learned.
 
@@ -28,13 +30,15 @@ class BesselBasis(nn.Module):
         self.register_buffer("orders", torch.arange(1.0, num_radial + 1), persistent=False)
 
     def forward(self, lengths: Float[Tensor, " edges"]) -> Float[Tensor, "edges radial"]:
-        """The basis at every length (Angstrom, or the store's unit of length)."""
+        """Return the basis at every length (Angstrom, or the store's unit)."""
         phase = (lengths * self.step).unsqueeze(-1) * self.orders  # n pi r / c; [edges, radial]
         return torch.sin(phase) * (self.amplitude / lengths).unsqueeze(-1)
 
 
 class SincBasis(BesselBasis):
-    """sqrt(2 / 5) sin(n pi x) / (5 x) with x = r / c: the Bessel functions of cutoff 5 (Angstrom), for a cutoff in any unit.
+    """Bessel functions with an amplitude that suits any unit.
+
+    sqrt(2 / 5) sin(n pi x) / (5 x) with x = r / c: the Bessel functions of cutoff 5 (Angstrom), for a cutoff in any unit.
 
     Deviates from the paper in its amplitude alone, which grows as c^-1.5 there: 500 times larger for the same graph in
     tens of nanometres, and PaiNN, cubic in its filters, overflows.
@@ -54,7 +58,9 @@ LEAST = 1e-30
 
 
 class GaussianBasis(nn.Module):
-    """exp(-(r - m_k)^2 / (2 s^2)) with centres m_k from 0 to the cutoff, s their distance (Schuett et al. 2017, arXiv:1706.08566).
+    """Gaussians of length.
+
+    exp(-(r - m_k)^2 / (2 s^2)) with centres m_k from 0 to the cutoff, s their distance (Schuett et al. 2017, arXiv:1706.08566).
 
     Deviates from the paper: 1 / (2 s^2) follows from the distance of the centres, where the paper has 10 / Angstrom^2 and
     centres every 0.1 Angstrom.
@@ -75,7 +81,9 @@ class GaussianBasis(nn.Module):
 
 
 class ExponentialBasis(nn.Module):
-    """exp(-b (exp(-5 x) - m_k)^2) with x = r / c, m_k from exp(-5) to 1 and b = (2 (1 - exp(-5)) / K)^-2: fine near nodes, coarse far away.
+    """Gaussians of the exponential of length.
+
+    exp(-b (exp(-5 x) - m_k)^2) with x = r / c, m_k from exp(-5) to 1 and b = (2 (1 - exp(-5)) / K)^-2: fine near nodes, coarse far away.
 
     After Unke and Meuwly 2019 (arXiv:1902.08408, eq. 7). Deviates from the paper: exp(-r / Angstrom) stands there for exp(-5 x), the same at a
     cutoff of 5, and the factor that ends at the cutoff is apart.
@@ -102,7 +110,9 @@ class ExponentialBasis(nn.Module):
 
 
 class ChebyshevBasis(nn.Module):
-    """T_1(x) ... T_K(x) with x = r / c: Chebyshev polynomials of the first kind, between -1 and 1.
+    """Chebyshev polynomials of length.
+
+    T_1(x) ... T_K(x) with x = r / c: Chebyshev polynomials of the first kind, between -1 and 1.
 
     Deviates from mace-torch: there x is the length itself (Angstrom), whose powers explode beyond 1, unless a transform keeps it below. Where r is
     beyond c the basis stays what it is at c.
@@ -138,7 +148,9 @@ RADIAL = {
 def envelope_at(
     lengths: Float[Tensor, " edges"], cutoff: float, kind: Literal["polynomial", "cosine", "none"], exponent: int = 6
 ) -> Float[Tensor, " edges"] | None:
-    """A factor from 1 at length 0 to 0 at the cutoff and beyond; None for ``none``, which multiplies nothing.
+    """Return a factor from 1 at zero to 0 at the cutoff.
+
+    It is None for ``none``.
 
     ``polynomial`` has two continuous derivatives at the cutoff (arXiv:2003.03123, eq. 8 with p the ``exponent``); ``cosine`` has one.
 
@@ -155,7 +167,9 @@ def envelope_at(
 
 
 class RadialFeatures(nn.Module):
-    """[basis(r), 1, edge inputs] of every edge, and its envelope u(r), kept apart: layers multiply messages or filters with it.
+    """Radial basis and edge inputs of every edge, with the envelope.
+
+    [basis(r), 1, edge inputs] of every edge, and its envelope u(r), kept apart: layers multiply messages or filters with it.
 
     The constant takes the place of a bias, so that linear filters times u end at the cutoff as a whole. With a ``transform`` the basis sees transformed
     lengths; the envelope never does.
@@ -186,15 +200,12 @@ class RadialFeatures(nn.Module):
         features: Float[Tensor, "edges features"] | None,
         bonds: Float[Tensor, " edges"] | None = None,
     ) -> tuple[Float[Tensor, "edges width"], Float[Tensor, "edges 1"] | None]:
-        """The features of every edge, and the factor that ends its messages at the cutoff (None: no end).
-
-        ``bonds`` are what a transform measures lengths by: the sums of the covalent radii of both ends.
-        """
-        seen = lengths
+        """Return features and envelope of every edge (None: no end)."""
+        visible = lengths
         if self.transform is not None:
             assert bonds is not None
-            seen = self.transform(lengths, bonds)
-        parts = [self.basis(seen), torch.ones_like(lengths).unsqueeze(-1)]  # [edges, radial], [edges, 1]
+            visible = self.transform(lengths, bonds)
+        parts = [self.basis(visible), torch.ones_like(lengths).unsqueeze(-1)]  # [edges, radial], [edges, 1]
         if features is not None:
             parts.append(features.to(lengths.dtype))
         envelope = envelope_at(lengths, self.cutoff, self.envelope, self.exponent)

@@ -1,4 +1,4 @@
-"""Filters of length from tables: what a layer's networks say of every length, once their weights are fixed."""
+"""Filters of length from tables, for fixed weights."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from hydragnn.layers.radial import RadialFeatures
 
 
 class RadialFilters(nn.Module):
-    """The part of a layer that weighs messages by functions of the lengths of their edges, which end at the cutoff.
+    """Filters of a layer: functions of length that end at the cutoff.
 
     They are computed, or come from ``tables`` where somebody made these; weights must not change afterwards.
     """
@@ -32,7 +32,9 @@ class RadialFilters(nn.Module):
 
 
 def tables_of(part: RadialFilters, basis: RadialFeatures, dtype: torch.dtype) -> tuple[Table, ...]:
-    """A table for each filter of a part in double precision; none at all where one of them would be too large.
+    """Return a table for each filter, in double precision.
+
+    There is none if any would be too large.
 
     The basis has an envelope and sees no edge features, so that the cutoff is where tables end.
     """
@@ -40,7 +42,7 @@ def tables_of(part: RadialFilters, basis: RadialFeatures, dtype: torch.dtype) ->
 
 
 def edges_of(lengths: Float[Tensor, " edges"], basis: RadialFeatures) -> MessageGraph:
-    """Edges of these lengths from one node to another, each seen for itself."""
+    """Return edges of these lengths between two nodes."""
     ends = torch.zeros(len(lengths), dtype=torch.int64)
     topology = Topology(senders=ends + 1, receivers=ends, num_columns=2, num_rows=2)
     owner = torch.zeros(2, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""From states to a target: pooling over the nodes of a graph, networks, and vectors that turn with the graph."""
+"""Readout: pooling over nodes, networks, and gated vectors."""
 
 from typing import Literal
 
@@ -16,7 +16,9 @@ POOLS = {"sum": segment_sum, "mean": segment_mean, "max": segment_max}
 def pool_nodes(
     values: Float[Tensor, "nodes *features"], graph_of_node: Int[Tensor, " nodes"], num_graphs: int, pool: Pool
 ) -> Float[Tensor, "{num_graphs} *features"]:
-    """Sum, mean or largest value over the nodes of every graph; zeros for a graph without nodes.
+    """Return sum, mean or maximum over the nodes of every graph.
+
+    A graph without nodes has zeros.
 
     >>> pool_nodes(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]), num_graphs=1, pool="mean")
     tensor([[2.]])
@@ -25,7 +27,9 @@ def pool_nodes(
 
 
 class GatedVectors(nn.Module):
-    """Two gated layers, (s, v) -> (silu(s'), v') -> v'': vectors that turn with the graph (Schuett et al. 2021, arXiv:2102.03150, figure 3).
+    """Two gated layers on scalars and vectors.
+
+    Two gated layers, (s, v) -> (silu(s'), v') -> v'': vectors that turn with the graph (Schuett et al. 2021, arXiv:2102.03150, figure 3).
 
     Deviates from the paper: the width between the layers is that of the head.
     """
@@ -45,7 +49,9 @@ class GatedVectors(nn.Module):
 
 
 class GatedProducts(nn.Module):
-    """T = sum_k m_k g_k (l_k r_k^T + r_k l_k^T) / 2 with gates g of scalars and l, r linear in gated vectors.
+    """Symmetric tensors as gated products of vectors.
+
+    T = sum_k m_k g_k (l_k r_k^T + r_k l_k^T) / 2 with gates g of scalars and l, r linear in gated vectors.
 
     After the polarisability in Schuett et al. 2021 (arXiv:2102.03150). Deviates from the paper: products of two vectors of the
     states, gated and mixed, where the paper multiplies one of them with the position of its node.
@@ -65,14 +71,16 @@ class GatedProducts(nn.Module):
         """Symmetric tensors that do not change when all positions change their sign."""
         scalars, vectors = self.first(scalars, vectors)
         gates = self.gates(silu(scalars)).unsqueeze(-2)  # [nodes, 1, hidden]
-        left = (gates * self.left(vectors)).unsqueeze(1) * self.mix.weight.unsqueeze(1)  # [nodes, outputs, dim, hidden]
+        lhs = (gates * self.left(vectors)).unsqueeze(1) * self.mix.weight.unsqueeze(1)  # [nodes, outputs, dim, hidden]
         # [nodes, outputs, dim, dim]
-        tensors = left @ self.right(vectors).transpose(-1, -2).unsqueeze(1)
+        tensors = lhs @ self.right(vectors).transpose(-1, -2).unsqueeze(1)
         return 0.5 * (tensors + tensors.transpose(-1, -2))
 
 
 class GatedLayer(nn.Module):
-    """(s', g) = network(s, |W_1 v|), v' = g * W_2 v (gated equivariant block, arXiv:2102.03150, figure 3).
+    """Gated equivariant layer.
+
+    (s', g) = network(s, |W_1 v|), v' = g * W_2 v (gated equivariant block, arXiv:2102.03150, figure 3).
 
     Deviates from the paper: lengths are sqrt(|W_1 v|^2 + 1e-8), differentiable at zero.
     """

@@ -1,4 +1,4 @@
-"""Graphs of similar sizes in one array, so that operations among all nodes of a graph need few calls and no mask over the batch."""
+"""Graphs of similar sizes in one padded array."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Bucket:
     """False for rows of zeros behind the nodes of a graph; None where all graphs are of this size."""
 
     def absent(self, dtype: torch.dtype) -> Float[Tensor, "graphs 1 1 size"] | None:
-        """What to add to scores, so that no node reads from a row of zeros: minus infinity there; None where there is none."""
+        """Return the mask of padding for scores: minus infinity or None."""
         if self.is_node is None:
             return None
         mask = torch.zeros(self.is_node.shape, dtype=dtype, device=self.is_node.device)
@@ -46,7 +46,7 @@ class SizeBuckets:
     """The row of every node, through all buckets; None where nodes lie in this order, without rows of zeros."""
 
     def spread(self, values: Float[Tensor, "nodes channels"]) -> list[Tensor]:
-        """What every node has, ``[graphs, size, channels]`` of every bucket; zeros behind the nodes of a graph."""
+        """Return padded arrays ``[graphs, size, channels]`` of every bucket."""
         lengths = [bucket.graphs * bucket.size for bucket in self.buckets]
         if self.row is not None:
             values = segment_sum(values, self.row, sum(lengths))  # rows have one node or none
@@ -54,14 +54,16 @@ class SizeBuckets:
         return [part.view(each.graphs, each.size, part.shape[1]) for part, each in zip(parts, self.buckets)]
 
     def collect(self, parts: Sequence[Tensor]) -> Float[Tensor, "nodes channels"]:
-        """The row of every node, in the order of the batch, of what ``spread`` gives."""
+        """Return the row of every node from padded arrays."""
         rows = [part.flatten(0, 1) for part in parts]
         values = rows[0] if len(rows) == 1 else torch.cat(rows)
         return values if self.row is None else spread(values, self.row)
 
 
 def size_buckets(counts: Int[Tensor, " graphs"], owner: Int[Tensor, " nodes"]) -> SizeBuckets:
-    """The buckets of a batch whose graphs have so many nodes; graphs without nodes are in none. The host waits for the device.
+    """Return the buckets of a batch; empty graphs are in none.
+
+    The host waits for the device.
 
     >>> of_three = size_buckets(torch.tensor([2, 9, 3]), torch.arange(3).repeat_interleave(torch.tensor([2, 9, 3])))
     >>> [(bucket.graphs, bucket.size) for bucket in of_three.buckets]
@@ -69,10 +71,10 @@ def size_buckets(counts: Int[Tensor, " graphs"], owner: Int[Tensor, " nodes"]) -
     """
     sizes, repeats = (values.tolist() for values in counts.unique(return_counts=True))
     ends = bucket_sizes(sizes, repeats)  # ascending; of graphs without nodes 0
-    known = torch.tensor(ends, dtype=counts.dtype, device=counts.device)
-    bucket = torch.bucketize(counts, known)  # [graphs], of every graph
+    bounds = torch.tensor(ends, dtype=counts.dtype, device=counts.device)
+    bucket = torch.bucketize(counts, bounds)  # [graphs], of every graph
     order = bucket.argsort(stable=True)
-    lengths = known[bucket[order]]  # rows of every graph, in the order of buckets
+    lengths = bounds[bucket[order]]  # rows of every graph, in the order of buckets
     first = torch.empty_like(counts).scatter(0, order, lengths.cumsum(0) - lengths)
     in_batch = counts.cumsum(0) - counts
     row = (first - in_batch).index_select(0, owner) + torch.arange(owner.shape[0], device=owner.device)
@@ -91,7 +93,9 @@ def size_buckets(counts: Int[Tensor, " graphs"], owner: Int[Tensor, " nodes"]) -
 
 
 def bucket_sizes(sizes: Sequence[int], repeats: Sequence[int]) -> list[int]:
-    """Sizes of buckets, ascending, for graphs of these sizes, ascending, of each so many; 0 for graphs without nodes.
+    """Return ascending sizes of buckets for graphs of these sizes.
+
+    The size is 0 for graphs without nodes.
 
     From the largest down, as many in a bucket as ``MORE``, ``MORE_PER_NODE`` and ``MOST`` allow.
     """
@@ -107,7 +111,9 @@ def bucket_sizes(sizes: Sequence[int], repeats: Sequence[int]) -> list[int]:
 
 
 def padded_sizes(size: int, graphs: int) -> list[int]:
-    """Sizes of so many graphs that take most rows of zeros: all but the last are of this size, and lie in the bucket of the last.
+    """Return the sizes of graphs that need most padding.
+
+    All but the last have this size, and lie in the bucket of the last.
 
     >>> padded_sizes(10, 4)
     [10, 10, 10, 13]

@@ -1,4 +1,4 @@
-"""Spherical Bessel functions of edge lengths, which vanish at the cutoff: the radial part of bases of distance and angle."""
+"""Spherical Bessel functions of length that vanish at the cutoff."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @cache
 def bessel_zeros(max_ell: int, count: int) -> NDArray[np.float64]:
-    """The first ``count`` positive zeros of j_l, one row for each l = 0 ... ``max_ell``.
+    """Return the first ``count`` positive zeros of j_l, by l.
 
     Those of j_(l+1) lie between those of j_l.
 
@@ -35,7 +35,9 @@ def bessel_zeros(max_ell: int, count: int) -> NDArray[np.float64]:
 
 @cache
 def chebyshev_table(max_ell: int, count: int) -> NDArray[np.float64]:
-    """Coefficients ``[polynomials, l, n]`` of sqrt(2) j_l(z_ln x) / |j_(l+1)(z_ln)| in Chebyshev polynomials of 2 x - 1.
+    """Return Chebyshev coefficients of spherical Bessel functions.
+
+    Coefficients ``[polynomials, l, n]`` of sqrt(2) j_l(z_ln x) / |j_(l+1)(z_ln)| in Chebyshev polynomials of 2 x - 1.
 
     As many polynomials as all digits of float64 need. These functions of x are orthonormal on the unit ball for every l.
     """
@@ -59,7 +61,9 @@ def chebyshev_table(max_ell: int, count: int) -> NDArray[np.float64]:
 
 
 class SphericalBesselBasis(nn.Module):
-    """sqrt(2) j_l(z_ln x) / |j_(l+1)(z_ln)| with x = r / c, for l < num_spherical and n = 1 ... num_radial (arXiv:2003.03123, eq. 6).
+    """Spherical Bessel functions of length.
+
+    sqrt(2) j_l(z_ln x) / |j_(l+1)(z_ln)| with x = r / c, for l < num_spherical and n = 1 ... num_radial (arXiv:2003.03123, eq. 6).
 
     z_ln is the n-th zero of j_l, so that all vanish at the cutoff c; they stay zero beyond. Deviates from the paper: lengths
     are in units of c, so that values are the same in every unit of length. They are summed from Chebyshev polynomials:
@@ -91,5 +95,5 @@ class SphericalBesselBasis(nn.Module):
 
 
 def without_autocast(device: str) -> AbstractContextManager[object]:
-    """Products in the precision of their factors; devices without autocast have nothing else."""
+    """Compute products in the precision of their factors."""
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()

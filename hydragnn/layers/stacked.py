@@ -1,4 +1,6 @@
-"""Layers of several models of one shape at once: weights have a leading axis of members, rows come member after member.
+"""Layers of several models of one shape at once.
+
+Weights have a leading axis of members; rows are ordered by member.
 
 A batch that holds the graphs of all members end to end, as many nodes, edges and graphs of each, goes through such layers as
 one larger batch; sums over edges need no change, since no edge joins two members.
@@ -21,14 +23,14 @@ class NotStackable(ValueError):
 
 
 def by_member(values: Tensor, members: int) -> Tensor:
-    """The rows of every member ``[members, rows of each, ...]``; NotStackable where they are not equally many."""
+    """Return rows ``[members, rows of each, ...]``; NotStackable if their numbers differ."""
     if values.shape[0] % members:
         raise NotStackable(f"{values.shape[0]} rows do not belong to {members} members in equal parts")
     return values.reshape(members, values.shape[0] // members, *values.shape[1:])
 
 
 def products(layer: nn.Linear, values: Float[Tensor, "rows *axes inputs"]) -> Float[Tensor, "rows *axes outputs"]:
-    """W_m x + b_m on the rows of member m, as one batched product; outputs of all members, one after the other."""
+    """Return W_m x + b_m for the rows of member m."""
     weight = layer.weight.transpose(1, 2)  # [members, inputs, outputs]
     rows = by_member(values, weight.shape[0]).flatten(1, -2)  # [members, rows of each, inputs]
     bias = layer._parameters["bias"]  # what nn.Linear says of its type leaves out None
@@ -45,12 +47,12 @@ class StackedLinear(nn.Linear):
 
 
 class StackedLinearByClass(LinearByClass):
-    """y = W_mc x + b_mc on the rows of member m and class c."""
+    """Linear maps per member and class: y = W_mc x + b_mc."""
 
     def forward(  # type: ignore[override]  # a map of rows and their classes
         self, values: Float[Tensor, "rows inputs"], classes: Classes
     ) -> Float[Tensor, "rows outputs"]:
-        """One product for all rows and classes of a member, of which each row takes its own."""
+        """Return the result of the member and class of every row."""
         return self.chosen(products(self, values), classes)
 
 

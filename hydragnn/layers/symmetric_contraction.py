@@ -1,4 +1,4 @@
-"""Products of a node's states with themselves, as many factors as are asked for, that turn like states again."""
+"""Products of a node's states with themselves that turn like states."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from hydragnn.layers.symmetric_polynomials import Monomial, symmetric_polynomial
 
 
 class Component(nn.Module):
-    """The values of all polynomials for one component of one degree: a matrix times products of components of the states."""
+    """Polynomials for one component of one degree."""
 
     coefficients: Tensor
 
@@ -40,7 +40,7 @@ class Component(nn.Module):
     def forward(
         self, states: Float[Tensor, "components rows"], products: Sequence[Tensor]
     ) -> Float[Tensor, "paths rows"]:
-        """The polynomials of every row; ``products`` are the monomials of each order that longer ones begin with."""
+        """Return the polynomials of every row."""
         monomials = []
         for order in self.orders:
             last = spread(states, getattr(self, f"last{order}"))
@@ -52,7 +52,9 @@ class Component(nn.Module):
 
 
 class SymmetricContraction(nn.Module):
-    """B_LM = sum over p of W_Lp,z P_LMp(A): polynomials of the states, channel by channel, with weights per kind of node.
+    """Polynomials of the states with weights per kind of node.
+
+    B_LM = sum over p of W_Lp,z P_LMp(A): polynomials of the states, channel by channel, with weights per kind of node.
 
     P run over a basis of all polynomials of orders 1 ... ``correlation`` in the components of A that turn as degree L (Batatia et al. 2022,
     arXiv:2206.07697, equations 10 and 11, where products of A are contracted with generalised Clebsch-Gordan coefficients). Deviates from
@@ -85,7 +87,7 @@ class SymmetricContraction(nn.Module):
     def forward(
         self, states: Float[Tensor, "components nodes channels"], kinds: Int[Tensor, " nodes"]
     ) -> dict[int, Float[Tensor, "nodes axes channels"]]:
-        """Contracted states by degree, those of degree 0 with an axis of length 1."""
+        """Return contracted states by degree, with an axis for degree 0."""
         rows = states.flatten(1)  # [components, nodes channels]
         products = [rows]
         for order in range(2, self.lengths + 2):
@@ -103,7 +105,7 @@ class SymmetricContraction(nn.Module):
 
 
 def _weights(kinds: int, channels: int, max_ell: int, degree: int, correlation: int) -> ClassTable:
-    """A row of weights for every kind of node, by polynomial and channel; of variance 1 / P^2 for P polynomials of an order."""
+    """Return initial weights by kind, polynomial and channel."""
     counts = [len(symmetric_polynomials(max_ell, degree, order).coefficients) for order in range(1, correlation + 1)]
     table = ClassTable(kinds, sum(counts) * channels)
     shares = torch.cat([torch.full((count * channels,), 1 / max(count, 1)) for count in counts])
@@ -113,7 +115,7 @@ def _weights(kinds: int, channels: int, max_ell: int, degree: int, correlation: 
 
 
 def _prefixes(max_ell: int, degrees: Sequence[int], correlation: int) -> list[list[Monomial]]:
-    """The monomials of orders 1 ... correlation - 1 that longer ones begin with; of order 1, all components."""
+    """Return the monomials that longer ones begin with."""
     result: list[list[Monomial]] = []
     longer: set[Monomial] = set()
     for order in range(correlation, 1, -1):

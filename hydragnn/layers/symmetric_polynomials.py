@@ -1,4 +1,4 @@
-"""Polynomials of states that turn like one state: all symmetric couplings of several copies of the same states, once each."""
+"""Polynomials of states that turn like one state."""
 
 import math
 from collections import Counter
@@ -26,7 +26,9 @@ class Polynomials:
 
 @cache
 def symmetric_polynomials(max_ell: int, degree: int, order: int) -> Polynomials:
-    """All polynomials of an order in the components of states of degree 0 ... ``max_ell`` that turn as ``degree``; a basis of them.
+    """Return a basis of the polynomials that turn as ``degree``.
+
+    They are of one order in the components of states of degree 0 ... ``max_ell``.
 
     Degrees have their natural parity, (-1)^degree. The basis is orthogonal in the coefficients of symmetric tensors: of
     independent components with unit variance, different ones in every factor, each polynomial has variance 1.
@@ -43,7 +45,7 @@ def symmetric_polynomials(max_ell: int, degree: int, order: int) -> Polynomials:
 
 @cache
 def _basis(max_ell: int, order: int, degree: int, parity: int) -> NDArray[np.float64]:
-    """Polynomials of an order that turn as a degree with this parity: ``[polynomials, components, monomials]``."""
+    """Return polynomials ``[polynomials, components, monomials]`` of a degree and parity."""
     count = len(_monomials(max_ell, order))
     none = np.zeros((0, 2 * degree + 1, count))
     if degree > order * max_ell:
@@ -51,38 +53,40 @@ def _basis(max_ell: int, order: int, degree: int, parity: int) -> NDArray[np.flo
     if order == 1:
         return np.eye(count)[None, degree**2 : (degree + 1) ** 2] if parity == (-1) ** degree else none
     places, candidates = _places(max_ell, order), [none]
-    for right in range(max_ell + 1):
-        for left in range(abs(degree - right), degree + right + 1):
-            polynomials = _basis(max_ell, order - 1, left, parity * (-1) ** right)
-            table, coupled = coupling(left, right, degree), np.zeros((len(polynomials), 2 * degree + 1, count))
+    for rhs in range(max_ell + 1):
+        for lhs in range(abs(degree - rhs), degree + rhs + 1):
+            polynomials = _basis(max_ell, order - 1, lhs, parity * (-1) ** rhs)
+            table, coupled = coupling(lhs, rhs, degree), np.zeros((len(polynomials), 2 * degree + 1, count))
             for a, b in zip(*np.nonzero(np.abs(table).max(2))):
                 # a component multiplies different monomials into different ones, so that no place is named twice
-                coupled[:, :, places[:, right * right + b]] += polynomials[:, a, None, :] * table[a, b, None, :, None]
+                coupled[:, :, places[:, rhs * rhs + b]] += polynomials[:, a, None, :] * table[a, b, None, :, None]
             candidates.append(coupled)
     return _independent(np.concatenate(candidates), np.sqrt(1 / _repeats(max_ell, order)))
 
 
 def _independent(candidates: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Candidates made orthogonal to the ones before, without those of which nothing is left; ``scale`` makes coordinates orthonormal.
+    """Return candidates orthogonal to earlier ones, without zeros.
+
+    ``scale`` makes coordinates orthonormal.
 
     All components of a polynomial have the same products with those of another, so that the first one decides.
     """
-    kept = np.zeros_like(candidates)
+    retained = np.zeros_like(candidates)
     count = 0
     for candidate in candidates:
         size = np.linalg.norm(candidate[0] * scale)
         if size < 1e-9:
             continue
-        rows, shares = kept[:count, 0] * scale, np.zeros(count)
+        rows, shares = retained[:count, 0] * scale, np.zeros(count)
         rest = candidate[0] * scale / size
         for _ in range(2):  # the second time for the last digits
             new = rows @ rest
             shares, rest = shares + new, rest - new @ rows
-        left = np.linalg.norm(rest)
-        if left > 1e-6:  # what depends on others leaves 1e-15
-            kept[count] = (candidate / size - np.tensordot(shares, kept[:count], 1)) / left
+        remainder = np.linalg.norm(rest)
+        if remainder > 1e-6:  # what depends on others leaves 1e-15
+            retained[count] = (candidate / size - np.tensordot(shares, retained[:count], 1)) / remainder
             count += 1
-    return kept[:count].copy()
+    return retained[:count].copy()
 
 
 @cache
@@ -92,7 +96,7 @@ def _monomials(max_ell: int, order: int) -> tuple[Monomial, ...]:
 
 @cache
 def _places(max_ell: int, order: int) -> NDArray[np.int64]:
-    """Number of the monomial of an order that one of the order before becomes, times each component."""
+    """Return the monomial of each shorter one times each component."""
     number = {monomial: place for place, monomial in enumerate(_monomials(max_ell, order))}
     components = range((max_ell + 1) ** 2)
     rows = [[number[tuple(sorted((*one, i)))] for i in components] for one in _monomials(max_ell, order - 1)]

@@ -1,4 +1,4 @@
-"""Sums over triplets k -> j -> i: by way of the node in their middle, so that nothing of the size of the triplets is made, or of all of them."""
+"""Sums over triplets k -> j -> i."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,9 @@ CLOSE = 1e-6
 def reverses_of(
     vectors: Float[Tensor, "edges dim"], topology: Topology
 ) -> tuple[Int[Tensor, " edges"], Bool[Tensor, " edges"]]:
-    """The edge i -> j through the same image, for every edge j -> i, and whether there is one; any number where there is none.
+    """Return the reverse of every edge through the same image.
+
+    The second result says if there is one; the number is arbitrary otherwise.
 
     Between the same two nodes, edges through different images have different vectors. Edges are sorted by their ends and by their
     component along one direction; an edge walked back is looked for among its neighbours in that order. Sizes do not depend on
@@ -41,14 +43,14 @@ def reverses_of(
     both = _sorted(torch.cat([ends, senders * nodes + receivers]), torch.cat([along, -along]))
     place = torch.empty_like(both).scatter(0, both, torch.arange(2 * edges, device=both.device))
     rank = (both < edges).cumsum(0).index_select(0, place[edges:])  # [edges]; edges up to there
-    best, found = torch.zeros_like(senders), torch.full_like(along, math.inf)
+    best, result = torch.zeros_like(senders), torch.full_like(along, math.inf)
     for shift in (-2, -1, 0, 1):  # two on either side, lest rounding turns the order of two that are almost equal
         candidate = order.index_select(0, (rank + shift).clamp(min=0, max=edges - 1))
         fits = (senders.index_select(0, candidate) == receivers) & (receivers.index_select(0, candidate) == senders)
         gap = (vectors.index_select(0, candidate) + vectors).square().sum(-1)
-        better = fits & (gap < found)
-        best, found = torch.where(better, candidate, best), torch.where(better, gap, found)
-    return best, found <= CLOSE * vectors.square().sum(-1)
+        better = fits & (gap < result)
+        best, result = torch.where(better, candidate, best), torch.where(better, gap, result)
+    return best, result <= CLOSE * vectors.square().sum(-1)
 
 
 def _sorted(ends: Int[Tensor, " items"], along: Float[Tensor, " items"]) -> Int[Tensor, " items"]:
@@ -58,7 +60,9 @@ def _sorted(ends: Int[Tensor, " items"], along: Float[Tensor, " items"]) -> Int[
 
 
 class TripletSums(nn.Module):
-    """s_ji = sum over l and over edges k -> j of m_l,kj Y_l(angle), without the edge i -> j through the same image, walked back.
+    """Sums over edges into the sender, with the angle there.
+
+    s_ji = sum over l and over edges k -> j of m_l,kj Y_l(angle), without the edge i -> j through the same image, walked back.
 
     Y_l(a) = sqrt((2 l + 1) / 4 pi) P_l(cos a), and cos a = u_kj . u_ji of the unit vectors of both edges, the angle by which a walk turns
     at j. By the addition theorem P_l is a sum of products of spherical harmonics of the two, 4 pi / (2 l + 1) sum over m of
@@ -78,7 +82,7 @@ class TripletSums(nn.Module):
     def forward(
         self, messages: Sequence[Float[Tensor, "edges channels"]], graph: MessageGraph
     ) -> Float[Tensor, "edges channels"]:
-        """The sum at every edge j -> i of the messages of degrees l = 0, 1, ... of the edges that come into j."""
+        """Return the sum at every edge of the messages into its sender."""
         vectors = graph.known_vectors("triplets")
         harmonics, joined = graph.once("harmonics of edges", lambda: self.of_edges(graph))
         leaving, place = graph.once("edges by sender", lambda: edges_by_sender(graph.topology))
@@ -90,7 +94,7 @@ class TripletSums(nn.Module):
         return read - spread(back, reverse) * has_reverse.unsqueeze(1)
 
     def of_edges(self, graph: MessageGraph) -> tuple[list[Tensor], Float[Tensor, "edges components"]]:
-        """Harmonics of every edge by degree, scaled; and as they are, side by side, in the order of senders."""
+        """Return scaled harmonics of every edge by degree, and unscaled ones."""
         directions = graph.directions
         harmonics = self.harmonics(nn.functional.pad(directions, (0, 3 - directions.shape[1])))  # also in a plane
         scaled = [scale * values for scale, values in zip(self.scales, harmonics)]
@@ -98,7 +102,9 @@ class TripletSums(nn.Module):
 
 
 class TripletSumsAtReceivers(nn.Module):
-    """s_ji = sum over l and over edges k -> j of m_l,kj Y_l(angle), without the edge walked back, and with the angle at i between j and k.
+    """Sums over edges into the sender, with the angle at the receiver.
+
+    s_ji = sum over l and over edges k -> j of m_l,kj Y_l(angle), without the edge walked back, and with the angle at i between j and k.
 
     Y_l is that of ``TripletSums``, and cos a = u_ji . u_ki with u_ki the direction from i to k, the sum of both edges: no product of what two edges say, so
     that every triplet is there, and time and memory grow with their number. Where k lies where i does, but not by the way back, cos a is zero.
@@ -111,7 +117,7 @@ class TripletSumsAtReceivers(nn.Module):
     def forward(
         self, messages: Sequence[Float[Tensor, "edges channels"]], graph: MessageGraph
     ) -> Float[Tensor, "edges channels"]:
-        """The sum at every edge j -> i of the messages of degrees l = 0, 1, ... of the edges that come into j."""
+        """Return the sum at every edge of the messages into its sender."""
         first, second, harmonics = graph.once("angles at receivers", lambda: self.of_triplets(graph))
         summed = torch.stack([spread(m, first) * y for m, y in zip(messages, harmonics)]).sum(0)
         return segment_sum(summed, second, graph.topology.num_edges)
@@ -119,7 +125,7 @@ class TripletSumsAtReceivers(nn.Module):
     def of_triplets(
         self, graph: MessageGraph
     ) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"], list[Float[Tensor, "triplets 1"]]]:
-        """Both edges of every triplet but the ways back, and Y_l of its angle by degree."""
+        """Return both edges of every triplet, and harmonics of its angle."""
         vectors = graph.known_vectors("triplets")
         reverse, has_reverse = graph.once("reverses", lambda: reverses_of(vectors, graph.topology))
         first, second = graph.triplets
@@ -135,7 +141,7 @@ class TripletSumsAtReceivers(nn.Module):
 
 
 def edges_by_sender(topology: Topology) -> tuple[Topology, Int[Tensor, " edges"]]:
-    """The edges turned round, so that what senders hold is there to be received; and where each edge stands among them."""
+    """Return reversed edges in the order of senders, and their order."""
     order = topology.by_sender
     turned = Topology(
         senders=topology.receivers_by_sender,

@@ -1,4 +1,4 @@
-"""What can stand around any layer: residual with norm and dropout, and activation checkpointing."""
+"""Wrappers of layers: residual with norm and dropout, checkpointing."""
 
 from torch import Tensor, nn
 
@@ -6,7 +6,9 @@ from hydragnn.layers.message_graph import MessageGraph, States
 
 
 class Residual(nn.Module):
-    """h <- h + dropout(layer(norm(h))) on degree 0 (norm first: Xiong et al. 2020, arXiv:2002.04745), for layers that give increments only.
+    """Residual with norm and dropout.
+
+    h <- h + dropout(layer(norm(h))) on degree 0 (norm first: Xiong et al. 2020, arXiv:2002.04745), for layers that give increments only.
 
     Higher degrees add up without a norm.
     """
@@ -26,20 +28,20 @@ class Residual(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """A layer whose activations are computed a second time in the backward pass instead of kept (Chen et al. 2016, arXiv:1604.06174)."""
+    """Layer with activations computed again in the backward pass (arXiv:1604.06174)."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, states: States, graph: MessageGraph) -> States:
-        """The layer's states; the same bits with and without a backward pass to come."""
+        """Return the states; bits do not depend on a backward pass."""
         from torch.utils.checkpoint import checkpoint
 
-        degrees, before = list(states), graph.again()
+        degrees, previous = list(states), graph.again()
 
         def compute(*values: Tensor) -> States:
-            new: States = self.layer(dict(zip(degrees, values)), before.again())
+            new: States = self.layer(dict(zip(degrees, values)), previous.again())
             return new
 
         if not any(value.requires_grad for value in states.values()) and not any(

@@ -57,17 +57,16 @@ def _check_encoder(description: ModelDescription, measured: bool) -> None:
 def _check_pooling(description: ModelDescription) -> None:
     model, architecture = description.model, description.architecture
     field = next((field for field in description.input_fields if is_levels(field)), None)
-    if field is not None and not model.pools_clusters:
+    if field is not None and model.pooling is None:
         raise InputError(
-            f"the input {CLUSTERS} is for models that pool by clusters; set model.pooling, or take it out of data.inputs"
+            f"the input {CLUSTERS} is for models that pool; set model.pooling, or take it out of data.inputs"
         )
     if model.pooling is None:
         return
     if reason := architecture.unpoolable(model):
         able = _kinds(lambda a: not a.unpoolable(a.Settings(kind=a.kind)))
         raise InputError(f"model {model.kind} {reason}, and cannot pool; leave model.pooling out, or use one of {able}")
-    if model.pools_clusters:
-        _check_levels(field, model.pooling.levels)
+    _check_levels(field, model.pooling.levels)
     for head in description.heads:
         if head.derivatives:
             raise InputError(
@@ -105,7 +104,7 @@ def _check_levels(field: Field | None, levels: int) -> None:
     if field is None:
         raise InputError(
             f"model.pooling needs the node field {CLUSTERS} of levels; give the BUILD.toml of the store a [coarsening], see "
-            'hydragnn.graphs.with_voxel_levels, or set model.pooling.by = "scores"'
+            "hydragnn.graphs.with_voxel_levels"
         )
     if field.shape[0] < levels:
         raise InputError(

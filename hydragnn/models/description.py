@@ -105,7 +105,7 @@ class ModelDescription:
     @property
     def structure_fields(self) -> tuple[str, ...]:
         """Inputs that say how the graph is laid out, and are no features of it."""
-        return (*self.kind_fields, CLUSTERS) if self.model.pools_clusters else self.kind_fields
+        return (*self.kind_fields, CLUSTERS) if self.model.pooling is not None else self.kind_fields
 
     def spec(self, edge_width: int) -> GraphSpec:
         """What data and heads ask of the encoder; edge inputs have ``edge_width`` numbers."""

@@ -145,7 +145,7 @@ class GraphModel(nn.Module):
     def levels(self, batch: GraphBatch) -> tuple[Level, ...]:
         """The coarser levels on which layers work, made where the batch does not know them yet; none for models that do not pool by clusters."""
         pooling = self.description.model.pooling
-        if pooling is None or not self.description.model.pools_clusters:
+        if pooling is None:
             return ()
         return levels_of(batch, pooling.levels, self.description.kind_fields)
 

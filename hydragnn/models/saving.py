@@ -157,7 +157,7 @@ def _with_known_keys(description: ModelDescription) -> dict[str, Any]:
     """The description without what need not be a size: keys that a user's architecture adds, and how many clusters there may be."""
     table = description.to_json()
     ours: Any = next(cls for cls in type(description.model).__mro__ if cls.__module__.startswith("hydragnn."))
-    if description.model.pools_clusters:
+    if description.model.pooling is not None:
         table["fields"] = [field for field in table["fields"] if field["name"] != CLUSTERS]
     return {**table, "model": {key: value for key, value in table["model"].items() if key in ours.model_fields}}
 

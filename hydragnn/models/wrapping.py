@@ -41,8 +41,7 @@ def wrap_layers(
         wrapped.append(layer)
     pooling = settings.pooling
     if pooling is not None:
-        ratio = None if pooling.by == "clusters" else (pooling.ratio or 0.5)
-        wrapped = [GraphUNet(wrapped, pooling.levels, settings.hidden_dim, degrees, ratio)]
+        wrapped = [GraphUNet(wrapped, pooling.levels, settings.hidden_dim, degrees)]
     architecture.layers = nn.ModuleList(wrapped)
 
 
@@ -53,7 +52,7 @@ def _attending(layer: nn.Module, settings: ArchitectureSettings, carried: Sequen
     if attention.kind != "equivariant":
         return GPSLayer(layer, channels, attention.kind, attention.heads, settings.dropout)
     width = (attention.num_radial or NUM_RADIAL) + 1
-    pairs = EquivariantAttention(channels, attention.heads, width, taken=carried[0], given=carried[1])
+    pairs = EquivariantAttention(channels, attention.heads, width, inputs=carried[0], outputs=carried[1])
     return EquivariantAttentionLayer(layer, pairs, settings.dropout)
 
 

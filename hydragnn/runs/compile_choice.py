@@ -1,14 +1,37 @@
 """Whether a run gains by compiled steps: decided before the first one, by what the run is, so that it is decided the same again."""
 
-from dataclasses import replace
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 import torch
 
-from hydragnn.architectures import CompileGain, architecture_of
 from hydragnn.runs.plan import BranchPlan, RunPlan
 
 MARGIN = 3
 """Compiling must save so many times what it takes: runs end early, and machines differ."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileGain:
+    """Gain of compiled training steps on CPUs, measured by ``tests.benchmarks.bench_compile``."""
+
+    nanoseconds: float
+    """CPU time that a training step saves for every edge, channel and layer."""
+    compiling: float
+    """Seconds to compile where nothing was compiled before."""
+
+
+@cache
+def compile_gains() -> Mapping[tuple[str, bool], CompileGain]:
+    """Return the measured gains by kind of architecture, and by whether forces or stress are trained."""
+    table = tomllib.loads(Path(__file__).with_name("compile_gains.toml").read_text())
+    return {
+        (row["kind"], row["derivatives"]): CompileGain(nanoseconds=row["nanoseconds"], compiling=row["compiling"])
+        for row in table["gains"]
+    }
 
 
 def choose_compiling(plan: RunPlan, device: torch.device, ranks: int) -> tuple[bool, list[str]]:
@@ -40,8 +63,7 @@ def gain_of(branch: BranchPlan) -> CompileGain | None:
     if encoder.checkpoint_activations or encoder.global_attention is not None or encoder.pooling is not None:
         return None
     derivatives = any(head.derivatives for head in model.heads)
-    gains = architecture_of(encoder.kind).compile_gains
-    return next((gain for gain in gains if gain.derivatives == derivatives), None)
+    return compile_gains().get((encoder.kind, derivatives))
 
 
 def seconds_saved(branch: BranchPlan, gain: CompileGain) -> float:

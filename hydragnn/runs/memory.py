@@ -56,11 +56,6 @@ def within_memory(
     if limit is None:
         return run
     models = [branch.model for branch in plan.branches]
-    if any(model.model.pooling is not None and not model.model.pools_clusters for model in models):
-        raise InputError(
-            "which edges stay by scores changes as these learn, so that what coarser levels take of memory is not known before; set "
-            'batch.max_graphs, and leave batch.memory and batch.budget = "auto" out, or pool by clusters'
-        )
     fixed = size_of_state(run) + sum(map(size_of_levels, run.data.branches, models))
     branches, budgets = [], {}
     for number, branch in enumerate(run.data.branches):

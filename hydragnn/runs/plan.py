@@ -103,7 +103,7 @@ def described_branches(
     if len(branches) > 1:
         check_shared({branch.name: (store.dim, of) for branch, store, of in zip(branches, open_stores, inputs)})
     names = [field.name for field in inputs[0]]  # one order for all
-    if encoder.pools_clusters:
+    if encoder.pooling is not None:
         names += [name for name, field in fields.items() if is_levels(field) and name not in names]
     described = []
     for branch, store, left_out in zip(branches, open_stores, unseen):

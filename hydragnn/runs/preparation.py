@@ -373,7 +373,7 @@ def normalise_store(
 def with_levels(memory: MemoryStore, model: ModelDescription) -> MemoryStore:
     """The graphs with the coarser levels that a model pools by, made once; as they are where it does not, or will be refused."""
     pooling, known = model.model.pooling, {field.name: field for field in memory.fields()}
-    if pooling is None or not known.keys() >= {*model.structure_fields} or not model.model.pools_clusters:
+    if pooling is None or not known.keys() >= {*model.structure_fields}:
         return memory
     field = known[CLUSTERS]
     if not is_levels(field) or field.shape[0] < pooling.levels:

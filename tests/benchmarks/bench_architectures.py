@@ -14,6 +14,8 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+from hydragnn.architectures import architectures
+from hydragnn.architectures.table import NOT_MEASURED
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.datasets import open_store
@@ -86,6 +88,9 @@ def page_of(campaign: CampaignFacts, command: str) -> str:
         left_out=_left_out(campaign.left_out or {}),
     )
     rows = tuple((f"`{row[0]}`", *row[1:]) for row in table.rows)
+    known = f"{campaign.left_out} {[row[0] for row in table.rows]}"
+    missing = [kind for kind in architectures() if f"'{kind}'" not in known]
+    rows += tuple((f"`{kind}`", NOT_MEASURED, *[""] * (len(table.header) - 2)) for kind in missing)
     return f"{head}{replace(table, rows=rows).to_markdown()}\n{table.caption}\n"
 
 

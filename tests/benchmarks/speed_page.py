@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from hydragnn.architectures import architectures
+from hydragnn.architectures.table import NOT_MEASURED
 from tests.benchmarks.peer_worker import BLIND
 
 OURS = "ours"
@@ -155,5 +157,6 @@ def page_of(kinds: Sequence[str], measured: Mapping[str, Measured], *, cores: in
         **amounts,
     )
     rows = [row for kind in kinds if kind in measured for row in rows_of(kind, measured[kind])]
+    rows += [[f"`{kind}`", NOT_MEASURED, *[""] * (len(HEAD) - 2)] for kind in architectures() if kind not in kinds]
     table = ["| " + " | ".join(row) + " |" for row in [HEAD, ["---"] * len(HEAD), *rows]]
     return head + "\n".join(table) + "\n\n" + "\n".join(remarks(kinds, measured)) + "\n"

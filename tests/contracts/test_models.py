@@ -48,8 +48,6 @@ for name, kind, settings in (
 
 for kind in ("egnn", "schnet", "pna", "tensornet", "gatv2", "relational", "mace"):
     globals()[f"TestclustersAround{kind}"] = suite(f"TestclustersAround{kind}", kind, AROUND["clusters"])
-for kind in ("gatv2", "relational", "mace"):
-    globals()[f"TestscoresAround{kind}"] = suite(f"TestscoresAround{kind}", kind, AROUND["scores"])
 globals()["TestPoolingOfTwoLayers"] = suite("TestPoolingOfTwoLayers", "painn", {"pooling": {"levels": 2}})
 globals()["TestPoolingCheckpointed"] = suite(
     "TestPoolingCheckpointed", "painn", {**AROUND["clusters"], **AROUND["checkpointing"]}

@@ -278,7 +278,7 @@ def test_attention_of_kind_none_and_pooling_of_no_levels_are_the_model_without(k
     """Also where it could not pool, or where the heads of attention would not divide its width."""
     left_out = {
         "global_attention": {"kind": "none", "heads": 3},
-        "pooling": {"levels": 0, "by": "scores", "ratio": 0.6},
+        "pooling": {"levels": 0},
     }
     without, none = make_model(kind, seed=3), make_model(kind, seed=3, **left_out)
     assert none.description == without.description

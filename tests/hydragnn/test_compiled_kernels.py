@@ -121,7 +121,9 @@ def test_gradients_made_in_one_pass_have_the_bits_of_those_made_one_by_one(famil
             for name, member in family.members.items():
                 if not member.together:
                     continue
-                incoming = made[{"A": "rows", "B": "columns", "C": "weights", "V": "rows"}[name]]
+                incoming = made[
+                    {"row_sum": "rows", "column_sum": "columns", "edge_product": "weights", "sum_along": "rows"}[name]
+                ]
                 known = (*(made[item] for item in member.items), incoming)
                 values = member.together["cpu"](*known, topology)
                 assert values is not None, (way, name)

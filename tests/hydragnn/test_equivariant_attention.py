@@ -177,7 +177,7 @@ def test_a_periodic_graph_needs_a_cutoff() -> None:
         ("gin", {}, "model gin, beside which it stands, sees none"),
         (
             "painn",
-            {"pooling": {"levels": 1, "by": "scores"}},
+            {"pooling": {"levels": 1}},
             "not at those of coarser levels; leave model.pooling out",
         ),
         ("painn", {"hidden_dim": 9}, "does not divide into 2 heads"),

@@ -190,7 +190,7 @@ def test_a_traced_graph_has_the_operators_and_what_follows_from_edges_once(mode:
     with operators():
         module = make_fx(forces_and_their_gradient, tracing_mode=mode)(*given(11, 4))
     called = [str(node.target) for node in module.graph.nodes]
-    assert {"hydragnn.per_channel_A.default", "hydragnn.outer_S.default"} <= set(called)
+    assert {"hydragnn.per_channel_row_sum.default", "hydragnn.vectors_outer_sum.default"} <= set(called)
     assert called.count("hydragnn.largest_ends.default") == 1
     for nodes, degree in ((11, 4), (29, 3)) if mode == "symbolic" else ((11, 4),):
         for actual, expected in zip(module(*given(nodes, degree)), forces_and_their_gradient(*given(nodes, degree))):

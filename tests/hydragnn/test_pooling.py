@@ -223,8 +223,7 @@ def test_after_every_layer_a_node_hears_what_its_cluster_knows() -> None:
 
 
 @pytest.mark.parametrize("corner", CORNERS)
-@pytest.mark.parametrize("learned", [False, True], ids=["clusters", "scores"])
-def test_messages_of_edges_pool_to_means_and_change_as_those_of_coarser_edges_do(corner: str, learned: bool) -> None:
+def test_messages_of_edges_pool_to_means_and_change_as_those_of_coarser_edges_do(corner: str) -> None:
     """Three layers on the levels 0, 1, 0 that hand on messages, against a loop over edges; those that no coarser edge stands for stay."""
     batch = not_periodic(CORNERS[corner]())
     graph = message_graph(batch)
@@ -234,21 +233,15 @@ def test_messages_of_edges_pool_to_means_and_change_as_those_of_coarser_edges_do
             assert states[-1].shape[0] == graph.topology.num_edges
             return {0: states[0].cos(), -1: (states[-1] + 1).sin()}
 
-    net = GraphUNet([Layer() for _ in range(3)], 1, 3, {0}, 0.6 if learned else None).double()
+    net = GraphUNet([Layer() for _ in range(3)], 1, 3, {0}).double()
     first = torch.randn(batch.num_nodes, 3, dtype=torch.float64)
     messages = torch.randn(batch.num_edges, 2, dtype=torch.float64)
     merged = defaultdict(list)
-    if learned:
-        stay = set(net.scores[0](first.cos(), graph).joining.senders.tolist())
-        for edge, ends in enumerate(zip(batch.senders.tolist(), batch.receivers.tolist())):
-            if stay.issuperset(ends):
-                merged[edge].append(edge)
-    else:
-        of_node = {node: number for number, nodes in enumerate(clusters_by_loops(batch, 0)) for node in nodes}
-        for edge, ends in enumerate(zip(batch.senders.tolist(), batch.receivers.tolist())):
-            sender, receiver = (of_node[end] for end in ends)
-            if sender != receiver:
-                merged[receiver, sender].append(edge)
+    of_node = {node: number for number, nodes in enumerate(clusters_by_loops(batch, 0)) for node in nodes}
+    for edge, ends in enumerate(zip(batch.senders.tolist(), batch.receivers.tolist())):
+        sender, receiver = (of_node[end] for end in ends)
+        if sender != receiver:
+            merged[receiver, sender].append(edge)
     expected = (messages + 1).sin()
     for edges in merged.values():
         mean = (messages[edges] + 1).sin().mean(0)

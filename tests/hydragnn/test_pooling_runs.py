@@ -172,13 +172,6 @@ def test_a_store_without_levels_is_refused_before_anything_starts(tmp_path: Path
         train(config_for(**POOLING), tmp_path / "run", store=plain)
 
 
-def test_memory_that_nobody_can_foretell_is_refused(far: MemoryStore, tmp_path: Path) -> None:
-    config = config_for(pooling={"by": "scores"})
-    limited = config.model_copy(update={"batch": config.batch.model_copy(update={"memory": "1 GB"})})
-    with pytest.raises(InputError, match=r"which edges stay by scores changes .*; set batch\.max_graphs"):
-        train(limited, tmp_path / "run", store=far)
-
-
 def test_steps_that_pool_are_not_compiled_and_the_record_says_why(far: MemoryStore, tmp_path: Path) -> None:
     config = config_for(**POOLING)
     compiled = config.model_copy(update={"train": config.train.model_copy(update={"compile": "on", "epochs": 1})})

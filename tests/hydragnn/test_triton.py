@@ -2,41 +2,23 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import triton
-from triton.runtime.errors import OutOfResources
 
-from hydragnn.base.errors import InputError
-from hydragnn.base.files import write_sealed
 from hydragnn.conformance.atomics import unordered_on_a_gpu
 from hydragnn.kernels import OPS
-from hydragnn.kernels.bench import BenchSettings
-from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.offline import READS, Compiled, read_amd
 from hydragnn.kernels.op import Errors
 from hydragnn.kernels.ops import case_graphs, random_graph
 from hydragnn.kernels.triton import edges as triton_edges
-from hydragnn.kernels.triton import launch as triton_launch
 from hydragnn.kernels.triton import segments as triton_segments
 from hydragnn.kernels.triton import sums as triton_sums
 from hydragnn.kernels.triton import windows as triton_windows
-from hydragnn.kernels.triton.tiles import (
-    CANDIDATES,
-    TILES,
-    Tile,
-    read_tiles,
-    tile_of,
-    tile_shape,
-    tiles_file,
-    tiles_here,
-    write_tiles,
-)
-from hydragnn.kernels.tuning import measured_tiles
+from hydragnn.kernels.triton.tiles import TILES, tile_shape
 from tests.forked import Forked
 from tests.hydragnn.triton_interpreted import ROOTS
 
@@ -48,7 +30,6 @@ CHECKS = {
     "widths": VARIANTS * 4,
     "long": VARIANTS * 2 + 2 * REDUCTIONS + 4 + 3,
     "again": VARIANTS,
-    "tiles": 2 * sum(-(-len(op.variants) // 4) for op in OPS.values()),
 }
 
 
@@ -151,57 +132,10 @@ def test_a_cache_without_assembler_text_is_refused_with_a_sentence(tmp_path: Pat
     assert "without its assembler text" in said and "set TRITON_CACHE_DIR to another folder" in said
 
 
-class Stopwatch(triton_launch.Launcher):
-    """Takes kernels instead of a device, which is faster with two warps than with one, and has no room for four beside few numbers."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def architecture(self, device: torch.device) -> str:
-        return "gfx90a"
-
-    def __call__(self, kernel: Any, grid: tuple[int, ...], given: Sequence[Any], options: Mapping[str, Any]) -> None:
-        tile = Tile(numbers=options["BE"] * options["BF"], warps=options["num_warps"])
-        if tile.warps == 4 and tile.numbers < 300:
-            raise OutOfResources(1, 0, "registers")
-        self.seconds += {1: 3.0, 2: 1.0, 4: 2.0}[tile.warps]
-
-    def time_of(self, work: Callable[[], object], settings: BenchSettings) -> float:
-        self.seconds = 0.0
-        work()
-        return self.seconds
-
-
-def test_the_tiles_that_are_measured_to_be_fastest_are_taken_by_later_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("hydragnn.kernels.tuning.CANDIDATES", (CANDIDATES[0], CANDIDATES[2], CANDIDATES[4]))
-    device, settings = Stopwatch(), BenchSettings(device="meta", nodes=20, degree=5)
-    with taken_for("meta", "cuda"), triton_launch.launched_by(device):
-        found = {one.group: one for one in measured_tiles("gfx90a", settings, device.time_of)}
-    assert found.keys() == TILES.keys()
-    assert {one.tile.warps for one in found.values()} == {2}
-    assert all(0 < one.ratio < 1 and one.before == tile_of(name, "gfx90a") for name, one in found.items())
-    write_tiles(tiles_file(), "gfx90a", {name: one.tile for name, one in found.items()})
-    tiles_here.cache_clear()
-    try:
-        assert all(tile_of(name, "gfx90a") == one.tile for name, one in found.items())
-        assert tile_of("sums", "gfx942").warps == 1
-    finally:
-        tiles_here.cache_clear()
-
-
-@pytest.mark.parametrize("tiles", [{"gfx90a": {"sums": "3 numbers, 1 warps"}}, {"gfx90a": 1}, 1])
-def test_a_file_with_other_tiles_than_can_be_measured_is_refused(tiles: Any, tmp_path: Path) -> None:
-    write_sealed(tmp_path / "tiles.json", {"tiles": tiles})
-    with pytest.raises(InputError, match=r"holds no tiles that this program knows; delete it"):
-        read_tiles(tmp_path / "tiles.json")
-
-
 def test_every_tile_has_two_edges_at_least() -> None:
-    """Of three axes of 128 numbers in fp64 a small tile holds less than one edge."""
-    assert {tile_shape(tile, 128, 6)[0] for tile in CANDIDATES} == {2}
+    """A tile of three axes of 128 numbers in fp64 may hold less than one edge."""
+    tiles = [tile for by_architecture in TILES.values() for tile in by_architecture.values()]
+    assert min(tile_shape(tile, 128, 6)[0] for tile in tiles) == 2
 
 
 def compiled(**changes: Any) -> Compiled:

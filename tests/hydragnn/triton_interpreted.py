@@ -1,6 +1,6 @@
 """Runs the Triton forms of ops in Triton's interpreter and prints what differs from the references, as JSON.
 
-TRITON_INTERPRET=1 python tests/hydragnn/triton_interpreted.py derivatives|corners|widths|long|again|tiles
+TRITON_INTERPRET=1 python tests/hydragnn/triton_interpreted.py derivatives|corners|widths|long|again
 A process of its own, since Triton decides when it is imported whether it interprets.
 """
 
@@ -19,7 +19,6 @@ from hydragnn.kernels.family import operators, taken_for
 from hydragnn.kernels.op import numbers
 from hydragnn.kernels.ops import case_graphs, graph
 from hydragnn.kernels.triton import launch as triton_launch
-from hydragnn.kernels.triton.tiles import CANDIDATES, TILES, tried
 
 GRAPHS = case_graphs()
 FEW = {"few": graph(3, 3, [((7 * e + e * e) % 3, e // 4) for e in range(8)])}
@@ -154,16 +153,6 @@ def axes() -> Iterator[tuple[str, float, float]]:
         yield f"{axes} axes", float(difference.abs().max()), op.tolerance[torch.float64]
 
 
-def tiles() -> Iterator[tuple[str, float, float]]:
-    """Values with the smallest and the largest tiles that may be measured, in fp64, of which a tile holds half as many."""
-    for tile in (CANDIDATES[0], CANDIDATES[-1]):
-        with tried(dict.fromkeys(TILES, tile)):
-            for name, op in OPS.items():
-                for number, (case, given) in enumerate(op.cases(FEW, 66)):
-                    if number % 4 == 0:
-                        yield f"{name} {case} {tile}", forward(op, given, torch.float64), op.tolerance[torch.float64]
-
-
 @contextmanager
 def rows_longer_than(edges: int) -> Iterator[None]:
     before = triton_launch.LONG
@@ -180,7 +169,6 @@ SUITES = {
     "widths": widths,
     "long": long,
     "again": again,
-    "tiles": tiles,
 }
 
 

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from hydragnn.architectures import architectures
+from hydragnn.architectures.table import NOT_MEASURED
+
 HERE = Path(__file__).parent
 PAGE = """# The same numbers as other implementations
 
@@ -52,6 +55,9 @@ def table(lines: dict[tuple[str, str, str], float]) -> str:
     rows = [
         f"| `{what}` | {beside} | {compared} | {seen[what, beside, compared]} |"
         for what, beside, compared in sorted(lines)
+    ]
+    rows += [
+        f"| `{kind}` | {NOT_MEASURED} | | |" for kind in architectures() if kind not in {what for what, *_ in lines}
     ]
     return "\n".join([*head, *rows]) + "\n"
 

@@ -67,19 +67,19 @@ def neighbours(batch: GraphBatch, node: int, cutoff: float | None) -> list[tuple
 
 def by_loops(layer: EquivariantAttention, states: States, batch: GraphBatch, cutoff: float | None) -> States:
     inputs = {0: layer.norm(states[0]).unsqueeze(1)}
-    for degree in layer.taken[1:]:
+    for degree in layer.inputs[1:]:
         square = states[degree].pow(2).sum(1).mean(-1)  # [nodes]
         inputs[degree] = states[degree] / torch.sqrt(square + 1).view(-1, 1, 1)
-    queries = {degree: inputs[degree] @ layer.queries[str(degree)].weight.T for degree in layer.taken}
-    keys = {degree: inputs[degree] @ layer.keys[str(degree)].weight.T for degree in layer.taken}
+    queries = {degree: inputs[degree] @ layer.queries[str(degree)].weight.T for degree in layer.inputs}
+    keys = {degree: inputs[degree] @ layer.keys[str(degree)].weight.T for degree in layer.inputs}
     values = (inputs[0].squeeze(1) @ layer.values.weight.T + layer.values.bias).split(CHANNELS, dim=-1)
-    moved = {degree: inputs[degree] @ layer.moved[str(degree)].weight.T for degree in layer.kept}
-    terms = WIDTH * sum(inputs[degree].shape[1] for degree in layer.taken)
+    moved = {degree: inputs[degree] @ layer.moved[str(degree)].weight.T for degree in layer.common}
+    terms = WIDTH * sum(inputs[degree].shape[1] for degree in layer.inputs)
     read = {0: torch.zeros(batch.num_nodes, 1, CHANNELS)}
-    read |= {degree: torch.zeros(batch.num_nodes, 2 * degree + 1, CHANNELS) for degree in layer.given}
+    read |= {degree: torch.zeros(batch.num_nodes, 2 * degree + 1, CHANNELS) for degree in layer.outputs}
 
     def score(node: int, other: int, part: slice, bias: Tensor) -> Tensor:
-        parts = [(queries[degree][node, :, part] * keys[degree][other, :, part]).sum() for degree in layer.taken]
+        parts = [(queries[degree][node, :, part] * keys[degree][other, :, part]).sum() for degree in layer.inputs]
         raw = torch.stack(parts).sum() / math.sqrt(terms) + bias
         return torch.exp(30 * torch.tanh(raw / 30))
 
@@ -88,8 +88,8 @@ def by_loops(layer: EquivariantAttention, states: States, batch: GraphBatch, cut
         own = score(node, node, part, layer.itself[head])
         total = own.clone()
         sums = {0: own * values[0][node, part].unsqueeze(0)}
-        sums |= {degree: torch.zeros(2 * degree + 1, WIDTH) for degree in layer.given}
-        for degree in layer.kept:
+        sums |= {degree: torch.zeros(2 * degree + 1, WIDTH) for degree in layer.outputs}
+        for degree in layer.common:
             sums[degree] = own * moved[degree][node, :, part]
         for other, vector in neighbours(batch, node, cutoff):
             length = vector.norm()
@@ -97,18 +97,18 @@ def by_loops(layer: EquivariantAttention, states: States, batch: GraphBatch, cut
             weight = envelope(length, cutoff) * score(node, other, part, torch.tensor(numbers[0]))
             total = total + weight
             sums[0] = sums[0] + weight * numbers[1] * values[0][other, part].unsqueeze(0)
-            for number, degree in enumerate(layer.given):
+            for number, degree in enumerate(layer.outputs):
                 along = torch.outer(harmonics(vector / length, degree), values[1 + number][other, part])
                 sums[degree] = sums[degree] + weight * numbers[2 + number] * along
-            for number, degree in enumerate(layer.kept):
-                factor = numbers[2 + len(layer.given) + number]
+            for number, degree in enumerate(layer.common):
+                factor = numbers[2 + len(layer.outputs) + number]
                 sums[degree] = sums[degree] + weight * factor * moved[degree][other, :, part]
         for degree, summed in sums.items():
             read[degree][node, :, part] = summed / total
     first, _, last = layer.network
     inner = read[0].squeeze(1) @ first.weight.T + first.bias
     result = {0: inner * torch.sigmoid(inner) @ last.weight.T + last.bias}
-    return result | {degree: read[degree] @ layer.outs[str(degree)].weight.T for degree in layer.given}
+    return result | {degree: read[degree] @ layer.outs[str(degree)].weight.T for degree in layer.outputs}
 
 
 @pytest.mark.parity("global attention", "its equations as loops", "equivariant attention, degrees 0 to 2, images")
@@ -119,7 +119,7 @@ def test_equivariant_attention_equals_its_equations_as_loops(
 ) -> None:
     if cutoff is None:
         batch.periodic.fill_(False)
-    layer = EquivariantAttention(CHANNELS, HEADS, RADIAL + 1, taken=taken, given=given)
+    layer = EquivariantAttention(CHANNELS, HEADS, RADIAL + 1, inputs=taken, outputs=given)
     torch.nn.init.normal_(layer.itself)
     states = {0: torch.randn(batch.num_nodes, CHANNELS)}
     states |= {degree: 3 * torch.randn(batch.num_nodes, 2 * degree + 1, CHANNELS) for degree in taken - {0}}

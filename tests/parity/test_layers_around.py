@@ -14,7 +14,6 @@ from hydragnn.kernels.family import plain_forms, taken_for
 from hydragnn.layers import GPSLayer, GraphAttention, LinearGraphAttention, MessageGraph, States
 from hydragnn.layers.conditioning import FiLM
 from hydragnn.layers.size_buckets import size_buckets
-from hydragnn.layers.top_k import TopK
 
 CHANNELS = 6
 EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 sums in another order
@@ -180,27 +179,6 @@ def test_linear_attention_is_the_same_where_a_tracer_looks_on() -> None:
     with plain_forms():
         traced = attention(states, graph_of_sizes([4, 5, 3]))
     torch.testing.assert_close(traced, attention(states, graph_of_sizes([4, 5, 3])), **EXACT)
-
-
-def test_scores_choose_and_gate_as_those_of_pytorch_geometric(batch: GraphBatch) -> None:
-    """Cangea et al. 2018; theirs lists nodes from the highest score down."""
-    pool = pytest.importorskip("torch_geometric.nn").TopKPooling(CHANNELS, ratio=0.5)
-    ours, states = TopK(CHANNELS, 0.5), torch.randn(batch.num_nodes, CHANNELS)
-    with torch.no_grad():
-        ours.direction.copy_(pool.select.weight[0])
-    coarser = ours(states, graph_of(batch))
-    theirs, edges, _, owner, kept, _ = pool(
-        states, torch.stack([batch.senders, batch.receivers]), batch=batch.owner("node")
-    )
-    order = kept.argsort()
-    torch.testing.assert_close(coarser.joining.senders, kept[order])
-    torch.testing.assert_close(coarser.pooled(states), theirs[order], **EXACT)
-    torch.testing.assert_close(coarser.graph.owner, owner[order])
-    place = order.argsort()
-    topology = coarser.graph.topology
-    assert sorted(zip(topology.senders.tolist(), topology.receivers.tolist())) == sorted(
-        zip(*(place[end].tolist() for end in edges))
-    )
 
 
 class Doubled(nn.Module):

@@ -1,1 +1,1 @@
-"""Forms for CPUs: loops compiled from ``csr.cpp``, and the calls that hand them tensors."""
+"""Forms for CPUs: compiled loops and the calls to them."""

@@ -1,4 +1,4 @@
-"""The compiled loops of ``csr.cpp``: found beside this file, loaded when first asked for, called with tensors.
+"""Library of compiled loops, built from ``csr.cpp`` into this folder.
 
 They serve dense CPU tensors of one dtype, fp32 or fp64. Where they are not built, or built from another version, one
 sentence on stderr says so, once, and plain torch serves. Only the installed package is looked into, never the current folder.
@@ -59,7 +59,10 @@ DTYPES = (torch.float32, torch.float64)
 
 
 def serves(*tensors: Tensor | None) -> bool:
-    """Return True where the compiled loops take these tensors: on a CPU, all of one dtype, fp32 or fp64, and built at all."""
+    """Return True if the compiled loops accept these tensors.
+
+    They accept CPU tensors of one dtype, fp32 or fp64, if the library was built.
+    """
     dtype = next(tensor.dtype for tensor in tensors if tensor is not None)
     return (
         dtype in DTYPES
@@ -72,7 +75,10 @@ def serves(*tensors: Tensor | None) -> bool:
 
 
 def call(name: str, arrays: Sequence[Tensor | None], integers: Sequence[int], *outs: Tensor | None) -> bool:
-    """Call the loop ``name``, which writes ``outs``; arrays are made dense first. False where it does not serve its input."""
+    """Call the loop ``name``, which writes ``outs``.
+
+    Arrays are made dense first. Returns False if the loop refuses its input.
+    """
     loaded = library()
     assert loaded is not None
     dense = [None if array is None else array.contiguous() for array in arrays]  # kept alive until the call is over
@@ -86,7 +92,7 @@ def call(name: str, arrays: Sequence[Tensor | None], integers: Sequence[int], *o
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled loops; None, which is said once, where there are none that fit."""
+    """Return the compiled loops, or None with one note on stderr."""
     try:
         return load(LIBRARY)
     except UNUSABLE as error:
@@ -103,7 +109,10 @@ def reason(error: Exception) -> str:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """The library at a path, its functions declared. OSError without it, AttributeError or ValueError where it is another."""
+    """Load the library at a path and declare its functions.
+
+    Raises OSError without it, AttributeError or ValueError if it is another version.
+    """
     if not path.exists():
         raise FileNotFoundError(path)
     loaded = ctypes.CDLL(str(path))

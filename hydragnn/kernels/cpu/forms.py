@@ -1,4 +1,4 @@
-"""Forms for a CPU: the compiled loops where they serve, else the form in plain torch.
+"""Forms for a CPU: compiled loops, with plain torch as the fallback.
 
 No array of edges x channels is made on the way to nodes. Sums run in the order of the edges: the bits of ``index_add``, on
 every machine and with any number of threads (the loops use one).
@@ -17,22 +17,25 @@ T = TypeVar("T")
 
 
 def or_plain(compiled: Callable[..., T | None], plain: Callable[..., T]) -> Callable[..., T]:
-    """The compiled form, and the plain one where that gives None."""
+    """Return the compiled form with ``plain`` as its fallback for None."""
 
-    def form(*given: Any, **options: Any) -> T:
-        value = compiled(*given, **options)
-        return plain(*given, **options) if value is None else value
+    def form(*inputs: Any, **options: Any) -> T:
+        value = compiled(*inputs, **options)
+        return plain(*inputs, **options) if value is None else value
 
     return form
 
 
-def sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor | None:
-    """A: edge by edge; None without weights per channel or head, where ``embedding_bag`` is as fast."""
+def row_sum(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor | None:
+    """Sum weighted states of senders, edge by edge.
+
+    Returns None without weights per channel or head, where ``embedding_bag`` is as fast.
+    """
     return _weighted_sum(x, weight, topology.senders, topology.receivers, topology.pair, topology.num_rows)
 
 
-def sum_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor | None:
-    """B: edge by edge, so that weights are read in their order; None as in A."""
+def column_sum(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor | None:
+    """Sum weighted states of receivers; None as in ``row_sum``."""
     return _weighted_sum(g, weight, topology.receivers, topology.senders, topology.pair, topology.num_columns)
 
 
@@ -48,18 +51,18 @@ def _weighted_sum(
 
 
 def _weighs(weight: Tensor, x: Tensor) -> bool:
-    """Return True where every channel of x has a weight, or every head."""
-    kept = (x.shape[-1],) if weight.dim() == 2 else (*x.shape[-2:-1], 1)
-    return x.dim() >= weight.dim() and weight.shape[1:] == kept
+    """Return True if every channel or every head has a weight."""
+    retained = (x.shape[-1],) if weight.dim() == 2 else (*x.shape[-2:-1], 1)
+    return x.dim() >= weight.dim() and weight.shape[1:] == retained
 
 
 def _axes_and_channels(x: Tensor, last: int) -> tuple[int, int, int]:
-    """Axes, channels of each, which are the last or last two of x, and how many of them have a weight together."""
+    """Return the axes, their channels, and the channels per weight."""
     return x.shape[1:-last].numel(), x.shape[-last:].numel(), x.shape[-1] if last == 2 else 1
 
 
-def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per: str) -> Tensor | None:
-    """C: edge by edge."""
+def edge_product(x: Tensor, g: Tensor, topology: Topology, per: str) -> Tensor | None:
+    """Multiply the states of both ends, edge by edge."""
     if not serves(x, g) or x.shape[1:] != g.shape[1:] or x.dim() < 2:
         return None
     edges, ends = topology.num_edges, (x, g, topology.senders, topology.receivers)
@@ -68,36 +71,36 @@ def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per: str) -> Tenso
         return None if topology.pair is not None else out if call("edge_dot", ends, (edges, _width(x)), out) else None
     if per == "head" and x.dim() < 3:
         return None
-    kept = (x.shape[-1],) if per == "channel" else (x.shape[-2], 1)
-    out = x.new_empty(topology.num_weights, *kept)
-    call("edge_product", (*ends, topology.pair), (edges, len(out), *_axes_and_channels(x, len(kept))), out)
+    retained = (x.shape[-1],) if per == "channel" else (x.shape[-2], 1)
+    out = x.new_empty(topology.num_weights, *retained)
+    call("edge_product", (*ends, topology.pair), (edges, len(out), *_axes_and_channels(x, len(retained))), out)
     return out
 
 
-def gradients_of_row_sums(x: Tensor, weight: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
-    """B and C in one pass, what A's states and weights receive: weights and what arrived are read once."""
+def row_sum_gradients(x: Tensor, weight: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
+    """Return both gradients of ``row_sum`` in one pass."""
     ends = topology.receivers, topology.senders
     return _sum_and_product(x, weight, u, ends, topology, topology.num_columns)
 
 
-def gradients_of_column_sums(g: Tensor, weight: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
-    """A and C in one pass, what B's states and weights receive."""
+def column_sum_gradients(g: Tensor, weight: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
+    """Return both gradients of ``column_sum`` in one pass."""
     return _sum_and_product(g, weight, u, (topology.senders, topology.receivers), topology, topology.num_rows)
 
 
 def _sum_and_product(
-    other: Tensor, weight: Tensor, given: Tensor, ends: tuple[Tensor, Tensor], topology: Topology, rows: int
+    other: Tensor, weight: Tensor, inputs: Tensor, ends: tuple[Tensor, Tensor], topology: Topology, rows: int
 ) -> tuple[Tensor, ...] | None:
-    if not _weighs(weight, other) or not serves(other, weight, given):
+    if not _weighs(weight, other) or not serves(other, weight, inputs):
         return None
     out, products = _dense_like(other), _dense_like(weight)
     sizes = (topology.num_edges, rows, topology.num_weights, *_axes_and_channels(other, weight.dim() - 1))
-    call("sum_and_product", (given, other, weight, *ends, topology.pair), sizes, products, out)
+    call("sum_and_product", (inputs, other, weight, *ends, topology.pair), sizes, products, out)
     return out, products
 
 
-def gradients_of_products(x: Tensor, g: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
-    """B and A in one pass, what both ends of C receive."""
+def edge_product_gradients(x: Tensor, g: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
+    """Return both gradients of ``edge_product`` in one pass."""
     if not _weighs(u, x) or not serves(x, g, u):
         return None
     sent, received = _dense_like(x), _dense_like(g)
@@ -107,8 +110,8 @@ def gradients_of_products(x: Tensor, g: Tensor, u: Tensor, topology: Topology) -
     return sent, received
 
 
-def sum_of_outer_products(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor | None:
-    """S: row by row, all axes at once."""
+def outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor | None:
+    """Sum messages times directions, row by row, all axes at once."""
     if not serves(messages, directions) or messages.dim() != 2 or directions.dim() != 2:
         return None
     rows, dim, channels = topology.num_rows, directions.shape[1], messages.shape[1]
@@ -117,8 +120,8 @@ def sum_of_outer_products(messages: Tensor, directions: Tensor, topology: Topolo
     return out
 
 
-def sum_over_axes(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
-    """T: edge by edge."""
+def along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
+    """Project vectors of receivers on directions, edge by edge."""
     if not serves(directions, vectors) or directions.shape[1:] != vectors.shape[1:-1]:
         return None
     edges, dim, channels = topology.num_edges, directions.shape[1], vectors.shape[2]
@@ -127,8 +130,8 @@ def sum_over_axes(directions: Tensor, vectors: Tensor, topology: Topology) -> Te
     return out
 
 
-def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
-    """R: edge by edge."""
+def along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
+    """Contract vectors of receivers with messages, edge by edge."""
     if not serves(messages, vectors) or messages.shape[1:] != vectors.shape[2:]:
         return None
     edges, dim, channels = topology.num_edges, vectors.shape[1], messages.shape[1]
@@ -138,7 +141,7 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
 
 
 def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor | None:
-    """V: row by row."""
+    """Sum weighted states of senders times directions, row by row."""
     if not serves(x, weight, directions) or x.shape[1:] != weight.shape[1:]:
         return None
     sizes = (topology.num_rows, directions.shape[1], x.shape[1])
@@ -148,7 +151,7 @@ def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology)
 
 
 def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
-    """X: edge by edge."""
+    """Sum projected, weighted vectors of receivers at senders."""
     if not serves(weight, directions, vectors) or vectors.shape[1:] != (*directions.shape[1:], *weight.shape[1:]):
         return None
     out = weight.new_empty(topology.num_columns, weight.shape[1])
@@ -158,7 +161,7 @@ def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology:
 
 
 def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
-    """W: edge by edge."""
+    """Multiply states of senders with projected vectors of receivers."""
     if not serves(x, directions, vectors) or vectors.shape[1:] != (*directions.shape[1:], *x.shape[1:]):
         return None
     sizes = (topology.num_edges, topology.num_weights, directions.shape[1], x.shape[1])
@@ -168,7 +171,7 @@ def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Top
 
 
 def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
-    """U: edge by edge."""
+    """Contract weighted states of senders with vectors of receivers."""
     if not serves(x, weight, vectors) or not x.shape[1:] == weight.shape[1:] == vectors.shape[2:]:
         return None
     sizes = (topology.num_edges, vectors.shape[1], x.shape[1])
@@ -177,10 +180,10 @@ def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topolog
     return out
 
 
-def gradients_of_sum_along(
+def sum_along_gradients(
     x: Tensor, weight: Tensor, directions: Tensor, u: Tensor, topology: Topology
 ) -> tuple[Tensor, ...] | None:
-    """X, W and U in one pass, what all three of V receive."""
+    """Return all gradients of ``sum_along`` in one pass."""
     if not serves(x, weight, directions, u) or x.shape[1:] != weight.shape[1:]:
         return None
     outs = [_dense_like(tensor) for tensor in (x, weight, directions)]
@@ -190,8 +193,8 @@ def gradients_of_sum_along(
     return tuple(outs)
 
 
-def add_ends(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor | None:
-    """J: edge by edge, one array of edges x channels, the result."""
+def gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor | None:
+    """Add the states of both ends and of the edge."""
     if not serves(received, sent, edges) or any(
         end is not None and end.shape[1:] != sent.shape[1:] for end in (received, edges)
     ):
@@ -203,7 +206,7 @@ def add_ends(received: Tensor | None, sent: Tensor, edges: Tensor | None, topolo
 
 
 def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
-    """Messages added one by one to their receivers, which come in any order."""
+    """Add messages to their receivers, which may be in any order."""
     receivers, num_nodes = segments
     if not serves(messages) or not _indexes(receivers, messages):
         return None
@@ -212,7 +215,7 @@ def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor |
 
 
 def pair_edges(vectors: Tensor, topology: Topology) -> tuple[Tensor, Tensor] | None:
-    """The first edge of every pair of reverse edges, and the pair of every edge; None where an edge has no reverse."""
+    """Return each pair's first edge and each edge's pair, or None."""
     edges = topology.num_edges
     wide = topology.senders.dtype == topology.receivers.dtype == torch.int64
     if not edges or not wide or topology.num_rows != topology.num_columns or not serves(vectors):
@@ -226,14 +229,17 @@ def pair_edges(vectors: Tensor, topology: Topology) -> tuple[Tensor, Tensor] | N
 
 
 def serves_segments(messages: Tensor, receivers: Tensor, num_nodes: int) -> bool:
-    """Return True where the compiled passes over rows take these messages: receivers are int64, ascend and are nodes."""
+    """Return True if the loops over rows accept these messages.
+
+    Receivers must be int64, ascending and numbers of nodes.
+    """
     if not serves(messages) or not _indexes(receivers, messages):
         return False
     return call("ascends", (receivers,), (receivers.shape[0], num_nodes))
 
 
 def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """The named ones of mean, variance, low and high of each node's messages."""
+    """Return the named ones of mean, variance, low and high."""
     values = {name: messages.new_empty(num_nodes, *messages.shape[1:]) for name in names}
     outs = [values.get(name) for name in ("mean", "variance", "low", "high")]
     call("statistics", (messages, receivers), _sizes(messages, num_nodes), *outs)
@@ -241,44 +247,47 @@ def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple
 
 
 def statistics_gradient(
-    messages: Tensor, receivers: Tensor, known: Mapping[str, Tensor], incoming: Mapping[str, Tensor | None]
+    messages: Tensor, receivers: Tensor, operands: Mapping[str, Tensor], incoming: Mapping[str, Tensor | None]
 ) -> Tensor:
-    """What every message receives from what its receiver's statistics received."""
+    """Return the gradient of messages from those of their statistics."""
     out, spare = (
         torch.empty_like(messages, memory_format=torch.contiguous_format),
         messages.new_empty(2, _width(messages)),
     )
-    arrays = [known.get(name) for name in ("mean", "low", "high")]
+    arrays = [operands.get(name) for name in ("mean", "low", "high")]
     arrays += [incoming.get(name) for name in ("mean", "variance", "low", "high")]
-    num_nodes = next(iter(known.values())).shape[0]
+    num_nodes = next(iter(operands.values())).shape[0]
     call("statistics_gradient", (messages, receivers, *arrays), _sizes(messages, num_nodes), spare, out)
     return out
 
 
 def holders(messages: Tensor, receivers: Tensor, value: Tensor) -> Tensor:
-    """The first edge of every node whose message is ``value``; the number of edges where there is none."""
+    """Return each node's first edge with ``value``, or the number of edges."""
     out = torch.empty_like(value, dtype=torch.int64)
     call("holders", (messages, receivers, value), _sizes(messages, value.shape[0]), out)
     return out
 
 
 def softmax(scores: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
-    """Shares of the exponentials of a row, in one pass over the rows."""
+    """Return the shares of exponentials of each row."""
     return _by_row("softmax", 1, (scores,), segments)
 
 
 def softmax_gradient(y: Tensor, u: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
-    """What scores receive, of their shares and what arrived for these."""
+    """Return the gradient of scores, from shares and their gradient."""
     return _by_row("softmax_gradient", 1, (y, u), segments)
 
 
 def softmax_curvature(y: Tensor, u: Tensor, v: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
-    """What shares receive, where v arrives for the gradient of scores."""
+    """Return the gradient of shares, from v for the gradient of scores."""
     return _by_row("softmax_curvature", 2, (y, u, v), segments)
 
 
 def _by_row(name: str, spare: int, tensors: tuple[Tensor, ...], segments: tuple[Tensor, int]) -> Tensor | None:
-    """A loop with a result per message, of messages of one shape and receivers that ascend; None of single numbers, where torch is faster."""
+    """Call a loop with one result per message.
+
+    Returns None for single numbers, where torch is faster, and unless receivers ascend.
+    """
     first, (receivers, num_nodes) = tensors[0], segments
     if _width(first) == 1 or not serves(*tensors) or not serves_segments(first, receivers, num_nodes):
         return None
@@ -290,7 +299,7 @@ def _by_row(name: str, spare: int, tensors: tuple[Tensor, ...], segments: tuple[
 
 
 def silu_curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor | None:
-    """K: g u silu''(x) in one pass."""
+    """Return g u silu''(x) in one pass."""
     if not serves(x, g, u) or not x.shape == g.shape == u.shape:
         return None
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -299,7 +308,7 @@ def silu_curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor | None:
 
 
 def silu_slope_gradient(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor] | None:
-    """K and D in one pass: what x and g of g silu'(x) receive."""
+    """Return both gradients of g silu'(x) in one pass."""
     if not serves(x, g, u) or not x.shape == g.shape == u.shape:
         return None
     for_x, for_g = _dense_like(x), _dense_like(x)
@@ -308,21 +317,21 @@ def silu_slope_gradient(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor
 
 
 def activated_sum(a: Tensor, w: Tensor, topology: Topology) -> Tensor:
-    """F: edge by edge."""
+    """Sum weights times SiLU of messages, edge by edge."""
     out = a.new_empty(topology.num_rows, a.shape[1])
     call("activated_sum", (a, w, topology.receivers), (topology.num_edges, topology.num_rows, a.shape[1]), out)
     return out
 
 
 def activated_gradient(a: Tensor, w: Tensor, g: Tensor, topology: Topology) -> tuple[Tensor, Tensor]:
-    """What both tensors of F receive, in one pass."""
+    """Return both gradients of ``activated_sum`` in one pass."""
     for_a, for_w = _dense_like(a), _dense_like(w)
     call("activated_gradient", (a, w, g, topology.receivers), (topology.num_edges, a.shape[1]), for_a, for_w)
     return for_a, for_w
 
 
 def activated_second(a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topology: Topology) -> tuple[Tensor, ...]:
-    """What the three tensors of that gradient receive, in one pass."""
+    """Return the gradients of ``activated_gradient`` in one pass."""
     outs = _dense_like(a), _dense_like(w), _dense_like(g)
     sizes = (topology.num_edges, topology.num_rows, a.shape[1])
     call("activated_second", (a, w, g, u, v, topology.receivers), sizes, *outs)
@@ -330,14 +339,14 @@ def activated_second(a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topo
 
 
 def power_sums(x: Tensor, w: Tensor, topology: Topology) -> Tensor:
-    """F of the three powers: edge by edge."""
+    """Sum weights times three powers of deviations, edge by edge."""
     out = x.new_empty(3, topology.num_rows, x.shape[1])
     call("power_sums", (x, w, topology.receivers), (topology.num_edges, topology.num_rows, x.shape[1]), out)
     return out
 
 
 def power_gradient(x: Tensor, w: Tensor, g: Tensor, topology: Topology) -> tuple[Tensor, Tensor]:
-    """What both tensors of that receive, in one pass."""
+    """Return both gradients of ``power_sums`` in one pass."""
     for_x, for_w = _dense_like(x), _dense_like(w)
     sizes = (topology.num_edges, topology.num_rows, x.shape[1])
     call("power_gradient", (x, w, g, topology.receivers), sizes, for_x, for_w)
@@ -345,7 +354,7 @@ def power_gradient(x: Tensor, w: Tensor, g: Tensor, topology: Topology) -> tuple
 
 
 def power_second(x: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topology: Topology) -> tuple[Tensor, ...]:
-    """What the three tensors of that gradient receive, in one pass."""
+    """Return the gradients of ``power_gradient`` in one pass."""
     outs = _dense_like(x), _dense_like(w), _dense_like(g)
     sizes = (topology.num_edges, topology.num_rows, x.shape[1])
     call("power_second", (x, w, g, u, v, topology.receivers), sizes, *outs)
@@ -353,7 +362,7 @@ def power_second(x: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topology
 
 
 def table_value(x: Tensor, table: Any) -> Tensor | None:
-    """F(x) of a ``Table``, item by item."""
+    """Return the functions of a ``Table`` at each x."""
     knots = table.knots
     if not serves(x, knots) or x.dim() != 1:
         return None
@@ -364,7 +373,7 @@ def table_value(x: Tensor, table: Any) -> Tensor | None:
 
 
 def table_slope(x: Tensor, g: Tensor, table: Any) -> Tensor | None:
-    """The sum over channels of g F'(x), item by item."""
+    """Return the sum over channels of g times the derivative at x."""
     knots = table.knots
     if not serves(x, g, knots) or x.dim() != 1 or g.shape != (x.shape[0], knots.shape[2]):
         return None
@@ -379,7 +388,7 @@ def _dense_like(tensor: Tensor) -> Tensor:
 
 
 def _indexes(receivers: Tensor, messages: Tensor) -> bool:
-    """Return True where there is an int64 receiver for every message, as loops read them."""
+    """Return True if there is an int64 receiver for every message."""
     return receivers.dtype == torch.int64 and receivers.shape == messages.shape[:1]
 
 

@@ -1,1 +1,1 @@
-"""Forms for ROCm and CUDA: kernels in Triton, their tiles, and the calls that launch them."""
+"""Forms for ROCm and CUDA: Triton kernels and the calls to them."""

@@ -1,4 +1,4 @@
-"""How Triton kernels are launched: on the device of their tensors, or by whoever stands in for it; with the constants that all have."""
+"""Launching of Triton kernels, and the constants that all have."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Launcher:
     """Runs kernels on the device of their tensors."""
 
     def architecture(self, device: torch.device) -> str:
-        """The name of a device's architecture, e.g. ``gfx90a`` or ``sm_90``."""
+        """Return the architecture of a device, e.g. ``gfx90a`` or ``sm_90``."""
         return architecture_of(device)
 
-    def __call__(self, kernel: Any, grid: tuple[int, ...], given: Sequence[Any], options: Mapping[str, Any]) -> None:
+    def __call__(self, kernel: Any, grid: tuple[int, ...], inputs: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Launch a kernel with its arguments and constants."""
-        device = given[0].device
+        device = inputs[0].device
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
-                kernel[grid](*given, **options)
+                kernel[grid](*inputs, **options)
         else:
-            kernel[grid](*given, **options)
+            kernel[grid](*inputs, **options)
 
 
 _launcher: list[Launcher] = [Launcher()]
@@ -38,7 +38,7 @@ _launcher: list[Launcher] = [Launcher()]
 
 @contextmanager
 def launched_by(launcher: Launcher) -> Iterator[None]:
-    """Within it ``launcher`` gets all kernels, e.g. one that compiles them for a device that is not here."""
+    """Give all kernels to ``launcher`` within the block."""
     _launcher.append(launcher)
     try:
         yield
@@ -46,29 +46,29 @@ def launched_by(launcher: Launcher) -> Iterator[None]:
         _launcher.pop()
 
 
-def launch(kernel: Any, grid: tuple[int, ...], given: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Hand a kernel to whoever launches them."""
-    _launcher[-1](kernel, grid, given, options)
+def launch(kernel: Any, grid: tuple[int, ...], inputs: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Launch a kernel by the current launcher."""
+    _launcher[-1](kernel, grid, inputs, options)
 
 
 def sum_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """Sums are in fp32, of fp64 in fp64."""
+    """Return the dtype of sums: fp64 for fp64, else fp32."""
     double = any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
     return torch.float64 if double else torch.float32
 
 
 def constants_of(group: str, tensors: Sequence[Tensor | None], channels: int, axes: int) -> tuple[dict[str, Any], int]:
-    """The constants that all kernels have, and how many tiles the channels are."""
+    """Return the constants of all kernels, and the number of tiles."""
     import triton.language as tl
 
-    known = [tensor for tensor in tensors if tensor is not None]
-    tile = tile_of(group, _launcher[-1].architecture(known[0].device))
-    double = sum_dtype(*known) == torch.float64
+    present = [tensor for tensor in tensors if tensor is not None]
+    tile = tile_of(group, _launcher[-1].architecture(present[0].device))
+    double = sum_dtype(*present) == torch.float64
     edges, wide = tile_shape(tile, channels, 2 * axes if double else axes)
     options = {
         "VEC": math.gcd(channels, 16),
         "ACC": tl.float64 if double else tl.float32,
-        "OFF": tl.int64 if any(tensor.numel() >= 2**31 for tensor in known) else tl.int32,
+        "OFF": tl.int64 if any(tensor.numel() >= 2**31 for tensor in present) else tl.int32,
         "BE": edges,
         "BF": wide,
         "num_warps": tile.warps,

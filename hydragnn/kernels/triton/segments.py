@@ -1,4 +1,4 @@
-"""Triton kernels of reductions per receiver, for ROCm and CUDA: one program per row and tile of channels, no atomics.
+"""Triton kernels of reductions per receiver, without atomics.
 
 Names as in ``sums``; ``order[p]`` is the edge at position p where edges are sorted by receiver. Rows of more than ``SPLIT``
 edges are left to ``windows``.
@@ -14,7 +14,7 @@ NOWHERE = tl.constexpr(2147483647)
 
 @triton.jit
 def short_row(offsets, row, SPLIT: tl.constexpr):
-    """The positions of a row; none where it is long."""
+    """Return the positions of a row; none if it is long."""
     first = tl.load(offsets + row).to(tl.int32)
     last = tl.load(offsets + row + 1).to(tl.int32)
     return first, tl.where(last - first > SPLIT, first, last)
@@ -24,7 +24,10 @@ def short_row(offsets, row, SPLIT: tl.constexpr):
 def reduce_edges(first, last, order, x, f, C,
                  MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
                  ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Per place of the tile, of the positions first to last: mean, sum of squares about it and count, extremes and their first edges."""
+    """Reduce positions first to last, per place of the tile.
+
+    Mean, squared deviations and count; extremes and their first edges.
+    """
     centre = tl.full([BE, BF], 0.0, ACC)
     squares = tl.full([BE, BF], 0.0, ACC)
     count = tl.full([BE], 0.0, ACC)
@@ -34,12 +37,12 @@ def reduce_edges(first, last, order, x, f, C,
     most_at = tl.full([BE, BF], NOWHERE, tl.int32)
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
-        known = p < last
-        e = tl.load(order + p, mask=known, other=0).to(tl.int32)
-        mask = known[:, None] & (f < C)[None, :]
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(tl.int32)
+        mask = valid[:, None] & (f < C)[None, :]
         v = tl.load(x + (e.to(OFF)[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
         if MOMENTS:
-            count += known.to(ACC)
+            count += valid.to(ACC)
             away = tl.where(mask, v - centre, 0.0)
             centre += away / tl.maximum(count, 1.0)[:, None]
             squares += away * tl.where(mask, v - centre, 0.0)
@@ -58,7 +61,7 @@ def reduce_edges(first, last, order, x, f, C,
 
 @triton.jit
 def merge_moments(centre, squares, count, edges):
-    """Mean and sum of squares about it, of a tile's (Chan, Golub and LeVeque 1983): no difference of large squares."""
+    """Merge the moments of a tile (Chan, Golub and LeVeque 1983)."""
     middle = tl.sum(centre * count[:, None], 0) / tl.maximum(edges, 1.0)
     away = centre - middle[None, :]
     return middle, tl.sum(squares + away * away * count[:, None], 0)
@@ -66,13 +69,13 @@ def merge_moments(centre, squares, count, edges):
 
 @triton.jit
 def first_of(held, held_at, extreme):
-    """The first edge that holds the extreme of its channel."""
+    """Return the first edge that holds the extreme of its channel."""
     return tl.min(tl.where(held == extreme[None, :], held_at, NOWHERE), 0)
 
 
 @triton.jit
 def store_moments(mean, variance, at, centre, squares, count, edges, mask):
-    """Mean and population variance of a row."""
+    """Store mean and population variance of a row."""
     middle, spread = merge_moments(centre, squares, count, edges)
     tl.store(mean + at, middle.to(mean.dtype.element_ty), mask=mask)
     tl.store(variance + at, (spread / tl.maximum(edges, 1.0)).to(variance.dtype.element_ty), mask=mask)
@@ -80,7 +83,7 @@ def store_moments(mean, variance, at, centre, squares, count, edges, mask):
 
 @triton.jit
 def store_extreme(value, edge, at, extreme, held, held_at, exists, none, mask, WINNERS: tl.constexpr):
-    """An extreme of a row and its first edge; zero and the edge ``none`` of a row without edges."""
+    """Store an extreme of a row and its first edge, or ``none``."""
     tl.store(value + at, tl.where(exists, extreme, 0.0).to(value.dtype.element_ty), mask=mask)
     if WINNERS:
         winner = first_of(held, held_at, extreme)
@@ -93,7 +96,9 @@ def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edg
                 MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
                 SPLIT: tl.constexpr, VEC: tl.constexpr,
                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Mean and population variance, smallest and largest value, with their first edge where ``WINNERS``, in one pass over the messages.
+    """Store moments and extremes of every row, in one pass.
+
+    Extremes have their first edge if ``WINNERS``.
 
     Rows without edges get zeros and the edge ``none``; so do long rows, until their windows are joined.
     """
@@ -117,7 +122,7 @@ def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edg
 def spread_edges(first, last, edges, at, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high,
                  out, f, C, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
                  EXTREMES: tl.constexpr):  # fmt: skip
-    """What messages at the positions first to last receive from the results of their row, which begin at ``at``."""
+    """Store the gradient of the messages of a row."""
     column = f < C
     share = 1.0 / tl.maximum(edges, 1).to(ACC)
     middle = tl.load(mean + at, mask=column, other=0.0).to(ACC)
@@ -130,9 +135,9 @@ def spread_edges(first, last, edges, at, order, x, mean, low_edge, high_edge, to
         most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
-        known = p < last
-        e = tl.load(order + p, mask=known, other=0).to(tl.int32)
-        mask = known[:, None] & column[None, :]
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(tl.int32)
+        mask = valid[:, None] & column[None, :]
         place = e.to(OFF)[:, None] * C + f[None, :]
         v = tl.load(x + place, mask=mask, other=0.0).to(ACC)
         gradient = level[None, :] + (v - middle[None, :]) * slope[None, :]
@@ -146,7 +151,7 @@ def spread_edges(first, last, edges, at, order, x, mean, low_edge, high_edge, to
 def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high, out, units,
                          EXTREMES: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
                          ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """What the messages receive from the results of ``reduce_rows``: one read and one write per message."""
+    """Store the gradient of messages from the results of ``reduce_rows``."""
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -158,14 +163,14 @@ def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, 
 @triton.jit
 def exponentials(first, last, order, x, f, C,
                  ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Largest number of the positions first to last per channel, and the sum of exp(x - largest)."""
+    """Return the largest number and the sum of exp(x - largest)."""
     most = tl.full([BE, BF], -3.0e38, ACC)
     total = tl.full([BE, BF], 0.0, ACC)
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
-        known = p < last
-        e = tl.load(order + p, mask=known, other=0).to(OFF)
-        mask = known[:, None] & (f < C)[None, :]
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(OFF)
+        mask = valid[:, None] & (f < C)[None, :]
         v = tl.load(x + (e[:, None] * C + f[None, :]), mask=mask, other=float("-inf")).to(ACC)
         higher = tl.maximum(most, v)
         total = total * tl.exp(most - higher) + tl.exp(v - higher)
@@ -177,12 +182,12 @@ def exponentials(first, last, order, x, f, C,
 @triton.jit
 def store_shares(first, last, order, x, out, largest, scale, f, C,
                  ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """exp(x - largest) * scale at the positions first to last."""
+    """Store exp(x - largest) * scale at positions first to last."""
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
-        known = p < last
-        e = tl.load(order + p, mask=known, other=0).to(OFF)
-        mask = known[:, None] & (f < C)[None, :]
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(OFF)
+        mask = valid[:, None] & (f < C)[None, :]
         place = e[:, None] * C + f[None, :]
         v = tl.load(x + place, mask=mask, other=float("-inf")).to(ACC)
         tl.store(out + place, (tl.exp(v - largest[None, :]) * scale[None, :]).to(out.dtype.element_ty), mask=mask)
@@ -191,7 +196,7 @@ def store_shares(first, last, order, x, out, largest, scale, f, C,
 @triton.jit(do_not_specialize=SIZES)
 def softmax_rows(offsets, order, x, out, units, SPLIT: tl.constexpr, VEC: tl.constexpr,
                  ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """exp(x - largest) / sum of the same per row; the second read finds the row in the cache."""
+    """Store the softmax of every row; the second read may be cached."""
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     first, last = short_row(offsets, tl.program_id(0), SPLIT)

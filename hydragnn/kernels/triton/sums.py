@@ -1,4 +1,4 @@
-"""Triton kernels of sums over the edges of a row, for ROCm and CUDA: one program per row and tile of channels, no atomics.
+"""Triton kernels of sums over the edges of a row, without atomics.
 
 Rows of more than ``SPLIT`` edges are left out by ``sum_rows``: ``sum_windows`` sums them in windows of ``SPLIT`` edges, and
 ``join_windows`` adds the windows in their order. Every sum has one order, so that the same numbers give the same bits.
@@ -22,22 +22,22 @@ def _sum_edges(first, last, index, order, numbers, weight, along, x, f, C, axis,
                GATHER: tl.constexpr, ORDER: tl.constexpr, NUMBERED: tl.constexpr, WEIGHT: tl.constexpr, ALONG: tl.constexpr,
                INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
                ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Sums over the positions first to last per place of the tile, one per axis of a group that begins at ``axis``."""
+    """Sum positions first to last, per place of the tile and axis."""
     acc0 = tl.full([BE, BF], 0.0, ACC)
     acc1 = acc0
     acc2 = acc0
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
-        known = p < last
-        mask = known[:, None] & (f < C)[None, :]
-        j = tl.load(index + p, mask=known, other=0).to(OFF) if GATHER else p.to(OFF)
-        edge = tl.load(order + p, mask=known, other=0).to(OFF) if ORDER else p.to(OFF)
-        k = tl.load(numbers + p, mask=known, other=0).to(OFF) if NUMBERED else p.to(OFF)
+        valid = p < last
+        mask = valid[:, None] & (f < C)[None, :]
+        j = tl.load(index + p, mask=valid, other=0).to(OFF) if GATHER else p.to(OFF)
+        edge = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
+        k = tl.load(numbers + p, mask=valid, other=0).to(OFF) if NUMBERED else p.to(OFF)
         if INNER > 1:
             v0 = tl.full([BE, BF], 0.0, ACC)
             for inner in tl.static_range(INNER):
                 held = tl.load(x + (j[:, None] * (C * INNER) + inner * C + f[None, :]), mask=mask, other=0.0).to(ACC)
-                v0 += held * tl.load(along + edge * INNER + inner, mask=known, other=0.0).to(ACC)[:, None]
+                v0 += held * tl.load(along + edge * INNER + inner, mask=valid, other=0.0).to(ACC)[:, None]
             v1 = v0
             v2 = v0
         else:
@@ -46,7 +46,7 @@ def _sum_edges(first, last, index, order, numbers, weight, along, x, f, C, axis,
             v1 = tl.load(at + C, mask=mask, other=0.0).to(ACC) if X_AXES and GROUP > 1 else v0
             v2 = tl.load(at + 2 * C, mask=mask, other=0.0).to(ACC) if X_AXES and GROUP > 2 else v0
         if WEIGHT == 1:
-            w = tl.load(weight + k, mask=known, other=0.0).to(ACC)[:, None]
+            w = tl.load(weight + k, mask=valid, other=0.0).to(ACC)[:, None]
             v0, v1, v2 = v0 * w, v1 * w, v2 * w
         if WEIGHT == 2:
             w = tl.load(weight + (k[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
@@ -55,11 +55,11 @@ def _sum_edges(first, last, index, order, numbers, weight, along, x, f, C, axis,
             w = tl.load(weight + (k[:, None] * (C // width) + (f // width)[None, :]), mask=mask, other=0.0).to(ACC)
             v0, v1, v2 = v0 * w, v1 * w, v2 * w
         if ALONG:
-            v0 = v0 * tl.load(along + edge * AXES + axis, mask=known, other=0.0).to(ACC)[:, None]
+            v0 = v0 * tl.load(along + edge * AXES + axis, mask=valid, other=0.0).to(ACC)[:, None]
             if GROUP > 1:
-                v1 = v1 * tl.load(along + edge * AXES + axis + 1, mask=known, other=0.0).to(ACC)[:, None]
+                v1 = v1 * tl.load(along + edge * AXES + axis + 1, mask=valid, other=0.0).to(ACC)[:, None]
             if GROUP > 2:
-                v2 = v2 * tl.load(along + edge * AXES + axis + 2, mask=known, other=0.0).to(ACC)[:, None]
+                v2 = v2 * tl.load(along + edge * AXES + axis + 2, mask=valid, other=0.0).to(ACC)[:, None]
         acc0 += v0
         if GROUP > 1:
             acc1 += v1
@@ -85,7 +85,7 @@ def sum_rows(offsets, index, order, numbers, weight, along, x, out, units, width
              GATHER: tl.constexpr, ORDER: tl.constexpr, NUMBERED: tl.constexpr, WEIGHT: tl.constexpr, ALONG: tl.constexpr,
              INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
              ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """The sum of every row that is not long; zeros for the others, which ``join_windows`` overwrites."""
+    """Sum every row that is not long; ``join_windows`` overwrites the others."""
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -104,7 +104,7 @@ def sum_windows(offsets, owners, index, order, numbers, weight, along, x, partia
                 GATHER: tl.constexpr, ORDER: tl.constexpr, NUMBERED: tl.constexpr, WEIGHT: tl.constexpr, ALONG: tl.constexpr,
                 INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """A window's part of long rows: slot 0 for the row that owns its first edge, slot 1 for another that owns its last."""
+    """Sum a window's share of long rows."""
     window = tl.program_id(0)
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -131,7 +131,7 @@ def sum_windows(offsets, owners, index, order, numbers, weight, along, x, partia
 def join_windows(offsets, partial, out, units,
                  SPLIT: tl.constexpr, VEC: tl.constexpr,
                  ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Long rows from their windows; here C counts the channels of all axes."""
+    """Sum the windows of long rows."""
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)

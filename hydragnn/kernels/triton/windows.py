@@ -1,4 +1,4 @@
-"""Triton kernels of reductions per receiver whose rows are long, for ROCm and CUDA: windows of ``SPLIT`` positions, then joins.
+"""Triton kernels of reductions of long rows, by windows and joins.
 
 A window holds parts of at most two long rows that others hold too: its slot 0 is that of the row that owns its first position,
 slot 1 that of another that owns its last. One program per slot reads it; one per row joins slots in their order: no atomics,
@@ -24,7 +24,7 @@ from hydragnn.kernels.triton.sums import SIZES
 
 @triton.jit
 def _part(offsets, owners, num_edges, SPLIT: tl.constexpr):
-    """Of this program's slot: the row, where it begins and ends, and the positions of the slot; none of a row that is not long."""
+    """Return row, bounds and positions of this program's slot."""
     start = (tl.program_id(0) // 2) * SPLIT
     stop = tl.minimum(start + SPLIT, num_edges)
     second = tl.program_id(0) % 2 == 1
@@ -39,7 +39,7 @@ def _part(offsets, owners, num_edges, SPLIT: tl.constexpr):
 
 @triton.jit
 def _slot(window, first, SPLIT: tl.constexpr):
-    """Where a window keeps its part of the row that begins at ``first``."""
+    """Return the slot of a window's part of the row at ``first``."""
     return 2 * window + (window * SPLIT < first).to(tl.int32)
 
 
@@ -48,7 +48,7 @@ def reduce_windows(offsets, owners, order, x, partial, partial_edge, units, num_
                    MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
                    SPLIT: tl.constexpr, VEC: tl.constexpr,
                    ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Mean, sum of squares about it, smallest and largest of every slot, and the first edges of these."""
+    """Reduce every slot to moments, extremes and their first edges."""
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     _row, _first, _last, begin, end = _part(offsets, owners, num_edges, SPLIT)
@@ -132,7 +132,7 @@ def join_reductions(offsets, partial, partial_edge, mean, variance, low, high, l
 def reduce_windows_gradient(offsets, owners, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high,
                             out, units, num_edges, EXTREMES: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
                             ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """What the messages of long rows receive from the results of their rows."""
+    """Store the gradient of the messages of long rows."""
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     row, first, last, begin, end = _part(offsets, owners, num_edges, SPLIT)
@@ -157,7 +157,7 @@ def softmax_windows(offsets, owners, order, x, partial, units, num_edges, SPLIT:
 @triton.jit(do_not_specialize=SIZES)
 def join_softmax(offsets, partial, units, SPLIT: tl.constexpr, VEC: tl.constexpr,
                  ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Largest number of a long row, and one over its sum, into the first of its slots."""
+    """Store the largest number and inverse sum of every long row."""
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -185,7 +185,7 @@ def join_softmax(offsets, partial, units, SPLIT: tl.constexpr, VEC: tl.constexpr
 @triton.jit(do_not_specialize=SIZES)
 def softmax_parts(offsets, owners, order, x, partial, out, units, num_edges, SPLIT: tl.constexpr, VEC: tl.constexpr,
                   ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """The shares of long rows, from what the first slot of each holds."""
+    """Store the shares of long rows from their first slots."""
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     _row, first, _last, begin, end = _part(offsets, owners, num_edges, SPLIT)

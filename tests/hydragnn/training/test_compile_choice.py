@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydragnn.architectures import architecture_of
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.runs import train, train_together
-from hydragnn.runs.compile_choice import MARGIN, choose_compiling, for_company, seconds_saved
+from hydragnn.runs.compile_choice import MARGIN, choose_compiling, compile_gains, for_company, seconds_saved
 from hydragnn.runs.plan import RunPlan, plan_run
 
 CPU = torch.device("cpu")
@@ -29,7 +28,7 @@ def plan(make_config: Callable[..., RunConfig], store: MemoryStore) -> Callable[
 def test_long_runs_are_compiled_and_short_ones_are_not(plan: Callable[..., RunPlan]) -> None:
     """The least number of epochs that gains is the first one that is compiled; the sentence says what was compared."""
     [branch] = plan().branches
-    [gain] = [gain for gain in architecture_of("painn").compile_gains if gain.derivatives]
+    gain = compile_gains()["painn", True]
     least = 1 + int(MARGIN * gain.compiling / seconds_saved(branch, gain))
     assert least > 10
     for epochs, expected in ((least, True), (least - 1, False)):

@@ -31,7 +31,7 @@ BARE = replace(
 
 OTHER: dict[str, Any] = {
     "global_attention": {"kind": "linear", "heads": 2},
-    "pooling": {"by": "scores"},
+    "pooling": {"levels": 1},
     "correlation": 2,
     "cutoff": 7.0,
     "relation": "other",
