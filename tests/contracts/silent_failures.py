@@ -75,7 +75,6 @@ PROMISES: dict[int, Promise] = {
         there="SchNet ignores periodic images and the edges of the data set, and makes a graph of its own in every layer",
         here="a model reads the periodic images and the edges that the data have",
         tests=(
-            f"{HERE}::test_a_supercell_has_the_energy_of_its_cells",
             f"{LIMITS}::test_a_repeated_cell_is_the_cell_so_many_times",
             f"{EVERY}::test_neighbours_matter",
             "tests/parity/test_networks.py::test_schnet_with_forces_equals_that_of_pytorch_geometric",

@@ -245,13 +245,6 @@ def test_half_precision_is_left_to_plain_torch(name: str, dtype: torch.dtype) ->
 
 
 @built
-def test_tensors_of_two_dtypes_are_left_to_plain_torch() -> None:
-    edges = GRAPHS["many"]
-    x, weight = torch.ones(6, 3, dtype=torch.float64), torch.ones(20, 3)
-    assert gather_multiply_sum(x, weight, edges).dtype == torch.float64
-
-
-@built
 def test_a_receiver_that_is_no_node_is_refused() -> None:
     with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         segment_sum(torch.ones(2, 3), torch.tensor([0, 2]), 2)

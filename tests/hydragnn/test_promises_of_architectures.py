@@ -5,39 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from ase import Atoms
-from ase.build import bulk, make_supercell
 
 from hydragnn.architectures import architectures
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import make_graph, make_model, small_settings
-from hydragnn.conformance.smoothness import energy_model
-from hydragnn.graphs import from_ase
-from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
-from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel
-
-LOAD = Field(name="load", on="graph", dtype="float64")
-OF_POSITIONS = [kind for kind, architecture in architectures().items() if architecture.sees_positions()]
-
-
-def crystal(atoms: Atoms) -> GraphBatch:
-    atoms.info["load"] = 0.3
-    return from_ase(atoms, 3.4, fields=[LOAD]).to(dtype=torch.float64)
-
-
-@pytest.mark.parametrize("kind", OF_POSITIONS)
-def test_a_supercell_has_the_energy_of_its_cells(kind: str) -> None:
-    """6. Most neighbours of the small cell are images, and the large one has them as atoms."""
-    cell = bulk("Cu", "fcc", a=3.7, cubic=True)
-    cell.numbers[0] = 79
-    cell.rattle(0.1, seed=1)
-    large = make_supercell(cell, [[2, 1, 0], [0, 2, 0], [0, 0, 1]])
-    energies = energy_model(kind)(concatenate([crystal(cell), crystal(large)]))["energy"].mean
-    small, whole = energies.tolist()
-    assert whole == pytest.approx(4 * small, rel=1e-10)  # sums of float64 in another order
 
 
 def test_a_list_in_the_place_of_a_number_is_refused() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from ase.build import bulk, make_supercell, molecule
+from ase.build import bulk, molecule
 from scipy.special import eval_legendre, spherical_jn
 from torch import Tensor, nn
 
@@ -150,16 +150,6 @@ def test_an_energy_changes_with_an_angle_at_equal_distances() -> None:
     seen, blind = (energies_and_forces(energy_model(kind), batch)[0].detach() for kind in ("dimenet", "schnet"))
     assert abs(float(seen[0] - seen[1])) > 1e-7
     assert abs(float(blind[0] - blind[1])) < 1e-12
-
-
-def test_a_supercell_has_the_energy_of_its_cells() -> None:
-    model = energy_model("dimenet")
-    cell = slanted()
-    large = make_supercell(cell, [[2, 1, 0], [0, 2, 0], [0, 0, 1]])
-    energies, forces, _ = energies_and_forces(model, concatenate([graph_of(cell, 3.4), graph_of(large, 3.4)]))
-    assert len(large) == 4 * len(cell)
-    torch.testing.assert_close(energies[1], 4 * energies[0], rtol=1e-11, atol=1e-11)
-    assert float(forces.abs().max()) > 1e-6
 
 
 @pytest.mark.parametrize("ell", range(7))
