@@ -1,4 +1,4 @@
-"""Base class of architectures with their settings, and the registry that finds them."""
+"""Base class and settings of architectures, and their registry."""
 
 import pkgutil
 import sys
@@ -312,7 +312,7 @@ class Architecture(nn.Module):
         return {0: inputs}
 
     def finish(self, states: States, graph: MessageGraph) -> States:
-        """Return the states for heads from those of the last layer, or of all."""
+        """Return the states for heads, from the last layer or all layers."""
         return states
 
     @classmethod
@@ -391,16 +391,16 @@ def _module(name: str) -> ModuleType:
 
 @cache
 def _in_this_room(kind: str) -> type[Architecture] | None:
-    """The architecture of that kind of this room; its file is looked for by the kind first, since settings of all take a fifth of a second."""
+    """Return the architecture of that kind in this room."""
     if kind in _names():
-        found = _defined_in(_module(kind))
-        if found.kind == kind:
-            return found
+        result = _defined_in(_module(kind))
+        if result.kind == kind:
+            return result
     return architectures().get(kind)
 
 
 def _defined_in(module: ModuleType) -> type[Architecture]:
-    """The one architecture that a module defines; TypeError where there is another number of them."""
+    """Return the one architecture of a module; TypeError otherwise."""
     candidates = [
         value
         for value in vars(module).values()
@@ -413,7 +413,9 @@ def _defined_in(module: ModuleType) -> type[Architecture]:
 
 
 def architecture_of(kind: str) -> type[Architecture]:
-    """The architecture of that kind: of this room, announced by an installed package, or ``package.module:Name``.
+    """Return the architecture of a kind.
+
+    Kinds are those of this room, of entry points, or ``package.module:Name``.
 
     InputError names the nearest kind, or says why a class cannot be used.
     """
@@ -425,13 +427,13 @@ def architecture_of(kind: str) -> type[Architecture]:
 
 @cache
 def _entry_points(kind: str) -> type[Architecture]:
-    """The architecture that an installed package announces as ``kind``; InputError names the nearest where none does."""
+    """Return the architecture that a package announces as ``kind``."""
     others = announced(GROUP)
     if kind in others:
         return _load(others[kind], kind)
-    known = [*architectures(), *others]
+    kinds = [*architectures(), *others]
     raise InputError(
-        f"unknown kind of model {kind!r}; {nearest(kind, known)} (a class of your own is named package.module:Name)"
+        f"unknown kind of model {kind!r}; {nearest(kind, kinds)} (a class of your own is named package.module:Name)"
     )
 
 

@@ -19,7 +19,7 @@ SIGHTS = {
 
 
 def architecture_table() -> str:
-    """Return a line per architecture: inputs (required ones in bold), outputs and own keys."""
+    """Return a line per architecture, in Markdown."""
     head = ["| `kind` | what it is | sees | vectors | smooth energies | its own keys |", "|---|---|---|---|---|---|"]
     return "\n".join([*head, *(_line(architecture) for architecture in architectures().values())]) + "\n"
 
