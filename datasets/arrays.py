@@ -78,10 +78,9 @@ def offsets_of(counts: Int64[ndarray, " graphs"]) -> Int64[ndarray, " graphs+1"]
 class FlatGraphs:
     """Graphs end to end in contiguous numpy arrays.
 
-    Node indices are int32 and local to their graph.
-
-    ``edge_shifts``, ``cell`` and ``periodic`` may be absent, which means zero everywhere. An array ``present/NAME`` exists
-    only where some graph lacks the field; values of absent fields are zero.
+    Node indices are int32 and local to their graph. ``edge_shifts``, ``cell`` and ``periodic`` may be absent, which
+    means zero everywhere. An array ``present/NAME`` exists only where some graph lacks the field; values of absent
+    fields are zero.
     """
 
     dim: int
@@ -110,10 +109,8 @@ class FlatGraphs:
 def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
     """Return the batch as flat arrays with these fields.
 
-    A field that the batch lacks is absent from all its graphs.
-
-    InputError where the batch has a field that is not declared, another meaning, a wrong shape or dtype, or a cell or
-    positions that are not float64.
+    A field that the batch lacks is absent from all its graphs. InputError where the batch has a field that is not
+    declared, another meaning, a wrong shape or dtype, or a cell or positions that are not float64.
     """
     declared = {field.name: field for field in fields}
     for name, field in batch.fields.items():
@@ -156,7 +153,6 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
 
 
 def _narrow(index: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return indices as int32, which is enough inside a graph."""
     if len(index) and (int(index.max()) >= 2**31 or int(index.min()) < 0):
         raise InputError(
             "an edge leaves its graph, or a graph has 2147483648 nodes or more; number nodes inside each graph"
@@ -165,7 +161,6 @@ def _narrow(index: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def _is_zero(array: Array) -> bool:
-    """Return True where every bit is zero; minus zero is not."""
     return not np.ascontiguousarray(array).view(np.uint8).any()
 
 

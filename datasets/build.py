@@ -26,10 +26,8 @@ TOGETHER, EDGES_TOGETHER = 64, 2**20
 def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[int], None] | None = None) -> None:
     """Make a store at ``out`` (.h5 or .bp) from files.
 
-    ``progress`` is called with the number of graphs written so far.
-
-    Streams: memory does not grow with the number of graphs. InputError for anything wrong in the files, naming the file
-    and the graph; then no store is left behind.
+    ``progress`` is called with the number of graphs written so far. Streams: memory does not grow with the number of
+    graphs. InputError for anything wrong in the files, naming the file and the graph; then no store is left behind.
     """
     out = Path(out)
     graphs = graphs_of(settings)

@@ -331,10 +331,7 @@ class DiskStore:
     def read(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
     ) -> GraphBatch:
-        """Return these graphs in this order, with the named fields (None: all).
-
-        Numbers may repeat.
-        """
+        """Return these graphs in this order, repeats allowed, with the named fields."""
         check_fields(self.fields(), fields)
         numbers = checked_indices(indices, len(self))
         unique, order = np.unique(numbers, return_inverse=True)
@@ -372,10 +369,7 @@ class DiskStore:
     def read_checked(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
     ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
-        """Return graphs, and which of them are not as they were written.
-
-        All that the store keeps of a graph counts, so that this reads all fields.
-        """
+        """Return graphs, and which of them are not as they were written."""
         check_fields(self.fields(), fields)
         unique, order = np.unique(checked_indices(indices, len(self)), return_inverse=True)
         flat = self.read_flat(unique)
@@ -422,8 +416,5 @@ def no_graphs(dim: int, fields: Sequence[Field]) -> FlatGraphs:
 
 
 def open_store(path: Path | str) -> GraphStore:
-    """Return the store at ``path``.
-
-    InputError where it is missing, foreign, cut off, incomplete or newer.
-    """
+    """Return a store; InputError where it is foreign, damaged, incomplete or newer."""
     return DiskStore(Path(path))

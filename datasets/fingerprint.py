@@ -17,9 +17,8 @@ DIGEST_BYTES = 16
 def graph_digests(flat: FlatGraphs) -> UInt8[ndarray, "graphs 16"]:
     """Return ``[graphs, 16]``: BLAKE2b of each graph's counts and arrays.
 
-    Fields come in the order of their names.
-
-    A field that the graph lacks counts as one zero byte, one that it has as a one followed by its values.
+    Fields come in the order of their names. A field that the graph lacks counts as one zero byte, one that it has as a
+    one followed by its values.
     """
     specs = array_specs(flat.dim, flat.fields)
     fields = sorted(flat.fields, key=lambda field: field.name)

@@ -177,10 +177,7 @@ def check_elements(field: str, references: Collection[int], elements: Iterable[i
 
 
 def elements_of(store: GraphStore) -> list[int]:
-    """Return the atomic numbers of a store, ascending.
-
-    InputError without the field of atomic numbers.
-    """
+    """Return the atomic numbers of a store, ascending."""
     occurs = np.zeros(SPECIES, dtype=np.bool_)
     for start in range(0, len(store), BLOCK):
         numbers = store.column(ATOMIC_NUMBERS, start, min(start + BLOCK, len(store))).values
@@ -189,10 +186,7 @@ def elements_of(store: GraphStore) -> list[int]:
 
 
 def fitted_references(survey: Survey, field: Field) -> dict[int, float]:
-    """Return references by least squares on species counts.
-
-    Where composition leaves a choice, the shortest solution.
-    """
+    """Return references by least squares on species counts, the shortest solution."""
     check_references(field, survey.store)
 
     def solution(_: int) -> NDArray[np.float64]:

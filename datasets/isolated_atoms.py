@@ -12,9 +12,8 @@ from hydragnn.base.errors import InputError, nearest
 def isolated_atoms(path: Path, key: str) -> dict[str, float]:
     """Return each element's energy, by symbol, from a file of single atoms.
 
-    ASE reads the file; the energy stands under ``key``.
-
-    InputError where the file cannot be read, a structure is no single atom or lacks the energy, or an element comes twice.
+    ASE reads the file; the energy stands under ``key``. InputError where the file cannot be read, a structure is no
+    single atom or lacks the energy, or an element comes twice.
     """
     from ase.io import iread
 

@@ -35,9 +35,8 @@ class Loader:
     ) -> None:
         """Take the graphs ``indices``, of which ``window`` are in memory (None: all).
 
-        Ranks get shares of equal work, of which a node has as much as ``node_cost`` edges.
-
-        InputError where a single graph exceeds the budget.
+        Ranks get shares of equal work, of which a node has as much as ``node_cost`` edges. InputError where a single
+        graph exceeds the budget.
         """
         self.store = store
         self.indices = np.asarray(indices, dtype=np.int64)
@@ -68,10 +67,7 @@ class Loader:
         return [batch for window in self._windows(epoch) for batch in window]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[int, GraphBatch]]:
-        """Yield this rank's share of every batch from step ``start`` on.
-
-        A share may have no graphs.
-        """
+        """Yield this rank's share of every batch from step ``start`` on."""
         step = 0
         for window in self._windows(number):
             rest = window[max(0, start - step) :]
@@ -109,7 +105,6 @@ class Loader:
             yield pack(self.sizes, window, self.budget)
 
     def _ordered(self, generator: np.random.Generator) -> Iterator[Int64[ndarray, " _"]]:
-        """Graph numbers window by window."""
         size = self.window or max(len(self.indices), 1)
         if not self.shuffle:
             yield from (self.indices[a : a + size] for a in range(0, len(self.indices), size))

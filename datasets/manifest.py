@@ -161,7 +161,6 @@ def _manifest(table: dict[str, Any], path: Path) -> Manifest:
 
 
 def _check_counts(manifest: Manifest, graphs: int) -> None:
-    """ValueError where the counts of a manifest contradict each other."""
     arrays = array_specs(manifest.dim, manifest.fields)
     fields = {field.name for field in manifest.fields}
     if len(fields) < len(manifest.fields):
@@ -219,9 +218,8 @@ def part_files(path: Path) -> dict[str, Path]:
 def check_part_files(path: Path, part: PartInfo) -> None:
     """Raise InputError where a file of the part is missing or cut off.
 
-    Small descriptive files of ADIOS2 are compared with their hash.
-
-    The engines hang or crash on files that are cut off, so this comes before they see them.
+    Small descriptive files of ADIOS2 are compared with their hash. The engines hang or crash on files that are cut off,
+    so this comes before they see them.
     """
     for name, expected in part.files.items():
         file = path if name == path.name else path / name

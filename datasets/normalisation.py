@@ -81,9 +81,7 @@ def check_widths(normalisation: Normalisation, fields: Mapping[str, Field]) -> N
 def normalise(batch: GraphBatch, normalisation: Normalisation) -> GraphBatch:
     """Return the batch with scaled fields in normalised units, float64.
 
-    Absent values stay zero.
-
-    InputError where a field with references meets an element without one.
+    Absent values stay zero. InputError where a field with references meets an element without one.
     """
     changed: dict[str, Tensor] = {}
     for name, scale in normalisation.scales.items():

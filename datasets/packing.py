@@ -56,10 +56,8 @@ def batches_in_order(
 ) -> tuple[Int64[ndarray, " batches"], Float64[ndarray, " batches"]]:
     """Return ends and costs of batches of all graphs between ascending ``breaks``.
 
-    They are those that ``pack`` makes. Costs count edges.
-
-    A graph that exceeds the budget stands alone if there is a break before and after it. Looks at ``WINDOW`` graphs at a
-    time, so that it needs little memory beside the sizes.
+    They are those that ``pack`` makes. Costs count edges. A graph that exceeds the budget stands alone if there is a
+    break before and after it. Looks at ``WINDOW`` graphs at a time, so that it needs little memory beside the sizes.
     """
     stops: list[ndarray] = [np.zeros(0, dtype=np.int64)]
     loads: list[ndarray] = [np.zeros(0)]
@@ -145,11 +143,10 @@ def share_of(
 ) -> Int64[ndarray, " _"]:
     """Return the graphs of a batch that one rank computes.
 
-    Costs of all ranks are nearly equal.
-
-    A rank plans only for its team: blocks of at most ``BLOCK`` ranks take consecutive parts of the batch, whose graphs are dealt by cost to
-    teams of at most ``TEAM`` ranks, and inside a team the longest comes first (Graham 1969). So planning hardly grows with the
-    number of ranks. A share is empty where there are fewer graphs than ranks. Its order is that of the batch.
+    Costs of all ranks are nearly equal. A rank plans only for its team: blocks of at most ``BLOCK`` ranks take
+    consecutive parts of the batch, whose graphs are dealt by cost to teams of at most ``TEAM`` ranks, and inside a team
+    the longest comes first (Graham 1969). So planning hardly grows with the number of ranks. A share is empty where
+    there are fewer graphs than ranks. Its order is that of the batch.
 
     >>> costs = np.array([90, 50, 40])
     >>> [share_of(np.array([1, 2, 0]), costs, ranks=2, rank=rank) for rank in range(2)]
@@ -172,9 +169,8 @@ def share_of(
 def dealt_to(team: int, costs: Integer[ndarray, " chosen"], teams: int, ranks: int) -> Int64[ndarray, " _"]:
     """Return the ascending positions of a team's graphs, dealt by cost.
 
-    The dearest comes first, to and fro among the teams.
-
-    A round has a card for each of the ranks, so that teams of more ranks get more, and every other round goes backwards.
+    The dearest comes first, to and fro among the teams. A round has a card for each of the ranks, so that teams of more
+    ranks get more, and every other round goes backwards.
     """
     if teams == 1:
         return np.arange(len(costs))

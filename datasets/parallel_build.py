@@ -119,10 +119,7 @@ class Source:
         self.makers = makers_of(self.settings)
 
     def write(self, block: Block) -> int:
-        """Write a block, later than all before; return its number of graphs.
-
-        Fewer than its length at the end of the source.
-        """
+        """Write a block, later than all before; return its number of graphs."""
         for number, _ in enumerate(islice(self.makers, block.first - self.position)):
             if number % LOOK == 0 and not self.tally.add(0):
                 return 0
@@ -170,7 +167,7 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def deaf_processes() -> Iterator[None]:
+def sigint_blocked() -> Iterator[None]:
     """Start child processes with SIGINT blocked; the parent receives it afterwards."""
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -189,9 +186,8 @@ def build_with_workers(
 ) -> None:
     """Make a store as ``build_store`` does, in several processes.
 
-    Errors are the same, and then no store is left behind.
-
-    Python's rule for scripts that start processes holds: call it under ``if __name__ == "__main__":``.
+    Errors are the same, and then no store is left behind. Python's rule for scripts that start processes holds: call it
+    under ``if __name__ == "__main__":``.
     """
     with only_maker(out):
         _build_alone(settings, out, workers, progress)
@@ -212,10 +208,7 @@ def _build_alone(settings: BuildSettings, out: Path, workers: int, progress: Cal
 
 
 def first_and_count(settings: BuildSettings, out: Path) -> tuple[GraphBatch, int | None]:
-    """Prepare ``out``; return the first graph and the count, if known.
-
-    InputError without graphs or place.
-    """
+    """Prepare ``out``; return the first graph and the count, if known."""
     clear_unfinished(out)
     first = next(graphs_of(settings), None)
     if first is None:
@@ -258,14 +251,11 @@ def _write_parts(
 
 
 def write_blocks(pool: ProcessPoolExecutor, blocks: Iterator[Block], ahead: int, tell: Callable[[], None]) -> int:
-    """Write blocks until one is not full; return the number of parts.
-
-    Of several errors the first one in the source is raised.
-    """
+    """Write blocks until one is not full; return the number of parts."""
     waiting, parts, ended = deque[tuple[Block, Future[int]]](), 0, False
     while True:
         for block in islice(blocks, 0 if ended else ahead - len(waiting)):
-            with deaf_processes():
+            with sigint_blocked():
                 waiting.append((block, pool.submit(write_block, block)))
         if not waiting:
             return parts

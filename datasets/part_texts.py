@@ -42,10 +42,7 @@ def texts_path(part: Path) -> Path:
 
 
 def texts_info(table: Any, blocks: int) -> TextsInfo:
-    """Return the description that ``asdict`` wrote.
-
-    KeyError, TypeError and ValueError where it is damaged.
-    """
+    """Return the description that ``asdict`` wrote; ValueError and others for damage."""
     info = TextsInfo(
         graphs={str(key): int(count) for key, count in table["graphs"].items()},
         members=[int(size) for size in table["members"]],

@@ -18,9 +18,8 @@ COARSE = 1e-3
 def lost_digits(survey: Survey, field: Field, *, extensive: bool = False) -> str:
     """Return a sentence where float32 steps exceed a thousandth of the spread.
 
-    Empty where none do.
-
-    Of an ``extensive`` field the spread is that of what is left after reference energies, where the store has atomic numbers.
+    Empty where none do. Of an ``extensive`` field the spread is that of what is left after reference energies, where
+    the store has atomic numbers.
     """
     if field.dtype != "float32" or field.parity == "vector":
         return ""

@@ -89,10 +89,7 @@ class Given(SplitKind):
     units = "graphs"
 
     def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
-        """Return the graphs of every number.
-
-        3 is for calibration, and with ``calibration = 0`` no such graph may be there.
-        """
+        """Return the graphs of every number; 3 is for calibration."""
         if cuts.calibration:
             raise InputError(
                 f"a given split takes no fraction, and split.calibration is {cuts.calibration:g}; leave it out and give "
@@ -177,10 +174,7 @@ DUPLICATES = "duplicates"
 
 
 def group_labels(store: GraphStore, name: str) -> ndarray:
-    """Return one label per graph: a field, a text or its copies.
-
-    InputError where a graph has none.
-    """
+    """Return one label per graph: a field, a text or its copies."""
     fields = [field.name for field in store.fields()]
     if name in fields:
         return graph_values(store, name)

@@ -68,9 +68,7 @@ class GraphStore(Protocol):
     ) -> GraphBatch:
         """Return these graphs in this order, with the named fields (None: all).
 
-        Numbers may repeat.
-
-        InputError where a number is out of range or a field is not there.
+        Numbers may repeat. InputError where a number is out of range or a field is not there.
         """
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:

@@ -85,7 +85,7 @@ class Survey:
         return self._known[field.name]
 
     def _row(self, field: Field, block: int) -> NDArray[np.float64]:
-        """The numbers of one block: items, squares, means, deviations; zeros for classes."""
+        """Return a block's items, squares, means and deviations."""
         self.heartbeat()
         start, stop = block * BLOCK, min((block + 1) * BLOCK, len(self.store))
         numbers = np.zeros(2 + 2 * field.width)
@@ -101,14 +101,12 @@ class Survey:
         return numbers
 
     def _counts(self, field: Field, start: int, stop: int) -> NDArray[np.int64]:
-        """Items of the field in each graph of a block."""
         if field.on == "graph":
             return np.ones(stop - start, dtype=np.int64)
         return (self._sizes.nodes if field.on == "node" else self._sizes.edges)[start:stop]
 
 
 def _moments(values: Float64[ndarray, "items components"], centred: bool) -> NDArray[np.float64]:
-    """Number, squares, means and squared deviations of one block."""
     width = values.shape[1]
     mean = values.mean(axis=0) if centred else np.zeros(width)
     deviations = np.square(values - mean).sum(axis=0) if centred else np.zeros(width)

@@ -88,7 +88,6 @@ class StoreInfo:
         return {name: fields if name == "fields" else value for name, value in table.items() if name not in unsaid}
 
     def __str__(self) -> str:
-        """The store in a line."""
         names = ", ".join(field.name for field in self.fields)
         return f"{self.path}: {self.graphs} graphs, {self.nodes.total} nodes, {self.edges.total} edges; {names}"
 
@@ -153,10 +152,7 @@ def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:
 
 
 def refuse_useless(path: Path) -> None:
-    """Remove a new store and raise InputError where it is useless.
-
-    That is, no graph has a field, or no two nodes are within the cutoff.
-    """
+    """Remove a new store without values or edges and raise InputError."""
     store = DiskStore(path)
     absent = [field.name for field in store.fields() if not present_graphs(store, field).any()]
     sizes, cutoff = store.sizes(), cutoff_of(store.attributes)
@@ -181,10 +177,7 @@ def _size_summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> SizeSummary:
 
 
 def convert_store(source: Path | str, target: Path | str) -> None:
-    """Copy a store, one part, engine by suffix; the fingerprint stays.
-
-    InputError where the source cannot be read or is not as it was written, or the target is taken or full.
-    """
+    """Copy a store, one part, engine by suffix; the fingerprint stays."""
     source = Path(source)
     target = Path(target)
     store = DiskStore(source)
@@ -280,7 +273,6 @@ def check_graphs(
 
 
 def _flat_stress(batch: GraphBatch, numbers: Int64[ndarray, " graphs"], stress: Collection[str]) -> dict[int, str]:
-    """Return the fault of graphs with a stress and no volume."""
     flat = (volumes(batch) == 0).numpy()
     return {
         place: (
@@ -293,10 +285,7 @@ def _flat_stress(batch: GraphBatch, numbers: Int64[ndarray, " graphs"], stress: 
 
 
 def files_are_whole(store: DiskStore, parts: slice, alive: Callable[[], None] = lambda: None) -> bool:
-    """Return True where every bit of some part files is as written.
-
-    One hash of a file takes a small part of the time of a digest of every graph.
-    """
+    """Return True where every bit of some part files is as written."""
     return all(
         checksum(file, alive) == part.info.files.get(name)
         for part in store.parts[parts]

@@ -295,10 +295,7 @@ def only_maker(path: Path) -> AbstractContextManager[None]:
 
 
 def clear_unfinished(path: Path, *, folder: bool = False) -> None:
-    """Remove the remains of writers at ``path``, and an empty ``folder``.
-
-    InputError where a store, or something else, is there, or where it cannot be written.
-    """
+    """Remove the remains of writers at ``path``, and an empty ``folder``."""
     if folder and not path.is_dir():
         return
     _prepare(path, part_name(0, engine_of(path)), alone=True)
@@ -307,7 +304,6 @@ def clear_unfinished(path: Path, *, folder: bool = False) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder, if possible."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -322,7 +318,6 @@ def _remove_if_empty(path: Path) -> None:
 
 
 def _close_quietly(engine: PartWriter) -> None:
-    """Close a part that is thrown away, whatever happens."""
     try:
         engine.close()
     except (OSError, RuntimeError):
@@ -335,7 +330,7 @@ def _flush_file(path: Path) -> None:
 
 
 def _complete(path: Path, tables: Sequence[Mapping[str, Any]], digests: Array) -> None:
-    """Write the manifest of described parts; InputError without graphs or a text that the writers asked for."""
+    """Write the manifest of described parts; InputError without graphs or texts."""
     first, parts = tables[0], [part_from_json(table["part"]) for table in tables]
     parts = [part for part in parts if part.graphs]
     if not parts:

@@ -98,10 +98,9 @@ def neighbour_list(
 ) -> tuple[Int[ndarray, " edges"], Int[ndarray, " edges"], Int[ndarray, "edges 3"]]:
     """Return senders, receivers and cell shifts of all pairs within ``cutoff``.
 
-    Pairs up to a millionth farther count too (``REACH``). They are sorted by receiver.
-
-    Order at a receiver: sender, then shift; with ``max_neighbours``: the nearest first are kept. InputError for pairs nearer than
-    0.001 and a thousandth of the cutoff, since points of a mesh may be in metres.
+    Pairs up to a millionth farther count too (``REACH``). They are sorted by receiver. Order at a receiver: sender,
+    then shift; with ``max_neighbours``: the nearest first are kept. InputError for pairs nearer than 0.001 and a
+    thousandth of the cutoff, since points of a mesh may be in metres.
     """
     receivers, senders, shifts, distance = pairs_within(positions, cell, periodic, cutoff * REACH, name)
     if len(distance) and distance.min() < min(CLOSEST, 1e-3 * cutoff):
@@ -134,7 +133,6 @@ def _nearest(
 def _labels(
     atoms: Atoms, fields: Iterable[Field], keys: Mapping[str, str], optional: Collection[str], name: str
 ) -> list[tuple[Field, Any]]:
-    """Return a structure's fields with values; InputError for missing ones."""
     labels: list[tuple[Field, Any]] = []
     for field in fields:
         if field.name == ATOMIC_NUMBERS:
@@ -149,7 +147,6 @@ def _labels(
 
 
 def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
-    """Return a field's value, None without one; InputError where two differ."""
     stored, own = _stored_label(atoms, field, key, name), value_on(atoms, field, key)
     if field.shape == (3, 3):
         stored, own = (None if value is None else _as_tensor(np.asarray(value)) for value in (stored, own))

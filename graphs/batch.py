@@ -112,10 +112,9 @@ class GraphBatch:
     def reverse_edges(self) -> Int[Tensor, " edges"]:
         """Number of the edge that runs the other way, for every edge.
 
-        It leads through the opposite shift, from receiver to sender.
-
-        Of several between the same nodes through the same shift the first belongs to the first. An edge of a node to itself without a
-        shift is its own reverse. InputError names an edge that has none.
+        It leads through the opposite shift, from receiver to sender. Of several between the same nodes through the same
+        shift the first belongs to the first. An edge of a node to itself without a shift is its own reverse. InputError
+        names an edge that has none.
         """
         return self._derive("reverse", "edge", lambda: reverse_of(self.topology, self.edge_shifts))
 
@@ -228,9 +227,8 @@ class GraphBatch:
     def select(self, graphs: slice | Sequence[int] | Tensor) -> "GraphBatch":
         """Return the graphs with these numbers (or bools), in this order.
 
-        Numbers may repeat.
-
-        Consecutive graphs are views, not copies, except for the shifted node indices. InputError for numbers out of range.
+        Numbers may repeat. Consecutive graphs are views, not copies, except for the shifted node indices. InputError
+        for numbers out of range.
 
         >>> from hydragnn.graphs import concatenate
         >>> from hydragnn.graphs.validate import graph_from_arrays
@@ -275,10 +273,7 @@ class GraphBatch:
         return {key: texts.select(rows) for key, texts in self.texts.items()}
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "GraphBatch":
-        """Return the batch on ``device``, floats in ``dtype``; None keeps either.
-
-        Far graphs are moved before they lose digits (``near_origin``).
-        """
+        """Return the batch on ``device`` with floats in ``dtype``; None keeps either."""
         batch = self if dtype is None else self.near_origin(dtype)
         return batch.mapped(lambda value: value.to(device=device, dtype=dtype if value.is_floating_point() else None))
 
@@ -358,7 +353,6 @@ def _graph_rows(graphs: slice | Sequence[int] | Tensor, count: int, device: torc
 
 
 def _rows(batch: GraphBatch, location: Location, graphs: Rows) -> tuple[Rows, Tensor]:
-    """Return the nodes or edges of some graphs, and their new offsets."""
     offsets = _offsets(batch, location)
     if isinstance(graphs, slice):
         bounds = batch._derive("bounds", location, offsets.tolist)

@@ -95,9 +95,8 @@ def cell_type_dimension(cell_type: str) -> int:
 def cell_edges(cell_type: str, size: int) -> Pairs:
     """Return pairs of local nodes that an edge joins.
 
-    Along a quadratic edge both corners join the mid-side node.
-
-    Centre nodes of faces and cells join the mid-side nodes around them (a cell's centre: the centres of its faces).
+    Along a quadratic edge both corners join the mid-side node. Centre nodes of faces and cells join the mid-side nodes
+    around them (a cell's centre: the centres of its faces).
 
     >>> cell_edges("line3", 3)
     [(0, 2), (2, 1)]

@@ -287,10 +287,7 @@ def between_middles(
     topology: Topology,
     merging: Merging,
 ) -> tuple[Float[Tensor, "coarse_edges dim"] | None, Float[Tensor, "clusters dim"] | None]:
-    """Return vectors between the middles of clusters, and the middles.
-
-    They are at most as long as the longest edge of their graph.
-    """
+    """Return vectors between the middles of clusters, and the middles."""
     vectors, positions = finer.vectors, finer.positions
     if vectors is None or positions is None:
         return None, None

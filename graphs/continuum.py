@@ -139,7 +139,6 @@ def _check_cells(mesh: meshio.Mesh, name: str) -> None:
 
 
 def _members(cell_type: str, cells: Any) -> Int[ndarray, " points"]:
-    """All points of some cells; a polyhedron is a list of faces."""
     if cell_shape(cell_type) == "polyhedron":
         return np.array([point for cell in cells for face in cell for point in face], dtype=np.int64)
     return np.asarray(cells, dtype=np.int64).reshape(-1)
@@ -201,10 +200,7 @@ def _top_blocks(mesh: meshio.Mesh) -> list[int]:
 def _facets(
     mesh: meshio.Mesh, points: Float[ndarray, "points 3"]
 ) -> tuple[ndarray, ndarray, ndarray, ndarray, ndarray]:
-    """Return facets of the highest dimension's cells, areas, volumes and centres.
-
-    Corners are sorted and padded with -1.
-    """
+    """Return facets (corners sorted, padded with -1), owners, areas, volumes and centres."""
     rows, owners, areas, volumes, centres = [], [], [], [], []
     first = 0
     for index in _top_blocks(mesh):
@@ -248,7 +244,6 @@ def _measures(facet: Float[ndarray, "cells corners 3"], centre: Float[ndarray, "
 
 
 def _across(group: Int[ndarray, " facets"], owner: ndarray, areas: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-    """Return pairs of cells that share a facet, in both directions."""
     order = np.argsort(group, kind="stable")
     counts = np.bincount(group)
     ends = np.cumsum(counts)

@@ -136,12 +136,10 @@ def _found(batch: GraphBatch) -> Iterator[Found]:
 
 
 def _text(text: str, graph: int) -> str:
-    """Return the same text for every graph."""
     return text
 
 
 def _degrees(batch: GraphBatch) -> NDArray[np.int64]:
-    """Edges that begin or end at every node."""
     ends = np.bincount(batch.senders.numpy(), minlength=batch.num_nodes)
     return ends + np.bincount(batch.receivers.numpy(), minlength=batch.num_nodes)
 
@@ -159,7 +157,6 @@ def _component_labels(batch: GraphBatch) -> NDArray[np.int32]:
 
 
 def _is_first(labels: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Return a bool per node: the first of its component."""
     first = np.zeros(len(labels), dtype=np.bool_)
     first[np.unique(labels, return_index=True)[1]] = True
     return first

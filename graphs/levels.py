@@ -48,10 +48,9 @@ def is_levels(field: Field) -> bool:
 def with_clusters(batch: GraphBatch, clusters: ArrayLike) -> GraphBatch:
     """Return the batch with clusters ``[nodes, levels]``, numbered inside each graph.
 
-    Nodes that are one on a level are one on all that follow.
-
-    InputError where they are of another shape, negative or not nested, and where a cluster of a periodic graph is more than a pair of
-    neighbours of the level below: it may reach through the boundary, where it has no middle.
+    Nodes that are one on a level are one on all that follow. InputError where they are of another shape, negative or
+    not nested, and where a cluster of a periodic graph is more than a pair of neighbours of the level below: it may
+    reach through the boundary, where it has no middle.
     """
     numbers = np.asarray(clusters)
     if (
@@ -238,11 +237,10 @@ def with_contracted_levels(batch: GraphBatch, levels: int) -> GraphBatch:
 def with_mesh_levels(batch: GraphBatch, levels: int) -> GraphBatch:
     """Return the batch with levels of nested meshes.
 
-    Each keeps as many nodes of the last as possible of which no two are neighbours.
-
-    Every other node is one with the closest neighbour that is kept. So multigrid coarsens meshes without coarser ones at hand (Chan and Smith 1994,
-    ETNA 2, 171): finer where the mesh is finer, in a plane to about a quarter of the nodes. Nodes are kept in their order where nothing forbids;
-    directions of edges are ignored.
+    Each keeps as many nodes of the last as possible of which no two are neighbours. Every other node is one with the
+    closest neighbour that is kept. So multigrid coarsens meshes without coarser ones at hand (Chan and Smith 1994, ETNA
+    2, 171): finer where the mesh is finer, in a plane to about a quarter of the nodes. Nodes are kept in their order
+    where nothing forbids; directions of edges are ignored.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> line = graph_from_arrays([[x, 0.0] for x in (0.0, 2.0, 3.0, 4.0, 6.0)], [0, 1, 2, 3], [1, 2, 3, 4])
@@ -320,7 +318,6 @@ def _contracted_images(finer: Finer, levels: int) -> NDArray[np.int64]:
 
 
 def _matched(distinct: Int[ndarray, "pairs 2"], price: Float[ndarray, " pairs"], nodes: int) -> NDArray[np.int64]:
-    """Return new numbers after joining free pairs, the cheapest first."""
     scale = np.abs(price).max(initial=0) or 1.0
     order = np.lexsort((distinct[:, 1], distinct[:, 0], (price / scale).round(9)))
     partner = list(range(nodes))

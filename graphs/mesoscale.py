@@ -43,13 +43,12 @@ def from_voronoi(
 ) -> GraphBatch:
     """Return the Voronoi cells of ``seeds`` [cells, 2 or 3].
 
-    The box reaches from 0 to ``box`` (edge lengths). One cell is legal.
-
-    Nodes sit at the seeds (wrapped into the box along periodic axes) and have ``volume`` and ``boundary_area``: what the cell
-    shows to the walls, low and high side of each axis in turn. Edges are shared faces with their ``area`` and ``normal``
-    (out of the receiver). In two dimensions a volume is an area and an area a length. Cells that touch through several
-    periodic images have one edge per image; the volumes sum to the box, and area times normal over the faces and walls
-    of a cell sums to zero. ``fields`` declares the tensors in ``nodes`` and ``graphs``.
+    The box reaches from 0 to ``box`` (edge lengths). One cell is legal. Nodes sit at the seeds (wrapped into the box
+    along periodic axes) and have ``volume`` and ``boundary_area``: what the cell shows to the walls, low and high side
+    of each axis in turn. Edges are shared faces with their ``area`` and ``normal`` (out of the receiver). In two
+    dimensions a volume is an area and an area a length. Cells that touch through several periodic images have one edge
+    per image; the volumes sum to the box, and area times normal over the faces and walls of a cell sums to zero.
+    ``fields`` declares the tensors in ``nodes`` and ``graphs``.
 
     InputError for seeds that coincide, or lie on or outside a bounded wall.
 

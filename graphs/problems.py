@@ -101,7 +101,6 @@ def _empty_graphs(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def _outside_edges(batch: GraphBatch) -> Iterator[Finding]:
-    """Yield graphs with an edge whose end is no node of theirs."""
     nodes, edges = _offsets(batch, "node"), _offsets(batch, "edge")
     graphs = np.flatnonzero(np.diff(edges))
     if not len(graphs):
@@ -139,7 +138,6 @@ def _not_finite_geometry(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
-    """Yield graphs with dependent cell vectors."""
     flags = batch.periodic.cpu()
     if not bool(flags.any()):
         return
@@ -155,7 +153,6 @@ def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def _wrong_images(batch: GraphBatch, cutoff: float | None) -> Iterator[Finding]:
-    """Yield graphs with wrong shifts, or edges beyond the cutoff."""
     if not batch.dim or not batch.num_edges:
         return
     if bool(batch.edge_shifts.any()):
@@ -182,7 +179,6 @@ def _wrong_images(batch: GraphBatch, cutoff: float | None) -> Iterator[Finding]:
 
 
 def _broken_shifts(batch: GraphBatch) -> Iterator[Finding]:
-    """Yield graphs with a shift that is no sum of cell vectors."""
     flags = batch.periodic[:, : batch.dim].cpu().numpy()
     cells = batch.cell[:, : batch.dim, : batch.dim].cpu().numpy() * flags[:, :, None]
     shifts, inverses = batch.edge_shifts.cpu().numpy(), np.linalg.pinv(cells)
@@ -215,7 +211,6 @@ def _axes(flags: NDArray[np.bool_]) -> str:
 
 
 def _contradictions(batch: GraphBatch) -> Iterator[Finding]:
-    """Yield graphs with equal edges that have different targets."""
     fields = [field for field in batch.fields.values() if field.on == "edge"]
     targets = [field for field in fields if field.role == "target"]
     if not targets or not batch.num_edges:
@@ -310,7 +305,6 @@ def _first_bad(values: Tensor, bad: Tensor, offsets: NDArray[np.int64]) -> Itera
 
 
 def _owners(items: NDArray[np.int64], offsets: NDArray[np.int64]) -> list[int]:
-    """The graphs that items belong to, each once."""
     numbers: list[int] = np.unique(np.searchsorted(offsets, items, side="right") - 1).tolist()
     return numbers
 

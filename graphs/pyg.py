@@ -1,7 +1,4 @@
-"""Exchange with torch_geometric.
-
-Its edges, too, flow from row 0 (sender) to row 1 (receiver).
-"""
+"""Exchange with torch_geometric, whose edges also flow from row 0 to 1."""
 
 import warnings
 from collections.abc import Iterable

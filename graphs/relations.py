@@ -49,10 +49,9 @@ def shell_radii(batch: GraphBatch, tolerance: float = 1e-3) -> tuple[float, ...]
 def with_shell_relations(batch: GraphBatch, radii: tuple[float, ...], tolerance: float = 1e-3) -> GraphBatch:
     """Return the batch with each edge's neighbour shell as relation.
 
-    ``radii`` (of a reference lattice) number the shells.
-
-    All graphs of one store take the same ``radii``. InputError for an edge that is within ``tolerance`` of no shell, which
-    happens where atoms left their sites: lattice shells describe ideal lattices.
+    ``radii`` (of a reference lattice) number the shells. All graphs of one store take the same ``radii``. InputError
+    for an edge that is within ``tolerance`` of no shell, which happens where atoms left their sites: lattice shells
+    describe ideal lattices.
     """
     lengths = edge_vectors(batch).norm(dim=1).numpy()
     if not radii:
@@ -137,10 +136,9 @@ def with_multilevel_edges(
 ) -> GraphBatch:
     """Return one graph with multilevel edges in place of its own.
 
-    Fields of edges are ``relation`` = level * sectors + direction, and the level.
-
-    The direction is that of the sender as seen from the receiver (``edge_vectors``). InputError where the graph is
-    periodic, is more than one, or has edge fields, which the new edges would not have.
+    Fields of edges are ``relation`` = level * sectors + direction, and the level. The direction is that of the sender
+    as seen from the receiver (``edge_vectors``). InputError where the graph is periodic, is more than one, or has edge
+    fields, which the new edges would not have.
     """
     if batch.num_graphs != 1 or batch.edges or bool(batch.periodic.any()):
         raise InputError(

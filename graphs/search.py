@@ -1,7 +1,4 @@
-"""Search of all pairs within a cutoff.
-
-By vesin, or by a tree where structures are much longer than wide.
-"""
+"""Search of all pairs within a cutoff."""
 
 from typing import Any
 

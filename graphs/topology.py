@@ -110,7 +110,6 @@ class Topology:
         return self._derive("largest_ends", self._check_ends)
 
     def _check_ends(self) -> Tensor:
-        """Both ends of all edges, looked at once."""
         if not self.num_edges:
             return torch.tensor([-1, -1])
         ends = (("sender", self.senders, self.num_columns), ("receiver", self.receivers, self.num_rows))

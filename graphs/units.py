@@ -147,9 +147,6 @@ def knows_length(attributes: Mapping[str, Any]) -> bool:
 
 
 def length_in_angstrom(attributes: Mapping[str, Any]) -> float:
-    """Return a store's unit of positions in Angstrom, 1 by default.
-
-    InputError where the unit is not known.
-    """
+    """Return a store's unit of positions in Angstrom, 1 by default."""
     unit = attributes.get(LENGTH_UNIT, "Angstrom")
     return in_ase_units(str(unit), "length", f"the store's attribute {LENGTH_UNIT}")

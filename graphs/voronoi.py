@@ -66,10 +66,7 @@ def _check_seeds(seeds: ndarray, box: ndarray, periodic: ndarray, name: str) -> 
 def _ghosts(
     seeds: ndarray, box: ndarray, periodic: ndarray, margin: float
 ) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    """Return seeds, images and mirror images near the box, with walls.
-
-    Mirrors have a wall number, others -1.
-    """
+    """Return seeds, images and mirrors near the box, with walls (else -1)."""
     count, dim = seeds.shape
     index = np.arange(count)
     points, owner, image, wall = [seeds], [index], [np.zeros((count, dim), dtype=np.int64)], [np.full(count, -1)]

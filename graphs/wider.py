@@ -21,10 +21,9 @@ WITHIN = "pairs within "
 def wider(batch: GraphBatch, cutoff: float | None) -> GraphBatch:
     """Return the graphs with pairs as edges, and without their fields.
 
-    Pairs are those within ``cutoff`` in the unit of positions, or all.
-
-    Images of a node through periodic boundaries are neighbours of their own, also of the node itself. Edge vectors are differentiable in positions and cells; who is whose
-    neighbour follows from their values, is searched on the host and kept with the batch.
+    Pairs are those within ``cutoff`` in the unit of positions, or all. Images of a node through periodic boundaries are
+    neighbours of their own, also of the node itself. Edge vectors are differentiable in positions and cells; who is
+    whose neighbour follows from their values, is searched on the host and kept with the batch.
 
     InputError where graphs are periodic and there is no cutoff, since their pairs have no end, and where ``pairs_within`` says so.
 
@@ -96,9 +95,8 @@ def _pairs_within(batch: GraphBatch, cutoff: float) -> Int[Tensor, "5 pairs"]:
 def with_pairs_as_in(batch: GraphBatch, like: GraphBatch) -> GraphBatch:
     """Return the batch with copies of its edges as meaningless pairs.
 
-    There are as many for an edge as in the graph of ``like`` that has most, for all cutoffs searched there.
-
-    Positions without a meaning would have other numbers of pairs than those of data, which grow with edges.
+    There are as many for an edge as in the graph of ``like`` that has most, for all cutoffs searched there. Positions
+    without a meaning would have other numbers of pairs than those of data, which grow with edges.
     """
     result = replace(batch)
     edges = like.counts("edge").cpu()

@@ -36,10 +36,7 @@ STEP_BYTES = 1 << 13
 
 
 class ReservedBp:
-    """New BP5 directory that reserves space before each step.
-
-    ADIOS2 ends the process where its writes fail twice.
-    """
+    """New BP5 directory that reserves space before each step."""
 
     def __init__(self, path: Path) -> None:
         """A new directory at ``path``; OSError where it cannot be made."""

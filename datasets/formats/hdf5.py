@@ -30,10 +30,7 @@ VERSIONS = ("v110", "v110")
 
 
 def open_hdf5(path: Path, mode: str, **options: Any) -> Any:
-    """Open an HDF5 file, without its lock where files have none.
-
-    OSError as of h5py.
-    """
+    """Open an HDF5 file, without its lock where files have none."""
     try:
         return h5py.File(path, mode, **options)
     except OSError as error:
@@ -110,7 +107,6 @@ class ReservedHdf5:
 
 
 def _empty_file() -> bytes:
-    """The bytes of an HDF5 file without arrays."""
     content = io.BytesIO()
     h5py.File(content, "w", libver=VERSIONS).close()  # the image of an open file has a wrong checksum before HDF5 2
     return content.getvalue()
@@ -124,10 +120,7 @@ class Hdf5PartWriter:
         self._reserved = ReservedHdf5(path)
 
     def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
-        """Append ``arrays``; OSError without space.
-
-        Rows that were never written are zero.
-        """
+        """Append ``arrays``, zero where never written; OSError without space."""
         with self._reserved.growing(sum(array.nbytes + CHUNK_BYTES for array in arrays.values())) as file:
             for name, array in arrays.items():
                 start = rows_before[name]
@@ -152,10 +145,7 @@ class Hdf5PartWriter:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChunkPlaces:
-    """Byte offsets of an array's chunks, for reads without HDF5.
-
-    HDF5 takes a hundred times longer for a few rows.
-    """
+    """Byte offsets of an array's chunks, for reads a hundred times faster."""
 
     rows: int
     dtype: np.dtype[Any]
@@ -323,7 +313,6 @@ class Hdf5PartReader:
 
 
 def _state_of(file: int) -> tuple[int, int, int]:
-    """Return inode, size and time of an open file."""
     status = os.fstat(file)
     return status.st_ino, status.st_size, status.st_mtime_ns
 

@@ -28,9 +28,8 @@ class MemoryStore:
     ) -> None:
         """Take graphs as a batch, as several batches, or as flat arrays.
 
-        A field that only some graphs have gets a mask.
-
-        InputError on an empty list, mixed dimensions, or a field with two meanings.
+        A field that only some graphs have gets a mask. InputError on an empty list, mixed dimensions, or a field with
+        two meanings.
         """
         if isinstance(graphs, FlatGraphs):
             self._flat = graphs
@@ -90,10 +89,7 @@ class MemoryStore:
     def read(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
     ) -> GraphBatch:
-        """Return these graphs in this order, with the named fields (None: all).
-
-        Numbers may repeat.
-        """
+        """Return these graphs in this order, repeats allowed, with the named fields."""
         key = None if fields is None else frozenset(fields)
         if key not in self._plans:
             check_fields(self.fields(), fields)

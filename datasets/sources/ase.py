@@ -144,7 +144,6 @@ ENTRY = re.compile(r"""("[^"]*"|[^\s="']+)\s*=\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\
 
 
 def _check_entries(text: str, keys: Collection[str], path: Path, number: int) -> None:
-    """Raise InputError where a structure gives a key two values."""
     comment = text.partition("\n")[2].partition("\n")[0]
     for key in keys:
         if comment.count(key) > 1:

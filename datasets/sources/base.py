@@ -82,10 +82,7 @@ class BuildSettings(Settings, ABC):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **more: Any) -> None:
-        """Raise TypeError for a source that lacks a method or its ``kind``.
-
-        Bases name ABC among their own.
-        """
+        """Raise TypeError for a source that lacks a method or its ``kind``."""
         super().__pydantic_init_subclass__(**more)
         if ABC in cls.__bases__:
             return
@@ -137,10 +134,7 @@ class BuildSettings(Settings, ABC):
 
 
 class OwnBuild(BuildSettings, ABC):
-    """Files that a class of your own reads: ``kind = "package.module:Name"``.
-
-    Its settings are the class's attributes.
-    """
+    """Base of your own sources: settings are attributes, ``graphs`` reads files."""
 
     takes_columns: ClassVar[bool] = True
     joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))

@@ -23,10 +23,8 @@ Array = NDArray[Any]
 class GrainsBuild(BuildSettings):
     """Tables of grains, their contacts, and microstructures, one row each.
 
-    They are ``files``, ``edges`` and ``graphs``.
-
-    Tables are CSV files with a header, or npz files with one array per column. The column ``graph`` says to which
-    microstructure a row belongs.
+    They are ``files``, ``edges`` and ``graphs``. Tables are CSV files with a header, or npz files with one array per
+    column. The column ``graph`` says to which microstructure a row belongs.
     """
 
     joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))
@@ -47,10 +45,7 @@ class GrainsBuild(BuildSettings):
     """Add the reverse of every contact: for tables that list each contact from one side. Those that list both sides leave it out."""
 
     def makers(self) -> Iterator[Make]:
-        """Yield a maker for each microstructure, ascending by the column ``graph``.
-
-        InputError names table, column and graph.
-        """
+        """Yield a maker for each microstructure, ascending by the column ``graph``."""
         numbers: dict[Location, list[str]] = {"node": [*self.positions], "edge": ["sender", "receiver"], "graph": []}
         for field in self.fields:
             numbers[field.on] += field.keys
@@ -101,7 +96,6 @@ def _graph(texts: dict[str, list[str]], *arrays: Any, **more: Any) -> GraphBatch
 
 
 def _join(tables: list[Table], files: list[str]) -> Table:
-    """Several files with the same columns as one table."""
     names = set(tables[0])
     if any(set(table) != names for table in tables):
         raise InputError(f"{', '.join(files)}: the files have different columns; give them the same header")

@@ -86,7 +86,6 @@ def read_mesh(path: Path) -> Any:
 
 
 def _row_of(labels: Table, path: Path, source: str | None) -> dict[str, Any]:
-    """The labels of one mesh file."""
     if not labels:
         return {}
     names = [str(name) for name in labels.get("file", [])]

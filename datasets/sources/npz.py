@@ -88,8 +88,6 @@ class NpzBuild(BuildSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Geometry:
-    """Positions, cell and edges of a graph."""
-
     positions: Array | None
     cell: Array | None
     senders: Array
@@ -157,7 +155,6 @@ class _Source:
         return _Geometry(positions=positions, cell=cell, senders=senders, receivers=receivers, shifts=shifts)
 
     def _rows(self, array: Array, graph: int) -> Array:
-        """Return the rows of one graph's nodes."""
         if self.settings.nodes is None:
             return np.asarray(array[graph])
         return array[self.nodes[graph] : self.nodes[graph + 1]]
@@ -257,7 +254,6 @@ def _open(path: Path, settings: NpzBuild) -> _Source:
 
 
 def _rectangular_graphs(path: Path, table: Table, settings: NpzBuild) -> int:
-    """The common first axis of the field arrays."""
     lengths = {key: len(table_column(table, key, path)) for field in settings.fields for key in field.keys}
     if settings.positions is not None and table_column(table, settings.positions, path).ndim == 3:
         lengths[settings.positions] = len(table[settings.positions])

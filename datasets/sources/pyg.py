@@ -13,10 +13,7 @@ from hydragnn.graphs.batch import GraphBatch
 
 
 class PygBuild(BuildSettings):
-    """Lists of torch_geometric ``Data``, or saved InMemoryDatasets, in ``.pt`` files.
-
-    They are loaded without running code.
-    """
+    """Lists of torch_geometric ``Data`` in ``.pt`` files, loaded without running code."""
 
     kind: Literal["pyg"] = "pyg"
 

@@ -68,10 +68,7 @@ def source_named(kind: Any, origin: str) -> type[BuildSettings]:
 
 
 def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
-    """Return the source of a BUILD.toml; paths count from its folder.
-
-    InputError naming the key and the remedy.
-    """
+    """Return the source of a BUILD.toml; paths count from its folder."""
     settings = source_named(table.get("kind"), str(origin)).parse(table, source=str(origin))
     refuse_idle(settings, str(origin))
     settings.check_fields(str(origin))
@@ -85,10 +82,7 @@ def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
 
 
 def rule_of(settings: BuildSettings) -> dict[str, Any]:
-    """Return how a file becomes graphs, as JSON that a store keeps.
-
-    Empty where one file is not enough.
-    """
+    """Return the rule that a store keeps; empty where files need others."""
     if not settings.one_file():
         return {}
     rule = settings.model_dump(mode="json", exclude={"files", "attributes", *settings.beside}, exclude_defaults=True)
@@ -98,9 +92,8 @@ def rule_of(settings: BuildSettings) -> dict[str, Any]:
 def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
     """Return the source that makes graphs of ``file`` by a store's rule.
 
-    ``source`` says where the rule was found.
-
-    InputError where the rule is damaged or names a class that no file may: it may come from a stranger.
+    ``source`` says where the rule was found. InputError where the rule is damaged or names a class that no file may: it
+    may come from a stranger.
     """
     kind = rule.get("kind") if isinstance(rule, dict) else None
     module = kind.partition(":")[0] if isinstance(kind, str) and ":" in kind else ""

@@ -16,10 +16,7 @@ Table = dict[str, NDArray[Any]]
 
 
 def find_files(patterns: list[str]) -> list[Path]:
-    """Return the matching files, each once, in order of patterns and names.
-
-    InputError where a pattern finds none.
-    """
+    """Return the matching files, each once, in order of patterns and names."""
     paths: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
@@ -33,9 +30,8 @@ def find_files(patterns: list[str]) -> list[Path]:
 def read_table(path: Path, numbers: Collection[str] = ()) -> Table:
     """Return the columns of a CSV or npz file by name.
 
-    InputError where the file is missing, damaged or ragged.
-
-    And where a cell of one of the columns ``numbers`` holds none.
+    InputError where the file is missing, damaged or ragged. And where a cell of one of the columns ``numbers`` holds
+    none.
     """
     if path.suffix == ".npz":
         return read_npz(path)
@@ -67,7 +63,6 @@ def _is_number(text: str) -> bool:
 
 
 def _column(texts: list[str]) -> NDArray[Any]:
-    """Whole numbers, numbers, or the texts themselves."""
     for kind in (np.int64, np.float64):
         try:
             return np.array(texts, dtype=np.str_).astype(kind)
@@ -77,10 +72,7 @@ def _column(texts: list[str]) -> NDArray[Any]:
 
 
 def read_npz(path: Path, names: Collection[str] | None = None) -> Table:
-    """Return the named arrays of an npz file (None: all); objects are never loaded.
-
-    InputError where one is missing or the file is damaged.
-    """
+    """Return the named arrays of an npz file (None: all), never objects."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             for name in names or ():

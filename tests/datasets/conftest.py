@@ -1,11 +1,14 @@
 """Small graphs for the tests of stores."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from hydragnn.datasets import MemoryStore
+from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.graphs import Field, GraphBatch
 from hydragnn.graphs.validate import graph_from_arrays
 
@@ -45,3 +48,23 @@ def graph() -> Callable[..., GraphBatch]:
 def store(graph: Callable[..., GraphBatch]) -> MemoryStore:
     """Sixty graphs of 2 to 8 nodes with labels 0 to 9."""
     return MemoryStore([graph(2 + k % 7, (5 * k) % 17, seed=k, label=k // 6) for k in range(60)])
+
+
+@pytest.fixture(params=[".h5", ".bp"], ids=["HDF5", "ADIOS2"])
+def path(request: pytest.FixtureRequest, store: MemoryStore, tmp_path: Path) -> Path:
+    """A healthy store of sixty graphs on disk, in two blocks."""
+    place = tmp_path / f"store{request.param}"
+    with StoreWriter(place, store.fields(), dim=3, attributes={"cutoff": 50.0}) as writer:
+        writer.write(store.read(range(30)))
+        writer._flush()
+        writer.write(store.read(range(30, 60)))
+    return place
+
+
+def edit_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest on purpose: it loses its checksum."""
+    file = path / "manifest.json"
+    table = json.loads(file.read_text())
+    del table["checksum"]
+    change(table)
+    file.write_text(json.dumps(table))

@@ -21,7 +21,7 @@ from ase.io import write
 from hydragnn.base.errors import Busy, InputError
 from hydragnn.datasets import StoreWriter, build_store, check_store, open_store, parallel_build, read_build_settings
 from hydragnn.datasets.build import fields_of, graphs_of
-from hydragnn.datasets.parallel_build import LARGEST, blocks_for, build_with_workers, deaf_processes
+from hydragnn.datasets.parallel_build import LARGEST, blocks_for, build_with_workers, sigint_blocked
 from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.graphs.batch import GraphBatch
 
@@ -130,7 +130,7 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_is_for_the_process_that_began_and_not_for_those_that_it_starts() -> None:
     """Also before they have come so far as to say so themselves."""
-    with deaf_processes():
+    with sigint_blocked():
         process = subprocess.Popen(["sleep", "60"])
     os.kill(process.pid, signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):

@@ -1,6 +1,5 @@
 """A store whose counts, shapes or dtypes are not those of its files is refused by the validation, before anything is allocated."""
 
-import json
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -14,28 +13,9 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, StoreWriter, check_graphs, check_store, convert_store, open_store
 from hydragnn.datasets.manifest import checksum
+from tests.datasets.conftest import edit_manifest
 
 HUGE = 10**13
-
-
-@pytest.fixture(params=[".h5", ".bp"], ids=["HDF5", "ADIOS2"])
-def path(request: pytest.FixtureRequest, store: MemoryStore, tmp_path: Path) -> Path:
-    """A healthy store of sixty graphs on disk, in two blocks."""
-    place = tmp_path / f"store{request.param}"
-    with StoreWriter(place, store.fields(), dim=3) as writer:
-        writer.write(store.read(range(30)))
-        writer._flush()
-        writer.write(store.read(range(30, 60)))
-    return place
-
-
-def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the manifest, which has no checksum then, as those of earlier versions."""
-    file = path / "manifest.json"
-    table = json.loads(file.read_text())
-    table.pop("checksum", None)
-    change(table)
-    file.write_text(json.dumps(table))
 
 
 def test_a_block_of_negative_length_is_damage(path: Path) -> None:
@@ -44,7 +24,7 @@ def test_a_block_of_negative_length_is_damage(path: Path) -> None:
         first[2] += second[2] + 5
         second[2] = -5
 
-    edit(path, negative)
+    edit_manifest(path, negative)
     for look in (open_store, check_store):
         with pytest.raises(InputError, match=r"manifest.json is damaged"):
             look(path)
@@ -58,7 +38,7 @@ def test_a_count_beyond_the_files_is_refused_before_memory_is_taken(column: int,
         part[("graphs", "nodes", "edges")[column]] += HUGE
         table["graphs"] = part["graphs"]
 
-    edit(path, grow)
+    edit_manifest(path, grow)
     tracemalloc.start()
     with pytest.raises(InputError, match=r"as the manifest counts, take at least [0-9]{14,}; copy the store again"):
         open_store(path)
@@ -74,7 +54,7 @@ def moved_edge_to_the_other_block(table: dict[str, Any]) -> None:
 
 def test_blocks_of_other_lengths_are_refused(path: Path) -> None:
     """HDF5 has no blocks, so that only the sum counts there."""
-    edit(path, moved_edge_to_the_other_block)
+    edit_manifest(path, moved_edge_to_the_other_block)
     if path.suffix == ".h5":
         assert open_store(path).sizes().edges.sum() > 0
     else:
@@ -88,7 +68,7 @@ def test_another_dtype_than_declared_is_refused_and_not_cast(path: Path) -> None
         assert field["dtype"] == "float64"
         field["dtype"] = "float32"
 
-    edit(path, narrow)
+    edit_manifest(path, narrow)
     with pytest.raises(InputError, match=r"graph/energy has .* dtype float64, expected are .* dtype float32"):
         open_store(path).sizes()
 
@@ -99,7 +79,7 @@ def rewritten(path: Path, change: Callable[[h5py.File], None]) -> Path:
     with h5py.File(part, "r+") as file:
         change(file)
     whole = checksum(part)
-    edit(
+    edit_manifest(
         path,
         lambda table: table["parts"][0]["files"].update({part.name: {"bytes": whole.bytes, "blake2b": whole.blake2b}}),
     )

@@ -20,15 +20,6 @@ from hydragnn.datasets import (
 from hydragnn.datasets.store import read_checked
 
 
-@pytest.fixture(params=[".h5", ".bp"], ids=["HDF5", "ADIOS2"])
-def path(request: pytest.FixtureRequest, store: MemoryStore, tmp_path: Path) -> Path:
-    """A healthy store of sixty graphs on disk."""
-    place = tmp_path / f"store{request.param}"
-    with StoreWriter(place, store.fields(), dim=3, attributes={"cutoff": 50.0}) as writer:
-        writer.write(store.read(range(60)))
-    return place
-
-
 def part_files(path: Path) -> list[Path]:
     return sorted(file for part in path.glob("part-*") for file in (part.iterdir() if part.is_dir() else [part]))
 

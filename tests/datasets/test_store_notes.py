@@ -17,6 +17,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, examine_store, finish_store, open_store, store_info
 from hydragnn.graphs import Field, GraphBatch, edge_vectors, graph_from_arrays
 from hydragnn.graphs.pyg import torch_geometric
+from tests.datasets.conftest import edit_manifest
 
 PLATE = {"kind": "mesh", "files": ["*.vtu"]}
 
@@ -70,11 +71,7 @@ def test_parts_count_as_one_store_does(tmp_path: Path) -> None:
 def test_defects_that_a_manifest_cannot_have_are_damage(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "s.h5", [], dim=3) as writer:
         writer.write(lone(1))
-    manifest = tmp_path / "s.h5" / "manifest.json"
-    table = json.loads(manifest.read_text())
-    del table["checksum"]
-    table["parts"][0]["defects"]["lone nodes"]["first"] = 1
-    manifest.write_text(json.dumps(table))
+    edit_manifest(tmp_path / "s.h5", lambda table: table["parts"][0]["defects"]["lone nodes"].update(first=1))
     with pytest.raises(InputError, match="is damaged"):
         open_store(tmp_path / "s.h5")
 
