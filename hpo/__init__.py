@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         parameter_importance,
     )
     from hydragnn.hpo.sampling.sampler import SAMPLERS
-    from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
+    from hydragnn.hpo.scheduling.scheduler import State, Trial, decide
     from hydragnn.hpo.search_settings import SearchSettings
     from hydragnn.hpo.settings import CampaignSettings, GivenRun, campaign_settings, read_campaign
     from hydragnn.hpo.space.points import Space, space_of
@@ -43,7 +43,7 @@ MODULES = {
         *("campaign_records", "finished_runs", "parameter_importance"),
     ),
     "sampling.sampler": ("SAMPLERS",),
-    "scheduling.scheduler": ("State", "Trial", "transition"),
+    "scheduling.scheduler": ("State", "Trial", "decide"),
     "search_settings": ("SearchSettings",),
     "settings": ("CampaignSettings", "GivenRun", "campaign_settings", "read_campaign"),
     "space.points": ("Space", "space_of"),

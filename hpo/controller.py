@@ -27,7 +27,6 @@ from hydragnn.hpo.launching.descriptors import Bell
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
 from hydragnn.hpo.launching.progress import AttemptProgress
 from hydragnn.hpo.sampling.proposals import Proposals
-from hydragnn.hpo.scheduling.changes import Changes, changes_between, whole_state
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -43,8 +42,7 @@ from hydragnn.hpo.scheduling.events import (
     Stopping,
     Tick,
 )
-from hydragnn.hpo.scheduling.replay import concerned
-from hydragnn.hpo.scheduling.scheduler import State, transition
+from hydragnn.hpo.scheduling.scheduler import State, Trial, decide
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.points import Point, Space
 from hydragnn.hpo.study_log import NAME as STUDY_LOG
@@ -84,7 +82,7 @@ class Controller:
         self._stop_reason: str | None = None
         self._clock = steady_clock()
         self._next_tick = self._next_look = 0.0
-        self._decisions: list[tuple[float, Event, State]] = []
+        self._decisions: list[tuple[float, Event, tuple[Trial, ...]]] = []
         self._unwritten: list[Entry] = []
         self._actions: list[Action] = []
         self._estimates = Estimates(space)
@@ -164,19 +162,14 @@ class Controller:
     def _take(self, event: Event) -> None:
         """Decide what follows from an event; it happens once the event is on disk."""
         now = self._clock()
-        state, actions = transition(self.state, event, now)
-        if state is not self.state or actions:
-            self._unwritten.append(Entry(now, event, self._changes(event, state)))
-            self._estimates.follow(concerned(self.state, event), event, state)
-        self.state = state
+        changes, actions = decide(self.state, event, now)
+        ended: tuple[Trial, ...] = ()
+        if changes is not None:
+            ended = self.state.ended
+            self._unwritten.append(Entry(now, event, changes))
+            self._estimates.follow(event, self.state)
         self._actions += actions
-        self._decisions.append((now, event, state))
-
-    def _changes(self, event: Event, after: State) -> Changes:
-        """What an event changed; the whole state at the opening of a journal whose lines only a program with their rules can read."""
-        if isinstance(event, Opened) and self._journal.undecided:
-            return whole_state(event, after)
-        return changes_between(self.state, event, after)
+        self._decisions.append((now, event, ended))
 
     def _commit(self) -> None:
         """Write down what was decided, then do what follows from it."""
@@ -187,7 +180,8 @@ class Controller:
             self._unwritten = []
         for action in actions:
             self._act(action)
-        for now, event, state in decisions:
+        state = self.state
+        for now, event, state.ended in decisions:
             self._study_log.follow(event)
             if state.most > state.least:  # sizes can change while trials run
                 self._progress.follow(event)

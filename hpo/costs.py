@@ -10,7 +10,6 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from hydragnn.hpo.scheduling.events import Event, Reached
-from hydragnn.hpo.scheduling.replay import Replay
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.sizing import loss
 from hydragnn.hpo.scheduling.state import speed_of
@@ -117,13 +116,13 @@ class Estimates:
         self._measured: dict[int, None] = {}
         self._sizes: list[Sized] = []
 
-    def follow(self, before: Sequence[Trial], event: Event, after: State | Replay) -> None:
-        """Note what an event says about costs; ``before``: the trials that it concerns, as they were."""
-        if not isinstance(event, Reached) or not before:
+    def follow(self, event: Event, after: State) -> None:
+        """Note the cost of a segment that an event ended."""
+        if not isinstance(event, Reached) or not after.ended:
             return
         if after.trials[event.trial].measured:
             self._measured[event.trial] = None
-        trial = before[0]
+        trial = after.ended[0]
         seconds, epochs = event.seconds - trial.seconds, event.epochs - trial.passed
         if seconds > 0 and epochs > 0 and trial.epochs == trial.passed and after.most > after.least:
             as_fastest = speed_of(after.plan, trial.slots) / len(trial.slots)

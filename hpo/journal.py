@@ -1,11 +1,9 @@
-"""The campaign's memory: an append-only file of events and what was decided about them, one JSON object per line, written by one process at a time.
+"""The journal: an append-only file of events and what was decided about them, one JSON object per line, for one writer at a time.
 
-A line is on disk before its consequences happen. Reading applies decisions and makes none, so that every version reads what another
-wrote: ``then`` holds what an event changed (``scheduling/changes.py``, put in place by ``scheduling/replay.py``), ``line`` counts lines, and every opening says format and program.
-Lines of the first format have the event alone; the rules of version 1, which never change, decide about them again
-(``scheduling/first``), and the next opening writes the whole state down. Which lines count is said in ``lines.py``. The last
-line may be torn by a kill, a full disk or a power cut and is then dropped; any other damage is an error: what a line said had
-consequences, and what follows it cannot be trusted.
+A line is on disk before its consequences happen. Reading applies changes and decides nothing, so that every version reads what
+another wrote: ``then`` holds what an event changed (``scheduling/state.py``), ``line`` counts lines, and every opening has the
+format and the program. ``lines.py`` defines which lines count. The last line may be torn by a kill, a full disk or a power cut
+and is then dropped; any other damage is an error, since a damaged line had consequences.
 """
 
 import gc
@@ -14,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -26,12 +24,9 @@ from hydragnn import __version__
 from hydragnn.base.errors import Busy, InputError, TakenOver
 from hydragnn.base.files import digest, flush_directory, knows_locks, lock_file, open_regular
 from hydragnn.hpo.lines import CLAIM, FORMAT, TORN, Chain, Counted, Line, check_format, damage, encode_line
-from hydragnn.hpo.scheduling.changes import Changes
 from hydragnn.hpo.scheduling.events import DECODER as EVENT
 from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, event_from_json, event_to_json
-from hydragnn.hpo.scheduling.first import first_transition
-from hydragnn.hpo.scheduling.replay import Replay, Written, concerned
-from hydragnn.hpo.scheduling.scheduler import State, Trial
+from hydragnn.hpo.scheduling.state import Changes, State, Written
 
 NAME = "journal.jsonl"
 
@@ -45,11 +40,11 @@ MANY = 50 * YOUNG
 
 
 class Entry(NamedTuple):
-    """An event, when it happened, and what it changed; None in the first format."""
+    """An event, when it happened, and what it changed."""
 
     time: float
     event: Event
-    then: Changes | None = None
+    then: Changes = {}  # noqa: RUF012
     line: int = 0
     """Where it stands in the journal that it was read from; the first line is 1."""
 
@@ -79,86 +74,50 @@ def entry_of(counted: Counted, path: Path) -> Entry:
     return Entry(line.time, event, line.then, number)
 
 
-def replay(path: Path, follow: Callable[[Sequence[Trial], Event, Replay], None] | None = None) -> State:
-    """The campaign that a journal tells; InputError where a line does not follow from those before it.
+def replay(path: Path, follow: Callable[[Event, State], None] | None = None) -> State:
+    """Return the campaign of a journal; InputError where a line does not follow from those before it.
 
-    ``follow`` is told every event, the trials that it concerns as they were before it, and the campaign after it.
+    ``follow`` is called with every event and the campaign after it.
     """
-    campaign = Replay()
+    state = State()
     with no_garbage_collection():
-        for before, entry, campaign in courses(path, read_entries(path)):
+        for entry, state in courses(path, read_entries(path)):
             if follow is not None:
-                follow(before, entry.event, campaign)
-        return state_of(campaign, path)
+                follow(entry.event, state)
+    return state
 
 
-def courses(path: Path, entries: Sequence[Entry]) -> Iterator[tuple[Sequence[Trial], Entry, Replay]]:
-    """Every entry with the trials that it concerns as they were before it, and the campaign after it, which is always the same object.
-
-    Entries that the rules of version 1 cannot follow are left out where a whole state comes later.
-    """
-    wholes = [number for number, entry in enumerate(entries) if entry.then is not None and "whole" in entry.then]
-    campaign = Replay()
-    for number, entry in enumerate(entries):
-        before = concerned(campaign, entry.event)
-        if follows(campaign, entry, path):
-            yield before, entry, campaign
-        elif not any(whole > number for whole in wholes):
-            raise gap(path, entry.line)
+def courses(path: Path, entries: Iterable[Entry]) -> Iterator[tuple[Entry, State]]:
+    """Yield every entry with the campaign after it, which is always the same object."""
+    state = State()
+    for entry in entries:
+        apply_changes(state, entry.event, entry.then, path, entry.line)
+        yield entry, state
 
 
-def follows(campaign: Replay, entry: Entry, path: Path) -> bool:
-    """Let an entry happen to a campaign; False where it does not follow from those before it."""
-    if entry.then is None:
-        state = campaign.state
-        after, actions = first_transition(state, entry.event, entry.time)
-        if after is state and not actions:
-            return False
-        campaign.become(after)
-        return True
-    put_in_place(campaign, entry.then, path, entry.line, entry.event)
-    return True
-
-
-def put_in_place(campaign: Replay, then: Written, path: Path, number: int, event: Event = TICK) -> None:
-    """Let what a line decided happen to a campaign; InputError where it does not fit what was before."""
+def apply_changes(state: State, event: Event, then: Written, path: Path, number: int) -> None:
+    """Change a campaign as a line says; InputError where it does not fit the lines before it."""
     try:
-        campaign.apply(event, then)
+        state.apply(event, then)
     except InputError as error:
         raise InputError(f"{path}: line {number}: {error}; restore the file from a copy") from error
-
-
-def state_of(campaign: Replay, path: Path) -> State:
-    """The campaign that was read as a value; InputError where it cannot be one."""
-    try:
-        return campaign.state
-    except InputError as error:
-        raise InputError(f"{path}: {error}; restore the file from a copy") from error
-
-
-def gap(path: Path, number: int) -> InputError:
-    """What to raise where an event does not follow from those before it."""
-    return InputError(
-        f"{path}: line {number} does not follow from the lines before it; lines are missing, or another version of this program "
-        "wrote it: restore the file from a copy, continue with that version, or begin in another folder"
-    )
 
 
 class Journal:
     """A session's hold on a journal; use as a context manager.
 
-    InputError where another process writes it, where it is damaged, or where the disk takes no more. ``undecided`` is true
-    where lines have no decisions and no whole state came later. Lines are only ever appended, and nothing follows from them
-    before they were read back: where another session has claimed the journal, with locks or without, TakenOver is raised.
+    InputError where another process writes it, where it is damaged, or where the disk takes no more. Lines are only ever
+    appended, and nothing follows from them before they were read back: where another session has claimed the journal, with
+    locks or without, TakenOver is raised.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = acquire_lock(path.with_suffix(".lock"))
         try:
-            self._chain, self.undecided = Chain(path), False
-            for _, line, _ in read_lines(path, self._chain):
-                self.undecided = line.then is None or (self.undecided and "whole" not in line.then)
+            self._chain = Chain(path)
+            for _ in read_lines(path, self._chain):
+                pass
             self._file = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             flush_directory(path.parent)
             self._torn, self._void = os.fstat(self._file).st_size > self._chain.length, self._chain.void
@@ -192,7 +151,7 @@ class Journal:
 
     def append(self, event: Event, now: float, then: Changes | None = None) -> None:
         """Put an event on disk, with what was decided; once this returns, it survives a kill and a power cut."""
-        self.extend([Entry(now, event, then)])
+        self.extend([Entry(now, event, then or {})])
 
     def extend(self, entries: Iterable[Entry]) -> None:
         """Put several entries on disk with one flush; a kill in between keeps the first ones of them."""
@@ -259,8 +218,7 @@ class Journal:
 
     def _encode(self, number: int, entry: Entry) -> bytes:
         value = {"time": entry.time, **event_to_json(entry.event), "line": number, "session": self._session}
-        if entry.then is not None:
-            value["then"] = entry.then
+        value["then"] = entry.then
         if isinstance(entry.event, Opened):
             value |= {"format": FORMAT, "program": __version__}
         return encode_line(value)
@@ -341,5 +299,5 @@ def read_lines(path: Path, chain: Chain) -> Iterator[Counted]:
 
 
 def brief_changes(line: Line) -> Written | None:
-    """What a line decided, where a status needs to know nothing else of it; otherwise None."""
-    return line.then if line.event in BRIEF and line.format <= FORMAT else None
+    """Return what a line changed, where a status needs nothing else of it; otherwise None."""
+    return line.then if line.event in BRIEF else None

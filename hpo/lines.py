@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from hydragnn.base.errors import InputError
-from hydragnn.hpo.scheduling.replay import Written
+from hydragnn.hpo.scheduling.state import Written
 
 FORMAT = 3
 
@@ -36,7 +36,7 @@ class Line(Struct, frozen=True, kw_only=True, gc=False):
     line: int | None = None
     program: str = ""
     session: str = ""
-    then: Written | None = None
+    then: Written = {}
     time: float
     crc: int
 
@@ -115,8 +115,8 @@ class Chain:
         ours = line.session == self.session or line.event == CLAIM
         if ours and line.line == self.count + 1:
             return
-        if ours and line.line is None and not broken:  # of the first format
-            return
+        if line.line is None and not broken:
+            raise outdated(self._path)
         if broken or line.line is None or line.line == number:
             raise damage(self._path, broken or number)
         raise InputError(
@@ -158,8 +158,15 @@ def damage(path: Path, number: int) -> InputError:
     return InputError(f"{path} is damaged in line {number}; restore the file from a copy, or begin a new campaign")
 
 
+def outdated(path: Path) -> InputError:
+    """What to raise where a version before 0.2.0 wrote a journal."""
+    return InputError(f"{path} is of a version before 0.2.0; continue with that version, or begin a new campaign")
+
+
 def check_format(line: Line, path: Path, number: int) -> None:
-    """InputError where a newer program wrote a line."""
+    """InputError where another format than today's was written."""
+    if line.format < FORMAT:
+        raise outdated(path)
     if line.format > FORMAT:
         raise InputError(
             f"{path}: line {number} was written by a newer program ({line.program}); update this one to read it"

@@ -125,8 +125,8 @@ def _timeline_builder(path: Path) -> TimelineBuilder:
     """The whole course of a campaign; InputError where a line of its journal does not follow from those before it."""
     builder = TimelineBuilder()
     with no_garbage_collection():
-        for before, entry, campaign in courses(path, read_entries(path)):
-            builder.observe(before, entry.event, campaign, entry.time)
+        for entry, state in courses(path, read_entries(path)):
+            builder.observe(entry.event, state, entry.time)
     return builder
 
 

@@ -205,9 +205,6 @@ KINDS = frozenset(cls.__name__.lower() for cls in get_args(Event))
 DECODER = msgspec.json.Decoder(Event)
 """Reads the event of a JSON object that may have other members; ValidationError where ``event_from_json`` has more to say."""
 
-_FIRST_OPENED = {"places": "slots"}
-_FIRST_PLAN = {"min_places": "min_slots", "max_places": "max_slots"}
-
 
 def node_of(slot: str) -> str:
     """The node that a slot belongs to: slots are whole nodes, or numbered shares of one.
@@ -244,19 +241,7 @@ def event_from_json(value: dict[str, Any]) -> Event:
     if value.get("event") not in KINDS:
         raise InputError(f"unknown event {value.get('event')!r}; it was written by a newer program, update this one")
     try:
-        event: Event = msgspec.convert(in_current_words(value), Event)
+        event: Event = msgspec.convert(value, Event)
     except (TypeError, ValueError) as error:
         raise InputError(f"event {value.get('event')} is damaged ({error})") from error
     return event
-
-
-def in_current_words(event: dict[str, Any]) -> dict[str, Any]:
-    """Return an event's JSON object with the names of today: in the first journals a slot was called a place.
-
-    >>> in_current_words({"event": "opened", "places": ["n1"], "plan": {"trials": 3, "max_places": 2}})
-    {'event': 'opened', 'slots': ['n1'], 'plan': {'trials': 3, 'max_slots': 2}}
-    """
-    if event.get("event") != "opened" or "places" not in event:
-        return event
-    renamed = {_FIRST_OPENED.get(name, name): value for name, value in event.items()}
-    return {**renamed, "plan": {_FIRST_PLAN.get(name, name): value for name, value in dict(event["plan"]).items()}}

@@ -9,15 +9,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 
 from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import Action, Cancel, Propose, Start, node_of
 from hydragnn.hpo.scheduling.health import disturbing_nodes, is_last_chance
-from hydragnn.hpo.scheduling.ordered import Pool
+from hydragnn.hpo.scheduling.promotion import promotion_of
 from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_slots, loss
-from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, segment, speed_of, with_trial, without_entry
+from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, segment, speed_of
 from hydragnn.hpo.scheduling.trouble import note_try, num_startable
 
 LOOK = 64
@@ -52,21 +52,22 @@ class Reservation:
     """Slots that will then be free besides."""
 
 
-def fill_slots(state: State, now: float) -> tuple[State, list[Action], bool]:
-    """The state after every slot that can be used is; and whether something was left only because time is short."""
-    after, actions, late = _fill(state, now)
-    if after.trouble.since < math.inf and after.starts > state.starts:
-        after = note_try(after, now)
-    return after, actions, late
+def fill_slots(state: State, now: float) -> tuple[list[Action], bool]:
+    """Use every slot that can be used; True where something was left only because time is short."""
+    starts = state.starts
+    actions, late = _fill(state, now)
+    if state.trouble.since < math.inf and state.starts > starts:
+        note_try(state, now)
+    return actions, late
 
 
-def _fill(state: State, now: float) -> tuple[State, list[Action], bool]:
+def _fill(state: State, now: float) -> tuple[list[Action], bool]:
     room = min(len(state.free) // state.least, num_startable(state, now)) - state.asked
     if room <= 0:
-        return state, [], False
+        return [], False
     together = state.most > state.least and pending(state) * state.least <= len(state.free) + sum(probing_slots(state))
     if together and state.asked:
-        return state, [], False  # sizes are decided when all configurations are known
+        return [], False  # sizes are decided when all configurations are known
     selection: list[Trial] = []
     actions: list[Action] = []
     late = 0
@@ -80,26 +81,29 @@ def _fill(state: State, now: float) -> tuple[State, list[Action], bool]:
         if not in_time(state, trial, state.most if together else state.least, now):
             late += 1
         elif number is None:
-            state = replace(with_trial(state, trial), asked=state.asked + 1)
+            state.put_trial(trial)
+            state.set(asked=state.asked + 1)
             actions.append(Propose(trial=trial.number))
         else:
             selection.append(trial)
     if together and state.asked:
-        return state, actions, False
+        return actions, False
     if together:
-        state, launches = start_balanced(state, selection, now)
+        launches = start_balanced(state, selection, now)
         if not selection and state.trouble.since == math.inf:
-            state, launches = enlarge_attempt(state, now)
+            launches = enlarge_attempt(state, now)
         late += bool(selection) and not launches
-        return state, [*actions, *launches], late > 0 and not probing_slots(state)
+        return [*actions, *launches], late > 0 and not probing_slots(state)
     for trial in sorted(selection, key=lambda trial: -(segment(state, trial) or 0.0)):
-        state, start = start_attempt(state, trial, state.least, now)
-        actions.append(start)
-    return state, actions, late > 0
+        actions.append(start_attempt(state, trial, state.least, now))
+    return actions, late > 0
 
 
 def num_free_elsewhere(state: State) -> Callable[[Trial], int]:
-    """How many free slots are on nodes that did not just disturb a trial; while others run it waits for those, since one more failure there says nothing."""
+    """Return a function that counts the free slots on nodes that did not just disturb a trial.
+
+    While others run, the trial waits for those, since one more failure elsewhere proves nothing.
+    """
     healthy = cache(lambda: len(state.free) - _num_free(state, state.health))
 
     def num_elsewhere(trial: Trial) -> int:
@@ -115,31 +119,37 @@ def _num_free(state: State, nodes: Iterable[str]) -> int:
 
 
 def ready_trials(state: State) -> Iterator[int | None]:
-    """The trials that can go on, in the order of their rights; None for a new one."""
-    yield from state.waiting
+    """Yield the trials that can go on, in the order in which they may; None for a new one."""
     below = state.rungs[-2::-1]
-    promotable = [rung.promotable(state.plan.reduction) for rung in below]
-    for rung, count in zip(below, promotable):
-        yield from (number for _, number in rung.paused[:count])
+    counts = promotable_counts(state)[::-1]
     new = _num_unasked(state)
+    short = state.plan.finalists - state.count("finished", "running", "waiting", "asked") - sum(counts) - new
+    yield from state.waiting
+    for rung, count in zip(below, counts):
+        yield from (number for _, number in islice(rung.paused, count))
     yield from (None for _ in range(new))
-    short = state.plan.finalists - state.count("finished", "running", "waiting", "asked") - sum(promotable) - new
-    for rung, count in zip(below, promotable):
+    for rung, count in zip(below, counts):
         for _, number in rung.paused[count : count + max(0, short)]:
             short -= 1
             yield number
 
 
+def promotable_counts(state: State) -> list[int]:
+    """Return how many resting trials every rung but the last lets through."""
+    promotion = promotion_of(state.plan)
+    return [promotion.promotable(rung) for rung in state.rungs[:-1]]
+
+
 def untried_first(state: State) -> Iterator[int | None]:
-    """The trials that can go on, those last whose failures began the trouble of the machine, or that tried it since."""
+    """Yield the trials that can go on; those that met the present outage are last."""
     tried = {number for number in state.waiting if state.trials[number].trouble == state.trouble.number}
     yield from (number for number in ready_trials(state) if number not in tried)
     yield from (number for number in state.waiting if number in tried)
 
 
 def pending(state: State) -> int:
-    """How many trials could start if there were slots enough, those still to be proposed included."""
-    promotable = sum(rung.promotable(state.plan.reduction) for rung in state.rungs[:-1])
+    """Return how many trials could start if there were slots enough, those still to be proposed included."""
+    promotable = sum(promotable_counts(state))
     new = _num_unasked(state) + state.asked
     short = state.plan.finalists - state.count("finished", "running", "waiting") - promotable - new
     resting = sum(len(rung.paused) for rung in state.rungs[:-1]) - promotable
@@ -150,11 +160,9 @@ def _num_unasked(state: State) -> int:
     return 0 if state.exhausted else max(0, state.plan.trials - len(state.trials))
 
 
-def start_attempt(state: State, trial: Trial, size: int, now: float) -> tuple[State, Start]:
-    """The state in which a trial that was ready has its next attempt on the first free slots."""
-    slots, free = _take_elsewhere(state, trial, size)
-    if trial.status == "paused":
-        state = without_entry(state, trial)
+def start_attempt(state: State, trial: Trial, size: int, now: float) -> Start:
+    """Let a trial that is ready have its next attempt on the first free slots."""
+    slots = _take_slots(state, trial, size)
     trial = replace(
         trial,
         status="running",
@@ -168,39 +176,37 @@ def start_attempt(state: State, trial: Trial, size: int, now: float) -> tuple[St
         identity=None,
         cancelled="",
     )
-    waiting = state.waiting
-    if trial.number in waiting:
-        at = waiting.index(trial.number)
-        waiting = waiting[:at] + waiting[at + 1 :]
+    state.put_trial(trial)
+    if trial.number in state.waiting:
+        state.put_waiting(number for number in state.waiting if number != trial.number)
     due = state.due if state.plan.timeout is None else min(state.due, now + state.plan.timeout)
-    start = Start(
+    state.set(due=due, starts=state.starts + 1)
+    return Start(
         trial=trial.number,
         attempt=trial.attempt,
         until=state.plan.rungs[len(trial.results)],
         slots=slots,
         micro_batches=trial.micro_batches,
     )
-    state = replace(with_trial(state, trial), free=free, waiting=waiting, due=due, starts=state.starts + 1)
-    return state, start
 
 
 def in_time(state: State, trial: Trial, slots: int, now: float) -> bool:
     """Return True where a trial that starts now is expected to save its first epoch before the budgets end; what is not known takes no time."""
-    if state.ends == math.inf or state.simple:
+    if state.ends == math.inf:
         return True
     work = state.work.value if trial.work is None else trial.work
     epoch = work / slots * loss(slots, trial.scaling)
     return now + state.startup.value + epoch <= state.ends - state.plan.grace
 
 
-def start_balanced(state: State, trials: list[Trial], now: float) -> tuple[State, list[Action]]:
+def start_balanced(state: State, trials: list[Trial], now: float) -> list[Action]:
     """Start trials on as many slots each as let all unfinished ones end together.
 
     One whose slots are not free yet starts on those that are, unless it ends its segment sooner by waiting; then the
     slots that it waits for are lent only to those that give them back in time.
     """
     work = _known_work(state, trials)
-    state = _with_target(state, trials, work, now)
+    _aim(state, trials, work, now)
     loads = {trial.number: remaining(state, trial, work) for trial in trials}
     actions: list[Action] = []
     reservation: Reservation | None = None
@@ -221,52 +227,57 @@ def start_balanced(state: State, trials: list[Trial], now: float) -> tuple[State
             reservation = _worth_waiting(state, trial, target_size, end, work, now)
             if reservation is not None:
                 continue
-        state, start = start_attempt(state, trial, size, now)
-        actions.append(start)
-    return state, actions
+        actions.append(start_attempt(state, trial, size, now))
+    return actions
 
 
-def enlarge_attempt(state: State, now: float) -> tuple[State, list[Action]]:
+def enlarge_attempt(state: State, now: float) -> list[Action]:
     """Let the attempt that gains most from idle slots save itself, so that it goes on with more of them.
 
     For the time when nothing is left to start but what runs will run for long. One at a time, and only where the idle slots
     do much more work up to the end of the segment than the move costs.
     """
     if not state.active or len(state.free) < state.least or now < state.looked + len(state.active) * PAUSE:
-        return state, []
+        return []
     running = state.running
-    state = replace(state, looked=now)
+    state.set(looked=now)
     if any(trial.cancelled for trial in running):
-        return state, []
+        return []
     work = _known_work(state, running)
-    state = _with_target(state, [], work, now)
+    _aim(state, [], work, now)
     gain, trial = max(((_gain(state, trial, work, now), trial) for trial in running), key=lambda pair: pair[0])
     if gain <= 0:
-        return state, []
-    state = with_trial(state, replace(trial, cancelled="more slots"))
-    return state, [Cancel(trial=trial.number, attempt=trial.attempt, reason="more slots")]
+        return []
+    state.put_trial(replace(trial, cancelled="more slots"))
+    return [Cancel(trial=trial.number, attempt=trial.attempt, reason="more slots")]
 
 
-def _take_elsewhere(state: State, trial: Trial, size: int) -> tuple[tuple[str, ...], Pool]:
-    """The first free slots and the rest, where there are enough on nodes that have not just disturbed this very trial; else the first of all."""
+def _take_slots(state: State, trial: Trial, size: int) -> tuple[str, ...]:
+    """Take the first free slots, on nodes that have not just disturbed this very trial where there are enough."""
     if trial.faults:
-        others = state.free.without(slot for name in disturbing_nodes(state, trial) for slot in state.nodes[name])
-        if len(state.free) > len(others) >= size:
-            slots = _take_alike(state, others, size)[0]
-            return slots, state.free.without(slots)
-    return _take_alike(state, state.free, size)
-
-
-def _take_alike(state: State, pool: Pool, size: int) -> tuple[tuple[str, ...], Pool]:
-    """The first slots and the rest; where nodes differ, the fastest slots of one size, since ranks wait for the slowest."""
+        nodes = disturbing_nodes(state, trial)
+        avoided = {slot for name in nodes for slot in state.nodes[name] if slot in state.free}
+        if avoided and len(state.free) - len(avoided) >= size:
+            slots = _alike(state, (slot for slot in state.free if slot not in avoided), size)
+            state.free.remove(slots)
+            return slots
     if not state.plan.sizes:
-        return pool.take(size)
+        return state.free.take(size)
+    slots = _alike(state, state.free, size)
+    state.free.remove(slots)
+    return slots
+
+
+def _alike(state: State, slots: Iterable[str], size: int) -> tuple[str, ...]:
+    """Return the first slots; where nodes differ, the fastest of one size, since ranks wait for the slowest."""
+    if not state.plan.sizes:
+        return tuple(islice(slots, size))
     by_speed: dict[float, list[str]] = {}
-    for slot in pool:
+    for slot in slots:
         by_speed.setdefault(state.plan.sizes.get(node_of(slot), 1.0), []).append(slot)
-    fastest = [slots for _, slots in sorted(by_speed.items(), reverse=True)]
-    alike = next((slots for slots in fastest if len(slots) >= size), list(chain.from_iterable(fastest)))
-    return tuple(alike[:size]), pool.without(alike[:size])
+    fastest = [some for _, some in sorted(by_speed.items(), reverse=True)]
+    alike = next((some for some in fastest if len(some) >= size), list(chain.from_iterable(fastest)))
+    return tuple(alike[:size])
 
 
 def _gain(state: State, trial: Trial, work: float, now: float) -> float:
@@ -277,15 +288,15 @@ def _gain(state: State, trial: Trial, work: float, now: float) -> float:
     return more * (_segment_end(state, trial, work, now) - now - cost) - WORTH * slots * cost
 
 
-def _with_target(state: State, trials: list[Trial], work: float, now: float) -> State:
-    """The state with a target that serves: the smallest time in which the slots do all that is left."""
+def _aim(state: State, trials: list[Trial], work: float, now: float) -> None:
+    """Set the smallest time in which the slots can do all that is left; one that still serves is kept."""
     unfinished, slots = len(state.active) + len(trials), state.healthy + sum(probing_slots(state))
     if unfinished > CROWD and now < state.target.time < math.inf and state.target.serves(unfinished, slots):
-        return state
+        return
     loads = [remaining(state, trial, work) for trial in trials]
     loads += [_load_left(state, trial, work, now) for trial in state.running]
     time = now + common_ending(loads, slots, state.least, state.most)
-    return replace(state, target=Target(time, unfinished, slots))
+    state.set(target=Target(time, unfinished, slots))
 
 
 def _worth_waiting(state: State, trial: Trial, slots: int, end: float, work: float, now: float) -> Reservation | None:

@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import Action, Probe, Probed, node_of
-from hydragnn.hpo.scheduling.node_health import Node, NodeHealth, Strike
-from hydragnn.hpo.scheduling.ordered import Pool
+from hydragnn.hpo.scheduling.node_health import Node, Strike
 from hydragnn.hpo.scheduling.slowness import SLOW
-from hydragnn.hpo.scheduling.state import State, Trial, with_node, without_node
+from hydragnn.hpo.scheduling.state import State, Trial
 
 STRIKES = 2
 """So many attempts that a node disturbs before it is out, however well it answers probes."""
@@ -31,12 +30,8 @@ PATIENCE = 600.0
 """Seconds after which a probe without an answer counts as failed."""
 
 
-def add_strikes(
-    state: State, trial: Trial, suspects: Iterable[str], now: float, *, slow: bool = False
-) -> tuple[State, list[Action]]:
-    """Hold a machine fault of ``trial``, or that it was ``slow``, against the suspects, or against all of its nodes where there are none."""
-    if state.simple:
-        return state, []
+def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float, *, slow: bool = False) -> list[Action]:
+    """Count a machine fault, or slowness, of an attempt against the suspects; against all its nodes where there are none."""
     used: dict[str, tuple[str, ...]] = {}
     for slot in trial.slots:
         used[node_of(slot)] = (*used.get(node_of(slot), ()), slot)
@@ -47,135 +42,130 @@ def add_strikes(
         node = state.health.get(name, Node())
         strike = Strike(trial=trial.number, attempt=trial.attempt, slots=used.get(name, state.nodes[name]), slow=slow)
         node = replace(node, strikes=(*node.strikes, strike))
-        state = with_node(state, name, node)
+        state.put_node(name, node)
         if len(node.strikes) >= STRIKES and node.status != "quarantined":
             out.append(name)
         elif node.status == "pool":
-            state = _probing(state, name, now)
-            actions.append(Probe(node=name))
+            actions.append(_start_probe(state, name, now))
     for name in out:
         asked = state.health[name].until if state.health[name].status == "probing" else now
-        state = _quarantine(state, name, now, "attempts keep failing on it", asked)
-        if (
-            len(out) > 1 and not named
-        ):  # one of them is bad, the others shall come back: the next fault tells them apart
+        _quarantine(state, name, now, "attempts keep failing on it", asked)
+        if len(out) > 1 and not named:  # one of them is bad, the others shall come back: the next fault decides
             node = state.health[name]
-            state = with_node(state, name, replace(node, strikes=node.strikes[-1:]))
+            state.put_node(name, replace(node, strikes=node.strikes[-1:]))
     for name in out if len(out) <= FEW or named else ():
-        state = _clear_partners(state, name)
-    return state, actions
+        _clear_partners(state, name)
+    return actions
 
 
-def release_slots(state: State, slots: tuple[str, ...]) -> State:
-    """The state after an attempt gave its slots back: to the pool, or to nodes that are held back."""
-    if not state.health:
-        return replace(state, free=state.free.with_slots(slots))
+def release_slots(state: State, slots: tuple[str, ...]) -> None:
+    """Give the slots of an attempt back: to the pool, or to nodes that are held back."""
     good: list[str] = []
     for slot in slots:
         node = state.health.get(node_of(slot))
         if node is None or node.status == "pool":
             good.append(slot)
         else:
-            state = with_node(state, node_of(slot), replace(node, held=(*node.held, slot)))
-    return replace(state, free=state.free.with_slots(good))
+            state.put_node(node_of(slot), replace(node, held=(*node.held, slot)))
+    state.free.add(good)
 
 
-def clear_strikes(state: State, slots: tuple[str, ...]) -> State:
-    """The state after a success on these slots: strikes that they brought are forgotten."""
+def clear_strikes(state: State, slots: tuple[str, ...]) -> None:
+    """Forget the strikes of slots on which an attempt succeeded."""
     if not state.health:
-        return state
+        return
     done = frozenset(slots)
     for name in dict.fromkeys(node_of(slot) for slot in slots):
         node = state.health.get(name)
         if node is not None and node.status == "pool":
             strikes = tuple(strike for strike in node.strikes if done.isdisjoint(strike.slots))
-            kept = replace(node, strikes=strikes)
-            state = with_node(state, name, kept) if strikes else without_node(state, name)
-    return state
+            state.put_node(name, replace(node, strikes=strikes) if strikes else None)
 
 
-def apply_probe(state: State, event: Probed, now: float) -> tuple[State, list[Action]]:
-    """Take a node back, or take it out; an answer that changes nothing leaves the state as it is."""
-    node = state.health.get(event.node, Node())
+def apply_probe(state: State, event: Probed, now: float) -> list[Action]:
+    """Take a node back, or take it out."""
     if event.node not in state.nodes:
-        return state, []
+        return []
     if not event.healthy:
-        if node.status == "quarantined":
-            return state, []
-        return _clear_partners(_quarantine(state, event.node, now, event.message), event.node), []
-    if event.seconds and event.node in state.health:
-        return _compare_speed(state, event.node, event.seconds, now), []
-    return _take_back(state, event.node, now), []
+        if state.health.get(event.node, Node()).status != "quarantined":
+            _quarantine(state, event.node, now, event.message)
+            _clear_partners(state, event.node)
+    elif event.seconds and event.node in state.health:
+        _compare_speed(state, event.node, event.seconds, now)
+    else:
+        _take_back(state, event.node, now)
+    return []
 
 
-def _take_back(state: State, name: str, now: float) -> State:
-    """The state after a node has answered its probe well."""
+def _take_back(state: State, name: str, now: float) -> None:
+    """Use a node again that passed its probe, unless it struck out or has to wait."""
     node = state.health.get(name, Node())
     if node.status == "pool":
-        return state
+        return
     struck_out = len(node.strikes) >= STRIKES
     if _is_starved(state) or not (struck_out or _has_to_wait(state, name)):
-        return _readmit(state, name)
-    if node.status == "quarantined":
-        return state
-    if struck_out:
-        return _quarantine(state, name, now, "attempts keep failing on it")
-    message = "it waits until a node that failed with it is in use"
-    waits = replace(node, status="quarantined", until=now + BACK_OFF, message=message)
-    return replace(with_node(state, name, waits), due=min(state.due, waits.until))
+        state.free.add(node.held)
+        state.put_node(name, replace(node, status="pool", held=(), until=0.0, message=""))
+    elif node.status != "quarantined" and struck_out:
+        _quarantine(state, name, now, "attempts keep failing on it")
+    elif node.status != "quarantined":
+        message = "it waits until a node that failed with it is in use"
+        state.put_node(name, replace(node, status="quarantined", until=now + BACK_OFF, message=message))
+        state.set(due=min(state.due, now + BACK_OFF))
 
 
-def _compare_speed(state: State, name: str, seconds: float, now: float) -> State:
-    """The state after a node said how long its work took: once all that were slow together have, those that took much longer are out."""
+def _compare_speed(state: State, name: str, seconds: float, now: float) -> None:
+    """Note how long a node's probe took; once all nodes of slow attempts have answered, take the slowest out."""
     node = replace(state.health[name], seconds=seconds)
-    state = with_node(state, name, node)
+    state.put_node(name, node)
     faults = {strike.fault for strike in node.strikes if strike.slow}
     group = {name, *(partner for fault in faults for partner in state.health.partners(name, fault))}
     if any(state.health[one].status == "probing" and not state.health[one].seconds for one in group):
-        return state
+        return
     times = {one: state.health[one].seconds for one in sorted(group) if state.health[one].seconds}
     reference = node.reference or min(times.values())
     for one, own in times.items():
         strikes = tuple(strike for strike in state.health[one].strikes if strike.fault not in faults or len(times) == 1)
         is_slow = own > SLOW * reference
         changed = replace(state.health[one], strikes=strikes, reference=reference if is_slow else 0.0)
-        state = with_node(state, one, changed)
+        state.put_node(one, changed)
         if is_slow and changed.status != "quarantined":
             message = f"it is slow: its probe took {own / reference:.1f} times as long as that of another node"
-            state = _quarantine(state, one, now, message)
+            _quarantine(state, one, now, message)
         elif not is_slow:
-            state = _take_back(state, one, now)
-    return state
+            _take_back(state, one, now)
 
 
-def revisit_nodes(state: State, now: float) -> tuple[State, list[Action]]:
-    """Probe the nodes whose quarantine is over, and give up probes that nobody answers."""
+def revisit_nodes(state: State, now: float) -> list[Action]:
+    """Probe the nodes whose quarantine is over, and give up probes without an answer."""
     actions: list[Action] = []
     for name in sorted(name for name, node in state.health.items() if node.status != "pool" and node.until <= now):
         if state.health[name].status == "quarantined":
-            state = _probing(state, name, now)
-            actions.append(Probe(node=name))
+            actions.append(_start_probe(state, name, now))
         elif state.health[name].seconds:  # it waited for those that were slow with it
-            state = _take_back(state, name, now)
+            _take_back(state, name, now)
         else:
-            state = _clear_partners(_quarantine(state, name, now, "it does not answer its probe"), name)
-    return state, actions
+            _quarantine(state, name, now, "it does not answer its probe")
+            _clear_partners(state, name)
+    return actions
 
 
-def reopen_nodes(state: State, now: float) -> tuple[State, list[Action]]:
-    """The health of the nodes that a new controller has: strikes stay, and whatever was out is probed at once."""
-    before = sorted((name, node) for name, node in state.health.items() if name in state.nodes)
-    state = replace(state, health=NodeHealth(), free=Pool())
+def reopen_nodes(state: State, now: float) -> list[Action]:
+    """Take over the nodes of a new controller: strikes stay, and nodes that were out are probed at once."""
+    before = sorted(state.health.items())
+    state.free.clear()
+    for name, _ in before:
+        state.put_node(name, None)
+    before = [(name, node) for name, node in before if name in state.nodes]
     actions: list[Action] = []
     for name, node in before:
-        held = () if node.status == "pool" else state.nodes[name]
-        state = with_node(state, name, replace(node, held=held))
+        state.put_node(name, replace(node, held=() if node.status == "pool" else state.nodes[name]))
         if node.status != "pool":
-            state = _probing(state, name, now)
-            actions.append(Probe(node=name))
+            actions.append(_start_probe(state, name, now))
     good = [slot for slot in state.slots if node_of(slot) not in state.health]
     probation = [slot for name, node in before if node.status == "pool" for slot in state.nodes[name]]
-    return replace(state, free=state.free.with_slots([*good, *probation])), actions
+    state.free.add([*good, *probation])
+    return actions
 
 
 def disturbing_nodes(state: State, trial: Trial) -> Iterable[str]:
@@ -193,7 +183,7 @@ def is_last_chance(state: State, trial: Trial) -> bool:
 
 def all_out(state: State) -> bool:
     """True where every node is in quarantine."""
-    return bool(state.nodes) and state.health.counts.get("quarantined", 0) == len(state.nodes)
+    return bool(state.nodes) and state.health.counts["quarantined"] == len(state.nodes)
 
 
 def next_visit(state: State) -> float:
@@ -201,41 +191,36 @@ def next_visit(state: State) -> float:
     return min((node.until for node in state.health.values() if node.status != "pool"), default=math.inf)
 
 
-def _probing(state: State, name: str, now: float) -> State:
+def _start_probe(state: State, name: str, now: float) -> Probe:
+    """Hold a node back until its probe has answered."""
     node = replace(state.health.get(name, Node()), status="probing", until=now + PATIENCE, seconds=0.0)
-    return _hold_back(state, name, node)
+    _hold_back(state, name, node)
+    return Probe(node=name)
 
 
-def _quarantine(state: State, name: str, now: float, message: str, earliest: float = 0.0) -> State:
+def _quarantine(state: State, name: str, now: float, message: str, earliest: float = 0.0) -> None:
     node = state.health.get(name, Node())
     until = max(earliest, now + min(LONGEST, BACK_OFF * 2.0 ** min(node.spells, 10)))
-    spells = node.spells + (state.trouble.since == math.inf)  # a probe that fails on a machine in trouble says nothing
-    node = replace(node, status="quarantined", until=until, spells=spells, message=message)
-    return _hold_back(state, name, node)
+    spells = node.spells + (state.trouble.since == math.inf)  # during an outage a failed probe proves nothing
+    _hold_back(state, name, replace(node, status="quarantined", until=until, spells=spells, message=message))
 
 
-def _hold_back(state: State, name: str, node: Node) -> State:
-    """The state in which a node's idle slots wait with it; those in use follow when their attempts end."""
+def _hold_back(state: State, name: str, node: Node) -> None:
+    """Keep a node's idle slots back with it; those in use follow when their attempts end."""
     idle = tuple(slot for slot in state.nodes[name] if slot in state.free)
-    state = replace(state, free=state.free.without(idle), due=min(state.due, node.until))
-    return with_node(state, name, replace(node, held=(*node.held, *idle)))
+    state.free.remove(idle)
+    state.put_node(name, replace(node, held=(*node.held, *idle)))
+    state.set(due=min(state.due, node.until))
 
 
-def _readmit(state: State, name: str) -> State:
-    node = state.health[name]
-    state = replace(state, free=state.free.with_slots(node.held))
-    return with_node(state, name, replace(node, status="pool", held=(), until=0.0, message=""))
-
-
-def _clear_partners(state: State, culprit: str) -> State:
+def _clear_partners(state: State, culprit: str) -> None:
     """Forget the strikes that other nodes have from attempts in which the culprit took part."""
     shared = {strike.fault for strike in state.health[culprit].strikes}
     for name in sorted({name for fault in shared for name in state.health.partners(culprit, fault)}):
         node = state.health[name]
         if node.status != "quarantined":
             strikes = tuple(strike for strike in node.strikes if strike.fault not in shared)
-            state = with_node(state, name, replace(node, strikes=strikes))
-    return state
+            state.put_node(name, replace(node, strikes=strikes))
 
 
 def _has_to_wait(state: State, name: str) -> bool:

@@ -1,11 +1,11 @@
-"""Who trains next, where, and how far: a pure state machine with asynchronous successive halving.
+"""Decisions: a pure state machine that answers events with changes of the campaign and actions.
 
-``transition(state, event, now) -> (state, actions)`` reads no clock, file or random number, so that a journal of events gives
-back the state, and a simulator can drive the same decisions on a virtual clock. Rungs follow Li et al. 2020
-(arXiv:1810.05934, algorithm 2): free slots go to the best trials that a rung lets through, else to new trials.
+``decide`` reads no clock, file or random number, so that a simulator can drive the same decisions on a virtual clock. Free
+slots go to trials that wait, then to the best trials that a rung lets through (``promotion``), then to new trials.
 """
 
 import math
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -42,21 +42,19 @@ from hydragnn.hpo.scheduling.health import (
     revisit_nodes,
 )
 from hydragnn.hpo.scheduling.node_health import Node, NodeStatus
+from hydragnn.hpo.scheduling.rung import Rung
 from hydragnn.hpo.scheduling.sizing import loss
 from hydragnn.hpo.scheduling.slowness import REASON, move_if_slow
 from hydragnn.hpo.scheduling.state import (
-    Rung,
+    Changes,
     State,
     Trial,
     TrialStatus,
     Trouble,
-    in_line,
-    nodes_of,
+    line_up,
+    put_in_line,
+    put_result,
     speed_of,
-    with_entry,
-    with_trial,
-    with_waiting,
-    without_trial,
 )
 from hydragnn.hpo.scheduling.trouble import (
     begin_trouble,
@@ -71,7 +69,7 @@ from hydragnn.hpo.scheduling.trouble import (
 )
 from hydragnn.record import Failure, FailureKind
 
-__all__ = ["HOPELESS", "MACHINE_FAULTS", "Node", "NodeStatus", "Rung", "State", "Trial", "TrialStatus", "transition"]
+__all__ = ["HOPELESS", "MACHINE_FAULTS", "Node", "NodeStatus", "Rung", "State", "Trial", "TrialStatus", "decide"]
 
 HOPELESS = 5
 """So many trials that come to nothing by themselves before the first success, and as many as still run, end the campaign: the fault is in what all share."""
@@ -89,28 +87,37 @@ REASONS: dict[Ending, str] = {
 }
 
 
-def transition(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
-    """The state after an event, and what is to be done about it; an event that no longer matters changes nothing."""
+class Decision(NamedTuple):
+    """The answer to an event."""
+
+    changes: Changes | None = None
+    """What the campaign became, as plain JSON; None where the event changed nothing and is not for the journal."""
+    actions: tuple[Action, ...] = ()
+
+
+def decide(state: State, event: Event, now: float) -> Decision:
+    """Let an event happen: change the campaign, and return what changed and what is to be done."""
     if state.closed and not isinstance(event, Opened):
-        return state, ()
-    begun = replace(state, touched=None) if state.touched else state
-    after, actions = _dispatch(begun, event, now)
-    if after is begun and not actions and not (state.ending is None and _time_is_up(state, now)):
-        return state, ()
-    after = replace(after, last=max(now, after.last))
-    after, more = _fill_or_close(after, now)
-    return after, (*actions, *more)
+        state.ended = ()
+        return Decision()
+    state.begin(event)
+    actions = _dispatch(state, event, now)
+    if not state.changed and not actions and not (state.ending is None and _time_is_up(state, now)):
+        return Decision()
+    state.set(last=max(now, state.last))
+    actions += _fill_or_close(state, now)
+    return Decision(state.changes(event), tuple(actions))
 
 
-def _dispatch(state: State, event: Event, now: float) -> tuple[State, list[Action]]:
+def _dispatch(state: State, event: Event, now: float) -> list[Action]:
     match event:
         case Opened():
             return _on_opened(state, event, now)
         case Proposed() | Exhausted():
-            return _on_proposal(state, event)
+            _on_proposal(state, event)
         case Launched():
-            trial = _current(state, event.trial, event.attempt)
-            return (state if trial is None else with_trial(state, replace(trial, identity=event.identity))), []
+            if (trial := _current(state, event)) is not None:
+                state.put_trial(replace(trial, identity=event.identity))
         case Progressed():
             return _on_progress(state, event, now)
         case Reached():
@@ -118,28 +125,25 @@ def _dispatch(state: State, event: Event, now: float) -> tuple[State, list[Actio
         case Failed():
             return _on_failed(state, event, now)
         case Probed():
-            state, actions = apply_probe(state, event, now)
-            return _stop_if_hopeless(note_probe(state, event.healthy), actions, now)
+            actions = apply_probe(state, event, now)
+            note_probe(state, event.healthy)
+            return [*actions, *_stop_if_hopeless(state, now)]
         case Stopping():
             return _stop(state, event.ending, event.reason)
         case Tick():
             return _on_tick(state, now)
+    return []
 
 
-def _on_opened(state: State, event: Opened, now: float) -> tuple[State, list[Action]]:
-    """Take over from an earlier controller: what ran waits for a new attempt, open requests are made again."""
-    nodes = nodes_of(event.slots)
+def _on_opened(state: State, event: Opened, now: float) -> list[Action]:
+    """Take over from an earlier controller: running trials wait for a new attempt, open requests are made again."""
     lost = [replace(trial, status="waiting", slots=(), cancelled="") for trial in state.running]
     asked = sorted(number for number, trial in state.trials.items() if trial.status == "asked") if state.asked else []
     before = max(0.0, _previous_end(state, now) - state.session_start)
     spent, spent_node = state.spent + before, state.spent_node + before * len(state.nodes)
-    ends, ends_by = _budgets_end(event, len(nodes), now, spent, spent_node)
-    state = replace(
-        state,
-        plan=event.plan,
-        slots=event.slots,
-        nodes=nodes,
-        rungs=state.rungs or (Rung(),) * len(event.plan.rungs),
+    state.open(event.plan, event.slots)
+    ends, ends_by = _budgets_end(event, len(state.nodes), now, spent, spent_node)
+    state.set(
         failures=0,
         trouble=Trouble(number=state.trouble.number),
         ending=None,
@@ -153,20 +157,19 @@ def _on_opened(state: State, event: Opened, now: float) -> tuple[State, list[Act
         due=math.inf,
     )
     for trial in lost:
-        state = with_trial(state, trial)
-    state = in_line(state, (*state.waiting, *(trial.number for trial in lost)))
-    state, probes = reopen_nodes(state, now)
-    return state, [*probes, *(Propose(trial=number) for number in asked)]
+        state.put_trial(trial)
+    line_up(state, (*state.waiting, *(trial.number for trial in lost)))
+    return [*reopen_nodes(state, now), *(Propose(trial=number) for number in asked)]
 
 
 def _previous_end(state: State, now: float) -> float:
-    """When the controller before ended; one that was killed may have lived for a pulse after the last that it wrote."""
-    written_to_the_end = state.closed or state.simple or not state.slots
+    """Return when the controller before ended; a killed one may have run for a pulse after its last line."""
+    written_to_the_end = state.closed or not state.slots
     return state.last if written_to_the_end else max(state.last, min(now, state.last + PULSE))
 
 
 def _budgets_end(event: Opened, nodes: int, now: float, spent: float, spent_node: float) -> tuple[float, Ending]:
-    """When the first budget is used up, and which it is."""
+    """Return when the first budget is used up, and which it is."""
     plan: Plan = event.plan
     ends: list[tuple[float, Ending]] = [(math.inf, "walltime")]
     if event.deadline is not None:
@@ -179,45 +182,42 @@ def _budgets_end(event: Opened, nodes: int, now: float, spent: float, spent_node
 
 
 def _time_is_up(state: State, now: float) -> bool:
-    return now >= state.ends - (0.0 if state.simple else state.plan.grace)
+    return now >= state.ends - state.plan.grace
 
 
-def _on_proposal(state: State, event: Proposed | Exhausted) -> tuple[State, list[Action]]:
+def _on_proposal(state: State, event: Proposed | Exhausted) -> None:
     trial = state.trials.get(event.trial)
     if trial is None or trial.status != "asked":
-        return state, []
-    state = replace(state, asked=state.asked - 1)
+        return
+    state.set(asked=state.asked - 1)
     if isinstance(event, Exhausted):
-        return replace(without_trial(state, event.trial), exhausted=True), []
+        state.drop_trial(event.trial)
+        state.set(exhausted=True)
+        return
     trial = replace(
-        trial,
-        status="waiting",
-        values=event.values,
-        origin=event.origin,
-        work=event.work,
-        scaling=event.scaling,
+        trial, status="waiting", values=event.values, origin=event.origin, work=event.work, scaling=event.scaling
     )
-    return with_waiting(state, trial), []
+    put_in_line(state, trial)
 
 
-def _on_progress(state: State, event: Progressed, now: float) -> tuple[State, list[Action]]:
-    """Remember where an attempt was first and last seen, and before; its pace lies between."""
-    trial = _current(state, event.trial, event.attempt)
+def _on_progress(state: State, event: Progressed, now: float) -> list[Action]:
+    """Note the first, the latest and the second latest sign of progress; the pace lies between."""
+    trial = _current(state, event)
     if trial is None or trial.cancelled:
-        return state, []
-    shown = (*trial.shown[:1], *trial.shown[1:][-1:], (now, event.epochs))
-    trial = replace(trial, shown=shown)
-    return move_if_slow(note_life(with_trial(state, trial), trial), trial)
+        return []
+    trial = replace(trial, shown=(*trial.shown[:1], *trial.shown[1:][-1:], (now, event.epochs)))
+    state.put_trial(trial)
+    note_life(state, trial)
+    return move_if_slow(state, trial)
 
 
-def _on_reached(state: State, event: Reached, now: float) -> tuple[State, list[Action]]:
-    trial = _current(state, event.trial, event.attempt)
+def _on_reached(state: State, event: Reached, now: float) -> list[Action]:
+    trial = _current(state, event)
     if trial is None:
-        return state, []
-    level = len(trial.results)
-    over = event.over or level == len(state.plan.rungs) - 1
-    state = _with_measurement(note_life(state, trial), trial, event, now)
-    slots, trial = trial.slots, state.trials[trial.number]
+        return []
+    over = event.over or len(trial.results) == len(state.plan.rungs) - 1
+    note_life(state, trial)
+    slots, trial = trial.slots, _with_measurement(state, trial, event, now)
     trial = replace(
         trial,
         status="finished" if over else "paused",
@@ -226,47 +226,50 @@ def _on_reached(state: State, event: Reached, now: float) -> tuple[State, list[A
         passed=event.epochs,
         seconds=event.seconds,
         memory_mb=event.memory_mb or trial.memory_mb,
-        faults=trial.faults if state.simple else 0,
+        faults=0,
         moved=0,
         trouble=0,
         failure=None,
         slots=(),
         identity=None,
     )
-    state = with_entry(with_trial(state, trial), trial, level)
-    state = release_slots(clear_strikes(state, slots), slots)
-    return replace(state, succeeded=True), [Settle(trial=event.trial, outcome="finished")] if over else []
+    put_result(state, trial)
+    clear_strikes(state, slots)
+    release_slots(state, slots)
+    state.set(succeeded=True)
+    return [Settle(trial=event.trial, outcome="finished")] if over else []
 
 
-def _with_measurement(state: State, trial: Trial, event: Reached, now: float) -> State:
-    """What a segment teaches: the trial's seconds per epoch on one slot, and how long a start takes."""
+def _with_measurement(state: State, trial: Trial, event: Reached, now: float) -> Trial:
+    """Return the trial with its measured seconds per epoch on one slot; the means of the campaign follow."""
     seconds, epochs, slots = event.seconds - trial.seconds, event.epochs - trial.passed, len(trial.slots)
     undisturbed = trial.epochs == trial.passed
     if seconds <= 0 or epochs <= 0 or not (undisturbed or trial.work is None):  # the parts can have had other sizes
-        return state
+        return trial
     work = seconds / epochs * speed_of(state.plan, trial.slots) / loss(slots, trial.scaling)
-    startup = state.startup.with_value(max(0.0, now - trial.started - seconds)) if undisturbed else state.startup
-    state = with_trial(state, replace(trial, work=work, measured=True))
-    return replace(state, work=state.work.with_value(work), startup=startup)
+    if undisturbed:
+        state.set(startup=state.startup.with_value(max(0.0, now - trial.started - seconds)))
+    state.set(work=state.work.with_value(work))
+    return replace(trial, work=work, measured=True)
 
 
-def _on_failed(state: State, event: Failed, now: float) -> tuple[State, list[Action]]:
-    """A machine fault is retried, a cancelled attempt waits for the next controller, the rest is the trial's own.
+def _on_failed(state: State, event: Failed, now: float) -> list[Action]:
+    """Retry after a machine fault, let a cancelled attempt wait, and settle the trial's own failures.
 
-    What is known of a node is held against that node, what nobody can explain against the machine where others fail as well, and
-    else against all nodes of the attempt and the trial.
+    A fault with suspects counts against them, an unexplained one against the machine where others fail as well, and else
+    against all nodes of the attempt and the trial.
     """
-    trial = _current(state, event.trial, event.attempt)
+    trial = _current(state, event)
     if trial is None:
-        return state, []
+        return []
     kind: FailureKind = "timeout" if trial.cancelled == "timeout" else event.kind
     slots = trial.slots
     actions: list[Action] = []
-    state, in_trouble = note_failure(state, trial, event, now)
+    in_trouble = note_failure(state, trial, event, now)
     is_slow = trial.cancelled == REASON
     if (event.kind in ("lost_node", "launch") and not in_trouble) or is_slow:
-        state, actions = add_strikes(state, trial, event.suspects, now, slow=is_slow)
-    gained = event.epochs > trial.epochs and not state.simple
+        actions = add_strikes(state, trial, event.suspects, now, slow=is_slow)
+    gained = event.epochs > trial.epochs
     trial = replace(
         trial,
         failure=Failure(kind=kind, message=event.message),
@@ -277,75 +280,78 @@ def _on_failed(state: State, event: Failed, now: float) -> tuple[State, list[Act
         identity=None,
         status="waiting",
     )
-    state, more = _fate(state, trial, kind, in_trouble)
-    state, hopeless = _stop_if_hopeless(release_slots(state, slots), [], now)
-    return state, [*actions, *more, *hopeless]
+    actions += _settle_failure(state, trial, kind, in_trouble)
+    release_slots(state, slots)
+    return [*actions, *_stop_if_hopeless(state, now)]
 
 
-def _fate(state: State, trial: Trial, kind: FailureKind, in_trouble: bool) -> tuple[State, list[Action]]:
-    """What becomes of a trial whose attempt failed; ``in_trouble``: because the machine is."""
+def _settle_failure(state: State, trial: Trial, kind: FailureKind, in_trouble: bool) -> list[Action]:
+    """Let a trial wait for another attempt, or give it up; ``in_trouble``: the machine is at fault."""
     stopped = bool(trial.cancelled)
     if in_trouble:
-        return with_waiting(state, excused_trial(state, trial)), []
-    if kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries or is_bad_luck(state, trial)):
-        state = replace(state, disturbed=state.disturbed + (not stopped))
-        return with_waiting(state, replace(trial, faults=trial.faults + (not stopped))), []
-    if kind == "out_of_memory" and trial.micro_batches < MOST_PARTS and not state.simple:
-        return with_waiting(state, replace(trial, micro_batches=2 * trial.micro_batches)), []
-    lost = kind in MACHINE_FAULTS
-    state = with_trial(state, replace(trial, status="lost" if lost else "failed"))
-    if not state.succeeded and not (lost and state.simple):
-        state = replace(state, failures=state.failures + 1)
-    return state, [Settle(trial=trial.number, outcome="lost" if lost else "failed")]
+        put_in_line(state, excused_trial(state, trial))
+    elif kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries or is_bad_luck(state, trial)):
+        state.set(disturbed=state.disturbed + (not stopped))
+        put_in_line(state, replace(trial, faults=trial.faults + (not stopped)))
+    elif kind == "out_of_memory" and trial.micro_batches < MOST_PARTS:
+        put_in_line(state, replace(trial, micro_batches=2 * trial.micro_batches))
+    else:
+        lost = kind in MACHINE_FAULTS
+        state.put_trial(replace(trial, status="lost" if lost else "failed"))
+        if not state.succeeded:
+            state.set(failures=state.failures + 1)
+        return [Settle(trial=trial.number, outcome="lost" if lost else "failed")]
+    return []
 
 
-def _stop_if_hopeless(state: State, actions: list[Action], now: float) -> tuple[State, list[Action]]:
-    """End a campaign in which nothing ever succeeded, where too much has failed to believe that something will.
+def _stop_if_hopeless(state: State, now: float) -> list[Action]:
+    """End a campaign without a success in which too much has failed.
 
-    That all of several nodes are out says something about the machine, whose troubles pass.
+    That all of several nodes are out speaks against the machine, whose outages pass.
     """
     if state.succeeded or state.ending is not None:
-        return state, actions
-    cancels: list[Action] = []
+        return []
     if state.failures >= max(HOPELESS, len(state.active)):
-        state, cancels = _stop(state, "hopeless", "every trial fails")
-    elif (all_out(state) and len(state.nodes) == 1) or is_beyond_hope(state, now):
-        state, cancels = _stop(state, "hopeless", "no node works")
-    elif all_out(state) and state.trouble.since == math.inf:
-        state = begin_trouble(state, now)
-    return state, [*actions, *cancels]
+        return _stop(state, "hopeless", "every trial fails")
+    if (all_out(state) and len(state.nodes) == 1) or is_beyond_hope(state, now):
+        return _stop(state, "hopeless", "no node works")
+    if all_out(state) and state.trouble.since == math.inf:
+        begin_trouble(state, now)
+    return []
 
 
-def _stop(state: State, ending: Ending, reason: str) -> tuple[State, list[Action]]:
+def _stop(state: State, ending: Ending, reason: str) -> list[Action]:
     """Start nothing more and let everything that runs save itself."""
     if state.ending is not None:
-        return state, []
-    cancels: list[Action] = []
-    for trial in state.running:
-        state = with_trial(state, replace(trial, cancelled=trial.cancelled or reason))
-        cancels.append(Cancel(trial=trial.number, attempt=trial.attempt, reason=reason))
-    return replace(state, ending=ending), cancels
+        return []
+    running = state.running
+    for trial in running:
+        state.put_trial(replace(trial, cancelled=trial.cancelled or reason))
+    state.set(ending=ending)
+    return [Cancel(trial=trial.number, attempt=trial.attempt, reason=reason) for trial in running]
 
 
-def _on_tick(state: State, now: float) -> tuple[State, list[Action]]:
-    """What the clock alone brings about: attempts that take too long, nodes that are due, the pulse."""
+def _on_tick(state: State, now: float) -> list[Action]:
+    """Do what is due by the clock: attempts that take too long, nodes to probe, the pulse."""
     actions: list[Action] = []
     if now >= state.due:
-        state, actions = _cancel_overdue(state, now)
-        state, probes = revisit_nodes(follow_trouble(state, now), now)
-        state, actions = _stop_if_hopeless(replace(state, due=_next_due(state, now)), [*actions, *probes], now)
-    return (replace(state, last=now) if now - state.last >= PULSE else state), actions
+        actions += _cancel_overdue(state, now)
+        follow_trouble(state, now)
+        actions += revisit_nodes(state, now)
+        state.set(due=_next_due(state, now))
+        actions += _stop_if_hopeless(state, now)
+    if now - state.last >= PULSE:
+        state.set(last=now)
+    return actions
 
 
-def _cancel_overdue(state: State, now: float) -> tuple[State, list[Action]]:
+def _cancel_overdue(state: State, now: float) -> list[Action]:
     """Cancel attempts that run longer than a segment may."""
-    cancels: list[Action] = []
     limit = math.inf if state.plan.timeout is None else state.plan.timeout
-    for trial in state.running:
-        if not trial.cancelled and trial.started + limit <= now:
-            state = with_trial(state, replace(trial, cancelled="timeout"))
-            cancels.append(Cancel(trial=trial.number, attempt=trial.attempt, reason="timeout"))
-    return state, cancels
+    late = [trial for trial in state.running if not trial.cancelled and trial.started + limit <= now]
+    for trial in late:
+        state.put_trial(replace(trial, cancelled="timeout"))
+    return [Cancel(trial=trial.number, attempt=trial.attempt, reason="timeout") for trial in late]
 
 
 def _next_due(state: State, now: float) -> float:
@@ -354,30 +360,28 @@ def _next_due(state: State, now: float) -> float:
     return visit if limit is None else min(visit, min(begun, default=math.inf) + limit)
 
 
-def _fill_or_close(state: State, now: float) -> tuple[State, list[Action]]:
+def _fill_or_close(state: State, now: float) -> list[Action]:
     """Give every free slot its next work; close the campaign where nothing runs and nothing is left to do."""
     actions: list[Action] = []
     late = False
     if state.ending is None and _time_is_up(state, now):
-        state, actions = _stop(state, state.ends_by, REASONS[state.ends_by])
+        actions = _stop(state, state.ends_by, REASONS[state.ends_by])
     if state.ending is None:
-        state, actions, late = fill_slots(state, now)
+        actions, late = fill_slots(state, now)
     if state.active:
-        return state, actions
+        return actions
     if state.ending is None and late and not state.asked:
-        state = replace(state, ending=state.ends_by)
+        state.set(ending=state.ends_by)
     if state.ending is None and pending(state):
-        return state, actions
+        return actions
     ending: Ending = state.ending or "finished"
-    state = replace(state, ending=ending, closed=True)
-    return state, [*actions, *(_settle_pruned(state) if ending == "finished" else []), Close(ending=ending)]
+    state.set(ending=ending, closed=True)
+    if ending == "finished":
+        paused = sorted(number for rung in state.rungs for _, number in rung.paused)
+        actions += [Settle(trial=number, outcome="pruned") for number in paused]
+    return [*actions, Close(ending=ending)]
 
 
-def _settle_pruned(state: State) -> list[Action]:
-    paused = sorted(number for rung in state.rungs for _, number in rung.paused)
-    return [Settle(trial=number, outcome="pruned") for number in paused]
-
-
-def _current(state: State, number: int, attempt: int) -> Trial | None:
-    """The running trial that an event speaks of; None for an attempt that is no longer the valid one."""
-    return state.trials[number] if state.active.get(number) == attempt else None
+def _current(state: State, event: Launched | Progressed | Reached | Failed) -> Trial | None:
+    """Return the running trial of an event; None for an attempt that is no longer the valid one."""
+    return state.trials[event.trial] if state.active.get(event.trial) == event.attempt else None

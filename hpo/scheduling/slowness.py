@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import Action, Cancel
 from hydragnn.hpo.scheduling.sizing import loss
-from hydragnn.hpo.scheduling.state import State, Trial, speed_of, with_trial
+from hydragnn.hpo.scheduling.state import State, Trial, speed_of
 
 SLOW = 2.0
 """So many times as long as before, as forecast or as elsewhere is slow; forecasts are off by 30 %, and stragglers take half as long again."""
@@ -31,18 +31,18 @@ REASON = "slow nodes"
 """Why an attempt is cancelled that moves."""
 
 
-def move_if_slow(state: State, trial: Trial) -> tuple[State, list[Action]]:
+def move_if_slow(state: State, trial: Trial) -> list[Action]:
     """Let an attempt save itself that two looks in a row found slow, where most others are not."""
     if not state.plan.moves or state.ending is not None or trial.moved >= MOVES or trial.cancelled:
-        return state, []
+        return []
     slow = trial.slow + 1 if is_slow(state, trial) else 0
     if slow != trial.slow:
         trial = replace(trial, slow=slow)
-        state = with_trial(state, trial)
+        state.put_trial(trial)
     if slow < LOOKS or _are_many_slow(state, trial):
-        return state, []
-    state = with_trial(state, replace(trial, cancelled=REASON, moved=trial.moved + 1))
-    return state, [Cancel(trial=trial.number, attempt=trial.attempt, reason=REASON)]
+        return []
+    state.put_trial(replace(trial, cancelled=REASON, moved=trial.moved + 1))
+    return [Cancel(trial=trial.number, attempt=trial.attempt, reason=REASON)]
 
 
 def _are_many_slow(state: State, trial: Trial) -> bool:

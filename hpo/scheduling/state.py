@@ -1,22 +1,37 @@
-"""The whole campaign as one value: trials, rungs, slots and budgets, with the indexes that make every decision quick."""
+"""The whole campaign: trials, rungs, slots and budgets, with the indexes that make every decision quick.
+
+A campaign changes by the methods of ``State`` only. While a controller runs, the rules call them (``scheduler.decide``), and
+``changes`` says as plain JSON what an event changed. A journal is read by ``apply``, which calls the same methods with what
+``changes`` said and decides nothing, so that rules may differ from version to version.
+"""
 
 import math
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from operator import attrgetter
+from typing import Any, Literal, get_type_hints
 
-from immutables import Map
-from msgspec import Struct, field
+from msgspec import UNSET, Raw, Struct, UnsetType, defstruct, field, to_builtins
+from msgspec.json import Decoder
+from msgspec.structs import asdict as members_of
 from msgspec.structs import replace
 
-from hydragnn.hpo.scheduling.events import Ending, Origin, Plan, node_of
-from hydragnn.hpo.scheduling.node_health import Node, NodeHealth, with_count
-from hydragnn.hpo.scheduling.ordered import Pool, Ranking
+from hydragnn.base.errors import InputError
+from hydragnn.hpo.scheduling.events import Ending, Event, Failed, Opened, Origin, Plan, Reached, node_of
+from hydragnn.hpo.scheduling.node_health import Node, NodeHealth
+from hydragnn.hpo.scheduling.pool import FreeChange, Pool
+from hydragnn.hpo.scheduling.promotion import promotion_of
+from hydragnn.hpo.scheduling.rung import Rung
 from hydragnn.hpo.scheduling.sizing import Load, Mean
 from hydragnn.record import Failure
 
-Touched = tuple[int | str, Any] | None
-"""A list of trials by number and nodes by name: the latest, and the list before it."""
+Changes = dict[str, Any]
+"""Changed members of ``trials`` and ``nodes`` by name (null: removed), edits of ``waiting`` and ``free``, and other members whole."""
+
+Written = dict[str, Raw]
+"""Changes as a journal has them: the JSON text of each by its name."""
 
 TrialStatus = Literal["asked", "waiting", "running", "paused", "finished", "failed", "lost"]
 
@@ -73,18 +88,6 @@ class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.results[-1] if self.results else None
 
 
-class Rung(Struct, frozen=True):
-    """Who reached a rung, and who still rests there."""
-
-    reached: Ranking = field(default_factory=Ranking)
-    paused: Ranking = field(default_factory=Ranking)
-
-    def promotable(self, reduction: int) -> int:
-        """How many of those that rest belong to the best ``1 / reduction`` of those that reached the rung; they are the best that rest."""
-        limit = len(self.reached) // reduction
-        return len(self.paused) if limit == len(self.reached) else self.paused.rank(self.reached[limit])
-
-
 class Target(Struct, frozen=True):
     """When all unfinished trials are to end together, and for what that was found."""
 
@@ -134,24 +137,26 @@ class Trouble(Struct, frozen=True, kw_only=True):
     """Probes in a row that were answered well, after enough had failed."""
 
 
-class State(Struct, frozen=True, kw_only=True, eq=False):
-    """The whole campaign; made by ``transition`` only."""
+class State(Struct, kw_only=True, eq=False):
+    """A campaign; changed in place by its methods."""
 
     plan: Plan = field(default_factory=lambda: Plan(trials=0, rungs=(1,)))
     slots: tuple[str, ...] = ()
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The slots of every node."""
+    """Slots of every node."""
     free: Pool = field(default_factory=Pool)
     health: NodeHealth = field(default_factory=NodeHealth)
-    trials: Map[int, Trial] = field(default_factory=Map)
-    """All trials by number; in no order."""
-    active: Map[int, int] = field(default_factory=Map)
-    """The attempts that run, by trial."""
-    counts: Map[str, int] = field(default_factory=Map)
-    """How many trials have a status."""
-    rungs: tuple[Rung, ...] = ()
-    waiting: tuple[int, ...] = ()
-    """Trials that are ready to go on, first come first."""
+    trials: dict[int, Trial] = field(default_factory=dict)
+    """All trials by number."""
+    active: dict[int, int] = field(default_factory=dict)
+    """Running attempts by trial."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Number of trials by status."""
+    rungs: list[Rung] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    """Trials that are ready to go on, in the order in which they will."""
+    ended: tuple[Trial, ...] = ()
+    """Trials whose attempts the latest event ended, as they were before it."""
     asked: int = 0
     """Proposals that are still to come."""
     exhausted: bool = False
@@ -188,72 +193,298 @@ class State(Struct, frozen=True, kw_only=True, eq=False):
     """Seconds from a start to the first step."""
     work: Mean = field(default_factory=Mean)
     """Seconds per epoch on one slot, as measured."""
-    touched: Touched = None
-    """What the last event changed, some perhaps more than once; no part of what makes two states equal."""
+    changed: bool = False
+    """Whether the present event changed anything."""
+    before: dict[int | str, Any] = field(default_factory=dict)
+    """Trials by number and nodes by name as they were before the present event, the latest change last."""
+    line: list[int] | None = None
+    """``waiting`` before the present event; None where it did not change."""
+    members: tuple[Any, ...] = ()
+    """Values of ``MEMBERS`` before the present event."""
 
     def __eq__(self, other: object) -> bool:
-        same = (getattr(self, name) == getattr(other, name) for name in self.__struct_fields__ if name != "touched")
-        return isinstance(other, State) and all(same)
+        if not isinstance(other, State):
+            return False
+        names = ("plan", "slots", "free", "trials", "active", "counts", "rungs", "waiting", *MEMBERS)
+        same_nodes = self.health.nodes == other.health.nodes
+        return same_nodes and all(getattr(self, name) == getattr(other, name) for name in names)
 
     @property
     def running(self) -> list[Trial]:
-        """Trials that are being trained, by number."""
+        """Return the running trials by number."""
         return [self.trials[number] for number in sorted(self.active)]
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the lowest objective at the last rung it passed; None before the first result."""
+        """Return the trial with the lowest objective at its last rung; None before the first result."""
         return None if self.leader is None else self.trials[self.leader]
 
     @property
     def healthy(self) -> int:
-        """Slots that are free or in use, those kept back left out."""
+        """Return how many slots are free or in use."""
         return len(self.slots) - self.health.held
 
     @property
     def least(self) -> int:
-        """Slots that every attempt gets at least; fewer than planned where there are not so many."""
+        """Return how many slots every attempt gets at least."""
         return least_slots(self.plan, self.slots)
 
     @property
     def most(self) -> int:
-        """Slots that an attempt gets at most."""
-        return most_slots(self.plan, self.slots)
-
-    @property
-    def simple(self) -> bool:
-        """True for journals from before nodes had a health: all slots are on the machine ``local``, whose faults are not its own."""
-        return len(self.nodes) == 1 and "local" in self.nodes
+        """Return how many slots an attempt gets at most."""
+        return max(self.least, min(self.plan.max_slots, len(self.slots)))
 
     def status(self, number: int) -> TrialStatus:
-        """The status of a trial; KeyError for one that there is not."""
+        """Return the status of a trial; KeyError where there is no such trial."""
         return self.trials[number].status
 
     def elapsed(self, now: float) -> float:
-        """Seconds of campaign up to now, pauses between controllers left out."""
+        """Return the seconds of campaign up to now, pauses between controllers left out."""
         return self.spent + max(0.0, now - self.session_start)
 
     def node_seconds(self, now: float) -> float:
-        """Seconds times nodes up to now, idle ones included."""
+        """Return seconds times nodes up to now, idle nodes included."""
         return self.spent_node + max(0.0, now - self.session_start) * len(self.nodes)
 
     def count(self, *statuses: str) -> int:
-        """How many trials have one of the statuses."""
-        return sum(self.counts.get(status, 0) for status in statuses)
+        """Return how many trials have one of the statuses."""
+        return sum(self.counts[status] for status in statuses)
+
+    # changes
+
+    def begin(self, event: Event) -> None:
+        """Note what an event changes from now on."""
+        self.changed, self.before, self.line, self.members = False, {}, None, MEMBER_VALUES(self)
+        self.free.begin()
+        self._end_attempts(event)
+
+    def set(self, **members: Any) -> None:
+        """Give members other values."""
+        self.changed = True
+        for name, value in members.items():
+            setattr(self, name, value)
+
+    def open(self, plan: Plan, slots: tuple[str, ...]) -> None:
+        """Take the plan and the slots of a new controller."""
+        self.set(plan=plan, slots=slots, nodes=nodes_of(slots))
+        if not self.rungs:
+            self.rungs = [Rung() for _ in plan.rungs]
+
+    def put_trial(self, trial: Trial) -> None:
+        """Add or replace a trial; indexes and rungs follow."""
+        number = trial.number
+        before = self._touch(number, self.trials.get(number))
+        self.trials[number] = trial
+        if before is None or before.status != trial.status:
+            self._count(before, trial)
+        elif trial.status == "running":
+            self.active[number] = trial.attempt
+        if before is None or before.results is not trial.results:
+            for level in range(0 if before is None else len(before.results), len(trial.results)):
+                insort(self.rungs[level].reached, (trial.results[level], number))
+
+    def drop_trial(self, number: int) -> None:
+        """Remove a trial that has no results; KeyError where there is none."""
+        self._touch(number, self.trials[number])
+        self._count(self.trials.pop(number), None)
+
+    def _count(self, before: Trial | None, after: Trial | None) -> None:
+        """Let the indexes follow a status that changed."""
+        if before is not None:
+            self.counts[before.status] -= 1
+            if before.status == "running":
+                del self.active[before.number]
+            elif before.status == "paused":
+                self.rungs[len(before.results) - 1].leave((before.results[-1], before.number))
+        if after is not None:
+            self.counts[after.status] += 1
+            if after.status == "running":
+                self.active[after.number] = after.attempt
+            elif after.status == "paused":
+                self.rungs[len(after.results) - 1].rest((after.results[-1], after.number))
+
+    def put_node(self, name: str, node: Node | None) -> None:
+        """Replace the health of a node; None: it is healthy."""
+        self._touch(name, self.health.get(name))
+        self.health.put(name, node)
+
+    def put_waiting(self, numbers: Iterable[int]) -> None:
+        """Replace the line of waiting trials."""
+        self.line = self.waiting if self.line is None else self.line
+        self.changed, self.waiting = True, list(numbers)
+
+    def _touch(self, name: int | str, before: Any) -> Any:
+        """Note a trial or node that changes, and return it."""
+        self.changed = True
+        self.before[name] = self.before.pop(name, before)
+        return before
+
+    def _end_attempts(self, event: Event) -> None:
+        """Note the trials whose attempts an event ends."""
+        self.ended = ()
+        if isinstance(event, Reached | Failed):
+            if self.active.get(event.trial) == event.attempt:
+                self.ended = (self.trials[event.trial],)
+        elif isinstance(event, Opened):
+            self.ended = tuple(self.running)
+
+    def changes(self, event: Event) -> Changes:
+        """Return what has changed since ``begin``, as plain JSON."""
+        opening = isinstance(event, Opened)
+        trials, nodes, slots = Changes(), Changes(), dict[str, None]()
+        for name in reversed(self.before):
+            before = self.before[name]
+            if isinstance(name, str):
+                after: Any = self.health.get(name)
+                slots |= dict.fromkeys(self.nodes.get(name, ()))
+                if before != after:
+                    nodes[name] = _changed_members(before or Node(), after)
+                continue
+            after = self.trials.get(name)
+            for trial in (before, after):
+                slots |= dict.fromkeys(() if trial is None else trial.slots)
+            if before != after:
+                trials[str(name)] = _changed_members(before or Trial(number=name), after)
+        parts: Changes = {
+            "trials": trials,
+            "nodes": nodes,
+            "waiting": None if self.line is None or self.line == self.waiting else edit_of(self.line, self.waiting),
+            "free": self.free.changes(slots, whole=opening) if self.free.changed else None,
+        }
+        after_members = zip(MEMBERS, self.members, MEMBER_VALUES(self))
+        changed = {name: _plain(after) for name, before, after in after_members if before != after}
+        return {name: part for name, part in parts.items() if part} | changed
+
+    def apply(self, event: Event, changes: Written) -> None:
+        """Change what an event changed; InputError where the changes do not fit, or are of a newer program."""
+        self._end_attempts(event)
+        self.before = {}
+        try:
+            if isinstance(event, Opened):
+                self.open(event.plan, event.slots)
+            for name, text in changes.items():
+                READERS[name](self, text)
+        except MISFITS as error:
+            raise InputError(f"its changes do not fit the campaign before them ({error})") from error
+
+    def _apply_trials(self, text: Raw) -> None:
+        for number, changed in TRIALS.decode(text).items():
+            if changed is None:
+                self.drop_trial(number)
+                continue
+            members = to_builtins(changed)
+            if "failure" in members:
+                members["failure"] = changed.failure
+            before = self.trials.get(number)
+            self.put_trial(Trial(number=number, **members) if before is None else replace(before, **members))
+
+    def _apply_nodes(self, text: Raw) -> None:
+        for name, changed in NODES.decode(text).items():
+            if changed is None:
+                self.put_node(name, None)
+            else:
+                members = {name: value for name, value in members_of(changed).items() if value is not UNSET}
+                self.put_node(name, replace(self.health.get(name, Node()), **members))
+
+    def _apply_waiting(self, text: Raw) -> None:
+        start, stop, numbers = WAITING.decode(text)
+        self.waiting[start:stop] = numbers
+
+    def _apply_free(self, text: Raw) -> None:
+        self.free.apply(FREE.decode(text))
+
+
+INDEXED = ("plan", "slots", "nodes", "free", "health", "trials", "active", "counts", "rungs", "waiting")
+"""Fields of a state that an opening gives, that follow from others, or that changes have in a form of their own."""
+
+MEMBERS = tuple(
+    name for name in State.__struct_fields__ if name not in (*INDEXED, "ended", "changed", "before", "line", "members")
+)
+"""Fields that changes hold whole."""
+
+MEMBER_VALUES: Callable[[State], tuple[Any, ...]] = attrgetter(*MEMBERS)
+
+MISFITS = (KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError)
+"""Errors where changes are not those of the campaign before them, or of a newer program."""
+
+
+def _decoder(key: type, cls: type[Struct]) -> Decoder[dict[Any, Any]]:
+    """Return a reader of changed members by name; fields in the order of journals, in which they are read soonest."""
+    hints = get_type_hints(cls)
+    members = [(name, hint | UnsetType, UNSET) for name, hint in sorted(hints.items()) if name != "number"]
+    changed: Any = defstruct(f"Changed{cls.__name__}", members, forbid_unknown_fields=True, gc=False)
+    by_name: Any = dict
+    return Decoder(by_name[key, changed | None], strict=False)
+
+
+TRIALS = _decoder(int, Trial)
+NODES = _decoder(str, Node)
+FREE = Decoder(FreeChange)
+WAITING = Decoder(tuple[int, int, tuple[int, ...]])
+
+
+def _member_reader(name: str, hint: Any) -> Callable[[State, Raw], None]:
+    decode = Decoder(hint, strict=False).decode  # infinite numbers are words
+    return lambda state, text: setattr(state, name, decode(text))
+
+
+READERS: dict[str, Callable[[State, Raw], None]] = {
+    "trials": State._apply_trials,
+    "nodes": State._apply_nodes,
+    "waiting": State._apply_waiting,
+    "free": State._apply_free,
+    **{name: _member_reader(name, hint) for name, hint in get_type_hints(State).items() if name in MEMBERS},
+}
+"""Readers of all changes by name."""
+
+
+def _changed_members(before: Struct, after: Struct | None) -> Changes | None:
+    """Return the members of a trial or node that changed; None where it was removed."""
+    if after is None:
+        return None
+    names = after.__struct_fields__
+    return {name: _plain(value) for name in names if (value := getattr(after, name)) != getattr(before, name)}
+
+
+def edit_of(before: list[int], after: list[int]) -> list[Any]:
+    """Return which part of a line is replaced by what: [start, stop, numbers].
+
+    >>> edit_of([1, 2, 3, 4], [1, 9, 4])
+    [1, 3, [9]]
+    """
+    least = min(len(before), len(after))
+    start = _longest(least, lambda count: before[:count] == after[:count])
+    end = _longest(least - start, lambda count: before[len(before) - count :] == after[len(after) - count :])
+    return [start, len(before) - end, after[start : len(after) - end]]
+
+
+def _longest(limit: int, holds: Callable[[int], bool]) -> int:
+    """Return the largest number up to a limit for which a condition holds that holds for all smaller ones."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON; infinite numbers as words."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def least_slots(plan: Plan, slots: Sequence[str]) -> int:
-    """Slots that every attempt gets at least."""
+    """Return how many slots every attempt gets at least; fewer than planned where there are not so many."""
     return max(1, min(plan.min_slots, len(slots)))
 
 
-def most_slots(plan: Plan, slots: Sequence[str]) -> int:
-    """Slots that an attempt gets at most."""
-    return max(least_slots(plan, slots), min(plan.max_slots, len(slots)))
-
-
 def speed_of(plan: Plan, slots: Sequence[str]) -> float:
-    """Return how many of the fastest slots do the work of these, whose ranks wait for the slowest.
+    """Return how many of the fastest slots do the work of these; ranks wait for the slowest.
 
     >>> speed_of(Plan(trials=1, rungs=(1,), sizes={"a": 1.0, "b": 0.5}), ("a", "b"))
     1.0
@@ -263,53 +494,12 @@ def speed_of(plan: Plan, slots: Sequence[str]) -> float:
 
 
 def attempts_at_once(plan: Plan, slots: Sequence[str]) -> int:
-    """How many attempts can run at once, each on as few slots as can be."""
+    """Return how many attempts can run at once, each on as few slots as can be."""
     return len(slots) // least_slots(plan, slots)
 
 
-def with_trial(state: State, trial: Trial) -> State:
-    """The state with a trial replaced or added; the indexes follow its status."""
-    before = state.trials.get(trial.number)
-    if before is not None and before.status == trial.status:
-        active = state.active
-        if trial.status == "running" and before.attempt != trial.attempt:
-            active = active.set(trial.number, trial.attempt)
-        return replace(
-            state, trials=state.trials.set(trial.number, trial), active=active, touched=(trial.number, state.touched)
-        )
-    counts, active = state.counts, state.active
-    if before is not None:
-        counts = with_count(counts, before.status, -1)
-        active = active.delete(trial.number) if before.status == "running" else active
-    counts = with_count(counts, trial.status, 1)
-    active = active.set(trial.number, trial.attempt) if trial.status == "running" else active
-    return replace(
-        state,
-        trials=state.trials.set(trial.number, trial),
-        counts=counts,
-        active=active,
-        touched=(trial.number, state.touched),
-    )
-
-
-def without_trial(state: State, number: int) -> State:
-    """The state without a trial that was asked for only."""
-    counts = with_count(state.counts, "asked", -1)
-    return replace(state, trials=state.trials.delete(number), counts=counts, touched=(number, state.touched))
-
-
-def with_node(state: State, name: str, node: Node) -> State:
-    """The state in which this is what speaks against a node."""
-    return replace(state, health=state.health.with_node(name, node), touched=(name, state.touched))
-
-
-def without_node(state: State, name: str) -> State:
-    """The state in which nothing speaks against a node any more."""
-    return replace(state, health=state.health.without(name), touched=(name, state.touched))
-
-
 def nodes_of(slots: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The slots of every node.
+    """Return the slots of every node.
 
     >>> nodes_of(["a/0", "b", "a/1"])
     {'a': ('a/0', 'a/1'), 'b': ('b',)}
@@ -320,71 +510,53 @@ def nodes_of(slots: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(of_node) for name, of_node in nodes.items()}
 
 
-def resting_entry(trial: Trial) -> tuple[int, tuple[float, int]] | None:
-    """The rung on which a paused trial rests, and its entry there; None for others."""
-    if trial.status != "paused":
-        return None
-    return len(trial.results) - 1, (trial.results[-1], trial.number)
+def line_up(state: State, numbers: Iterable[int]) -> None:
+    """Let these trials wait and no others; the longest segment by measurement or estimate is first."""
+    state.put_waiting(sorted(numbers, key=lambda number: _position(state, number)))
 
 
-def with_waiting(state: State, trial: Trial) -> State:
-    """The state in which a trial, now ``waiting``, is in the line."""
-    state = with_trial(state, trial)
-    line = list(state.waiting)
-    insort(line, trial.number, key=lambda number: _turn(state, number))
-    return replace(state, waiting=tuple(line))
+def put_in_line(state: State, trial: Trial) -> None:
+    """Replace a trial, now ``waiting``, and add it to the line."""
+    state.put_trial(trial)
+    line = state.waiting.copy()
+    insort(line, trial.number, key=lambda number: _position(state, number))
+    state.put_waiting(line)
 
 
-def in_line(state: State, numbers: Iterable[int]) -> State:
-    """The state in which these trials wait; the longest segment by measurement or estimate is first."""
-    return replace(state, waiting=tuple(sorted(numbers, key=lambda number: _turn(state, number))))
+def _position(state: State, number: int) -> tuple[float, int]:
+    return -(segment(state, state.trials[number]) or 0.0), number
 
 
-def with_entry(state: State, trial: Trial, level: int) -> State:
-    """The state in which a trial, that just reached a rung, stands there; and the leader is known."""
-    rung, entry = state.rungs[level], (trial.results[-1], trial.number)
-    paused = rung.paused.with_entry(entry) if trial.status == "paused" else rung.paused
-    rung = Rung(rung.reached.with_entry(entry), paused)
-    return replace(
-        state, rungs=(*state.rungs[:level], rung, *state.rungs[level + 1 :]), leader=_leader(state, trial, entry[0])
-    )
+def put_result(state: State, trial: Trial) -> None:
+    """Replace a trial that just reached a rung; the leader follows."""
+    state.put_trial(trial)
+    state.set(leader=_leader(state, trial))
 
 
-def without_entry(state: State, trial: Trial) -> State:
-    """The state in which a trial that was paused rests no more."""
-    level = len(trial.results) - 1
-    rung = state.rungs[level]
-    rung = Rung(rung.reached, rung.paused.without_entry((trial.results[-1], trial.number)))
-    return replace(state, rungs=(*state.rungs[:level], rung, *state.rungs[level + 1 :]))
+def _leader(state: State, trial: Trial) -> int:
+    """Return the best trial after one has a new value; all are compared only where the leader itself got worse."""
+    if state.leader is None:
+        return trial.number
+    best, value = state.trials[state.leader].results[-1], trial.results[-1]
+    if state.leader != trial.number:
+        return min((best, state.leader), (value, trial.number))[1]
+    if len(trial.results) < 2 or value <= trial.results[-2]:
+        return trial.number
+    return min((other.results[-1], number) for number, other in state.trials.items() if other.results)[1]
 
 
 def segment(state: State, trial: Trial) -> float | None:
-    """Seconds on one slot up to the trial's next rung; None where its work is not known."""
+    """Return the seconds on one slot up to the trial's next rung; None where its work is not known."""
     rungs = state.plan.rungs
     until = rungs[min(len(trial.results), len(rungs) - 1)]
     return None if trial.work is None else trial.work * max(0, until - trial.epochs)
 
 
 def remaining(state: State, trial: Trial, work: float) -> Load:
-    """What is expected to be left of a trial, if every rung lets ``1 / reduction`` through; ``work`` where its own is not known."""
+    """Return the expected rest of a trial; ``work`` where its own is not known."""
     epochs, share, at = 0.0, 1.0, trial.epochs
+    promotion = promotion_of(state.plan)
     for rung in state.plan.rungs[len(trial.results) :]:
         epochs += share * max(0, rung - at)
-        share, at = share / state.plan.reduction, max(at, rung)
+        share, at = promotion.continuing(share), max(at, rung)
     return Load((work if trial.work is None else trial.work) * epochs, trial.scaling)
-
-
-def _turn(state: State, number: int) -> tuple[float, int]:
-    return (0.0 if state.simple else -(segment(state, state.trials[number]) or 0.0), number)
-
-
-def _leader(state: State, trial: Trial, value: float) -> int:
-    """The best trial after one has a new value; a look at all of them only where the leader itself got worse."""
-    if state.leader is None:
-        return trial.number
-    best = state.trials[state.leader].results[-1]
-    if state.leader != trial.number:
-        return min((best, state.leader), (value, trial.number))[1]
-    if len(trial.results) < 2 or value <= trial.results[-2]:
-        return trial.number
-    return min((other.results[-1], number) for number, other in state.trials.items() if other.results)[1]

@@ -10,8 +10,7 @@ import math
 from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import MACHINE_FAULTS, Failed, node_of
-from hydragnn.hpo.scheduling.node_health import Fault
-from hydragnn.hpo.scheduling.state import State, Trial, Trouble, VainAttempt, with_node, with_trial
+from hydragnn.hpo.scheduling.state import State, Trial, Trouble, VainAttempt
 
 TOGETHER = 8
 """So many attempts in vain, among twice as many that were started in a row, are a fault of the machine; fewer where not so many run at once."""
@@ -29,153 +28,151 @@ LONGEST = 1200.0
 """Seconds of trouble after which all may start again; twice as long each time that this shows nothing. Before the first success: the end of hope."""
 
 
-def note_failure(state: State, trial: Trial, event: Failed, now: float) -> tuple[State, bool]:
-    """The state after an attempt failed, and True where that is put down to a machine in trouble, not to its nodes or its trial."""
-    trouble = state.trouble
+def note_failure(state: State, trial: Trial, event: Failed, now: float) -> bool:
+    """Note a failed attempt; True where an outage of the machine is to blame, and neither nodes nor the trial."""
+    outage = state.trouble
     if event.kind not in MACHINE_FAULTS:
-        return note_life(state, trial), False
-    tries = trouble.since < math.inf and trial.turn >= trouble.first
-    trouble = replace(trouble, vain=trouble.vain + 1) if tries else trouble
+        note_life(state, trial)
+        return False
+    if outage.since < math.inf and trial.turn >= outage.first:
+        state.set(trouble=replace(outage, vain=outage.vain + 1))
     if not _is_in_vain(state, trial, event):
-        return (replace(state, trouble=trouble) if tries else state), False
-    if trouble.since == math.inf:
-        state = _with_vain_attempt(state, trial, now)
-    elif tries:
-        state = replace(state, trouble=trouble)
-    return state, state.trouble.since < math.inf
+        return False
+    if outage.since == math.inf:
+        _note_vain_attempt(state, trial, now)
+    return state.trouble.since < math.inf
 
 
 def _is_in_vain(state: State, trial: Trial, event: Failed) -> bool:
-    """Return True where an attempt ended before it gained an epoch, and nobody can say why."""
+    """Return True where an attempt ended before it gained an epoch, for no known reason."""
     unexplained = event.kind in ("launch", "lost_node") and not event.suspects and not trial.cancelled
     return unexplained and event.epochs <= trial.epochs and _num_together(state) > 1
 
 
-def _with_vain_attempt(state: State, trial: Trial, now: float) -> State:
-    """The state after an attempt in vain, which may be one too many for a machine in order."""
+def _note_vain_attempt(state: State, trial: Trial, now: float) -> None:
+    """Note an attempt in vain; too many of them in a row begin an outage."""
     node, count = node_of(trial.slots[0]), _num_together(state)
     others = (one for one in state.trouble.latest if one.trial != trial.number and one.node != node)
     seconds = max(0.0, now - trial.started)
     attempt = VainAttempt(trial=trial.number, attempt=trial.attempt, turn=trial.turn, node=node, seconds=seconds)
     latest = (*others, attempt)[-count:]
-    state = replace(state, trouble=replace(state.trouble, latest=latest))
+    state.set(trouble=replace(state.trouble, latest=latest))
     last_straw = trial.faults >= state.plan.retries and not trial.trouble
     enough = LAST_STRAW if last_straw else count
     turns = [one.turn for one in latest[-enough:]]
-    return begin_trouble(state, now) if len(turns) == enough and max(turns) - min(turns) < 2 * enough else state
+    if len(turns) == enough and max(turns) - min(turns) < 2 * enough:
+        begin_trouble(state, now)
 
 
-def begin_trouble(state: State, now: float) -> State:
-    """The state in which the machine is in trouble: what the latest attempts in vain brought upon their trials and nodes is taken back."""
-    trouble = state.trouble
-    number = trouble.number + 1
-    for one in trouble.latest:
-        state = _without_strikes(state, (one.trial, one.attempt))
+def begin_trouble(state: State, now: float) -> None:
+    """Begin an outage: the faults and strikes of the latest attempts in vain are taken back."""
+    outage = state.trouble
+    number = outage.number + 1
+    for one in outage.latest:
+        fault = (one.trial, one.attempt)
+        for name in sorted(state.health.together.get(fault, ())):
+            node = state.health[name]
+            strikes = tuple(strike for strike in node.strikes if strike.fault != fault)
+            state.put_node(name, replace(node, strikes=strikes))
         trial = state.trials[one.trial]
         if trial.status in ("waiting", "running"):
             faults = trial.faults if trial.trouble else max(0, trial.faults - 1)
-            state = with_trial(state, replace(trial, trouble=number, faults=faults))
-    proof = PAUSE + 2 * min((one.seconds for one in trouble.latest), default=0.0)
-    trouble = Trouble(number=number, since=now, spells=trouble.spells + 1, first=state.starts, proof=proof)
-    return _with_pause(state, trouble, now)
+            state.put_trial(replace(trial, trouble=number, faults=faults))
+    proof = PAUSE + 2 * min((one.seconds for one in outage.latest), default=0.0)
+    _pause(state, Trouble(number=number, since=now, spells=outage.spells + 1, first=state.starts, proof=proof), now)
 
 
 def excused_trial(state: State, trial: Trial) -> Trial:
-    """The trial after a fault of a machine in trouble: the first trouble since it gained an epoch costs nothing, later ones one retry each, never the last."""
+    """Return the trial after a fault during an outage.
+
+    The first outage since it gained an epoch costs nothing, later ones one retry each, never the last.
+    """
     counts = trial.trouble not in (0, state.trouble.number)
     faults = min(state.plan.retries, trial.faults + 1) if counts else trial.faults
     return replace(trial, trouble=state.trouble.number, faults=faults)
 
 
 def is_bad_luck(state: State, trial: Trial) -> bool:
-    """Return True where a machine that disturbs as many attempts as this one brings so many faults in a row to more than ``CHANCE`` of the trials asked for.
+    """Return True where a machine that disturbs this share of attempts explains so many faults of one trial in a row.
 
-    What it did to others counts. Where it disturbs most of them, or this trial three times as often as it may, luck is no reason.
+    Then more than ``CHANCE`` trials of the campaign are expected to meet as many. Where most attempts are disturbed, or the
+    trial has three times its retries, luck is no reason.
     """
     faults = trial.faults + 1
     share = max(0, state.disturbed - trial.faults) / max(1, state.starts - faults)
     return share <= 0.5 and state.plan.trials * share**faults > CHANCE and faults <= 3 * state.plan.retries
 
 
-def note_life(state: State, trial: Trial) -> State:
-    """The state after an attempt showed that it works: one that was started since the trouble began ends it."""
-    if not state.trouble.spells or trial.turn < state.trouble.first:
-        return state
-    return _calm(state, 0)
+def note_life(state: State, trial: Trial) -> None:
+    """End the outage where an attempt that began after it shows progress."""
+    if state.trouble.spells and trial.turn >= state.trouble.first:
+        _end(state, 0)
 
 
-def note_probe(state: State, healthy: bool) -> State:
-    """The state after the answer of a node's probe. As many as speak against the machine, all failed in its trouble, and half as many answered well one after the other say that it is over."""
-    trouble, enough = state.trouble, _num_together(state)
-    if trouble.since == math.inf:
-        return state
-    if trouble.sick < enough:
-        return replace(state, trouble=replace(trouble, sick=0 if healthy else trouble.sick + 1))
-    well = trouble.well + 1 if healthy else 0
-    return _calm(state, 0) if 2 * well >= enough else replace(state, trouble=replace(trouble, well=well))
+def note_probe(state: State, healthy: bool) -> None:
+    """End the outage once enough probes have failed and then half as many in a row succeeded."""
+    outage, enough = state.trouble, _num_together(state)
+    if outage.since == math.inf:
+        return
+    if outage.sick < enough:
+        state.set(trouble=replace(outage, sick=0 if healthy else outage.sick + 1))
+        return
+    well = outage.well + 1 if healthy else 0
+    if 2 * well >= enough:
+        _end(state, 0)
+    else:
+        state.set(trouble=replace(outage, well=well))
 
 
-def follow_trouble(state: State, now: float) -> State:
-    """The state after the clock ended the trouble: an attempt that lives long enough has proved the machine; and nothing lasts for ever."""
-    trouble = state.trouble
-    if trouble.since == math.inf:
-        return state
-    trying = (trial for trial in state.running if trial.turn >= trouble.first)
-    if any(now - trial.started >= trouble.proof for trial in trying):
-        return _calm(state, 0)
-    if state.succeeded and now >= trouble.since + LONGEST * 2.0 ** (trouble.spells - 1):
-        return _calm(state, trouble.spells)
-    return state
+def follow_trouble(state: State, now: float) -> None:
+    """End the outage by the clock: where an attempt lasts long enough, or after the longest time."""
+    outage = state.trouble
+    if outage.since == math.inf:
+        return
+    trying = (trial for trial in state.running if trial.turn >= outage.first)
+    if any(now - trial.started >= outage.proof for trial in trying):
+        _end(state, 0)
+    elif state.succeeded and now >= outage.since + LONGEST * 2.0 ** (outage.spells - 1):
+        _end(state, outage.spells)
 
 
 def is_beyond_hope(state: State, now: float) -> bool:
-    """Return True where nothing ever worked, and the machine has been in trouble for too long."""
+    """Return True where nothing ever worked and the outage is too long."""
     return not state.succeeded and now >= state.trouble.since + LONGEST
 
 
 def num_startable(state: State, now: float) -> int:
-    """How many attempts may start or run to try a machine in trouble; any number on one that is not."""
-    trouble = state.trouble
-    if trouble.since == math.inf:
+    """Return how many attempts may start now: any number, or one after the other during an outage."""
+    outage = state.trouble
+    if outage.since == math.inf:
         return len(state.slots)
-    trying = state.starts - trouble.first - trouble.vain
-    return 0 if now < trouble.until or trying >= _num_together(state) else 1
+    trying = state.starts - outage.first - outage.vain
+    return 0 if now < outage.until or trying >= _num_together(state) else 1
 
 
-def note_try(state: State, now: float) -> State:
-    """The state after an attempt was started that tries a machine in trouble; the next follows a while later, so that they are of all ages and one begins soon after the trouble ends.
-
-    They are as many as if all began at once, a pause after the last had failed.
-    """
+def note_try(state: State, now: float) -> None:
+    """Note a start during an outage; the next follows a while later, so that one begins soon after its end."""
     failing = (state.trouble.proof - PAUSE) / 2
-    return _with_pause(state, state.trouble, now, (PAUSE + failing) / _num_together(state))
+    _pause(state, state.trouble, now, (PAUSE + failing) / _num_together(state))
 
 
 def next_look(state: State, now: float) -> float:
-    """When the clock alone changes something about a trouble."""
+    """Return when the clock alone changes something about an outage."""
     if state.trouble.since == math.inf:
         return math.inf
     return state.trouble.until if now < state.trouble.until else now + PAUSE
 
 
 def _num_together(state: State) -> int:
-    """How many attempts in vain speak against the machine; 1 where so few run at once that none does."""
+    """Return how many attempts in vain make an outage; 1 where so few run at once that none does."""
     return min(TOGETHER, len(state.nodes), len(state.slots) // state.least)
 
 
-def _with_pause(state: State, trouble: Trouble, now: float, seconds: float = PAUSE) -> State:
-    trouble = replace(trouble, until=now + seconds)
-    return replace(state, trouble=trouble, due=min(state.due, trouble.until))
+def _pause(state: State, outage: Trouble, now: float, seconds: float = PAUSE) -> None:
+    outage = replace(outage, until=now + seconds)
+    state.set(trouble=outage, due=min(state.due, outage.until))
 
 
-def _calm(state: State, spells: int) -> State:
-    trouble = state.trouble
-    return replace(state, trouble=Trouble(number=trouble.number, spells=spells, first=trouble.first))
-
-
-def _without_strikes(state: State, fault: Fault) -> State:
-    for name in sorted(state.health.together.get(fault, ())):
-        node = state.health[name]
-        kept = tuple(strike for strike in node.strikes if strike.fault != fault)
-        state = with_node(state, name, replace(node, strikes=kept))
-    return state
+def _end(state: State, spells: int) -> None:
+    outage = state.trouble
+    state.set(trouble=Trouble(number=outage.number, spells=spells, first=outage.first))

@@ -1,4 +1,4 @@
-"""The platform's own scheduler on a virtual clock: the same ``transition`` that runs real campaigns."""
+"""The platform's own scheduler on a virtual clock: the same ``decide`` that runs real campaigns."""
 
 import math
 import random
@@ -22,7 +22,7 @@ from hydragnn.hpo.scheduling.events import (
     Settle,
     Start,
 )
-from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, transition
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, decide
 from hydragnn.hpo.simulation.sampler import VirtualSampler
 from hydragnn.hpo.simulation.world import World
 
@@ -95,7 +95,7 @@ class VirtualCampaign:
             if isinstance(event, Reached) and known is not None and event.epochs > known.passed:
                 self._note(event)
             begin = perf_counter()
-            self.state, actions = transition(self.state, event, self.world.now)
+            _, actions = decide(self.state, event, self.world.now)
             self.decision_seconds.append(perf_counter() - begin)
             for action in actions:
                 events.extend(self._act(action))

@@ -15,17 +15,15 @@ from hydragnn.hpo.costs import CostModel, scaling_of, works_of
 from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import (
+    TICK,
+    apply_changes,
     brief_changes,
     entry_of,
-    follows,
-    gap,
     no_garbage_collection,
-    put_in_place,
-    state_of,
 )
 from hydragnn.hpo.lines import Chain
 from hydragnn.hpo.scheduling.events import node_of
-from hydragnn.hpo.scheduling.replay import Replay, concerned
+from hydragnn.hpo.scheduling.promotion import promotion_of
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import sampler_text, search_settings, together_text
@@ -188,9 +186,8 @@ class Follower:
         search = search_settings(table.get("search", {}), str(folder / NAME))
         self._sampler, self._space = search.sampler, space_of(search.space)
         self._together = together_text(search, str(table.get("together_because", "")))
-        self._campaign, self._timeline_builder = Replay(brief=True), TimelineBuilder()
+        self._state, self._timeline_builder = State(), TimelineBuilder()
         self._chain, self._last = Chain(folder / JOURNAL), 0.0
-        self._gap = 0
         self._costs = CostModel()
 
     @property
@@ -213,30 +210,23 @@ class Follower:
             return False
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-        if self._gap:
-            raise gap(path, self._gap)
         return self._chain.length > before
 
     def _read(self, file: BinaryIO, path: Path, show: Callable[[int, int], object]) -> None:
-        """Line by line; the first that does not follow from those before it is remembered until the whole state comes."""
-        campaign, builder, whole = self._campaign, self._timeline_builder, os.fstat(file.fileno()).st_size
+        """Apply every further line."""
+        state, builder, whole = self._state, self._timeline_builder, os.fstat(file.fileno()).st_size
         for counted in self._chain.read(file):
             line = counted.line
             if self._chain.count % OFTEN == 0:
                 show(self._chain.length, whole)
             self._last = line.time
             if (then := brief_changes(line)) is not None:
-                put_in_place(campaign, then, path, counted.number)
-                builder.observe_brief(campaign, line.time)
-                continue
-            entry = entry_of(counted, path)
-            before = concerned(campaign, entry.event)
-            if not follows(campaign, entry, path):
-                self._gap = self._gap or counted.number
-                continue
-            if self._gap and entry.then is not None and "whole" in entry.then:
-                self._gap = 0
-            builder.observe(before, entry.event, campaign, entry.time)
+                apply_changes(state, TICK, then, path, counted.number)
+                builder.observe_brief(state, line.time)
+            else:
+                entry = entry_of(counted, path)
+                apply_changes(state, entry.event, entry.then, path, counted.number)
+                builder.observe(entry.event, state, entry.time)
 
     def status(self) -> CampaignStatus:
         """How the campaign stands, as far as it was read."""
@@ -244,7 +234,7 @@ class Follower:
             return self._status()
 
     def _status(self) -> CampaignStatus:
-        state = state_of(self._campaign, self._folder / JOURNAL)
+        state = self._state
         silence = max(0.0, self._clock() - self._last) if self._last else 0.0
         status = status_of(state, self._timeline_builder, self._folder, self._last, silence)
         slots = [attempts_at_once(state.plan, session.slots) for session in self._timeline_builder.sessions]
@@ -310,10 +300,11 @@ def seconds_left(state: State, seconds: float) -> float | None:
     if not done or not state.plan.rungs:
         return None
     before, total, reaching = 0, 0.0, float(state.plan.trials)
+    promotion = promotion_of(state.plan)
     for rung in state.plan.rungs:
         total += reaching * (rung - before)
         floor = min(state.plan.finalists, state.plan.trials)
-        before, reaching = rung, max(reaching / state.plan.reduction, float(floor))
+        before, reaching = rung, max(promotion.continuing(reaching), float(floor))
     return max(0.0, (total - done) * seconds / done)
 
 

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from hydragnn.hpo.costs import Sized, seconds_on
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached, node_of
-from hydragnn.hpo.scheduling.node_health import NodeHealth, NodeStatus
-from hydragnn.hpo.scheduling.replay import ENDS, Replay, concerned
-from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, transition
+from hydragnn.hpo.scheduling.node_health import NodeStatus
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, decide
 from hydragnn.record import FailureKind
 
 Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKind
@@ -162,7 +161,7 @@ class TimelineBuilder:
     """Writes the timeline event by event; ``feed`` decides about each, ``observe`` follows someone else's decisions."""
 
     def __init__(self) -> None:
-        self.campaign: State | Replay = State()
+        self.state = State()
         """The campaign after the latest event."""
         self.sizes: list[Sized] = []
         """How long epochs took, of attempts that nothing disturbed."""
@@ -174,41 +173,36 @@ class TimelineBuilder:
         self._sessions: list[Session] = []
         self._unconfirmed: dict[int, list[int]] = {}
         self._ended = -math.inf
-        self._health: NodeHealth = self.campaign.health
+        self._health = 0
+        """Version of the nodes' health that was looked at."""
 
     def feed(self, event: Event, now: float) -> bool:
-        """Let the scheduler decide on an event; False where it does not follow from those before it."""
-        state = self.state
-        after, actions = transition(state, event, now)
-        self.observe(concerned(state, event), event, after, now)
-        return after is not state or bool(actions)
+        """Let the scheduler decide on an event; False where the event changed nothing."""
+        changes, _ = decide(self.state, event, now)
+        self.observe(event, self.state, now)
+        return changes is not None
 
     @property
     def sessions(self) -> Sequence[Session]:
         """Sessions so far."""
         return self._sessions
 
-    @property
-    def state(self) -> State:
-        """The campaign after the latest event, as a value."""
-        return self.campaign if isinstance(self.campaign, State) else self.campaign.state
-
-    def observe(self, before: Sequence[Trial], event: Event, after: State | Replay, now: float) -> None:
-        """Note what an event changed; ``before``: the trials that it concerns, as they were."""
+    def observe(self, event: Event, after: State, now: float) -> None:
+        """Note what an event changed."""
         if isinstance(event, Opened):
-            self._on_opened(before, event, now)
-        elif before and isinstance(event, ENDS):
-            self._on_end(before[0], after, event, now)
+            self._on_opened(after.ended, event, now)
+        elif after.ended and isinstance(event, Reached | Failed):
+            self._on_end(after.ended[0], after, event, now)
         self.observe_brief(after, now)
 
-    def observe_brief(self, after: State | Replay, now: float) -> None:
-        """Note an event that ended no attempt, of which nothing else need be known."""
-        if after.health is not self._health:
-            self._health = after.health
+    def observe_brief(self, after: State, now: float) -> None:
+        """Note an event that ended no attempt."""
+        self.state = after
+        if after.health.version != self._health:
+            self._health = after.health.version
             self._compare_health(now)
         if now > self._ended:
             self._ended = now
-        self.campaign = after
 
     def timeline(self, now: float | None = None) -> Timeline:
         """Everything up to ``now``; up to the latest event if absent."""
@@ -238,7 +232,7 @@ class TimelineBuilder:
         self._sessions.append(Session(slots=event.slots, started=now, ended=now))
         self._ended = now
 
-    def _on_end(self, trial: Trial, after: State | Replay, event: Reached | Failed, now: float) -> None:
+    def _on_end(self, trial: Trial, after: State, event: Reached | Failed, now: float) -> None:
         if isinstance(event, Reached):
             self._on_reached(trial, after.trials[trial.number].status == "finished", event, now)
             return
@@ -304,8 +298,8 @@ class TimelineBuilder:
 
     def _compare_health(self, now: float) -> None:
         """Outages begin and end where the slots that are held back change, or why they are."""
-        for name in [*self._open, *(name for name in self._health if name not in self._open)]:
-            node, outage = self._health.get(name), self._open.get(name)
+        for name in [*self._open, *(name for name in self.state.health if name not in self._open)]:
+            node, outage = self.state.health.get(name), self._open.get(name)
             kind = node.status if node is not None and node.held else "pool"
             if outage is not None and node is not None and (outage.kind, outage.slots) == (kind, node.held):
                 continue

@@ -20,7 +20,6 @@ from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo.controller import trial_folder
 from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
-from hydragnn.hpo.scheduling.replay import concerned
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.status.endings import ENDINGS, ending_text
 from hydragnn.hpo.status.facts import CampaignStatus, Follower, duration_text, status_of, values_line
@@ -97,7 +96,7 @@ class CampaignView:
     def __call__(self, state: State, event: Event, seconds: float) -> None:
         """Show what an event changed."""
         now = state.session_start + seconds - state.spent
-        self._builder.observe(concerned(self._builder.campaign, event), event, state, now)
+        self._builder.observe(event, state, now)
         self._latest = (state, now)
         if self._live is None:
             self._print(state, event)

@@ -289,7 +289,7 @@ def main() -> int:
     settings = campaign_settings(table, Path("BENCHMARK.toml"))
     watch = Stopwatch()
     collected = collections()
-    watch.around(controller, "transition")
+    watch.around(controller, "decide")
     watch.around(journal.os, "fsync")
     with ExitStack() as stack:
         parent = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -322,8 +322,8 @@ def main() -> int:
         if some:
             print(line(f"a look with {low} to {high} reports", [seconds for seconds, _ in some]))
             print(line("  of that the processor", [processor for _, processor in some]))
-    print(line("scheduler: one step", watch.seconds["transition"]))
-    print(line("  of that the processor", watch.processor["transition"]))
+    print(line("scheduler: one step", watch.seconds["decide"]))
+    print(line("  of that the processor", watch.processor["decide"]))
     print(line("memory: one garbage collection, processor", collected))
     print(line("disk: one flush", watch.seconds["fsync"]))
     print(line("work between looks (an event may wait so long)", timed.rounds))

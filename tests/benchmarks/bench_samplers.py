@@ -32,7 +32,7 @@ import optuna
 from hydragnn.hpo.sampling import sampler as samplers
 from hydragnn.hpo.sampling.sampler import distribution, history_of, proposals
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
-from hydragnn.hpo.scheduling.scheduler import State, transition
+from hydragnn.hpo.scheduling.scheduler import State, decide
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space.parameters import Choices, IntRange, Parameter
 from hydragnn.hpo.space.points import Point, point_key, space_of
@@ -50,7 +50,7 @@ class Asked:
         self.settings = campaign_settings({"search": search}, Path("BENCHMARK.toml"))
         self.space = space_of(self.settings.search.space)
         self.known: set[str] = set()
-        self.state, _ = transition(
+        decide(
             State(),
             Opened(plan=Plan(trials=100_000, rungs=(1,), reduction=1), slots=tuple(map(str, range(workers)))),
             0.0,
@@ -61,14 +61,14 @@ class Asked:
         history, first = history_of(self.settings, self.state), len(self.known)
         points = proposals(self.settings, self.space, history, first, count, self.known)
         for number, point in enumerate(points, first):
-            self.state, _ = transition(self.state, Proposed(trial=number, values=point), 0.0)
+            decide(self.state, Proposed(trial=number, values=point), 0.0)
             self.known.add(point_key(point))
         return points
 
     def tell(self, number: int, value: float) -> None:
         """A result."""
         attempt = self.state.trials[number].attempt
-        self.state, _ = transition(self.state, Reached(trial=number, attempt=attempt, epochs=1, value=value), 0.0)
+        decide(self.state, Reached(trial=number, attempt=attempt, epochs=1, value=value), 0.0)
 
 
 class Optuna:

@@ -1,4 +1,4 @@
-"""How much processor time one decision takes with many trials at once: percentiles of ``transition`` in a campaign without faults, or with some.
+"""How much processor time one decision takes with many trials at once: percentiles of ``decide`` in a campaign without faults, or with some.
 
     python tests/benchmarks/bench_scheduler.py --slots 16384 --trials 20000
 
@@ -26,11 +26,11 @@ from hydragnn.hpo.scheduling.events import (
     Start,
     Tick,
 )
-from hydragnn.hpo.scheduling.scheduler import State, transition
+from hydragnn.hpo.scheduling.scheduler import State, decide
 
 
 def campaign(plan: Plan, slots: int, faults: float, seed: int) -> dict[str, list[float]]:
-    """Seconds of every call of ``transition``, by kind of event."""
+    """Seconds of every call of ``decide``, by kind of event."""
     generator = random.Random(seed)
     names = tuple(f"n{k}" for k in range(slots))
     state, now = State(), 1000.0
@@ -47,7 +47,7 @@ def campaign(plan: Plan, slots: int, faults: float, seed: int) -> dict[str, list
             event = ended(state, running, generator, faults)
             now += 0.01
         begin = time.thread_time()
-        state, actions = transition(state, event, now)
+        _, actions = decide(state, event, now)
         seconds.setdefault(type(event).__name__, []).append(time.thread_time() - begin)
         for action in actions:
             if isinstance(action, Propose):

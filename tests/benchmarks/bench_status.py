@@ -15,7 +15,6 @@ import numpy as np
 
 from hydragnn.hpo import campaign_settings, campaign_status, preflight
 from hydragnn.hpo.journal import NAME, Entry, Journal, young_garbage_only
-from hydragnn.hpo.scheduling.changes import changes_between
 from hydragnn.hpo.scheduling.events import (
     Action,
     Event,
@@ -31,7 +30,7 @@ from hydragnn.hpo.scheduling.events import (
     Start,
     Tick,
 )
-from hydragnn.hpo.scheduling.scheduler import State, transition
+from hydragnn.hpo.scheduling.scheduler import State, decide
 from hydragnn.hpo.space.points import random_point, space_of
 from tests.benchmarks.bench_controller import TABLE
 
@@ -54,12 +53,11 @@ class Course:
 
     def entry(self) -> Entry | None:
         """The next event with what was decided about it; None where nothing follows from it."""
-        event, before = self._event(), self.state
-        self.state, actions = transition(before, event, self.now)
+        event = self._event()
+        changes, actions = decide(self.state, event, self.now)
         for action in actions:
             self._act(action)
-        changed = self.state is not before or actions
-        return Entry(self.now, event, changes_between(before, event, self.state)) if changed else None
+        return None if changes is None else Entry(self.now, event, changes)
 
     def _event(self) -> Event:
         if self.urgent:

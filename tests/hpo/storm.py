@@ -202,6 +202,7 @@ class Storm(World):
     def fork(self) -> "Storm":
         """The same campaign once more, to see how it would go on."""
         other = copy.copy(self)
+        other.state = copy.deepcopy(self.state)
         for name, value in vars(self).items():
             if isinstance(value, dict | list | set):
                 setattr(other, name, value.copy())

@@ -1,8 +1,9 @@
 """Sizes while an allocation empties: who waits for slots that come back, and who goes on with more of them."""
 
 import pytest
+from virtual import transition
 
-from hydragnn.hpo import State, transition
+from hydragnn.hpo import State, decide
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -103,7 +104,7 @@ def test_an_attempt_is_judged_by_its_own_pace_not_by_what_was_expected_of_it(spe
 def test_progress_of_an_attempt_that_is_over_changes_nothing() -> None:
     state = running_two(work=50.0)
     for progress in (Progressed(trial=0, attempt=2, epochs=1.0), Progressed(trial=7, attempt=1, epochs=1.0)):
-        assert transition(state, progress, 60.0) == (state, ())
+        assert decide(state, progress, 60.0) == (None, ())
 
 
 @pytest.mark.parametrize(("left", "waits"), [(10.0, True), (200.0, False)])

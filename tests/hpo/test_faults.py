@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from storm import Storm, random_campaign
-from virtual import Virtual
+from virtual import Virtual, transition
 
 from hydragnn.hpo.scheduling.events import (
     Ending,
@@ -32,7 +32,7 @@ from hydragnn.hpo.scheduling.events import (
     node_of,
 )
 from hydragnn.hpo.scheduling.health import BACK_OFF
-from hydragnn.hpo.scheduling.scheduler import NodeStatus, State, TrialStatus, transition
+from hydragnn.hpo.scheduling.scheduler import NodeStatus, State, TrialStatus, decide
 from hydragnn.hpo.scheduling.trouble import LONGEST
 
 
@@ -284,7 +284,7 @@ def test_time_that_passes_is_written_down_so_that_a_killed_controller_has_spent_
         state, _ = transition(state, Tick(), float(second))
     reopened, _ = transition(state, Opened(plan=state.plan, slots=("a",)), 10_000.0)
     assert 190.0 <= reopened.elapsed(10_000.0) <= 250.0
-    assert transition(state, Tick(), 190.5)[0] is state, "nothing but a little time passed"
+    assert decide(state, Tick(), 190.5).changes is None, "nothing but a little time passed"
 
 
 def test_the_longest_of_the_waiting_trials_goes_first() -> None:
@@ -328,10 +328,8 @@ def test_what_jumps_the_line_never_delays_the_first_by_estimate(data: Any) -> No
         state, _ = transition(state, Reached(trial=number, attempt=attempt, epochs=1, value=0.5), 0.1 + 0.01 * number)
     ready = [trial for trial in state.trials.values() if trial.number >= running]
     for trial in ready:  # all of them at once want slots again
-        slots_back = trial.slots
-        state = filling.replace(state, free=state.free.with_slots(slots_back), active=state.active.delete(trial.number))
-        waits = filling.replace(trial, status="waiting", slots=())
-        state = filling.replace(state, trials=state.trials.set(trial.number, waits))
+        state.free.add(trial.slots)
+        state.put_trial(filling.replace(trial, status="waiting", slots=()))
     ready = [state.trials[trial.number] for trial in ready]
     reservations: list[Any] = []
     original = filling._worth_waiting
@@ -342,21 +340,13 @@ def test_what_jumps_the_line_never_delays_the_first_by_estimate(data: Any) -> No
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filling, "_worth_waiting", spy)
-        after, _ = filling.start_balanced(state, ready, 1.0)
+        filling.start_balanced(state, ready, 1.0)
     for first, wanted, reservation in reservations:
-        if reservation is not None and after.trials[first.number].status != "running":
+        if reservation is not None and state.trials[first.number].status != "running":
             work = filling._known_work(state, ready)
-            ends = [(filling._segment_end(after, other, work, 1.0), len(other.slots)) for other in after.running]
-            free = len(after.free) + sum(count for end, count in ends if end <= reservation.time + 1e-9)
+            ends = [(filling._segment_end(state, other, work, 1.0), len(other.slots)) for other in state.running]
+            free = len(state.free) + sum(count for end, count in ends if end <= reservation.time + 1e-9)
             assert free >= wanted
-
-
-def test_journals_from_before_nodes_had_a_health_are_read_as_they_were_written() -> None:
-    state = begun(Plan(trials=2, rungs=(1,)), ("local/0",))
-    state, actions = transition(state, Failed(trial=0, attempt=1, kind="launch", message=""), 1.0)
-    assert [type(action) for action in actions] == [Start]
-    state, actions = transition(state, Failed(trial=0, attempt=2, kind="out_of_memory", message=""), 1.0)
-    assert Settle(trial=0, outcome="failed") in actions
 
 
 def begun(plan: Plan, slots: tuple[str, ...], work: tuple[float, ...] = ()) -> State:

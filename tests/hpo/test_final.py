@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from virtual import transition
 
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
@@ -17,7 +18,7 @@ from hydragnn.hpo import CampaignSettings, GivenRun, LocalLauncher, campaign_his
 from hydragnn.hpo.final import best_runs, given_runs
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.scheduling.events import Reached, Start, event_to_json
-from hydragnn.hpo.scheduling.scheduler import State, transition
+from hydragnn.hpo.scheduling.scheduler import State
 from tests.forked import Forked
 
 Settings = Callable[..., CampaignSettings]

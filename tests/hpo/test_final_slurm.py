@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from virtual import transition
 
 from hydragnn.config import RunConfig
 from hydragnn.hpo import GivenRun, run_final
@@ -13,7 +14,7 @@ from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.launching.sites import read_allocation, site_of
 from hydragnn.hpo.launching.steps import Limits, StepLauncher
 from hydragnn.hpo.scheduling.events import Start
-from hydragnn.hpo.scheduling.scheduler import State, transition
+from hydragnn.hpo.scheduling.scheduler import State
 
 
 def printed(*command: str) -> str:

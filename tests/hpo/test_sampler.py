@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from virtual import transition
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.sampling.process import Question, SamplerProcess
@@ -22,7 +23,7 @@ from hydragnn.hpo.sampling.sampler import (
     use_compiled_tails,
 )
 from hydragnn.hpo.scheduling.events import Event, Opened, Plan, Proposed, Reached
-from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
+from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.search_settings import WIDE
 from hydragnn.hpo.space.points import is_point, point_key, space_of
 

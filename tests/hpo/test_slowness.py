@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from virtual import transition
+
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -15,7 +17,7 @@ from hydragnn.hpo.scheduling.events import (
     Proposed,
     Tick,
 )
-from hydragnn.hpo.scheduling.scheduler import State, transition
+from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.slowness import REASON
 
 PLAN = Plan(trials=4, rungs=(100,), min_slots=2, max_slots=2, moves=True)

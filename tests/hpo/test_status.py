@@ -7,10 +7,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from virtual import transition
 
 from hydragnn.base.errors import InputError
-from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status, transition
+from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State
@@ -78,9 +78,9 @@ def test_a_machine_in_trouble_is_told_with_since_when_and_how_often(folder: Path
     follower.update()
     assert follower.status().trouble is None
     state = follower.builder.state
-    follower._campaign.become(replace(state, trouble=Trouble(number=2, spells=1, since=50.0, until=80.0)))
+    state.trouble = Trouble(number=2, spells=1, since=50.0, until=80.0)
     assert follower.status().trouble == MachineTrouble(number=2, spells=1, since=50.0, until=80.0)
-    follower._campaign.become(replace(state, trouble=Trouble(number=2)))
+    state.trouble = Trouble(number=2)
     assert follower.status().trouble == MachineTrouble(number=2, spells=0, since=None, until=None)
     json.dumps(follower.status().to_json(), allow_nan=False)
 

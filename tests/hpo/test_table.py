@@ -5,19 +5,21 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from virtual import transition
 
-from hydragnn.hpo import CampaignView, State, transition
+from hydragnn.hpo import CampaignView, State
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Probed, Proposed, Reached, Stopping, Tick
 from hydragnn.hpo.status.facts import seconds_left
 from hydragnn.hpo.status.view import event_line
 from hydragnn.record import Cost, RunRecord, write_record
 
 EVENTS: list[tuple[Event, float]] = [
-    (Opened(plan=Plan(trials=9, rungs=(1, 3, 9), reduction=3), slots=("local/0", "local/1")), 0.0),
+    (Opened(plan=Plan(trials=9, rungs=(1, 3, 9), reduction=3), slots=("worker-0", "worker-1")), 0.0),
     (Proposed(trial=0, values={"model.hidden_dim": 32, "train.learning_rate": 0.0012345}), 0.0),
     (Proposed(trial=1, values={"model.hidden_dim": 64, "train.learning_rate": 0.1}), 0.0),
     (Reached(trial=0, attempt=1, epochs=1, value=0.75), 10.0),
     (Failed(trial=1, attempt=1, kind="launch", message="exit code 1\nImportError: no torch"), 12.0),
+    (Probed(node="worker-1", healthy=True), 13.0),
     (Failed(trial=1, attempt=2, kind="diverged", message="loss is not finite"), 14.0),
     (Proposed(trial=2, values={"model.hidden_dim": 8, "train.learning_rate": 0.01}), 14.0),
     (Stopping(reason="SIGINT"), 20.0),

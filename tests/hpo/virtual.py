@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from hydragnn.hpo.journal import Entry
-from hydragnn.hpo.scheduling.changes import changes_between
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -18,7 +17,12 @@ from hydragnn.hpo.scheduling.events import (
     Settle,
     Start,
 )
-from hydragnn.hpo.scheduling.scheduler import State, transition
+from hydragnn.hpo.scheduling.scheduler import State, decide
+
+
+def transition(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
+    """Let an event happen; the state and what is to be done."""
+    return state, decide(state, event, now).actions
 
 
 @dataclass
@@ -57,11 +61,10 @@ class Virtual:
 
     def happen(self, event: Event) -> None:
         """Let the scheduler know, and answer whatever it asks for."""
-        after, actions = transition(self.state, event, self.now)
-        if after is not self.state or actions:
+        changes, actions = decide(self.state, event, self.now)
+        if changes is not None:
             self.events.append((self.now, event))
-            self.entries.append(Entry(self.now, event, changes_between(self.state, event, after)))
-        self.state = after
+            self.entries.append(Entry(self.now, event, changes))
         for action in actions:
             self._answer(action)
 

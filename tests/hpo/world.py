@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from hydragnn.hpo.scheduling.changes import Changes, changes_between
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -27,8 +26,8 @@ from hydragnn.hpo.scheduling.events import (
     node_of,
 )
 from hydragnn.hpo.scheduling.health import PATIENCE
-from hydragnn.hpo.scheduling.replay import Replay, Written
-from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, transition
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, decide
+from hydragnn.hpo.scheduling.state import Changes, Written
 
 
 class World:
@@ -63,12 +62,11 @@ class World:
         self.feed(Opened(plan=self.plan, slots=self.slots, deadline=deadline))
 
     def feed(self, event: Event) -> None:
-        before = self.state
-        self.state, actions = transition(before, event, self.now)
-        if self.state is before:
+        changes, actions = decide(self.state, event, self.now)
+        if changes is None:
             assert not actions
             return
-        self.journal.append((self.now, event, changes_between(before, event, self.state)))
+        self.journal.append((self.now, event, changes))
         for action in actions:
             self.obey(action)
         self.watch()
@@ -145,12 +143,12 @@ class World:
 
     def check_journal(self) -> None:
         """The journal gives the state back, by its decisions and by deciding again."""
-        decided, replayed = State(), Replay()
+        decided, replayed = State(), State()
         for now, event, changes in self.journal:
-            decided, _ = transition(decided, event, now)
+            decide(decided, event, now)
             replayed.apply(event, msgspec.json.decode(json.dumps(changes, allow_nan=False), type=Written))
-            assert replayed.state == decided, f"what {event} changed is not all written"
-        assert replayed.state == self.state, "the journal does not give the state back"
+            assert replayed == decided, f"what {event} changed is not all written"
+        assert replayed == self.state, "the journal does not give the state back"
 
     # what must hold
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from immutables import Map
 
 import hydragnn
 import hydragnn.hpo
@@ -49,10 +48,11 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
 def ended(ending: Ending, *trials: Trial, **members: Any) -> State:
     leader = next((trial.number for trial in trials if trial.results), None)
-    return State(ending=ending, closed=True, trials=Map({t.number: t for t in trials}), leader=leader, **members)
+    return State(ending=ending, closed=True, trials={t.number: t for t in trials}, leader=leader, **members)
 
 
-OUT_OF_ORDER = {"health": NodeHealth().with_node("n1", Node(status="quarantined", message="the probe failed"))}
+OUT_OF_ORDER = {"health": NodeHealth()}
+OUT_OF_ORDER["health"].put("n1", Node(status="quarantined", message="the probe failed"))
 ENDINGS: list[tuple[State, int, str]] = [
     (ended("finished", RESULT, BROKEN), 0, ""),
     (ended("finished", BROKEN), 2, "all 1 trials failed; trial 2: defect: it broke"),

@@ -18,7 +18,7 @@ from hydragnn.hpo import campaign_settings
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Failed, Launched, Opened, Plan, Propose, Proposed, Reached, Start
-from hydragnn.hpo.scheduling.scheduler import State, transition
+from hydragnn.hpo.scheduling.scheduler import State, decide
 from hydragnn.record import Cost, Failure, RunRecord, write_record
 from hydragnn.scripts.report import write_report
 
@@ -193,7 +193,7 @@ def write_campaign(folder: Path, store: Path) -> Path:
             event = pending.pop(0)
             clock += 1.0
             journal.append(event, clock)
-            state, actions = transition(state, event, clock)
+            _, actions = decide(state, event, clock)
             for action in actions:
                 if isinstance(action, Propose):
                     values[action.trial] = _point(generator)
