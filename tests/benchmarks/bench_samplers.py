@@ -50,8 +50,9 @@ class Asked:
         self.settings = campaign_settings({"search": search}, Path("BENCHMARK.toml"))
         self.space = space_of(self.settings.search.space)
         self.known: set[str] = set()
+        self.state = State()
         decide(
-            State(),
+            self.state,
             Opened(plan=Plan(trials=100_000, rungs=(1,), reduction=1), slots=tuple(map(str, range(workers)))),
             0.0,
         )

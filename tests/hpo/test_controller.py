@@ -1,5 +1,6 @@
 """The controller's promises: nothing happens before its line is on disk, and nothing slow delays an event."""
 
+import copy
 import json
 import threading
 import time
@@ -21,12 +22,12 @@ from hydragnn.hpo import (
     campaign_status,
     controller,
     run_search,
-    sampler,
 )
 from hydragnn.hpo.controller import LaunchQueue, steady_clock
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Report
+from hydragnn.hpo.sampling import sampler
 from hydragnn.hpo.sampling.sampler import history_of, proposal, proposals
 from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Progressed, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State
@@ -248,7 +249,7 @@ def test_with_one_worker_the_sampler_answers_in_its_process_from_the_whole_histo
             known = {point_key(trial.values) for trial in before[0].trials.values() if trial.values}
             history = history_of(campaign, before[0])
             expected[event.trial] = proposal(campaign, space_of(campaign.search.space), history, event.trial, known)
-        before[0] = state
+        before[0] = copy.deepcopy(state)
 
     run_search(campaign, tmp_path / "c", launcher=Instant("n1"), on_event=watch)
     proposed = [event for event in events_of(tmp_path / "c") if isinstance(event, Proposed)]
