@@ -10,7 +10,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import courses, no_garbage_collection, read_entries
 from hydragnn.hpo.preflight import open_campaign
-from hydragnn.hpo.sampling.sampler import study_of, valued_trial
+from hydragnn.hpo.sampling.optuna_trials import study_of, valued_trial
 from hydragnn.hpo.scheduling.events import Origin
 from hydragnn.hpo.scheduling.scheduler import TrialStatus
 from hydragnn.hpo.scheduling.state import attempts_at_once

@@ -22,7 +22,7 @@ from optuna.trial import TrialState
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular
-from hydragnn.hpo.sampling.sampler import frozen_trial
+from hydragnn.hpo.sampling.optuna_trials import frozen_trial
 from hydragnn.hpo.scheduling.events import Event, Proposed, Reached, Settle
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.space.points import Space

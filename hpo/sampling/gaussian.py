@@ -21,6 +21,7 @@ from scipy.optimize import minimize
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
+from hydragnn.hpo.sampling.sampler import History, RandomSampler, Sampler
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange, Parameter
 from hydragnn.hpo.space.points import Point, Space, point_key, random_point, value_at
@@ -257,6 +258,32 @@ class Outlook:
             return self._space.point(value_of)
 
         return [changed(row) for row in range(count)]
+
+
+class GaussianProcess(Sampler):
+    """A Gaussian process, fit once for an answer; every request weighs uncertainty in its own way."""
+
+    def __init__(self) -> None:
+        self._learned: tuple[Trial, ...] | None = None
+
+    def propose(self, history: History, number: int) -> Point:
+        """Return the best candidate that no trial has; at further draws the next ones."""
+        if not history.trials:
+            return RandomSampler().propose(history, number)
+        self._learn(history, number)
+        if history.draw == 0:
+            self._ranked = self._outlook.ranked(history.generator(number, 1))
+        if history.draw < len(self._ranked):
+            return self._ranked[history.draw]
+        return RandomSampler().propose(history, number)
+
+    def _learn(self, history: History, number: int) -> None:
+        if self._learned is None or history.trials[: len(self._learned)] != self._learned:
+            self._outlook = Outlook(history.space, history.trials, history.generator(number, 0))
+        else:
+            for trial in history.trials[len(self._learned) :]:
+                self._outlook.expect(trial.values)
+        self._learned = history.trials
 
 
 def _some(scores: Matrix) -> NDArray[np.int64]:

@@ -30,7 +30,8 @@ import numpy as np
 import optuna
 
 from hydragnn.hpo.sampling import sampler as samplers
-from hydragnn.hpo.sampling.sampler import distribution, history_of, proposals
+from hydragnn.hpo.sampling.optuna_trials import distribution
+from hydragnn.hpo.sampling.sampler import history_of, proposals
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, decide
 from hydragnn.hpo.settings import campaign_settings
@@ -59,8 +60,8 @@ class Asked:
 
     def ask(self, count: int) -> list[Point]:
         """Configurations for free workers."""
-        history, first = history_of(self.settings, self.state), len(self.known)
-        points = proposals(self.settings, self.space, history, first, count, self.known)
+        history, first = history_of(self.settings, self.space, self.state), len(self.known)
+        points = proposals(self.settings, history, first, count, self.known)
         for number, point in enumerate(points, first):
             decide(self.state, Proposed(trial=number, values=point), 0.0)
             self.known.add(point_key(point))

@@ -28,10 +28,10 @@ from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Report
 from hydragnn.hpo.sampling import sampler
-from hydragnn.hpo.sampling.sampler import history_of, proposal, proposals
+from hydragnn.hpo.sampling.sampler import history_of, proposals
 from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Progressed, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State
-from hydragnn.hpo.space.points import Space, point_key, space_of
+from hydragnn.hpo.space.points import point_key, space_of
 from hydragnn.record import Cost, RunRecord, write_record
 
 Settings = Callable[..., CampaignSettings]
@@ -199,18 +199,18 @@ def test_a_slow_sampler_delays_no_event_and_random_configurations_stand_in_for_i
     out, launcher = tmp_path / "c", Instant("n1", "n2")
     patient: list[bool] = []
     happened = threading.Event()
-    drawn = sampler.SAMPLERS["random"]
 
-    def slow(*arguments: Any) -> Any:
-        if arguments[3] == 1 and arguments[4] == 0:  # the second trial's: until some trial's result is on disk
-            patient.append(happened.wait(timeout=60))
-        return drawn(*arguments)
+    class Slow(sampler.RandomSampler):
+        def propose(self, history: sampler.History, number: int) -> Any:
+            if (number, history.draw) == (1, 0):  # the second trial's: until some trial's result is on disk
+                patient.append(happened.wait(timeout=60))
+            return super().propose(history, number)
 
     def watch(state: Any, event: Event, seconds: float) -> None:
         if isinstance(event, Reached):
             happened.set()
 
-    monkeypatch.setitem(sampler.SAMPLERS, "random", slow)
+    monkeypatch.setitem(sampler.SAMPLERS, "random", Slow)
     monkeypatch.setattr(proposals, "PATIENCE", 0.3)
     run_search(settings(sampler="random", rungs=[]), out, launcher=launcher, on_event=watch)
     assert patient == [True]
@@ -226,11 +226,14 @@ def test_a_sampler_of_another_package_is_told_every_result(
 ) -> None:
     results: dict[int, tuple[int, ...]] = {}
 
-    def counting(campaign: Any, space: Any, history: sampler.History, number: int, draw: int) -> Any:
-        results[number] = tuple(trial.number for trial in history.trials if trial.results)
-        return sampler.random_ask(campaign, space, history, number, draw)
+    class Counting(sampler.RandomSampler):
+        learns = True
 
-    monkeypatch.setitem(sampler.SAMPLERS, "counting", counting)
+        def propose(self, history: sampler.History, number: int) -> Any:
+            results[number] = tuple(trial.number for trial in history.trials if trial.results)
+            return super().propose(history, number)
+
+    monkeypatch.setitem(sampler.SAMPLERS, "counting", Counting)
     campaign = settings(sampler="counting", rungs=[], trials=20)
     assert run_search(campaign, tmp_path / "c", launcher=Instant("n1")).finished == 20
     first = sampler.num_random(campaign)
@@ -247,8 +250,8 @@ def test_with_one_worker_the_sampler_answers_in_its_process_from_the_whole_histo
     def watch(state: State, event: Event, seconds: float) -> None:
         if isinstance(event, Proposed):
             known = {point_key(trial.values) for trial in before[0].trials.values() if trial.values}
-            history = history_of(campaign, before[0])
-            expected[event.trial] = proposal(campaign, space_of(campaign.search.space), history, event.trial, known)
+            history = history_of(campaign, space_of(campaign.search.space), before[0])
+            (expected[event.trial],) = proposals(campaign, history, event.trial, 1, known)
         before[0] = copy.deepcopy(state)
 
     run_search(campaign, tmp_path / "c", launcher=Instant("n1"), on_event=watch)
@@ -361,11 +364,11 @@ def test_while_a_proposal_is_made_the_controller_sleeps_until_it_is_there(
 ) -> None:
     launcher, made = Sleeper("n1"), list[int]()
 
-    def think(settings: CampaignSettings, space: Space, history: Any, first: int, count: int, known: Any) -> Any:
+    def think(settings: CampaignSettings, history: Any, first: int, count: int, known: Any) -> Any:
         launcher.thinks.wait()
         launcher.thinks.clear()
         made.append(first)
-        return proposals(settings, space, history, first, count, known)
+        return proposals(settings, history, first, count, known)
 
     monkeypatch.setattr("hydragnn.hpo.controller.HEARTBEAT", 1e6)
     monkeypatch.setattr("hydragnn.hpo.sampling.proposals.proposals", think)

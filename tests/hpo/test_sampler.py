@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,18 @@ import numpy as np
 import pytest
 from virtual import transition
 
+from hydragnn.base import imports
 from hydragnn.base.errors import InputError
+from hydragnn.hpo import campaign_history, run_search
 from hydragnn.hpo.sampling.process import Question, SamplerProcess
 from hydragnn.hpo.sampling.sampler import (
     HISTORY,
     SAMPLERS,
     History,
+    Sampler,
     history_of,
     learns,
-    proposal,
     proposals,
-    use_compiled_tails,
 )
 from hydragnn.hpo.scheduling.events import Event, Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, Trial
@@ -57,7 +57,7 @@ def asked(campaign: Any, trials: int, rungs: tuple[int, ...] = (1, 2)) -> list[d
     feed(Opened(plan=Plan(trials=trials, rungs=rungs, reduction=100), slots=("p",)))
     for number in range(trials):
         known = keys(state)
-        (point,) = proposals(campaign, space, history_of(campaign, state), number, 1, known)
+        (point,) = proposals(campaign, history_of(campaign, space, state), number, 1, known)
         assert is_point(space, point)
         feed(Proposed(trial=number, values=point))
         feed(Reached(trial=number, attempt=1, epochs=1, value=error(point)))
@@ -87,13 +87,12 @@ def test_a_finite_space_is_exhausted_without_repetition(settings: Any) -> None:
     state, _ = transition(State(), Opened(plan=Plan(trials=9, rungs=(1,)), slots=("p",)), 0.0)
     seen = []
     for number in range(3):
-        point = proposal(campaign, space, history_of(campaign, state), number, keys(state))
-        assert point is not None
+        (point,) = proposals(campaign, history_of(campaign, space, state), number, 1, keys(state))
         seen.append(point["model.hidden_dim"])
         state, _ = transition(state, Proposed(trial=number, values=point), 0.0)
         state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=1.0), 0.0)
     assert sorted(seen) == [8, 24, 40]
-    assert proposal(campaign, space, history_of(campaign, state), 3, keys(state)) is None
+    assert proposals(campaign, history_of(campaign, space, state), 3, 1, keys(state)) == []
 
 
 def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_best(settings: Any) -> None:
@@ -105,7 +104,7 @@ def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_be
         if number != 1999:
             error = float(7 * number % 1999)
             state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=error), 0.0)
-    history = history_of(campaign, state)
+    history = history_of(campaign, space_of(campaign.search.space), state)
     assert len(history.trials) <= HISTORY
     best = {number for number in range(1999) if 7 * number % 1999 < 50}
     assert best <= {trial.number for trial in history.trials}
@@ -122,18 +121,29 @@ def test_the_default_sampler_is_the_gaussian_process_where_many_trials_run_at_on
         Trial(number=number, status="paused", values=values, results=(error(values),))
         for number, values in enumerate(points)
     )
-    history, space = History(trials=trials, rungs=(1, 2), width=width), space_of(settings(space=SPACE).search.space)
+    space = space_of(settings(space=SPACE).search.space)
+    history = History(space=space, startup=4, trials=trials, rungs=(1, 2), width=width)
     known = set(map(point_key, points))
     by_name = {
-        name: proposals(settings(sampler=name, space=SPACE), space, history, 12, 3, known)
-        for name in ("auto", "tpe", "gp")
+        name: proposals(settings(sampler=name, space=SPACE), history, 12, 3, known) for name in ("auto", "tpe", "gp")
     }
     assert by_name["auto"] == by_name[sampler]
     assert by_name["tpe"] != by_name["gp"]
 
 
+class Impatient(SamplerProcess):
+    """Processes that have ``limits`` seconds for an answer, one after the other, and then enough."""
+
+    limits: list[float]
+
+    def start(self) -> Any:
+        pool = super().start()
+        self.hang = self.limits.pop(0) if self.limits else 600.0
+        return pool
+
+
 def test_a_sampler_process_that_dies_or_hangs_is_replaced_and_the_answer_is_the_same(
-    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Any, tmp_path: Path
 ) -> None:
     campaign = settings(sampler="tpe", space=SPACE)
     points = asked(settings(sampler="random", space=SPACE), 12)
@@ -141,30 +151,23 @@ def test_a_sampler_process_that_dies_or_hangs_is_replaced_and_the_answer_is_the_
         Trial(number=number, status="paused", values=values, results=(error(values),))
         for number, values in enumerate(points)
     )
-    question = Question(first=12, count=3, history=History(trials=trials, rungs=(1, 2)))
+    history = History(space=space_of(campaign.search.space), startup=4, trials=trials, rungs=(1, 2))
+    question = Question(first=12, count=3, history=history)
     known = [point_key(values) for values in points]
-    limits = [
-        600.0,
-        600.0,
-        600.0,
-        0.2,
-        600.0,
-    ]  # of which the second is for the one that dies, the fourth for the one that hangs
-    timer = threading.Timer
-    monkeypatch.setattr(threading, "Timer", lambda seconds, act: timer(limits.pop(0), act))
-    process = SamplerProcess(campaign, tmp_path / "log")
+    sampler = Impatient(campaign, tmp_path / "log")
+    sampler.limits = []
     try:
-        first, pids = process.ask(question, known), [process.pid]
+        first, pids = sampler.ask(question, known), [sampler.pid]
         for number in (signal.SIGKILL, signal.SIGSTOP):
-            assert process.pid is not None
-            os.kill(process.pid, number)
-            assert process.ask(question, known) == first
-            pids.append(process.pid)
+            assert sampler.pid is not None
+            os.kill(sampler.pid, number)
+            sampler.limits = [1.0] if number == signal.SIGSTOP else []
+            assert sampler.ask(question, known) == first
+            pids.append(sampler.pid)
     finally:
-        process.close()
-    assert limits == []
+        sampler.close()
     assert len(set(pids)) == 3
-    assert first == proposals(campaign, space_of(campaign.search.space), question.history, 12, 3, set(known))
+    assert first == proposals(campaign, history, 12, 3, set(known))
 
 
 def test_qmc_fills_the_space_more_evenly_than_chance(settings: Any) -> None:
@@ -174,22 +177,8 @@ def test_qmc_fills_the_space_more_evenly_than_chance(settings: Any) -> None:
     assert len(bins) == 16, "a scrambled Sobol sequence has one of 16 points in every sixteenth"
 
 
-def test_compiled_tails_of_the_normal_distribution_are_those_of_optuna() -> None:
-    """Where the distance from the middle exceeds 4, Optuna's own lose digits by cancellation."""
-    from optuna.samplers._tpe import _truncnorm
-    from optuna.samplers._tpe._erf import erf as own
-    from scipy.special import erf, log_ndtr
-
-    use_compiled_tails()
-    assert _truncnorm._log_ndtr is log_ndtr and _truncnorm.erf is erf
-    everywhere = np.linspace(-7, 7, 500)
-    assert erf(everywhere) == pytest.approx(own(everywhere), rel=1e-14)
-    for at in [*np.linspace(-40, 4, 89).tolist(), 0.0]:
-        assert log_ndtr(at) == pytest.approx(_truncnorm._log_ndtr_single(at), rel=1e-10)
-
-
-def a_failure(*_: Any) -> Any:
-    """A sampler with a defect."""
+def a_failure(history: History, number: int) -> Any:
+    """A defect."""
     raise ZeroDivisionError("no trials")
 
 
@@ -206,10 +195,47 @@ def a_failure(*_: Any) -> Any:
         ),
     ],
 )
-def test_what_a_sampler_of_others_gives_is_a_point_of_the_space_or_refused(
+def test_the_answer_of_a_sampler_of_ones_own_is_a_point_of_the_space_or_refused(
     own: Any, says: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SAMPLERS, "own", own)
+    class Own(Sampler):
+        def propose(self, history: History, number: int) -> Any:
+            return own(history, number)
+
+    monkeypatch.setitem(SAMPLERS, "own", Own)
     campaign = settings(sampler="own")
     with pytest.raises(InputError, match=f"^search.sampler = 'own' {says}"):
-        proposal(campaign, space_of(campaign.search.space), History(), 0, set())
+        proposals(campaign, History(space=space_of(campaign.search.space)), 0, 1, set())
+
+
+TOY = """
+from hydragnn.hpo.sampling import History, Sampler
+from hydragnn.hpo.space.points import Point, random_point
+
+
+class Neighbour(Sampler):
+    \"\"\"A random point that keeps one value of the best trial.\"\"\"
+
+    def propose(self, history: History, number: int) -> Point:
+        done = [trial for trial in history.trials if trial.results]
+        best = min(done, key=lambda trial: trial.results[-1], default=None)
+        kept = {} if best is None else {"model.hidden_dim": best.values["model.hidden_dim"]}
+        return random_point(history.space, history.generator(number), kept)
+"""
+
+
+def test_a_sampler_of_ones_own_is_one_file(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toys.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path)
+    campaign, out = settings(sampler="toys:Neighbour", rungs=[], trials=6), tmp_path / "c"
+    with pytest.raises(InputError, match=r"names code of toys, which a file may not run by itself.*--allow-code toys"):
+        run_search(campaign, out, workers=1)
+    monkeypatch.setattr(imports, "_allowed", {"toys"})
+    result = run_search(campaign, out, workers=1)
+    assert (result.ending, result.finished) == ("finished", 6)
+    trials = campaign_history(out).trials
+    assert {trial.origin for trial in trials} == {"sampler"}
+    for number in range(4, 6):
+        best = min(trials[:number], key=lambda trial: trial.value or 0.0)
+        assert trials[number].values["model.hidden_dim"] == best.values["model.hidden_dim"]
+    assert (out / "sampler.log").exists()
