@@ -37,7 +37,7 @@ TRAINING = "tests/hydragnn/training"
 
 PROMISES: dict[int, Promise] = {
     1: Promise(
-        there="the attention of GPS lets the graphs of a mini-batch see each other",
+        there="attention of GPS acts across the graphs of a mini-batch",
         here="attention among all nodes stays within each graph of a batch",
         tests=(
             f"{EVERY}::test_a_prediction_does_not_depend_on_what_else_is_in_its_batch",
@@ -45,8 +45,8 @@ PROMISES: dict[int, Promise] = {
         ),
     ),
     2: Promise(
-        there="weights that graph attributes act through are not trained, not the same on all ranks, and absent at inference",
-        here="weights that graph inputs act through are trained, the same on all ranks, and saved",
+        there="parameters of graph attributes are not trained, differ between ranks, and are absent at inference",
+        here="parameters of graph inputs are trained, equal on all ranks, and saved",
         tests=(
             f"{TRAINING}/test_conditioning.py::test_what_conditions_is_optimised_kept_and_saved",
             f"{EVERY}::test_every_parameter_has_a_say",
@@ -54,13 +54,13 @@ PROMISES: dict[int, Promise] = {
         ),
     ),
     3: Promise(
-        there="inference loads checkpoints of several ranks with `strict=False`, and goes on with random weights",
-        here="a model is loaded with every weight that it has, or not at all",
+        there="inference loads checkpoints of several ranks with `strict=False` and continues with random parameters",
+        here="a model is loaded with all of its parameters, or not at all",
         tests=("tests/hydragnn/test_models.py::test_a_spoiled_model_folder_is_refused_in_one_sentence",),
     ),
     4: Promise(
         there="with FSDP2 a checkpoint keeps the shards of rank 0 (12 of 26 tensors were lost)",
-        here="a checkpoint of several ranks holds all weights, and any number of ranks goes on from it",
+        here="a checkpoint of several ranks holds all parameters, and any number of ranks can continue from it",
         tests=(
             f"{TRAINING}/test_checkpoint_resume.py::test_a_checkpoint_of_two_ranks_continues_on_one_and_three",
             f"{TRAINING}/test_tensor_files.py::test_a_tensor_in_pieces_of_several_files_is_put_together",
@@ -68,11 +68,11 @@ PROMISES: dict[int, Promise] = {
     ),
     5: Promise(
         there="in the task-parallel mode embeddings, frequencies of radial functions and encodings are in no optimizer",
-        here="the optimizer moves every weight of the trunk and of all heads",
+        here="the optimizer changes every parameter of the encoder and of all heads",
         tests=(f"{RUNS}::test_an_epoch_moves_every_weight_of_the_trunk_and_of_all_branches",),
     ),
     6: Promise(
-        there="SchNet ignores periodic images and the edges of the data set, and makes a graph of its own in every layer",
+        there="SchNet ignores periodic images and the edges of the data set, and builds its own graph in every layer",
         here="a model reads the periodic images and the edges that the data have",
         tests=(
             f"{LIMITS}::test_a_repeated_cell_is_the_cell_so_many_times",
@@ -81,13 +81,13 @@ PROMISES: dict[int, Promise] = {
         ),
     ),
     7: Promise(
-        there="with several branches that have heads on nodes only, one branch is trained",
-        here="every branch learns, also where all heads are about nodes",
+        there="with several branches of node heads only, one branch is trained",
+        here="every branch learns, also with node heads only",
         tests=(f"{RUNS}::test_branches_that_have_heads_on_nodes_only_learn_each_their_own",),
     ),
     8: Promise(
-        there="heads on nodes with layers of their own fail in two branches or more",
-        here="heads with layers of their own work in every branch",
+        there="node heads with their own layers fail in two branches or more",
+        here="heads with their own layers work in every branch",
         tests=(f"{RUNS}::test_branches_that_have_heads_on_nodes_only_learn_each_their_own",),
     ),
     9: Promise(
@@ -96,18 +96,18 @@ PROMISES: dict[int, Promise] = {
         tests=(f"{RUNS}::test_in_double_precision_a_million_electronvolts_on_every_atom_change_no_curve",),
     ),
     10: Promise(
-        there="an activation or a loss that there is not becomes nothing, and `smooth_l1` a class instead of a loss",
-        here="every loss that there is trains, and another is refused by name",
+        there="an unknown activation or loss becomes None, and `smooth_l1` a class instead of a loss",
+        here="every known loss trains, and an unknown one is refused by name",
         tests=(f"{RUNS}::test_every_loss_trains_and_one_that_there_is_not_is_refused",),
     ),
     11: Promise(
         there="the default optimizer is a missing key",
-        here="a configuration without optimizer trains, and so does every optimizer",
+        here="a configuration without an optimizer trains, and so does every optimizer",
         tests=(f"{RUNS}::test_what_a_configuration_leaves_out_trains",),
     ),
     12: Promise(
-        there="periodic structures fail in both loaders, descriptors fail, and so do encodings as wide as a graph has nodes",
-        here="periodic structures become stores through every reader, and encodings may be wider than a graph has nodes",
+        there="periodic structures fail in both loaders; descriptors fail, and so do encodings as wide as the number of nodes",
+        here="every reader takes periodic structures, and encodings may be wider than the number of nodes",
         tests=(
             "tests/datasets/test_build.py::test_atoms_come_from_any_format_of_ase",
             "tests/graphs/test_atomic.py::test_edges_are_those_of_ase",
@@ -115,8 +115,8 @@ PROMISES: dict[int, Promise] = {
         ),
     ),
     13: Promise(
-        there="of a list of correlations MACE takes the first for all layers, and its loss of a Gaussian fails",
-        here="lists are refused where a setting is one number, reach every layer where it is one for each, and every architecture learns a spread",
+        there="MACE uses the first of a list of correlations for all layers, and its Gaussian loss fails",
+        here="a list is refused for a single number and used per layer where allowed; every architecture learns a Gaussian",
         tests=(
             f"{HERE}::test_a_list_in_the_place_of_a_number_is_refused",
             f"{HERE}::test_a_correlation_is_one_number_or_one_for_every_layer",
@@ -125,8 +125,8 @@ PROMISES: dict[int, Promise] = {
         ),
     ),
     14: Promise(
-        there="PaiNN gives NaN where two nodes lie in one place",
-        here="nodes in one place give finite energies, forces and gradients",
+        there="PaiNN gives NaN if two nodes coincide",
+        here="coincident nodes give finite energies, forces and gradients",
         tests=(
             f"{LIMITS}::test_nodes_in_one_place_are_finite_with_forces_and_gradients",
             "tests/hydragnn/test_layers.py::test_an_edge_of_length_zero_is_finite_to_the_second_derivative",
@@ -142,14 +142,14 @@ PROMISES: dict[int, Promise] = {
         seen="in part read",
     ),
     16: Promise(
-        there="random edges are added and radii grow without a word",
-        here="edges are those within the cutoff, none for an atom alone",
+        there="random edges are added and radii grow silently",
+        here="edges are exactly those within the cutoff; an isolated atom has none",
         tests=("tests/graphs/test_atomic.py::test_edges_are_those_of_ase",),
         seen="read",
     ),
     17: Promise(
-        there="EGNN, PaiNN and PNAEq sum over the other ends of the edges than those of which the nearest were kept",
-        here="nodes sum the edges of which the nearest are kept: those that they receive",
+        there="EGNN, PaiNN and PNAEq sum over the wrong ends of truncated edges",
+        here="nodes sum the edges that they receive, of which the nearest are kept",
         tests=(
             f"{HERE}::test_messages_flow_from_senders_to_receivers",
             "tests/graphs/test_atomic.py::test_truncation_keeps_the_nearest_at_every_receiver",
@@ -158,8 +158,8 @@ PROMISES: dict[int, Promise] = {
         seen="read",
     ),
     18: Promise(
-        there="scales are those of all three parts, graphs of a composition that occurs once are doubled, and a shuffle has no seed",
-        here="no part of the data knows of another: scales are those of the training part, no graph is in two parts, the seed decides",
+        there="scales use all three parts; graphs of a unique composition are duplicated; a shuffle has no seed",
+        here="scales use the training part only; no graph is in two parts; the seed decides",
         tests=(
             "tests/datasets/test_normalisation.py::test_the_validation_part_leaves_no_trace",
             "tests/datasets/test_split.py::test_every_graph_is_in_exactly_one_part",
@@ -169,8 +169,8 @@ PROMISES: dict[int, Promise] = {
         seen="read",
     ),
     19: Promise(
-        there="two tables number the data sets, and contradict each other",
-        here="data sets are told apart by the names that they were given, never by numbers",
+        there="two tables number the data sets and contradict each other",
+        here="data sets are identified by name, never by number",
         tests=(
             f"{TRAINING}/test_branches.py::test_each_branch_learns_and_predicts_in_its_own_units",
             f"{TRAINING}/test_branches.py::test_a_model_with_branches_asks_for_one_of_them",
@@ -178,8 +178,8 @@ PROMISES: dict[int, Promise] = {
         seen="read",
     ),
     20: Promise(
-        there="`VALTEST=0` turns off checkpoints, early stops and the stop at the end of the time, too",
-        here="nothing outside of the configuration turns validation, checkpoints or early stops off",
+        there="`VALTEST=0` also turns off checkpoints, early stopping and the time limit",
+        here="nothing outside the configuration turns off validation, checkpoints or early stopping",
         tests=(
             f"{RUNS}::test_variables_of_the_environment_turn_nothing_off",
             f"{TRAINING}/test_distributed_ranks.py::test_one_module_reads_the_environment_of_launchers",
@@ -187,8 +187,8 @@ PROMISES: dict[int, Promise] = {
         seen="read",
     ),
     21: Promise(
-        there="the test part is evaluated every epoch, batches beyond those of the poorest rank are dropped, and means of ranks are averaged without weights",
-        here="training never looks at the test part, shows every training graph, and weighs ranks by their graphs",
+        there="the test part is evaluated every epoch; surplus batches are dropped; means of ranks are averaged without weights",
+        here="training never reads the test part, uses every training graph, and weighs ranks by their graphs",
         tests=(
             f"{RUNS}::test_labels_of_the_test_part_change_no_bit_of_a_run",
             "tests/datasets/test_loader.py::test_an_epoch_serves_every_graph_once",
@@ -197,16 +197,16 @@ PROMISES: dict[int, Promise] = {
         seen="read",
     ),
     22: Promise(
-        there="a bias to begin with is a missing key, batch norms are synchronised on GPUs only, and dropout is no setting",
-        here="dropout is a setting that every architecture follows, and outputs begin at the mean of their labels",
+        there="the initial bias is a missing key; batch norms are synchronised on GPUs only; dropout is no setting",
+        here="dropout is a setting of every architecture, and outputs start at the mean of their labels",
         tests=(
             f"{HERE}::test_dropout_acts_in_training_and_never_at_prediction",
             f"{EVERY}::test_physical_predictions_undo_the_normalisation",
         ),
     ),
     23: Promise(
-        there="an empty part of an ADIOS file cannot be read, ranks may differ on a shape, and names of data sets are lost",
-        here="a part, a writer or a share without graphs is fine, and shapes and names do not depend on the rank",
+        there="an empty part of an ADIOS file is unreadable; ranks may disagree on shapes; names of data sets are lost",
+        here="parts, writers and shares may be empty; shapes and names do not depend on the rank",
         tests=(
             "tests/datasets/test_disk.py::test_a_writer_without_graphs_among_others_is_fine",
             "tests/contracts/test_stores.py::test_no_graphs_are_a_batch_without_graphs",

@@ -188,7 +188,9 @@ def test_every_command_in_the_documents_has_the_options_that_it_is_shown_with(ro
 
 
 def test_links_between_documents_lead_somewhere(root: Path) -> None:
-    generated = re.compile(r"(\.\./)?(reference/)?(index|architectures|command-line|configuration|python|python/\w+)\.md")
+    generated = re.compile(
+        r"(\.\./)?(reference/)?(index|architectures|command-line|configuration|python|python/\w+)\.md"
+    )
     for page in [*_pages(root), root / "ARCHITECTURE.md", root / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             exists = (page.parent / target).exists() or ("reference/" in target and generated.fullmatch(target))
