@@ -101,6 +101,19 @@ def test_the_head_of_the_documents_trains(acme: Path) -> None:
     assert "valid/shift/mae" in hydragnn.train(run, out=acme / "run").best
 
 
+def test_the_sampler_of_the_documents_gives_points_of_the_space(acme: Path) -> None:
+    from hydragnn.hpo import space_of
+    from hydragnn.hpo.sampling import History
+    from hydragnn.hpo.sampling.sampler import sampler_class
+    from hydragnn.hpo.search_settings import search_settings
+
+    width = {"model.hidden_dim": {"type": "int", "low": 8, "high": 64}}
+    search = search_settings({"sampler": "acme.samplers:Neighbour", "space": width}, "page")
+    allow_named({"sampler": search.sampler})
+    point = sampler_class(search.sampler)().propose(History(space=space_of(search.space)), 0)
+    assert 8 <= int(str(point["model.hidden_dim"])) <= 64
+
+
 def test_the_site_of_the_documents_gives_an_allocation_and_starts_steps(acme: Path) -> None:
     from hydragnn.hpo.launching.sites import Step
     from hydragnn.hpo.launching.sites.registry import read_allocation, site_of
