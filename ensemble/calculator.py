@@ -1,4 +1,4 @@
-"""An ensemble as an ASE calculator: energies, forces and stress with their uncertainties."""
+"""ASE calculator of an ensemble: energies, forces, stress and their uncertainties."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from hydragnn.graphs.units import in_ase_units, length_in_angstrom
 
 
 class Results(dict[str, Any]):
-    """ASE's properties; values of other names are found, too, but not listed, since ASE refuses names that it does not know."""
+    """ASE's properties; values of other names are found but not listed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Results(dict[str, Any]):
 
 
 class EnsembleCalculator(Calculator):
-    """Energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) as means over the members, whatever the units of their labels.
+    """Mean energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) of the members.
 
     A structure without a volume (no periodic axis, or a cell vector of length zero) has no stress. ``results`` also finds ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
     and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), ``domain``: empty, or what about the
@@ -45,7 +45,7 @@ class EnsembleCalculator(Calculator):
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
-        """InputError where the ensemble has no energy, in a unit that is known, or does not read atoms."""
+        """Raise InputError without an energy in a known unit, or without atoms."""
         super().__init__()
         self.ensemble = ensemble
         self.names = _names(ensemble)
@@ -56,13 +56,13 @@ class EnsembleCalculator(Calculator):
         self.implemented_properties: list[str] = ["free_energy", *self.names]
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
-        """Return what changed since the last calculation: ASE's six properties, and the fields that members read."""
+        """Return the properties and fields that changed since the last calculation."""
         changes: list[str] = super().check_state(atoms, tol)
         values = self._read(atoms)
         return changes + [name for name, old in self.values.items() if not np.array_equal(old, values[name])]
 
     def _read(self, atoms: Atoms) -> dict[str, Any]:
-        """Return the values of fields that members read beside atomic numbers; None for one that is missing."""
+        """Return the fields that members read beside atomic numbers."""
         return {one.name: value_on(atoms, one, self.structures.key(atoms, one)) for one in self.structures.fields}
 
     def calculate(
@@ -90,7 +90,7 @@ class EnsembleCalculator(Calculator):
 def calculator(
     folder: Path | str, branch: str = "", *, compile: bool = False, allow_code: Sequence[str] = ()
 ) -> EnsembleCalculator:
-    """The ASE calculator of the ensemble or run in ``folder``, of several branches the one that is named.
+    """Return the ASE calculator of the ensemble or run in ``folder``.
 
     ``compile`` makes functions of the members first, for dynamics of many steps; a member that cannot be compiled is taken as it is
     (``Ensemble.compiled``). The folder may name classes of the modules in ``allow_code``.
@@ -103,7 +103,7 @@ def calculator(
 
 
 def _names(ensemble: Ensemble) -> dict[str, str]:
-    """Which fields ASE's properties are."""
+    """Return the fields of ASE's properties."""
     targets = ensemble.targets
     source = next((target.source for target in targets if target.derivative == "forces"), "energy")
     target_of_energy = next((target for target in targets if target.field.name == source), None)
@@ -117,7 +117,11 @@ def _names(ensemble: Ensemble) -> dict[str, str]:
 
 
 def _factors(ensemble: Ensemble, names: Mapping[str, str]) -> dict[str, float]:
-    """How many of ASE's units one of the unit of each property's labels is; InputError where it is not known.
+    """Return ASE's units per unit of each property.
+
+    InputError where a unit is unknown.
+
+    InputError where a unit is unknown.
 
     A property without a unit fits the others, and is in ASE's where none has one.
     """
@@ -127,8 +131,8 @@ def _factors(ensemble: Ensemble, names: Mapping[str, str]) -> dict[str, float]:
             "the positions of the training data are not in Angstrom, and those of ASE are; build the store in Angstrom"
         )
     units = {what: fields[name].unit for what, name in names.items()}
-    known = {what: in_ase_units(unit, what, f"field {names[what]}") for what, unit in units.items() if unit}  # type: ignore[arg-type]
-    return {what: known.get(what, next(iter(known.values()), 1.0)) for what in units}
+    factor_of = {what: in_ase_units(unit, what, f"field {names[what]}") for what, unit in units.items() if unit}  # type: ignore[arg-type]
+    return {what: factor_of.get(what, next(iter(factor_of.values()), 1.0)) for what in units}
 
 
 def _as_ase(name: str, values: np.ndarray) -> Any:

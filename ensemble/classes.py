@@ -1,4 +1,4 @@
-"""Classes: probabilities of the mixture, calibrated by a temperature, and conformal sets of classes."""
+"""Classes: calibrated probabilities of the mixture, and conformal sets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from scipy.special import entr
 
-from hydragnn.ensemble.class_calibration import (
+from hydragnn.ensemble.calibration.classes import (
     TINY,
     ClassCalibration,
     fit_classes,
@@ -19,11 +19,12 @@ from hydragnn.ensemble.class_calibration import (
     others,
     temper,
 )
-from hydragnn.ensemble.cross_validation import FoldScores, cross_sets, graph_scores, rank, shares
-from hydragnn.ensemble.estimates import AnyCalibration, Counts, Estimate, FoldLabels, Labelled, Labels, Owners
+from hydragnn.ensemble.calibration.cross_validation import FoldScores, cross_sets, graph_scores, rank, shares
+from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners
+from hydragnn.ensemble.estimates import Counts, Estimate, FoldLabels, Labelled
+from hydragnn.ensemble.evidence import Evidence
 from hydragnn.ensemble.metrics import rank_correlation
 from hydragnn.ensemble.numbers import component_names
-from hydragnn.ensemble.selection import Evidence
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.models import Categorical, Distribution, Target
 from hydragnn.training.class_metrics import class_sums, class_values
@@ -36,7 +37,11 @@ Rows = Float[Array, "rows classes"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassEstimate(Estimate):
-    """One categorical field of all graphs; rows of graphs that failed have NaN, label -1 and an empty set.
+    """Predictions of one categorical field.
+
+    Rows of graphs that failed have NaN, label -1 and an empty set.
+
+    Rows of graphs that failed have NaN, label -1 and an empty set.
 
     ``probability`` is that of every class, calibrated; ``label`` the likeliest class. ``set`` marks the classes that hold the
     truth with the nominal probability: split conformal sets of the least ambiguous kind (LAC; Sadinle, Lei and Wasserman
@@ -96,8 +101,10 @@ class ClassEstimate(Estimate):
 
     @classmethod
     def absent(cls, target: Target, members: int, *, calibrated: bool) -> frozenset[str]:
-        """Of one member what members disagree about, and without a calibration the sets."""
-        return frozenset(name for name, known in {"epistemic": members > 1, "set": calibrated}.items() if not known)
+        """Return ``epistemic`` for one member, ``set`` without a calibration."""
+        return frozenset(
+            name for name, is_available in {"epistemic": members > 1, "set": calibrated}.items() if not is_available
+        )
 
     @classmethod
     def blank(cls, target: Target, members: int, items: int) -> "ClassEstimate":
@@ -127,14 +134,14 @@ class ClassEstimate(Estimate):
         cls,
         target: Target,
         valid: Labelled,
-        apart: Labelled | None,
+        separate: Labelled | None,
         weights: Float[Array, " members"],
         nominal: float,
     ) -> ClassCalibration:
-        """The temperature of least NLL on validation, and the threshold of the conformal sets."""
-        on, first = apart or valid, valid if len(valid) else apart or valid
-        raw, before = (np.tensordot(weights, member_probabilities(one.members), axes=1) for one in (on, first))
-        temperature = fit_temperature(target.field, first.labels, before)
+        """Return the temperature from validation and the threshold of the sets."""
+        on, first = separate or valid, valid if len(valid) else separate or valid
+        raw, valid_raw = (np.tensordot(weights, member_probabilities(one.members), axes=1) for one in (on, first))
+        temperature = fit_temperature(target.field, first.labels, valid_raw)
         fitted = fit_classes(target.field, on.labels, raw, on.graph, nominal=nominal, temperature=temperature)
         return replace(fitted, part=on.part)
 
@@ -176,7 +183,7 @@ class ClassEstimate(Estimate):
 
     @classmethod
     def columns(cls, target: Target, quantity: str) -> list[str]:
-        """One for each component, and for each of its classes where a quantity has a number per class."""
+        """Return a suffix per component, or per component and class."""
         if quantity not in PER_CLASS:
             return component_names(target.field)
         return [
@@ -186,20 +193,20 @@ class ClassEstimate(Estimate):
         ]
 
     def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
-        """Scores of the trivial predictor (class frequencies), of every member and of the ensemble, its sets and confusions.
+        """Return scores of trivial predictor, members and ensemble, with confusions.
 
         ``confusion`` counts labels by true class (rows) and predicted class. ``best_member`` is the best on these very graphs,
         empty where members were asked about different ones.
         """
         classes, truth = self.field.classes, labels.ravel().astype(np.int64)
         flat = self.probability.reshape(-1, classes)
-        asked = self.asked
+        has_answer = self.asked
         scores = {
-            name: class_scores(every[there].reshape(-1, classes), labels[there].ravel().astype(np.int64))
-            for name, every, there in zip(names, self.members, asked)
-            if there.any()
+            name: class_scores(every[answers].reshape(-1, classes), labels[answers].ravel().astype(np.int64))
+            for name, every, answers in zip(names, self.members, has_answer)
+            if answers.any()
         }
-        best = min(scores, key=lambda name: scores[name]["nll"]) if asked.all() else ""
+        best = min(scores, key=lambda name: scores[name]["nll"]) if has_answer.all() else ""
         confusion = np.zeros((classes, classes), dtype=np.int64)
         np.add.at(confusion, (truth, self.label.ravel()), 1)
         return {
@@ -240,18 +247,18 @@ class ClassEstimate(Estimate):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassEvidence(Evidence):
-    """What all candidates predict for the labelled validation rows of one categorical field."""
+    """Predictions of all candidates for labelled rows of one categorical field."""
 
     target: Int[np.ndarray, " rows"]
     probabilities: Float[Array, "candidates rows classes"]
 
     @property
     def candidates(self) -> int:
-        """How many there are."""
+        """Return the number of candidates."""
         return len(self.probabilities)
 
     def score(self, picks: Sequence[int], score: str) -> float:
-        """Mean score of the mixture of these picks: ``nll``, or for ``crps`` its sibling on classes, the Brier score."""
+        """Return the mean NLL, or for ``crps`` the mean Brier score."""
         mixed = self.probabilities[list(picks)].mean(axis=0)
         of_label = mixed[np.arange(len(self.target)), self.target]
         if score == "nll":
@@ -259,8 +266,8 @@ class ClassEvidence(Evidence):
         return float(((mixed**2).sum(axis=1) - 2.0 * of_label + 1.0).mean())
 
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
-        """As for numbers, with the distance of the probabilities from the truth as the error of every class."""
-        from hydragnn.ensemble.selection import NumberEvidence
+        """Return the diversity of the probabilities, taken as numbers."""
+        from hydragnn.ensemble.evidence import NumberEvidence
 
         truth = np.eye(self.probabilities.shape[2])[self.target].ravel()
         means = self.probabilities.reshape(self.candidates, -1)
@@ -268,7 +275,7 @@ class ClassEvidence(Evidence):
 
 
 def member_probabilities(members: Sequence[Distribution]) -> Float[Array, "members items *shape_and_classes"]:
-    """What every member predicts."""
+    """Return the probabilities of every member."""
     for one in members:
         assert isinstance(one, Categorical), f"{one.kind} is not a distribution of classes"
     return np.stack([one.probabilities.numpy() for one in members if isinstance(one, Categorical)])
@@ -284,7 +291,7 @@ def entropy(probabilities: Float[Array, "... classes"]) -> Float[Array, "..."]:
 
 
 def class_scores(probabilities: Rows, labels: Int[np.ndarray, " rows"]) -> dict[str, float]:
-    """accuracy, balanced accuracy, error rate, NLL, Brier score, expected calibration error and AUROC."""
+    """Return accuracy, NLL, Brier score, calibration error, AUROC and others."""
     p, y = torch.from_numpy(np.ascontiguousarray(probabilities)), torch.from_numpy(labels)
     nll = -p[torch.arange(len(y)), y].clamp_min(TINY).log()
     values = class_values(class_sums(p, nll, y).numpy(), p.shape[1])
@@ -294,7 +301,7 @@ def class_scores(probabilities: Rows, labels: Int[np.ndarray, " rows"]) -> dict[
 
 
 def auroc(probabilities: Rows, labels: Int[np.ndarray, " rows"]) -> float:
-    """Area under the ROC curve of each class against the rest, averaged over the classes that occur; NaN for one class alone.
+    """Return the mean area under the ROC curve, class against rest.
 
     The chance that a row of the class has a higher probability of it than a row of another class; ties count half.
 
@@ -319,7 +326,7 @@ def _in_sets(
     weights: Float[Array, " members"],
     calibration: ClassCalibration,
 ) -> NDArray[np.bool_]:
-    """Return True for each class that belongs to the set of its item."""
+    """Return True for each class in the set of its item."""
     if not calibration.folds:
         return np.asarray(others(probability) <= calibration.threshold)
     of_folds = [

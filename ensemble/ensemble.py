@@ -47,7 +47,7 @@ from hydragnn.runs.compile_cache import compile_cache
 
 
 class Ensemble:
-    """Members with weights, their calibration, and what they know about their training data."""
+    """Members with weights, their calibration and their training domain."""
 
     def __init__(self, members: Sequence[Member], manifest: Manifest, identity: str) -> None:
         """Trusts its caller; ``load`` and ``build_ensemble`` check."""
@@ -67,7 +67,7 @@ class Ensemble:
         *,
         allow_code: Sequence[str] = (),
     ) -> "Ensemble":
-        """The ensemble in ``folder``; the folder of a run is an ensemble of one, without calibration.
+        """Return the ensemble in ``folder``; a run is an uncalibrated ensemble of one.
 
         Of a run with several branches it is the one that is named; an ensemble is of one branch already.
 
@@ -106,7 +106,7 @@ class Ensemble:
         raise InputError(f"{folder} is neither an ensemble nor a run; give a folder made by hydragnn ensemble or train")
 
     def compiled(self) -> "Ensemble":
-        """The ensemble with members whose predictions, forces and stress are computed by compiled functions (``torch.compile``).
+        """Return the ensemble with compiled members (``torch.compile``).
 
         Numbers are the same but for rounding; compiling takes tens of seconds for each kind of member, a few once it was done before.
         A member that cannot be compiled predicts as it is, and a note on stderr says why. InputError where members are loaded only
@@ -122,22 +122,22 @@ class Ensemble:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What is predicted."""
+        """Return the predicted fields."""
         return tuple(target.field for target in self.targets)
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """What is predicted, and what was said about it in training."""
+        """Return the targets."""
         return self.manifest.targets
 
     @property
     def knows_domain(self) -> bool:
-        """Return True where it can say whether graphs look like those of training; a run alone cannot."""
+        """Return True where the training domain is known."""
         return bool(self.manifest.domain.file_content)
 
     @property
     def caveat(self) -> str:
-        """What a single run cannot say, in a sentence; empty for an ensemble."""
+        """Return the limits of a single run in a sentence; else empty."""
         if self.manifest.calibration or self.knows_domain:
             return ""
         return (
@@ -147,7 +147,7 @@ class Ensemble:
 
     @property
     def doubt_about_structures(self) -> str:
-        """What is not known of how structures become graphs where the training store of a run is gone, in a sentence; else empty."""
+        """Return a note where the training store of a run is gone."""
         store = self.members[0].config.data.store
         if "attributes" in self.manifest.data or store.exists() or not reads_atoms(self.manifest):
             return ""
@@ -163,28 +163,38 @@ class Ensemble:
 
     @property
     def inputs(self) -> tuple[Field, ...]:
-        """What graphs must bring."""
+        """Return the fields that members read."""
         return self.manifest.inputs
 
     @property
     def structures(self) -> Structures:
-        """How graphs are made from atoms, as they were made for training; InputError where they were not atoms."""
+        """Return the rule that makes graphs of atoms.
+
+        InputError where training graphs were not atoms.
+
+        InputError where training graphs were not atoms.
+        """
         return structures_for(self.members, self.manifest)
 
     @property
     def training_attributes(self) -> Mapping[str, Any]:
-        """What the training store says about itself; empty where that is not known."""
+        """Return the attributes of the training store; empty where unknown."""
         return training_attributes(self.members, self.manifest)
 
     def needed(self, store: GraphStore) -> list[str]:
-        """The fields to read from a store; InputError where it lacks one that members read, or nodes have other neighbours in it."""
-        there = {field.name: field for field in store.fields()}
+        """Return the fields to read from a store.
+
+        InputError where it lacks one, or nodes have other neighbours in it.
+
+        InputError where it lacks one, or nodes have other neighbours in it.
+        """
+        available = {field.name: field for field in store.fields()}
         if store.dim != self.manifest.dim:
             raise InputError(
                 f"the graphs have dimension {store.dim}, the ensemble was trained on dimension {self.manifest.dim}"
             )
         for field in self.inputs:
-            actual = there.get(field.name)
+            actual = available.get(field.name)
             if actual is None:
                 raise InputError(f"the store has no field {field.name}, which the ensemble reads; add it to the store")
             if (actual.on, actual.shape, actual.unit, actual.classes) != (
@@ -198,15 +208,19 @@ class Ensemble:
                 )
         check_lengths(self.training_attributes, store.attributes)
         check_edges((member.model.settings for member in self.members), self.training_attributes, store.attributes)
-        return self._read_by_members(there)
+        return self._read_by_members(available)
 
-    def _read_by_members(self, there: Collection[str]) -> list[str]:
-        """The inputs, and the atomic numbers where they are there, since reference values need them."""
+    def _read_by_members(self, available: Collection[str]) -> list[str]:
+        """Return the inputs, with atomic numbers for reference values."""
         inputs = [field.name for field in self.inputs]
-        return [*inputs, *(name for name in (ATOMIC_NUMBERS,) if name in there and name not in inputs)]
+        return [*inputs, *(name for name in (ATOMIC_NUMBERS,) if name in available and name not in inputs)]
 
     def predict(self, source: GraphBatch | GraphStore | Atoms | Sequence[Atoms]) -> Predictions:
-        """Predict every graph of a batch, a store, one structure or several; failed graphs have NaN and a reason.
+        """Predict every graph of a batch, a store or structures.
+
+        Graphs that failed have NaN and a reason.
+
+        Graphs that failed have NaN and a reason.
 
         Batches are built once and shared by all members. For what does not fit into memory use ``predict_to_file``.
         """
@@ -221,7 +235,7 @@ class Ensemble:
         return self._predict_store(source, None, {})
 
     def predict_checked(self, batch: GraphBatch) -> Predictions:
-        """The same for graphs with the inputs of members, which were checked as they were made."""
+        """Predict graphs that were checked as they were made."""
         return self._predict_screened(without_screening(batch))
 
     def _predict_atoms(self, frames: Sequence[Atoms]) -> Predictions:
@@ -248,7 +262,7 @@ class Ensemble:
         return self._predict_screened(self.read(store, chunk))
 
     def read(self, store: GraphStore, chunk: Chunk) -> Screened:
-        """The graphs of a chunk with what members read, apart from those that are not valid."""
+        """Return the valid graphs of a chunk with the inputs of members."""
         needed = self.needed(store)
         return read_screened(store, chunk.graphs, needed, needed, chunk.numbers)
 
@@ -256,7 +270,7 @@ class Ensemble:
         return self.combine(read, [outcome_of(member, read) for member in self.members])
 
     def combine(self, read: Screened, outcomes: Sequence[Outcome]) -> Predictions:
-        """What the members said as one prediction, with intervals and the flag for foreign graphs."""
+        """Return outcomes of members as one prediction with intervals and flags."""
         together = combine_outcomes(
             self.targets,
             outcomes,
@@ -286,7 +300,7 @@ class Ensemble:
 
 
 def _kind_of(source: object) -> str:
-    """What was given in place of graphs, and what to do with it."""
+    """Return words for an argument that is no graphs."""
     first = (
         next((one for one in source if not isinstance(one, Atoms)), source)
         if isinstance(source, list | tuple)
@@ -305,7 +319,7 @@ def _kind_of(source: object) -> str:
 
 
 def _compiled(member: Member, others: Sequence[TrainedModel]) -> TrainedModel:
-    """The member's model as a compiled function, which one of the others may lend; as it is where that cannot be."""
+    """Return the member with a compiled model, if it compiles."""
     try:
         with compile_cache():
             return member.model.compiled(others)
@@ -315,7 +329,7 @@ def _compiled(member: Member, others: Sequence[TrainedModel]) -> TrainedModel:
 
 
 def ensemble_of(members: Sequence[Member]) -> Ensemble:
-    """Members as an ensemble without calibration, as it is before it has seen validation data.
+    """Return members as an ensemble without calibration.
 
     InputError where they do not share targets and data.
     """

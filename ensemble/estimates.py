@@ -1,59 +1,28 @@
-"""What an ensemble says about one target; every kind of distribution has a class of its own that knows all about it."""
+"""Predictions of an ensemble for one target; one class per kind."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.ensemble.calibration import Part
-from hydragnn.ensemble.cross_validation import FoldScores
-from hydragnn.ensemble.selection import Evidence
+from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, Part
+from hydragnn.ensemble.evidence import Evidence
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Target
 
 Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
-Labels = Float[Array, "items *shape"]
-"""Labels in the field's unit, classes as whole numbers."""
-Owners = Int[np.ndarray, " items"]
-"""The number of the graph that each item belongs to."""
 Counts = Int[np.ndarray, " items"]
 """The nodes of the graph that each item belongs to."""
 
 
-@runtime_checkable
-class AnyCalibration(Protocol):
-    """How an ensemble's raw words become honest, fitted on graphs that no member was trained on."""
-
-    @property
-    def sentence(self) -> str:
-        """What a report says of it: what widths depend on, and which graphs are behind them."""
-
-    @property
-    def follows(self) -> bool:
-        """Return True where the uncertainty differs from item to item, so that a large one is a sign."""
-
-    def fits(self, field: Field) -> bool:
-        """Return True where it is for fields like this one."""
-
-    @property
-    def folds(self) -> tuple[FoldScores, ...]:
-        """Of a cross-validation ensemble: what each fold says of the graphs that it has not seen."""
-
-    def without_folds(self) -> "AnyCalibration":
-        """The same for one fold alone, around what its own members say."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Labelled:
-    """The labelled items of one target in one part of the data, with what every member says about them."""
+    """Labelled items of one target in one part, with predictions of members."""
 
     part: Part
     labels: Labels
@@ -67,7 +36,7 @@ class Labelled:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FoldLabels:
-    """The labelled items of one target that some members have not seen, with what these members alone say about them."""
+    """Labelled items that some members have not seen, with their predictions."""
 
     members: tuple[int, ...]
     """Positions in the ensemble."""
@@ -95,11 +64,11 @@ class Estimate(ABC):
 
     @property
     def asked(self) -> Bool[np.ndarray, "members items"]:
-        """Which members said something about which items."""
+        """Return which members predicted which items."""
         return np.asarray(np.isfinite(self.members).all(axis=tuple(range(2, self.members.ndim))))
 
     def spread_members(self, positions: Sequence[int], members: int) -> "Estimate":
-        """The same of an ensemble of so many members, of which only those at the positions were asked."""
+        """Return the estimate as part of an ensemble of more members."""
         every = np.full((members, *self.members.shape[1:]), np.nan)
         every[list(positions)] = self.members
         return replace(self, members=every)
@@ -114,7 +83,7 @@ class Estimate(ABC):
     @property
     @abstractmethod
     def doubt(self) -> Float[Array, "items *shape"]:
-        """How unsure the ensemble is of every item; what graphs are flagged by."""
+        """Return the uncertainty of every item, by which graphs are flagged."""
 
     @classmethod
     @abstractmethod
@@ -131,7 +100,7 @@ class Estimate(ABC):
     @classmethod
     @abstractmethod
     def absent(cls, target: Target, members: int, *, calibrated: bool) -> frozenset[str]:
-        """Return the quantities that nothing is known of where so many members have a weight; files have no columns for them."""
+        """Return the quantities that are unknown for so many members."""
 
     @classmethod
     @abstractmethod
@@ -149,11 +118,11 @@ class Estimate(ABC):
         cls,
         target: Target,
         valid: Labelled,
-        apart: Labelled | None,
+        separate: Labelled | None,
         weights: Float[Array, " members"],
         nominal: float,
     ) -> AnyCalibration:
-        """The calibration on graphs ``apart`` that chose nothing, or on validation where there are none.
+        """Return the calibration on graphs ``apart``, else on validation.
 
         Whatever is chosen is chosen on validation. InputError where nothing is labelled.
         """
@@ -163,7 +132,7 @@ class Estimate(ABC):
     def cross_calibration(
         cls, target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
     ) -> AnyCalibration:
-        """The calibration on graphs that folds of members have not seen, which choose nothing; CV+.
+        """Return the CV+ calibration on graphs that folds have not seen.
 
         InputError where nothing is labelled.
         """
@@ -171,16 +140,16 @@ class Estimate(ABC):
     @classmethod
     @abstractmethod
     def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
-        """What selection and diversity go by."""
+        """Return the evidence for selection and diversity."""
 
     @classmethod
     @abstractmethod
     def columns(cls, target: Target, quantity: str) -> list[str]:
-        """What follows the target's name in the columns of a table, one for each number of a quantity."""
+        """Return suffixes of the target's name in tables, one per number."""
 
     @abstractmethod
     def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
-        """Metrics of the trivial predictor, of every member and of the ensemble, and the honesty of its uncertainty."""
+        """Return scores of trivial predictor, members and ensemble."""
 
     @abstractmethod
     def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""How familiar the final states of graphs are to a member, which its heads read."""
+"""Distance of final states from those of a member's training graphs."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ RIDGE = 1e-4
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LatentSpace:
-    """Second moments of the final states f of n training nodes, as the matrix that makes them uncorrelated with unit mean square.
+    """Whitening matrix of the final states of training nodes.
 
     d^2 = f^T (F^T F / n + ridge)^-1 f, the inverse of the last-layer prediction rigidity times n (Bigi et al. 2024,
     arXiv:2403.02251), of every node; the intercept of heads is left out, and states need not have mean 0.
@@ -26,7 +26,12 @@ class LatentSpace:
     def distances(
         self, states: Float[Tensor, "nodes channels"], owners: Int[Tensor, " nodes"], graphs: int
     ) -> Float[Array, " graphs"]:
-        """The logarithm of the mean d over the nodes of every graph, -69 for a graph without nodes; ``owners`` has the graph of every node."""
+        """Return the logarithm of the mean distance over nodes per graph.
+
+        -69 for a graph without nodes.
+
+        -69 for a graph without nodes.
+        """
         exact = states if states.dtype == torch.float64 else states.float()
         matrix = torch.from_numpy(self.whitening).to(exact)
         lengths = torch.linalg.vector_norm(exact @ matrix.T, dim=1).double().cpu().numpy()
@@ -43,14 +48,14 @@ class LatentFit:
         self._squares, self._nodes = np.zeros((channels, channels)), 0
 
     def show(self, states: Float[Tensor, "nodes channels"]) -> None:
-        """Add the states of some nodes; those that are not finite do not count."""
+        """Add the finite states of some nodes."""
         exact = states.detach().double().cpu()
         exact = exact[exact.isfinite().all(dim=1)]
         self._squares += (exact.T @ exact).numpy()
         self._nodes += len(exact)
 
     def space(self) -> LatentSpace:
-        """What the nodes showed; without any, or of zeros alone, every state is at distance 0."""
+        """Return the fitted space; distances are 0 without states."""
         values, vectors = np.linalg.eigh(self._squares / max(self._nodes, 1))
         values = np.maximum(values, 0.0)
         floor = RIDGE * values.mean()

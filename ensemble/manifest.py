@@ -1,4 +1,4 @@
-"""``ensemble.json``: who the members are, how they speak together, and checksums of their files."""
+"""``ensemble.json``: members, targets, calibration, and checksums of files."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,16 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_inside, check_regular, digest, read_sealed, write_atomically, write_sealed
-from hydragnn.ensemble.calibrations import calibration_from_json
-from hydragnn.ensemble.domain import FILE, AnyDomain, Domain, Latent, domain_from_json
-from hydragnn.ensemble.estimates import AnyCalibration
+from hydragnn.ensemble.calibration.protocol import AnyCalibration
+from hydragnn.ensemble.calibration.reading import calibration_from_json
+from hydragnn.ensemble.domain import FILE, Domain, Latent, domain_from_json
 from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.graphs.field import Field, field_from_json
-from hydragnn.models import Target, read_description, target_from_json
+from hydragnn.models import Target, target_from_json
 
 VERSION = 4
+"""Of the manifest; earlier ones were never released, and are not read."""
 NAME = "ensemble.json"
 
 
@@ -42,7 +43,7 @@ class Manifest:
     dim: int
     nominal: float = 0.9
     calibration: Mapping[str, AnyCalibration] = member(default_factory=dict)
-    domain: AnyDomain = member(default_factory=Domain)
+    domain: Domain = member(default_factory=Domain)
     data: Mapping[str, Any] = member(default_factory=dict)
     """Where the graphs of training came from: fingerprint, sizes of parts, cutoff, attributes of the store."""
     selection: Mapping[str, Any] = member(default_factory=dict)
@@ -65,10 +66,9 @@ class Manifest:
 
     @property
     def spaces(self) -> tuple[LatentSpace | None, ...]:
-        """What the domain knows of the final states of every member."""
-        detectors = self.domain.detectors if isinstance(self.domain, Domain) else ()
-        known = [detector.spaces for detector in detectors if isinstance(detector, Latent)]
-        return known[0] if known else (None,) * len(self.members)
+        """Return the final states known of every member."""
+        latent_spaces = [detector.spaces for detector in self.domain.detectors if isinstance(detector, Latent)]
+        return latent_spaces[0] if latent_spaces else (None,) * len(self.members)
 
     @property
     def digest(self) -> str:
@@ -77,13 +77,19 @@ class Manifest:
 
 
 def manifest_from_json(value: Any, folder: Path) -> Manifest:
-    """The manifest of ``folder`` that ``Manifest.to_json`` wrote; InputError where it is damaged or from a newer version."""
+    """Return the manifest of ``folder``.
+
+    InputError where it is damaged or of another version.
+
+    InputError where it is damaged or of another version.
+    """
     source = str(folder / NAME)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int) or not value.get("members"):
         raise InputError(f"{source} does not describe an ensemble; was it made by hydragnn ensemble?")
-    if value["version"] > VERSION:
+    if value["version"] != VERSION:
         raise InputError(
-            f"{source} has version {value['version']}, this program reads up to {VERSION}; update the program"
+            f"{source} has version {value['version']}, and this program reads version {VERSION}; "
+            "update the program, or build the ensemble again"
         )
     try:
         if not isinstance(value["data"], dict) or not isinstance(value["selection"], dict):
@@ -115,7 +121,7 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
 
 
 def _calibration(value: Any, name: str, targets: Sequence[Target], weights: Sequence[float]) -> AnyCalibration:
-    """The calibration of the target of that name; ValueError where it is not for it, or not for members with these weights."""
+    """Return the calibration of a target; ValueError where it does not fit."""
     calibration = calibration_from_json(value)
     if not any(target.name == name and calibration.fits(target.field) for target in targets):
         raise ValueError(f"the calibration of {name} is for another target")
@@ -126,8 +132,8 @@ def _calibration(value: Any, name: str, targets: Sequence[Target], weights: Sequ
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the ensemble in ``folder``, with every member's files checked against their checksums."""
-    manifest = manifest_from_json(_with_targets(read_sealed(folder / NAME), folder), folder)
+    """Return the manifest of an ensemble whose files match their checksums."""
+    manifest = manifest_from_json(read_sealed(folder / NAME), folder)
     for entry in manifest.members:
         for name, expected in entry.checksums.items():
             check_inside(folder / entry.folder / name, folder)
@@ -138,20 +144,8 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _with_targets(value: Any, folder: Path) -> Any:
-    """What a manifest says, with the targets that version 1 left to its members."""
-    if not isinstance(value, dict) or "targets" in value:
-        return value
-    try:
-        first = folder / value["members"][0]["folder"]
-    except (KeyError, IndexError, TypeError):
-        return value  # what is missing is told where the manifest is read
-    description, _ = read_description(first)
-    return {**value, "targets": [target.to_json() for target in description.targets]}
-
-
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """Put ``ensemble.json`` into ``folder``, atomically, and before it the tensors that it speaks of."""
+    """Write ``ensemble.json`` atomically, after its tensors."""
     if manifest.domain.file_content:
         write_atomically(folder / FILE, manifest.domain.file_content)
     write_sealed(folder / NAME, manifest.to_json())

@@ -1,4 +1,4 @@
-"""Members that are loaded when they are first asked for, and let go when too many are there."""
+"""Members that are loaded on first use, and released when too many."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ GROWTH = 2.0
 
 
 class MemberCache(Sequence[Member]):
-    """Members by number; at most ``held`` are in memory, the one that was used longest ago leaves first."""
+    """Members by number, of which at most ``held`` are in memory."""
 
     def __init__(self, loaders: Sequence[Callable[[], Member]], held: int | None = None) -> None:
         """``loaders`` give the members; all stay in memory where ``held`` is None."""
@@ -53,7 +53,7 @@ class MemberCache(Sequence[Member]):
 
 
 def room_for(weights: Sequence[Path], ranks_here: int) -> int:
-    """How many members a rank can hold: by the largest file of weights and this machine's free memory; at least one."""
+    """Return the number of members that fit into memory; at least one."""
     largest = max(path.stat().st_size for path in weights)
     if torch.cuda.is_available():
         free = torch.cuda.mem_get_info()[0] * torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""What all members say about a part of a store, kept as long as it is needed for calibration and selection."""
+"""Predictions of all members for a part of a store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, pack
-from hydragnn.ensemble.calibration import Part
+from hydragnn.ensemble.calibration.protocol import Part
 from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.members import Member, Outcome, join_outcomes
 from hydragnn.ensemble.plan import default_budget
@@ -49,17 +49,17 @@ class MemberOutputs:
         return self.nodes_per_graph[self.positions(target)]
 
     def usable(self, target: Target) -> Bool[np.ndarray, " items"]:
-        """Which items have a label and a prediction of every member."""
+        """Return the items with a label and a prediction of every member."""
         labelled = _finite(self.labels[target.name])
         return np.all([labelled, *(one.finite().numpy() for one in self.of(target))], axis=0)
 
     def of(self, target: Target, use: Bool[np.ndarray, " items"] | None = None) -> list[Distribution]:
-        """What every member says about a target, or about some of its items."""
+        """Return the predictions of every member for a target."""
         every = [outcome.predictions[target.name] for outcome in self.outcomes]
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
 
     def labelled(self, target: Target, part: Part) -> Labelled:
-        """The usable items of a target, in the part of the data that goes by this name."""
+        """Return the usable items of a target, as this part of the data."""
         use = self.usable(target)
         return Labelled(
             part=part,
@@ -79,7 +79,7 @@ class MemberOutputs:
 def member_outputs(
     members: Sequence[Member], store: GraphStore, graphs: Int[np.ndarray, " graphs"], inputs: Sequence[str]
 ) -> MemberOutputs:
-    """Ask every member about the graphs with these numbers; every batch is built once for all of them."""
+    """Predict these graphs with every member; batches are built once."""
     if not len(graphs):
         raise InputError("there are no graphs to predict in this part of the data; give the split a larger fraction")
     targets = members[0].targets

@@ -1,4 +1,4 @@
-"""One member: a trained model, the run it came from, and its weight among the others."""
+"""One member: a trained model, its run, and its weight."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,18 +35,23 @@ class Member:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """What the member predicts."""
+        """Return the targets of the member."""
         return self.model.targets
 
     @property
     def inputs(self) -> tuple[Field, ...]:
-        """What the member needs to see."""
+        """Return the fields that the member reads."""
         return tuple(self.model.fields[name] for name in self.model.inputs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outcome:
-    """What one member says about one batch: a distribution per target in float64, NaN where a graph failed, and why."""
+    """Predictions of one member for one batch.
+
+    Float64; NaN and a reason where a graph failed.
+
+    Float64; NaN and a reason where a graph failed.
+    """
 
     predictions: Mapping[str, Distribution]
     reasons: tuple[str, ...]
@@ -65,7 +70,11 @@ def load_member(
     branch: str = "",
     latent: LatentSpace | None = None,
 ) -> Member:
-    """The member whose model lies in ``model`` and whose run is described in ``folder``; InputError where damaged.
+    """Return the member with this model and run.
+
+    InputError where damaged.
+
+    InputError where damaged.
 
     Of a run with several branches it is the one that is named: its heads, its data set and its part of the record.
     The model computes on a GPU where there is one, in ``dtype``; without it in double precision if it was trained so.
@@ -85,7 +94,10 @@ def load_member(
 
 
 def load_run(folder: Path | str, *, weight: float = 1.0, dtype: torch.dtype | None = None, branch: str = "") -> Member:
-    """The finished run in ``folder``, or one branch of it, as a member; InputError where it has no model yet."""
+    """Return the finished run in ``folder``, or one branch, as a member.
+
+    InputError where it has no model yet.
+    """
     folder = Path(folder)
     if not (folder / "model" / "model.json").is_file():
         raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train {folder} --resume")
@@ -95,7 +107,7 @@ def load_run(folder: Path | str, *, weight: float = 1.0, dtype: torch.dtype | No
 
 
 def check_members(members: Sequence[Member]) -> None:
-    """InputError where members cannot speak as one: other targets, units, graphs or data."""
+    """InputError where members cannot speak as one."""
     first = members[0]
     for other in members[1:]:
         where = f"members {first.name} and {other.name}"
@@ -118,7 +130,7 @@ def check_members(members: Sequence[Member]) -> None:
 
 
 def _same_data(first: Member, other: Member) -> bool:
-    """Return True where both saw one store; a member without edges saw the view of it that ``WithoutEdges`` names."""
+    """Return True where both saw one store."""
     if first.config.data.edges == other.config.data.edges:
         return first.record.data_hash == other.record.data_hash
     whole, bare = (first, other) if first.config.data.edges else (other, first)
@@ -126,7 +138,10 @@ def _same_data(first: Member, other: Member) -> bool:
 
 
 def shared_inputs(members: Sequence[Member]) -> dict[str, Field]:
-    """Every field that some member needs; InputError where two mean different things by one name."""
+    """Every field that some member needs.
+
+    InputError where two mean different things by one name.
+    """
     inputs: dict[str, Field] = {}
     for member in members:
         for field in member.inputs:
@@ -138,7 +153,7 @@ def shared_inputs(members: Sequence[Member]) -> dict[str, Field]:
 
 
 def outcome(member: Member, batch: GraphBatch) -> Outcome:
-    """What the member predicts for every graph of the batch; a graph that fails takes no other with it."""
+    """Return the member's predictions for a batch; failures stay with their graph."""
     try:
         predictions, states = member.model.predict_with_states(_seen(member, batch))
     except (InputError, MemoryError, RuntimeError) as error:
@@ -155,7 +170,10 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
 
 
 def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
-    """What the member's heads would read of every node, on the CPU; MemoryError or RuntimeError where a graph is too large."""
+    """Return the final states of every node.
+
+    MemoryError or RuntimeError where a graph is too large.
+    """
     try:
         return member.model.states(_seen(member, batch)).cpu()
     except (MemoryError, RuntimeError) as error:
@@ -193,7 +211,7 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _is_lack_of_memory(error: BaseException) -> bool:
-    """Return True where a smaller batch may help; torch has a class of its own for GPUs, and only a message for processors."""
+    """Return True where a smaller batch may help."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
@@ -222,7 +240,7 @@ def _finite_only(
 
 
 def _without_undefined_stress(outcome: Outcome, targets: Sequence[Target], batch: GraphBatch) -> Outcome:
-    """Return the outcome with NaN as the stress of graphs that have no volume."""
+    """Return the outcome with NaN as stress without a volume."""
     named = [target.name for target in targets if target.derivative == "stress"]
     flat = (volumes(batch) == 0).cpu()
     if not named or not bool(flat.any()):
@@ -232,7 +250,7 @@ def _without_undefined_stress(outcome: Outcome, targets: Sequence[Target], batch
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:
-    """What an ensemble's manifest tells about a member's run."""
+    """Return the facts of a member's run for the manifest."""
     return {
         "status": record.status,
         "seed": record.seed,

@@ -1,4 +1,4 @@
-"""How far predictions are from the truth, and how honest their uncertainties are; every number in the field's unit."""
+"""Errors of predictions and quality of their uncertainties, in the field's unit."""
 
 import math
 
@@ -15,7 +15,9 @@ Rows = Float[np.ndarray, " rows"]
 def point_metrics(
     target: Float[np.ndarray, "items components"], mean: Float[np.ndarray, "items components"]
 ) -> dict[str, float]:
-    """Mean absolute error, root mean square error and R2 over all components; R2 is 0 where the target is constant.
+    """Mean absolute error, root mean square error and R2 over all components.
+
+    R2 is 0 where the target is constant.
 
     R2 compares with the mean of each component.
 
@@ -34,7 +36,9 @@ def point_metrics(
 
 
 def gaussian_crps(target: Rows, mean: Rows, std: Rows) -> Rows:
-    """Continuous ranked probability score of normal predictions; the absolute error where the std is zero.
+    """Continuous ranked probability score of normal predictions.
+
+    The absolute error where the std is zero.
 
     Gneiting and Raftery 2007, doi:10.1198/016214506000001437, eq. 21; lower is better, in the unit of the target.
 
@@ -50,7 +54,9 @@ def gaussian_crps(target: Rows, mean: Rows, std: Rows) -> Rows:
 
 
 def gaussian_nll(target: Rows, mean: Rows, std: Rows) -> Rows:
-    """Negative log likelihood of normal predictions, in nats; lower is better; the std must be positive.
+    """Negative log likelihood of normal predictions, in nats.
+
+    Lower is better; the std must be positive.
 
     >>> gaussian_nll(np.array([0.0]), np.array([0.0]), np.array([1.0])).round(4)
     array([0.9189])
@@ -85,7 +91,9 @@ def calibration_curve(
 
 
 def miscalibration_area(target: Rows, mean: Rows, std: Rows) -> float:
-    """Area between the calibration curve and the diagonal; 0 is perfect, 0.5 the worst.
+    """Area between the calibration curve and the diagonal.
+
+    0 is perfect, 0.5 the worst.
 
     Kuleshov et al. 2018, arXiv:1807.00263; trapezoid over 101 levels.
     """
@@ -95,7 +103,9 @@ def miscalibration_area(target: Rows, mean: Rows, std: Rows) -> float:
 
 
 def rank_correlation(first: Rows, second: Rows) -> float:
-    """Spearman's rank correlation with ties at their mean rank; 0 where one side is constant.
+    """Spearman's rank correlation with ties at their mean rank.
+
+    0 where one side is constant.
 
     >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 90.0]))
     1.0

@@ -8,7 +8,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.calibration import (
+from hydragnn.ensemble.calibration.cross_validation import FoldScores, cross_interval, graph_scores, rank, shares
+from hydragnn.ensemble.calibration.forms import forms
+from hydragnn.ensemble.calibration.numbers import (
     Calibration,
     calibrated_std,
     corrected_scale,
@@ -20,8 +22,9 @@ from hydragnn.ensemble.calibration import (
     turning_axes,
     variance_factor,
 )
-from hydragnn.ensemble.cross_validation import FoldScores, cross_interval, graph_scores, rank, shares
-from hydragnn.ensemble.estimates import AnyCalibration, Counts, Estimate, FoldLabels, Labelled, Labels, Owners
+from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners
+from hydragnn.ensemble.estimates import Counts, Estimate, FoldLabels, Labelled
+from hydragnn.ensemble.evidence import Evidence, NumberEvidence
 from hydragnn.ensemble.metrics import (
     coverage,
     gaussian_crps,
@@ -30,8 +33,6 @@ from hydragnn.ensemble.metrics import (
     point_metrics,
     rank_correlation,
 )
-from hydragnn.ensemble.scores import forms
-from hydragnn.ensemble.selection import Evidence, NumberEvidence
 from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic, join_moments, total_variance
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Normal, Point, Target
@@ -41,7 +42,9 @@ QUANTITIES: Final = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class NumberEstimate(Estimate):
-    """One numeric field of all graphs, in its unit; rows of graphs that failed are NaN.
+    """One numeric field of all graphs, in its unit.
+
+    Rows of graphs that failed are NaN.
 
     ``std`` is the calibrated standard deviation and ``epistemic`` and ``aleatoric`` are its two parts as standard
     deviations (their squares sum to that of ``std``, but for the calibration's floor and the typical spread that its form may add). Vectors and tensors have one
@@ -75,18 +78,18 @@ class NumberEstimate(Estimate):
         calibration: AnyCalibration | None,
         nodes: Counts,
     ) -> "NumberEstimate":
-        """The mixture of what the members say, by the law of total variance."""
+        """Return the mixture of the members by the law of total variance."""
         assert calibration is None or isinstance(calibration, Calibration)
         if calibration is not None and calibration.folds:
             return cls._of_folds(target, members, weights, calibration, nodes)
         moments = moments_of(members, weights)
-        known = known_of(target.field, moments, nodes)
+        facts = known_of(target.field, moments, nodes)
         parts = isotropic(moments, turning_axes(target.field))
         if calibration is None:
-            factor, std, width = np.ones(target.field.shape), known.spread, np.full_like(known.spread, np.nan)
+            factor, std, width = np.ones(target.field.shape), facts.spread, np.full_like(facts.spread, np.nan)
         else:
-            factor = variance_factor(target.field, calibration, known)
-            std = calibrated_std(target.field, calibration, known)
+            factor = variance_factor(target.field, calibration, facts)
+            std = calibrated_std(target.field, calibration, facts)
             width = half_width(target.field, calibration, std)
         values = {
             "std": std,
@@ -101,16 +104,16 @@ class NumberEstimate(Estimate):
 
     @classmethod
     def absent(cls, target: Target, members: int, *, calibrated: bool) -> frozenset[str]:
-        """Of one member the epistemic part, and where it predicts points all of its uncertainty; without a calibration the intervals."""
+        """Return the quantities that one member or no calibration leaves unknown."""
         points = members == 1 and target.distribution is Point
-        known = {
+        facts = {
             "std": calibrated or not points,
             "epistemic": members > 1,
             "aleatoric": not points,
             "lower": calibrated,
             "upper": calibrated,
         }
-        return frozenset(name for name, is_known in known.items() if not is_known)
+        return frozenset(name for name, is_known in facts.items() if not is_known)
 
     @classmethod
     def _of_folds(
@@ -121,18 +124,18 @@ class NumberEstimate(Estimate):
         calibration: Calibration,
         nodes: Counts,
     ) -> "NumberEstimate":
-        """The mean of all members with CV+ intervals; std is the root mean square of that of the folds, graphs alike."""
+        """The mean of all members with CV+ intervals."""
         field, folds, together = target.field, calibration.folds, moments_of(members, weights)
         counts = np.array([len(fold.scores[0]) for fold in folds])
         of_folds = [moments_of([members[m] for m in fold.members], shares(weights, fold.members)) for fold in folds]
-        known = [known_of(field, one, nodes) for one in of_folds]
-        stds = np.stack([calibrated_std(field, calibration, one) for one in known])
+        facts = [known_of(field, one, nodes) for one in of_folds]
+        stds = np.stack([calibrated_std(field, calibration, one) for one in facts])
         lower, upper = _ends(field, np.stack([one.mean for one in of_folds]), stds, calibration)
         parts = isotropic(together, turning_axes(field))
         epistemic, aleatoric = parts.epistemic, parts.aleatoric
         if calibration.follows:
             within = [isotropic(one, turning_axes(field)) for one in of_folds]
-            factors = [variance_factor(field, calibration, one) for one in known]
+            factors = [variance_factor(field, calibration, one) for one in facts]
             epistemic, aleatoric = (
                 np.average([factor * part for factor, part in zip(factors, parts)], axis=0, weights=counts)
                 for parts in zip(*((one.epistemic, one.aleatoric) for one in within))
@@ -167,15 +170,15 @@ class NumberEstimate(Estimate):
         cls,
         target: Target,
         valid: Labelled,
-        apart: Labelled | None,
+        separate: Labelled | None,
         weights: Float[Array, " members"],
         nominal: float,
     ) -> Calibration:
-        """Conformal intervals on a scale that validation chose; on validation alone it is of the simplest form."""
-        field, on, scale = target.field, apart or valid, None
-        if apart and valid:
-            before = moments_of(valid.members, weights)
-            rows = labelled_rows(field, valid.labels, before, valid.graph, valid.nodes)
+        """Conformal intervals on a scale that validation chose."""
+        field, on, scale = target.field, separate or valid, None
+        if separate and valid:
+            valid_moments = moments_of(valid.members, weights)
+            rows = labelled_rows(field, valid.labels, valid_moments, valid.graph, valid.nodes)
             scale = fit_scale(field, rows, None, forms(target.extensive and field.on == "graph"))
             scale = corrected_scale(scale, rows)
         moments = moments_of(on.members, weights)
@@ -186,7 +189,7 @@ class NumberEstimate(Estimate):
     def cross_calibration(
         cls, target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
     ) -> Calibration:
-        """CV+ on a scale that the same graphs chose, each of them left out in turn."""
+        """Return CV+ on a scale that the same graphs chose."""
         field = target.field
         moments = [moments_of(fold.rows.members, shares(weights, fold.members)) for fold in folds]
         together = join_moments(moments)
@@ -223,19 +226,19 @@ class NumberEstimate(Estimate):
         return component_names(target.field)
 
     def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
-        """Errors of the trivial predictor, of every member and of the ensemble, and the honesty of its uncertainty.
+        """Return errors of trivial predictor, members and ensemble, with uncertainty scores.
 
         ``best_member`` is the best on these very graphs, which no selection could have known: the harshest comparison. It is
         empty where members were asked about different graphs.
         """
         width = self.field.width
-        asked = self.asked
+        has_answer = self.asked
         metrics = {
-            name: point_metrics(labels[there].reshape(-1, width), values[there].reshape(-1, width))
-            for name, values, there in zip(names, self.members, asked)
-            if there.any()
+            name: point_metrics(labels[answers].reshape(-1, width), values[answers].reshape(-1, width))
+            for name, values, answers in zip(names, self.members, has_answer)
+            if answers.any()
         }
-        best = min(metrics, key=lambda name: metrics[name]["rmse"]) if asked.all() else ""
+        best = min(metrics, key=lambda name: metrics[name]["rmse"]) if has_answer.all() else ""
         return {
             "unit": self.field.unit,
             "trivial": {key: trivial.get(key) for key in ("mae", "rmse", "r2")},
@@ -258,7 +261,7 @@ class NumberEstimate(Estimate):
 
 
 def uncertainty_metrics(one: NumberEstimate, target: Labels) -> dict[str, float]:
-    """CRPS, NLL, coverage, interval width, miscalibration area, and Spearman's correlation of spread and error, as far as they are known.
+    """Return scores of the uncertainty, as far as it is known.
 
     The error of a vector or tensor is its length where it is compared with the spread, since both belong to the item.
     """
@@ -318,17 +321,19 @@ def moments_of(members: Sequence[Distribution], weights: Float[Array, " members"
 
 
 def member_means(members: Sequence[Distribution]) -> Float[Array, "members items *shape"]:
-    """What every member predicts."""
+    """Return the means of every member."""
     return np.stack([_number(one).mean.numpy() for one in members])
 
 
 def member_variances(members: Sequence[Distribution]) -> Float[Array, "members items *shape"]:
-    """The variances that members predict; a member that predicts points claims no noise of its own."""
+    """The variances that members predict."""
     return np.stack([_number(one).variance.numpy() for one in members])
 
 
 def component_names(field: Field) -> list[str]:
-    """Suffixes of a field's components in tables: empty for a number, _x _y _z for vectors, _0 _1 for others.
+    """Suffixes of a field's components in tables.
+
+    Empty for a number, _x _y _z for vectors, _0 _1 for others.
 
     >>> component_names(Field(name="forces", on="node", shape=(3,), parity="vector"))
     ['_x', '_y', '_z']

@@ -1,13 +1,11 @@
-"""What has to be predicted, in which pieces, as arrays: a hundred million graphs fit."""
+"""Batches of a prediction as arrays: a hundred million graphs fit."""
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
+from jaxtyping import Float, Int
 
 from hydragnn.datasets.packing import Budget, batches_in_order
 from hydragnn.datasets.store import Sizes
@@ -17,7 +15,7 @@ Numbers = Int[np.ndarray, " graphs"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chunk:
-    """Neighbouring graphs of a source that are predicted together, or one graph that cannot be."""
+    """Neighbouring graphs predicted together, or one that cannot be predicted."""
 
     graphs: Int[np.ndarray, " built"]
     """Their numbers in the store; empty where the graph could not even be built."""
@@ -31,7 +29,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chunks:
-    """All chunks in the order of the output; each is made when it is asked for."""
+    """All chunks in the order of the output."""
 
     stops: Int[np.ndarray, " chunks"]
     """One past the last graph of every chunk in the store; the next one begins there."""
@@ -65,43 +63,15 @@ class Chunks:
         return graphs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unit:
-    """The smallest piece of work that is done or not done: one member predicts one chunk."""
-
-    member: int
-    chunk: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Units:
-    """Many units."""
-
-    chunk: Int[np.ndarray, " units"]
-    member: Int[np.ndarray, " units"]
-
-    def __len__(self) -> int:
-        return len(self.chunk)
-
-    def __iter__(self) -> Iterator[Unit]:
-        return (Unit(chunk=chunk, member=member) for chunk, member in zip(self.chunk.tolist(), self.member.tolist()))
-
-    def __getitem__(self, which: slice | NDArray[Any]) -> "Units":
-        return Units(chunk=self.chunk[which], member=self.member[which])
-
-    def costs(self, loads: Float[np.ndarray, " chunks"], rates: Sequence[float]) -> Float[np.ndarray, " units"]:
-        """What every unit costs, by the load of its chunk and the rate of its member."""
-        costs: Float[np.ndarray, " units"] = loads[self.chunk] * np.asarray(rates, dtype=np.float64)[self.member]
-        return costs
-
-
 def default_budget(sizes: Sizes) -> Budget:
-    """64 graphs or about 100,000 edges per batch, and no graph too large: more does not run faster on a processor."""
+    """Return 64 graphs or about 100,000 edges per batch."""
     return Budget(max_graphs=64, max_edges=max(100_000, int(sizes.edges.max(initial=0))))
 
 
 def chunks_of(sizes: Sizes, numbers: Numbers | None, budget: Budget, failures: Mapping[int, str]) -> Chunks:
-    """All graphs in the order of ``numbers``, packed under the budget; one that exceeds it or failed stands alone.
+    """All graphs in the order of ``numbers``, packed under the budget.
+
+    One that exceeds it or failed stands alone.
 
     Neighbouring graphs stay together, so that input is read and output written as a stream. ``failures`` are the numbers
     of graphs that could not be built, which ``sizes`` does not know; without ``numbers`` there are none.
@@ -132,12 +102,14 @@ def chunks_of(sizes: Sizes, numbers: Numbers | None, budget: Budget, failures: M
 def _misfits(sizes: Sizes, budget: Budget) -> list[int]:
     """Graphs that can never be in a batch."""
     limits = ((sizes.nodes, budget.max_nodes), (sizes.edges, budget.max_edges))
-    found = [np.flatnonzero(counts > limit) for counts, limit in limits if limit]
-    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *found])).tolist()
+    misfits = [np.flatnonzero(counts > limit) for counts, limit in limits if limit]
+    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *misfits])).tolist()
 
 
 def too_large(nodes: int, edges: int, budget: Budget) -> str:
-    """Why a graph of this size can never be in a batch; empty where it can.
+    """Why a graph of this size can never be in a batch.
+
+    Empty where it can.
 
     >>> too_large(9, 0, Budget(max_nodes=8))
     '9 nodes are more than the budget of 8; raise batch.max_nodes to at least 9'
@@ -148,21 +120,8 @@ def too_large(nodes: int, edges: int, budget: Budget) -> str:
     return ""
 
 
-def units_of(chunks: Chunks, members: int) -> Units:
-    """Every member on every chunk that can be predicted, in the order of chunks."""
-    fine = np.ones(len(chunks), dtype=np.bool_)
-    fine[list(chunks.reasons)] = False
-    return units_where(np.repeat(fine[:, None], members, axis=1))
-
-
-def units_where(chosen: Bool[np.ndarray, "chunks members"]) -> Units:
-    """The units that are marked."""
-    chunks, members = (np.arange(count, dtype=np.int32) for count in chosen.shape)
-    return Units(chunk=np.repeat(chunks, chosen.sum(axis=1)), member=np.broadcast_to(members, chosen.shape)[chosen])
-
-
 def makespan(costs: Sequence[float], workers: int) -> float:
-    """When the last of ``workers`` is done if each takes the next cost in the list as soon as it is free.
+    """Return the time when the last of ``workers`` ends.
 
     >>> makespan([3.0, 2.0, 2.0], workers=2)
     4.0
@@ -174,9 +133,9 @@ def makespan(costs: Sequence[float], workers: int) -> float:
 
 
 def certificate(
-    costs: Float[np.ndarray, " units"], queue: Float[np.ndarray, " bundles"], workers: int
+    costs: Float[np.ndarray, " units"], queue: Float[np.ndarray, " tasks"], workers: int
 ) -> dict[str, float]:
-    """How good a plan is: its makespan against the bound that no plan can beat, in the units of the ``costs``.
+    """Return a plan's makespan against the bound that no plan can beat.
 
     ``queue`` are the costs of what is taken at once, in the order in which it is taken. The bound is the larger of the
     mean load of a worker and the costliest unit.

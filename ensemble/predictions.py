@@ -1,4 +1,4 @@
-"""What an ensemble says about graphs: an estimate per field, whether they could be predicted, and what is foreign about them."""
+"""Predictions of graphs: an estimate per field, status and domain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from hydragnn.base.errors import InputError, nearest
+from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.classes import ClassEstimate
 from hydragnn.ensemble.domain import joint_score
-from hydragnn.ensemble.estimates import AnyCalibration, Estimate
+from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.uncertainty import Array
@@ -26,7 +27,7 @@ ESTIMATES: Mapping[type[Distribution], type[Estimate]] = {
 
 
 def estimates_of(target: Target) -> type[Estimate]:
-    """How ensembles speak about a target: by what is predicted of it."""
+    """Return the class of estimates of a target's distribution."""
     return ESTIMATES[target.distribution]
 
 
@@ -50,7 +51,7 @@ class Predictions:
         return len(self.status)
 
     def __iter__(self) -> Never:
-        """Refuse, since without this method Python would ask for fields named 0, 1, 2."""
+        """Raise TypeError; iteration would ask for fields named 0, 1, 2."""
         example = next(iter(self.fields))
         raise TypeError(
             f'predictions are not iterated; take a field by its name, such as predictions["{example}"].mean with the rows of '
@@ -58,7 +59,7 @@ class Predictions:
         )
 
     def __str__(self) -> str:
-        """How many graphs were predicted, and what of them."""
+        """Return the fields and counts of predicted graphs."""
         foreign = sum(map(bool, self.domain))
         outside = f", {foreign} outside the training domain" if foreign else ""
         return f"{', '.join(self.fields)} of {self.ok.sum()} of {len(self)} graphs{outside}"
@@ -75,12 +76,15 @@ class Predictions:
 
     @property
     def ok(self) -> Bool[np.ndarray, " graphs"]:
-        """Which graphs were predicted."""
+        """Return which graphs were predicted."""
         return np.array([status == "ok" for status in self.status], dtype=np.bool_)
 
     @property
     def domain_score(self) -> Float[Array, " graphs"]:
-        """One score of all detectors: above 1 a graph is outside the training domain; NaN where nothing is known."""
+        """One score of all detectors.
+
+        Above 1 a graph is outside the training domain; NaN where nothing is known.
+        """
         return joint_score(self.domain_scores, len(self))
 
     def graph_of_item(self, name: str) -> Int[np.ndarray, " items"]:
@@ -100,7 +104,9 @@ def combine_outcomes(
     edges_per_graph: Int[np.ndarray, " graphs"],
     reasons: Sequence[str],
 ) -> Predictions:
-    """All members' outcomes on the same graphs as one prediction; a graph that one member failed on has failed.
+    """All members' outcomes on the same graphs as one prediction.
+
+    A graph that one member failed on has failed.
 
     ``reasons`` says of graphs that are not valid why no member was asked; empty where all were.
     """
@@ -125,7 +131,7 @@ def combine_outcomes(
 def items_per_graph(
     target: Target, nodes: Int[np.ndarray, " graphs"], edges: Int[np.ndarray, " graphs"]
 ) -> Int[np.ndarray, " graphs"]:
-    """How many items of a target every graph has."""
+    """Return the number of items of a target in every graph."""
     return {"node": nodes, "edge": edges}.get(target.field.on, np.ones_like(nodes))
 
 

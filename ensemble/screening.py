@@ -1,4 +1,4 @@
-"""What is read to be predicted, apart from the graphs that nothing may be said of: those that are not valid."""
+"""Separation of invalid graphs from those that are predicted."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from hydragnn.models import Distribution
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Screened:
-    """Graphs that were read, those of them that can be predicted, and why the others cannot."""
+    """Graphs that were read, the valid ones, and reasons of the others."""
 
     whole: GraphBatch
     valid: GraphBatch | None
@@ -26,7 +26,7 @@ class Screened:
 
     @property
     def fine(self) -> Bool[np.ndarray, " graphs"]:
-        """Which graphs are valid."""
+        """Return which graphs are valid."""
         return np.array([not reason for reason in self.reasons], dtype=np.bool_)
 
 
@@ -37,27 +37,31 @@ def read_screened(
     inputs: Collection[str],
     numbers: Int[np.ndarray, " graphs"] | None = None,
 ) -> Screened:
-    """Read these graphs with these fields; reasons call them by their ``numbers``, by default those in the store.
+    """Read these graphs with these fields.
+
+    Reasons call them by their ``numbers``, by default those in the store.
 
     Graphs that are not as they were written are not valid. What is read here is a function of the store alone, so that all ranks, and a prediction that is resumed, agree on it.
     """
     names = graphs if numbers is None else numbers
     batch, changed = read_checked(store, graphs, fields)
-    known = {place: changed_sentence(int(names[place])) for place in np.flatnonzero(changed).tolist()}
-    return screen(batch, inputs, names, known)
+    objections = {place: changed_sentence(int(names[place])) for place in np.flatnonzero(changed).tolist()}
+    return screen(batch, inputs, names, objections)
 
 
 def screen(
     batch: GraphBatch,
     inputs: Collection[str],
     numbers: Sequence[int] | Int[np.ndarray, " graphs"] | None = None,
-    known: Mapping[int, str] | None = None,
+    objections: Mapping[int, str] | None = None,
 ) -> Screened:
-    """The batch with its valid graphs picked out: with all fields ``inputs``, and with finite and possible values there.
+    """The batch with its valid graphs picked out.
+
+    With all fields ``inputs``, and with finite and possible values there.
 
     What is ``known`` against graphs, by their position in the batch, counts where their values say nothing against them.
     """
-    problems = {**(known or {}), **graph_problems(_with_fields(batch, inputs), numbers, needed=inputs)}
+    problems = {**(objections or {}), **graph_problems(_with_fields(batch, inputs), numbers, needed=inputs)}
     if not problems:
         return without_screening(batch)
     reasons = tuple(problems.get(position, "") for position in range(len(batch)))
@@ -71,7 +75,7 @@ def without_screening(batch: GraphBatch) -> Screened:
 
 
 def outcome_of(member: Member, read: Screened) -> Outcome:
-    """What the member predicts for every graph that was read; NaN, and the reason, for those that are not valid."""
+    """Return the member's predictions; NaN and a reason for invalid graphs."""
     if read.valid is read.whole:
         return outcome(member, read.whole)
     result = None if read.valid is None else outcome(member, read.valid)
@@ -90,5 +94,5 @@ def outcome_of(member: Member, read: Screened) -> Outcome:
 
 
 def _with_fields(batch: GraphBatch, names: Collection[str]) -> GraphBatch:
-    """The batch with no other declared fields than these: labels may be anything here."""
+    """The batch with no other declared fields than these."""
     return replace(batch, fields={name: field for name, field in batch.fields.items() if name in names})

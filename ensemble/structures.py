@@ -45,7 +45,10 @@ class Structures:
     """How levels are made, where members pool."""
 
     def graph(self, atoms: Atoms, name: str, neighbours: SkinList | None = None) -> GraphBatch:
-        """The graph of one structure; InputError where it cannot be built. ``neighbours`` finds them where atoms move step by step."""
+        """The graph of one structure.
+
+        InputError where it cannot be built. ``neighbours`` finds them where atoms move step by step.
+        """
         keys = {field.name: self.key(atoms, field) for field in self.fields}
         graph = from_ase(
             atoms,
@@ -64,15 +67,15 @@ class Structures:
         return graph if self.coarsening is None else self.coarsening.applied(graph)
 
     def key(self, atoms: Atoms, field: Field) -> str:
-        """Return the name of a field in a structure: that of the training files, or its own where there is only this."""
+        """Return the name of a field in a structure."""
         key = self.keys.get(field.name, field.name)
-        given = value_on(atoms, field, key) is not None or key in getattr(atoms.calc, "results", {})
-        return key if given or value_on(atoms, field, field.name) is None else field.name
+        is_present = value_on(atoms, field, key) is not None or key in getattr(atoms.calc, "results", {})
+        return key if is_present or value_on(atoms, field, field.name) is None else field.name
 
     def makers(
         self, frames: Iterable[Atoms], first: int = 0, source: str = "", *, keep: bool = False
     ) -> Iterator[Make]:
-        """What makes the graph of each structure, which are numbered from ``first`` on.
+        """Give a maker for each structure, numbered from ``first``.
 
         A graph is called as its structure, else by ``source`` and number; with ``keep`` it keeps all that its structure has.
         """
@@ -84,7 +87,7 @@ class Structures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedMake:
-    """Makes a graph with texts, which are known also where it cannot be made."""
+    """Maker of a graph whose texts are known in any case."""
 
     make: Make
     texts: Mapping[str, str]
@@ -100,7 +103,7 @@ def reads_atoms(manifest: Manifest) -> bool:
 
 
 def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
-    """The rule by which the training graphs were made, shared by all members.
+    """Return the rule that made the training graphs of all members.
 
     All members were trained on one store, so they share its cutoff, and shorter cutoffs of single members act inside their
     models as they did in training. Where the store's cutoff is not known, it is the largest cutoff of a member. InputError
@@ -111,28 +114,30 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
             "this ensemble does not read atomic numbers in three dimensions, and nothing says how files become its graphs; give "
             "it a store, or a BUILD.toml (docs/data.md)"
         )
-    known = training_attributes(members, manifest)
-    if known.get("source") != "ase" and length_in_angstrom(known) != 1.0:
+    store_attributes = training_attributes(members, manifest)
+    if store_attributes.get("source") != "ase" and length_in_angstrom(store_attributes) != 1.0:
         raise InputError(
-            f"the positions of the training data are in {known[LENGTH_UNIT]}, and those of structure files in Angstrom; give a store, "
+            f"the positions of the training data are in {store_attributes[LENGTH_UNIT]}, and those of structure files in Angstrom; give a store, "
             "or a BUILD.toml, of graphs like those of training"
         )
     others = [field for field in manifest.inputs if field.name not in {ATOMIC_NUMBERS, *ENCODINGS}]
-    keys, scales = _names_in_files(known, {field.name for field in others})
+    keys, scales = _names_in_files(store_attributes, {field.name for field in others})
     return Structures(
         keys=keys,
         scales=scales,
-        cutoff=float(known["cutoff"] if "cutoff" in known else _largest_cutoff(members)),
-        max_neighbours=known.get("max_neighbours"),
+        cutoff=float(store_attributes["cutoff"] if "cutoff" in store_attributes else _largest_cutoff(members)),
+        max_neighbours=store_attributes.get("max_neighbours"),
         fields=tuple(field for field in others if not is_levels(field)),
         encodings={field.name: field.width for field in manifest.inputs if field.name in ENCODINGS},
-        coarsening=_coarsening(known) if any(map(is_levels, others)) else None,
+        coarsening=_coarsening(store_attributes) if any(map(is_levels, others)) else None,
     )
 
 
-def _names_in_files(known: Mapping[str, Any], fields: Collection[str]) -> tuple[dict[str, str], dict[str, float]]:
-    """Names and factors of the fields in structure files, where the training store was made of such."""
-    rule = known.get("build")
+def _names_in_files(
+    store_attributes: Mapping[str, Any], fields: Collection[str]
+) -> tuple[dict[str, str], dict[str, float]]:
+    """Return names and factors of fields in structure files."""
+    rule = store_attributes.get("build")
     if not isinstance(rule, Mapping) or rule.get("kind") != "ase":
         return {}, {}
     settings = settings_of_rule(rule, Path("structures"), "the training store")
@@ -143,9 +148,9 @@ def _names_in_files(known: Mapping[str, Any], fields: Collection[str]) -> tuple[
     )
 
 
-def _coarsening(known: Mapping[str, Any]) -> CoarseningSettings:
-    """How the training store made levels; InputError where it does not say."""
-    rule = known.get("build")
+def _coarsening(store_attributes: Mapping[str, Any]) -> CoarseningSettings:
+    """Return the coarsening of the training store."""
+    rule = store_attributes.get("build")
     table = rule.get("coarsening") if isinstance(rule, Mapping) else None
     if table is None:
         raise InputError(
@@ -165,14 +170,14 @@ def _largest_cutoff(members: Sequence[Member]) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unbuilt:
-    """Why a graph could not be made, and its texts as far as they are known."""
+    """Reason why a graph could not be made, with its texts."""
 
     reason: str
     texts: Mapping[str, str] = member(default_factory=dict)
 
 
 def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[tuple[int, GraphBatch]], dict[int, Unbuilt]]:
-    """The graphs that can be made with their numbers from ``first`` on, and why the others cannot."""
+    """Return the graphs that can be made, by number, and the failures."""
     graphs: list[tuple[int, GraphBatch]] = []
     failures: dict[int, Unbuilt] = {}
     for number, make in enumerate(makers, start=first):
@@ -185,9 +190,9 @@ def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[tuple[int,
 
 
 def training_attributes(members: Sequence[Member], manifest: Manifest) -> Mapping[str, Any]:
-    """What the training store says about itself: in the manifest, or if it is still where the run found it."""
+    """Return the attributes of the training store, from manifest or store."""
     if "attributes" in manifest.data:
-        known = manifest.data["attributes"]
-        return known if isinstance(known, Mapping) else {}
+        store_attributes = manifest.data["attributes"]
+        return store_attributes if isinstance(store_attributes, Mapping) else {}
     path = members[0].config.data.store
     return open_store(path).attributes if path.exists() else {}

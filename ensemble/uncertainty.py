@@ -1,4 +1,4 @@
-"""The law of total variance: what members disagree about, and what every member says it cannot know."""
+"""The law of total variance."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none f
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MixtureMoments:
-    """Mean and the two parts of the variance of a weighted mixture of members."""
+    """Mean and both parts of the variance of a mixture."""
 
     mean: Float[Array, "*items"]
     epistemic: Float[Array, "*items"]
@@ -27,7 +27,9 @@ class MixtureMoments:
 
 
 def are_shares(weights: Sequence[float]) -> bool:
-    """Return True where these are shares of one whole: none negative, none NaN, and a sum of 1.
+    """Return True where these are shares of one whole.
+
+    None negative, none NaN, and a sum of 1.
 
     >>> are_shares([0.75, 0.25]), are_shares([1.0, 1.0]), are_shares([1.5, -0.5]), are_shares([float("nan"), 1.0])
     (True, False, False, False)
@@ -40,7 +42,9 @@ def total_variance(
     variances: Float[Array, "members *items"],
     weights: Float[Array, " members"],
 ) -> MixtureMoments:
-    """MixtureMoments of the mixture of members with these weights (summing to 1); all NaN where the mean is.
+    """MixtureMoments of the mixture of members with these weights (summing to 1).
+
+    All NaN where the mean is.
 
     Var[y] = Var_members(E[y | member]) + E_members(Var[y | member]).
 
@@ -54,7 +58,7 @@ def total_variance(
 
 
 def join_moments(parts: Sequence[MixtureMoments]) -> MixtureMoments:
-    """Those of all items, one part after the other."""
+    """Return the moments of consecutive items as one."""
     means, epistemic, aleatoric = zip(*((part.mean, part.epistemic, part.aleatoric) for part in parts))
     return MixtureMoments(
         mean=np.concatenate(means), epistemic=np.concatenate(epistemic), aleatoric=np.concatenate(aleatoric)
@@ -62,7 +66,7 @@ def join_moments(parts: Sequence[MixtureMoments]) -> MixtureMoments:
 
 
 def isotropic(moments: MixtureMoments, axes: int) -> MixtureMoments:
-    """The same with variances averaged over the last ``axes`` axes, so that they turn with a vector or tensor.
+    """Return moments with variances averaged over the last ``axes`` axes.
 
     The spread of every component on its own depends on how the axes lie; its mean over components does not, and is
     estimated from several times as many numbers.

@@ -233,7 +233,7 @@ def build_ensemble(
     _allow_code(allow_code)
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
     from hydragnn.ensemble import ensemble_from_runs
-    from hydragnn.ensemble.build import check_out
+    from hydragnn.ensemble.building.build import check_out
     from hydragnn.hpo import finished_runs
     from hydragnn.runs.moved import name_store
     from hydragnn.scripts.final import trained_ensemble
@@ -283,6 +283,7 @@ def predict(
     workers: Workers = 1,
     quiet: bool = True,
     branch: str = "",
+    keep_parts: bool = False,
     allow_code: Sequence[str] = (),
 ) -> "PredictionResult | None":
     """Predict every graph of ``source`` with an ensemble or run folder into the file ``out``; gives counts and speed.
@@ -291,6 +292,7 @@ def predict(
     structures that ASE reads, or a BUILD.toml.
 
     A run with several branches predicts with the one that is named, else with the one that was trained on ``source``.
+    With ``keep_parts`` the part files stay in ``OUT.parts`` and ``out``, an .h5 file, is a view of them.
 
     Under mpirun, srun or torchrun all ranks predict; the one that writes the file gives the result, the others None.
     """
@@ -299,7 +301,14 @@ def predict(
 
     processes = workers_here(workers)
     return predict_to_file(
-        Path(model), Path(source), Path(out), resume=resume, workers=processes, quiet=quiet, branch=branch
+        Path(model),
+        Path(source),
+        Path(out),
+        resume=resume,
+        workers=processes,
+        keep_parts=keep_parts,
+        quiet=quiet,
+        branch=branch,
     )
 
 

@@ -382,6 +382,9 @@ def predict(
     resume: Resume = False,
     workers: Annotated[Any, at_once("Local processes, or auto; mpirun, srun and torchrun bring their own.")] = 1,
     branch: Branch = "",
+    parts: Annotated[
+        bool, typer.Option("--parts", help="Keep part files in OUT.parts; the .h5 file is a view.")
+    ] = False,
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
@@ -392,7 +395,15 @@ def predict(
     """
     _tell_new(out, Path(f"{out}.parts"), resume)
     result = api.predict(
-        model, source, out, resume=resume, workers=workers, quiet=as_json, branch=branch, allow_code=allow_code or []
+        model,
+        source,
+        out,
+        resume=resume,
+        workers=workers,
+        quiet=as_json,
+        branch=branch,
+        keep_parts=parts,
+        allow_code=allow_code or [],
     )
     if result:
         show_value(result.to_json(), as_json)

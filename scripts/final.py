@@ -6,7 +6,7 @@ from pathlib import Path
 from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.base.machine import Workers
 from hydragnn.ensemble import Choice, Evaluation, build_ensemble, select_runs
-from hydragnn.ensemble.build import check_out
+from hydragnn.ensemble.building.build import check_out
 from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final
 from hydragnn.hpo.preflight import open_campaign
 

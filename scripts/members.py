@@ -6,7 +6,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import kind_of_folder
-from hydragnn.ensemble.build import check_finished
+from hydragnn.ensemble.building.build import check_finished
 from hydragnn.hpo import campaign_records
 
 

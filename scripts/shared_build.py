@@ -1,10 +1,9 @@
 """``hydragnn data build`` on ranks that a launcher started: they share the blocks of a store, and the first completes it.
 
-Ranks meet as those of a prediction do. Everything that they tell each other lies in ``OUT.ranks`` until the end: who makes which
-block, how many graphs each has made, what went wrong. Rank 0 alone decides that there is a store.
+Ranks meet as those of a prediction do, and share who makes which block, how many graphs each has made, and what went wrong. Rank 0
+alone decides that there is a store.
 """
 
-import shutil
 import time
 import traceback
 from collections.abc import Callable
@@ -20,16 +19,13 @@ from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import clear_unfinished, finish_store, only_maker
 from hydragnn.distributed import LaunchError
-from hydragnn.ensemble.prediction.group import Group
-from hydragnn.ensemble.prediction.joining import join_group
+from hydragnn.ensemble.prediction.group import Group, join_group
 from hydragnn.graphs.field import field_from_json
 
 SECONDS = 0.5
 """Between two looks at what other ranks have told, for one that works."""
 PAUSE = 0.05
 """And for one that waits."""
-FAREWELL = 30.0
-"""Seconds that rank 0 waits for others to read how it ended."""
 NOWHERE = -1
 """In place of a block's number: what went wrong concerns all blocks."""
 
@@ -45,10 +41,9 @@ def build_with_ranks(
     InputError as of ``build_store`` (Busy by its sentence alone), and where a rank was ended, and then no store is left behind. Rank 0
     raises it, the others raise SaidByFirst.
     """
-    place = out.with_name(f"{out.name}.ranks")
     with join_group() as group, ExitStack() as alone:
         try:
-            opening = group.begin(lambda: _opening(read, out, workers, place, alone), place)
+            opening = group.begin(lambda: _opening(read, out, workers, alone), out)
         except LaunchError:
             raise
         except InputError as error:
@@ -62,18 +57,16 @@ def build_with_ranks(
             if not group.notes("end"):
                 raise InputError(f"{out}: rank 0 was ended, perhaps for want of memory; run it again")
             (problem,) = group.notes("end")
-            group.note("left", {"rank": group.rank})
         else:
             problem = _problem_of_store(tally, opening["graphs"])
             group.note("end", problem)
-            tally.wait_for(lambda: tally.all_are("left"), FAREWELL)
-            shutil.rmtree(place, ignore_errors=True)
+            group.wrote = True
         if problem:
             raise _for_all(group, problem)
 
 
-def _opening(read: Read, out: Path, workers: Workers, place: Path, alone: ExitStack) -> Table:
-    """What all ranks need to know, found by rank 0, which keeps the place; InputError for what would be wrong with one process, too."""
+def _opening(read: Read, out: Path, workers: Workers, alone: ExitStack) -> Table:
+    """What all ranks need to know, found by rank 0, InputError for what would be wrong with one process, too."""
     if workers != 1:
         raise InputError(
             "--workers starts processes, and a launcher has started ranks already; leave --workers out and start as many ranks as there "
@@ -86,7 +79,6 @@ def _opening(read: Read, out: Path, workers: Workers, place: Path, alone: ExitSt
     except InputError:
         clear_unfinished(out, folder=True)
         raise
-    shutil.rmtree(place, ignore_errors=True)  # of a build that was killed
     return {"dim": first.dim, "fields": [field.to_json() for field in fields_of(settings, first)], "graphs": graphs}
 
 
@@ -120,7 +112,7 @@ def _work(group: Group, tally: "RankTally", read: Read, out: Path, opening: Tabl
 
 
 class RankTally:
-    """What one rank tells the others in the folder where they meet, and hears from them."""
+    """Notes that ranks share: graphs made, failures, and who is done."""
 
     def __init__(self, group: Group, out: Path, progress: Callable[[int], None]) -> None:
         """Nothing is made yet."""
@@ -160,10 +152,9 @@ class RankTally:
         there = {note["rank"] for note in self.group.notes(name)}
         return all(rank in there or self.group.gone(rank) for rank in range(1, self.group.size))
 
-    def wait_for(self, reached: Callable[[], bool], patience: float = float("inf")) -> None:
-        """Return when it is reached, or after ``patience`` seconds."""
-        end = time.monotonic() + patience
-        while not reached() and time.monotonic() < end:
+    def wait_for(self, reached: Callable[[], bool]) -> None:
+        """Return when it is reached."""
+        while not reached():
             self.look()
             time.sleep(PAUSE)
 

@@ -19,16 +19,9 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, writer
-from hydragnn.datasets.packing import Budget
-from hydragnn.datasets.store import Sizes
-from hydragnn.ensemble.plan import chunks_of
-from hydragnn.ensemble.prediction.arrays import BpSink
-from hydragnn.ensemble.prediction.filling import Filler
-from hydragnn.ensemble.prediction.group import Alone
-from hydragnn.ensemble.prediction.hdf5 import Hdf5Sink
-from hydragnn.ensemble.prediction.records import Parts
-from hydragnn.ensemble.prediction.sinks import Heading, Piece
-from hydragnn.ensemble.prediction.work import Merger, Worker
+from hydragnn.ensemble.prediction.formats.arrays import BpSink
+from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink
+from hydragnn.ensemble.prediction.formats.sink import Heading
 from hydragnn.graphs import Field
 from hydragnn.graphs.validate import graph_from_arrays
 
@@ -54,31 +47,15 @@ def write_predictions(path: Path) -> None:
     edges = np.zeros(0, dtype=np.int64)
     piece = {"status": status, "domain": [""] * len(status), "fields/energy/mean": values, "edges": edges}
     heading = Heading(targets=(), nominal=0.9, ensemble="e", members=("a",))
-    if path.suffix == ".h5":
-        fill_predictions(Hdf5Sink(path, heading), {**piece, "edges": np.zeros(len(status), dtype=np.int64)})
-        return
-    with BpSink(path, heading) as file:
-        for _ in range(PIECES):
-            file.write(piece)
-
-
-def fill_predictions(sink: Hdf5Sink, piece: Piece) -> None:
-    """As a rank does that is alone and has kept these pieces before."""
-    parts, ones = Parts(sink.path.with_name("parts")), np.ones(PIECES, dtype=np.int64)
-    worker = Worker.__new__(Worker)
-    worker.group, worker.parts, worker.sink, worker.check = Alone(), parts, sink, lambda: None
-    worker.chunks = chunks_of(Sizes(nodes=ones, edges=ones), None, Budget(max_graphs=1), {})
+    sink = (Hdf5Sink if path.suffix == ".h5" else BpSink)(path, heading)
+    sink.begin()
     try:
-        parts.folder.mkdir()
-        for number in range(PIECES):
-            parts.keep_piece(number, {}, piece, [], sink.sizes(piece))
-        filler = Filler(worker, Merger(worker), sink)
-        filler.fill()
-        filler.finish()
-    except OSError as error:
-        raise sink.refusal(error) from error
-    finally:
-        parts.delete()
+        for _ in range(PIECES):
+            sink.append({**piece, "edges": np.zeros(len(status), dtype=np.int64)} if path.suffix == ".h5" else piece)
+        sink.complete()
+    except InputError:
+        sink.discard()
+        raise
 
 
 def attempt(kind: str, path: Path, limit: int | None) -> int:

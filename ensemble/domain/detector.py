@@ -1,4 +1,4 @@
-"""What a detector is: values per graph that are larger the more foreign a graph is, and what they mean."""
+"""Protocol of a detector: values per graph that grow with foreignness."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -26,16 +26,16 @@ class Detector(Protocol):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """What the columns of ``values`` are."""
+        """Return the names of the columns of ``values``."""
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
-        """How foreign every graph is; NaN where that cannot be said."""
+        """Return how foreign every graph is; NaN where unknown."""
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
-        """What is foreign about a graph, for its reader."""
+        """Return the words for what is foreign about a graph."""
 
     def settings(self) -> dict[str, Any]:
-        """What of the detector is no tensor, as plain JSON."""
+        """Return all that is no tensor, as plain JSON."""
 
     def tensors(self) -> dict[str, Array]:
         """Its numbers by name."""
@@ -49,4 +49,4 @@ class Fit(Protocol):
         """Some graphs of the training part."""
 
     def detectors(self) -> list[Detector]:
-        """What came of it; nothing where the graphs have nothing that it looks at."""
+        """Return the fitted detectors; none where nothing applies."""

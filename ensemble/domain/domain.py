@@ -1,11 +1,11 @@
-"""The training domain of an ensemble: detectors with their thresholds, and what they say of graphs."""
+"""The training domain: detectors with thresholds, and scores of graphs."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -23,7 +23,7 @@ WITHOUT_DEGREE = ("kinds", "composition")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DomainScores:
-    """What is said of some graphs."""
+    """Scores and reasons of some graphs."""
 
     scores: Mapping[str, Float[Array, " graphs"]]
     """By detector: 0 is usual, above 1 foreign."""
@@ -31,7 +31,7 @@ class DomainScores:
     """What is foreign about each graph; empty where nothing is."""
 
     def spread_over(self, rows: Any, graphs: int) -> "DomainScores":
-        """The same for ``graphs`` graphs, of which ``rows`` are the ones that were looked at; NaN for the others."""
+        """Return the scores as rows of more graphs; NaN for the others."""
         reasons = np.full(graphs, "", dtype=object)
         reasons[rows] = self.reasons
         scores = {name: np.full(graphs, np.nan) for name in self.scores}
@@ -40,28 +40,9 @@ class DomainScores:
         return DomainScores(scores=scores, reasons=tuple(reasons.tolist()))
 
 
-@runtime_checkable
-class AnyDomain(Protocol):
-    """What an ensemble knows of its training data, of any version."""
-
-    def scores(self, view: GraphView) -> DomainScores:
-        """What is foreign about graphs."""
-
-    @property
-    def scale(self) -> float:
-        """The length that lengths are measured in."""
-
-    @property
-    def file_content(self) -> bytes:
-        """The content of ``domain.safetensors``; empty where there is no such file."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON, for the manifest."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Domain:
-    """Detectors, and the limits of all their channels in order; without detectors nothing is known and nothing foreign."""
+    """Detectors and the limits of their channels; without detectors nothing is foreign."""
 
     detectors: tuple[Detector, ...] = ()
     limits: Limits | None = None
@@ -95,7 +76,7 @@ class Domain:
         return values_of(self.detectors, view)
 
     def scores(self, view: GraphView) -> DomainScores:
-        """What is foreign about every graph: per detector the largest of its channels."""
+        """Return the largest score per detector and graph, with reasons."""
         if self.limits is None:
             return DomainScores(scores={}, reasons=("",) * len(view))
         values = self.values(view)
@@ -121,7 +102,7 @@ class Domain:
 
 
 def joint_score(scores: Mapping[str, Float[Array, " graphs"]], graphs: int) -> Float[Array, " graphs"]:
-    """One score of so many graphs from those of all detectors, above 1 where one of them is; NaN where nothing is known.
+    """Return one score from those of all detectors; NaN where nothing is known.
 
     Up to 1 the largest; of a graph outside 1 plus the mean of log(1 + score), in which detectors ``WITHOUT_DEGREE`` count 1 at most.
 

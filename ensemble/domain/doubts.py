@@ -1,4 +1,4 @@
-"""How unsure an ensemble is about whole graphs, from its estimates of items and the states behind them."""
+"""Uncertainty about whole graphs, from estimates of items and final states."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ def graph_doubt(doubt: Float[Array, "items *shape"], graph: Int[Numbers, " items
 def graph_doubts(
     estimates: Mapping[str, Estimate], owners: Mapping[str, Int[Numbers, " items"]], graphs: int
 ) -> dict[str, Float[Array, " graphs"]]:
-    """The largest doubt within every graph, by target; ``owners`` has the graph of every item."""
+    """Return the largest uncertainty within every graph, by target."""
     return {name: graph_doubt(one.doubt, owners[name], graphs) for name, one in estimates.items()}
 
 
 def state_doubts(outcomes: Sequence[Outcome], weights: Float[Array, " members"]) -> dict[str, Float[Array, " graphs"]]:
-    """How far final states are from those of training, the mean of members, as ``STATES``; NaN where one does not know."""
+    """Return the mean distance of final states from those of training."""
     distances = np.stack([one.distances for one, weight in zip(outcomes, weights, strict=True) if weight > 0])
     return {STATES: np.average(distances, axis=0, weights=weights[weights > 0])}

@@ -1,4 +1,4 @@
-"""A training domain from the graphs that members were trained on, with thresholds from graphs that they were not."""
+"""A training domain from training graphs, with thresholds from held-out graphs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -36,7 +36,7 @@ def fitted_domain(
     doubts: Doubts,
     of_members: Sequence[Detector],
 ) -> Domain:
-    """Detectors that know the training part, with limits from held-out graphs, about which the ensemble has these ``doubts``.
+    """Return detectors of the training part with limits from held-out graphs.
 
     ``inputs`` are what members read, ``read`` the names of all fields to read; detectors ``of_members`` look at doubts alone.
     """
@@ -58,7 +58,7 @@ def cross_fitted_domain(
     read: Sequence[str],
     of_members: Sequence[Detector],
 ) -> tuple[Domain, Float[Array, "all_graphs detectors"]]:
-    """The same where every training graph was held out by some members; also the scores of these graphs, fold by fold.
+    """Return the domain and scores where folds hold out every graph.
 
     Detectors know all graphs ``train``. Limits are from what others, which know all but a fold, say of the graphs of that
     fold, about which the members that held them out have these doubts. Scores are NaN for graphs that are not valid.
@@ -105,16 +105,16 @@ def _detectors(
     inputs = [field for field in inputs if not is_levels(field)]  # numbers of clusters mean nothing
     species = species_field({field.name: field for field in inputs})
     detectors = _fitted(store, train, read, scale, [KindsFit(inputs), InputsFit(inputs), NeighbourhoodsFit(species)])
-    known = {name: kinds for one in detectors if isinstance(one, Kinds) for name, kinds in one.known.items()}
+    kinds_of = {name: kinds for one in detectors if isinstance(one, Kinds) for name, kinds in one.kinds_of.items()}
     some = references_of(train)
-    detectors += _fitted(store, some, read, scale, [CompositionFit(inputs, known, species), StructureFit()])
+    detectors += _fitted(store, some, read, scale, [CompositionFit(inputs, kinds_of, species), StructureFit()])
     return (*detectors, *of_members)
 
 
 def scores_of(
     domain: Domain, store: GraphStore, graphs: Graphs, read: Sequence[str], doubts: Doubts
 ) -> dict[str, Float[Array, " graphs"]]:
-    """What every detector of a domain says of graphs in a store; NaN for those that are not valid."""
+    """Return the scores of graphs in a store; NaN where invalid."""
     by_detector: dict[str, Float[Array, " graphs"]] = {
         one.name: np.full(len(graphs), np.nan) for one in domain.detectors
     }
@@ -127,7 +127,7 @@ def scores_of(
 def views(
     store: GraphStore, graphs: Graphs, read: Sequence[str], scale: float, doubts: Doubts | None = None
 ) -> Iterator[tuple[Numbers, GraphView]]:
-    """The valid ones of these graphs, batch by batch, and their places among all of them, whose ``doubts`` are given."""
+    """Give the valid graphs batch by batch, with their positions."""
     sizes, first = store.sizes(), 0
     for numbers in pack(sizes, graphs, default_budget(sizes)):
         screening = read_screened(store, numbers, read, read)

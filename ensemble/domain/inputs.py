@@ -1,4 +1,4 @@
-"""Numbers that come with nodes, edges and graphs: how far they lie outside their range in training."""
+"""Numbers of nodes, edges and graphs against their range in training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SLACK = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Inputs:
-    """Per field of numbers the middle and half the width of the range of every component."""
+    """Middle and half width of the range of every component, per field."""
 
     name: ClassVar[str] = "inputs"
 
@@ -32,7 +32,7 @@ class Inputs:
         return tuple(Channel(slack=SLACK) for _ in self.middle)
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
-        """How far the strangest number lies outside its range, in halves of the range's width; 0 inside."""
+        """Return the largest distance outside the range, in half widths."""
         columns = [np.zeros((len(view), 0))]
         for name, middle in self.middle.items():
             values, offsets = _values(view.batch, name)
@@ -58,7 +58,12 @@ class Inputs:
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Inputs":
-        """The detector that these are of; ValueError, KeyError or TypeError where they do not fit the graphs."""
+        """Return the detector with these tensors.
+
+        ValueError, KeyError or TypeError where they do not fit the graphs.
+
+        ValueError, KeyError or TypeError where they do not fit the graphs.
+        """
         widths = {name: stored.field(name, classes=False).width for name in settings["fields"]}
         middle, half = (
             {name: stored.numbers(f"{name}/{what}", width) for name, width in widths.items()}
@@ -88,7 +93,7 @@ class InputsFit:
                 self._high[name] = np.maximum(self._high.get(name, high), high)
 
     def detectors(self) -> list[Detector]:
-        """The ranges, where there are any; one without width is as wide as rounding."""
+        """Return the ranges; one without width is as wide as rounding."""
         names = [name for name in self._names if name in self._low]
         middle = {name: (self._low[name] + self._high[name]) / 2 for name in names}
         half = {name: (self._high[name] - self._low[name]) / 2 for name in names}
@@ -97,13 +102,13 @@ class InputsFit:
 
 
 def _values(batch: GraphBatch, name: str) -> tuple[Float[Array, "items width"], Numbers]:
-    """The numbers of a field, and where those of every graph begin; a graph that lacks it has none."""
+    """Return the numbers of a field with the first of every graph."""
     if name not in batch.fields:
         return np.zeros((0, 1)), np.zeros(len(batch) + 1, dtype=np.int64)
     field = batch.fields[name]
-    there = batch.present(name)
+    is_present = batch.present(name)
     values = batch[name].reshape(-1, field.width).double().numpy()
-    counts = (batch.counts(field.on) * there).numpy()
-    if not bool(there.all()):
-        values = values[there[batch.owner(field.on)].numpy()]
+    counts = (batch.counts(field.on) * is_present).numpy()
+    if not bool(is_present.all()):
+        values = values[is_present[batch.owner(field.on)].numpy()]
     return values, np.concatenate([[0], np.cumsum(counts)])

@@ -1,4 +1,4 @@
-"""How unlike those of training the final states of a graph are, which the heads of members read."""
+"""Distance of a graph's final states from those of training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from hydragnn.ensemble.latent import LatentSpace
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Latent:
-    """What every member knows of the states of its training graphs; members look at graphs, the detector at what they find."""
+    """Final states of training graphs, per member."""
 
     name: ClassVar[str] = "latent"
 
@@ -33,11 +33,11 @@ class Latent:
         return view.doubts[STATES][:, None]
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
-        """How far away."""
+        """Return the words for the distance."""
         return f"members' final states of its nodes are unlike those of training graphs (distance {np.exp(value):.3g})"
 
     def settings(self) -> dict[str, Any]:
-        """How many members there are."""
+        """Return the number of members."""
         return {"members": len(self.spaces)}
 
     def tensors(self) -> dict[str, Array]:
@@ -46,7 +46,12 @@ class Latent:
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Latent":
-        """The detector that these are of; ValueError, KeyError or TypeError where there is no square matrix of each member."""
+        """Return the detector with these tensors.
+
+        ValueError, KeyError or TypeError unless there is a square matrix of each member.
+
+        ValueError, KeyError or TypeError unless there is a square matrix of each member.
+        """
         matrices = [stored.numbers(str(number), None, None) for number in range(settings["members"])]
         if any(one.shape[0] != one.shape[1] for one in matrices):
             raise ValueError("second moments of states are no square")

@@ -1,4 +1,4 @@
-"""Thresholds from held-out graphs: few false alarms in all, however many detectors there are."""
+"""Thresholds from held-out graphs, with few false alarms in all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ HIGHEST = 1000.0
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Limits:
-    """Per channel the value of a usual graph and the one above which a graph is flagged."""
+    """Usual value and limit of every channel."""
 
     usual: Float[Array, " channels"]
     limit: Float[Array, " channels"]
 
     def scores(self, values: Float[Array, "graphs channels"]) -> Float[Array, "graphs channels"]:
-        """0 for usual values and below, 1 at the limit; also 0 where there is no value."""
+        """Return 0 for usual values, 1 at the limit, 0 without a value."""
         scores = (values - self.usual) / (self.limit - self.usual)
         return np.nan_to_num(scores, nan=0.0, posinf=HIGHEST).clip(0.0, HIGHEST)
 
 
 def fitted_limits(values: Float[Array, "graphs channels"], channels: Sequence[Channel]) -> Limits:
-    """Limits that a graph like these exceeds in any channel with probability ``FALSE_ALARMS`` at most.
+    """Return limits exceeded with probability ``FALSE_ALARMS`` at most.
 
     First every channel has the limit that it exceeds with an equal part of ``FALSE_ALARMS``, if its tail is exponential. Then
     all limits move away from the usual values, or towards them, by one factor. Every graph has the factor that just spares it,
@@ -60,7 +60,7 @@ def fitted_limits(values: Float[Array, "graphs channels"], channels: Sequence[Ch
 
 
 def _sparing_factors(values: Float[Array, " graphs"], usual: float, least: float, share: float) -> Array:
-    """For every graph how far it is beyond the usual, over how far the limit is that is set without it; zero without a value.
+    """Return for every graph its excess over the limit set without it.
 
     Only the largest values move a limit where they are left out; all others are as good as the smallest.
     """
@@ -80,7 +80,7 @@ def _ordered(values: Float[Array, " graphs"]) -> Array:
 
 
 def upper_value(ordered: Float[Array, " graphs"], share: float) -> float:
-    """The value that a new graph exceeds with probability ``share``; beyond the largest seen the tail is exponential.
+    """Return the value exceeded with probability ``share``; beyond the largest, exponentially.
 
     The order statistic of split-conformal prediction where there are enough values, which are sorted. Where there are not, the
     predictive quantile of an exponential tail beyond the upper ``TAIL`` of them, exact however few they are if that is the

@@ -14,13 +14,12 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_regular
 from hydragnn.ensemble.domain.composition import Composition
 from hydragnn.ensemble.domain.detector import Detector
-from hydragnn.ensemble.domain.domain import FILE, AnyDomain, Domain
+from hydragnn.ensemble.domain.domain import FILE, Domain
 from hydragnn.ensemble.domain.inputs import Inputs
 from hydragnn.ensemble.domain.kinds import Kinds
 from hydragnn.ensemble.domain.latent import Latent
 from hydragnn.ensemble.domain.limits import Limits
 from hydragnn.ensemble.domain.neighbourhoods import Neighbourhoods
-from hydragnn.ensemble.domain.ranges import ranges_from_json
 from hydragnn.ensemble.domain.spread import Spread
 from hydragnn.ensemble.domain.stored import Stored
 from hydragnn.ensemble.domain.structure import Structure
@@ -38,14 +37,11 @@ DETECTORS: Mapping[str, Callable[[Mapping[str, Any], Stored], Detector]] = {
 }
 
 
-def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str, Field], dim: int) -> AnyDomain:
-    """The domain that ``to_json`` wrote, with its tensors in ``folder``; InputError on anything else.
+def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str, Field], dim: int) -> Domain:
+    """Return the domain that ``to_json`` wrote; InputError on anything else.
 
-    ``fields`` are what members read, and by target what they predict, ``dim`` is the dimension of their graphs. Manifests
-    before version 3 have ranges instead of detectors, and keep them.
+    ``fields`` are what members read, and by target what they predict; ``dim`` is the dimension of their graphs.
     """
-    if "detectors" not in value:
-        return ranges_from_json(value, fields)
     try:
         tensors = _tensors(folder / FILE, value["sha256"]) if value["sha256"] else {}
         detectors = tuple(_detector(one, tensors, fields, dim) for one in value["detectors"])

@@ -1,4 +1,4 @@
-"""The geometry around the strangest node of a graph: per kind of node, against mean and covariance in training."""
+"""Geometry around the strangest node of a graph, per kind of node."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ CLOSER = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Neighbourhoods:
-    """Mean and whitening of the features of every kind of node; the last kind stands for all that are not known."""
+    """Mean and whitening of features per kind; the last for unknown kinds."""
 
     name: ClassVar[str] = "neighbourhoods"
 
@@ -42,7 +42,7 @@ class Neighbourhoods:
         return (Channel(slack=1.0), Channel(slack=CLOSER), Channel(slack=0.1, exact=True))
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
-        """Mahalanobis distance of the strangest node, how much closer nodes are than ever, whether one has no neighbours."""
+        """Return distance, closeness and lack of neighbours of the strangest node."""
         kind = self._kind(view)
         of_nodes = np.zeros((view.batch.num_nodes, 3))
         for number in np.unique(kind):
@@ -57,7 +57,7 @@ class Neighbourhoods:
         return view.largest(of_nodes)
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
-        """What is strange about the node."""
+        """Return the words for what is strange about the node."""
         return (
             "a node has neighbours at distances, or a number of them, unlike those in the training data",
             f"nodes are closer than in the training data, {np.exp(-value):.2g} of the least distance there",
@@ -65,7 +65,7 @@ class Neighbourhoods:
         )[channel]
 
     def settings(self) -> dict[str, Any]:
-        """What is no tensor."""
+        """Return all that is no tensor."""
         return {"species": self.species, "lonely": self.lonely}
 
     def tensors(self) -> dict[str, Array]:
@@ -75,7 +75,12 @@ class Neighbourhoods:
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Neighbourhoods":
-        """The detector that these are of; ValueError, KeyError or TypeError where they do not fit the graphs."""
+        """Return the detector with these tensors.
+
+        ValueError, KeyError or TypeError where they do not fit the graphs.
+
+        ValueError, KeyError or TypeError where they do not fit the graphs.
+        """
         species, features = settings["species"], stored.features
         kinds = stored.kinds("kinds", species) if species else stored.numbers("kinds", 1).astype(np.int64)
         count = len(kinds) + 1
@@ -92,9 +97,9 @@ class Neighbourhoods:
         )
 
     def _kind(self, view: GraphView) -> Numbers:
-        there = view.kinds(self.species)
-        place = np.minimum(np.searchsorted(self.kinds, there), len(self.kinds) - 1)
-        return np.where(self.kinds[place] == there, place, len(self.kinds))
+        node_kinds = view.kinds(self.species)
+        place = np.minimum(np.searchsorted(self.kinds, node_kinds), len(self.kinds) - 1)
+        return np.where(self.kinds[place] == node_kinds, place, len(self.kinds))
 
 
 class NeighbourhoodsFit:
@@ -131,9 +136,9 @@ class NeighbourhoodsFit:
         mean = sums.sum(axis=0) / counts.sum()
         between = squares.sum(axis=0) / counts.sum() - np.outer(mean, mean)
         covariances = [(one + PRIOR * within) / (count + PRIOR) for one, count in zip(scatter, counts)]
-        known = self._shortest[np.ix_(kinds, kinds)]
-        shortest = np.pad(known, (0, 1), constant_values=known.min())
-        shortest = np.where(np.isfinite(shortest), shortest, known.min())
+        shortest_seen = self._shortest[np.ix_(kinds, kinds)]
+        shortest = np.pad(shortest_seen, (0, 1), constant_values=shortest_seen.min())
+        shortest = np.where(np.isfinite(shortest), shortest, shortest_seen.min())
         return [
             Neighbourhoods(
                 species=self._species,
@@ -147,6 +152,6 @@ class NeighbourhoodsFit:
 
 
 def whitening(covariance: Float[Array, "features features"]) -> Float[Array, "features features"]:
-    """The matrix that makes features with this covariance, and ``FLOOR`` beside it, uncorrelated with variance 1."""
+    """Return the matrix that makes features uncorrelated with variance 1."""
     values, vectors = np.linalg.eigh(covariance)
     return vectors.T / np.sqrt(np.maximum(values, 0.0) + FLOOR**2)[:, None]

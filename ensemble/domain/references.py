@@ -21,7 +21,7 @@ class References:
         return KDTree(self.points)
 
     def distances(self, points: Float[Array, "graphs features"]) -> Float[Array, " graphs"]:
-        """From every point to the nearest training graph; NaN for one that is not finite."""
+        """Return the distance of every point from the nearest training graph."""
         result = np.full(len(points), np.nan)
         finite = np.isfinite(points).all(axis=1)
         if finite.any() and len(self.points):

@@ -1,4 +1,4 @@
-"""How unsure the ensemble is about a graph: by members that disagree, or by their own words."""
+"""Uncertainty of the ensemble about a graph, by its members."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,7 +49,12 @@ class Spread:
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Spread":
-        """The detector that these are of; ValueError, KeyError or TypeError where there are no such targets."""
+        """Return the detector with these settings.
+
+        ValueError, KeyError or TypeError where there are no such targets.
+
+        ValueError, KeyError or TypeError where there are no such targets.
+        """
         unknown = [name for name in settings["targets"] if name not in stored.fields]
         if unknown:
             raise ValueError(f"there is no target {unknown[0]}")

@@ -1,4 +1,4 @@
-"""What a file holds of one detector, checked before anything computes with it."""
+"""Tensors of one detector from a file, checked before use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from hydragnn.graphs.field import Field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """The tensors of a detector, and the graphs that it is to look at."""
+    """Tensors of a detector, with fields and dimension of its graphs."""
 
     tensors: Mapping[str, Array]
     fields: Mapping[str, Field]
@@ -20,11 +20,11 @@ class Stored:
 
     @property
     def features(self) -> int:
-        """How many numbers describe the geometry around a node."""
+        """Return the number of features of the geometry around a node."""
         return len(FEATURES) if self.dim else 1
 
     def numbers(self, name: str, *shape: int | None, largest: float = np.finfo(np.float64).max) -> Array:
-        """The tensor of that name, of any length where the shape says None; ValueError where it is another, or not of numbers."""
+        """Return the tensor of that name and shape; ValueError otherwise."""
         values = self.tensors[name]
         fits = len(shape) == values.ndim and all(
             size is None or size == actual for size, actual in zip(shape, values.shape)
@@ -36,17 +36,17 @@ class Stored:
         return values
 
     def kinds(self, name: str, field: str) -> Numbers:
-        """The tensor of that name as classes of a field, in ascending order; ValueError unless it is that."""
+        """Return the tensor of that name as ascending classes; ValueError otherwise."""
         values = self.numbers(name, None)
-        known = self.field(field, classes=True)
+        declared = self.field(field, classes=True)
         ascend = len(values) > 0 and bool((np.diff(values) > 0).all())
         # the ends tell of all: what a field may count to comes from a file, and is not laid out
-        if not ascend or (values % 1 != 0).any() or values[0] < 0 or values[-1] >= known.classes:
+        if not ascend or (values % 1 != 0).any() or values[0] < 0 or values[-1] >= declared.classes:
             raise ValueError(f"the tensor {name} does not hold classes of {field}")
         return values.astype(np.int64)
 
     def field(self, name: str, *, classes: bool) -> Field:
-        """The field of that name; ValueError unless it is there, with classes or without."""
+        """Return the field of that name; ValueError unless it exists."""
         if name not in self.fields or bool(self.fields[name].classes) != classes:
             raise ValueError(f"there is no field {name} of {'classes' if classes else 'numbers'}")
         return self.fields[name]

@@ -1,4 +1,4 @@
-"""The geometry of a graph as a whole, whatever its size, against the nearest training graph."""
+"""Geometry of a whole graph, against the nearest training graph."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ class Structure:
         return (Channel(slack=1.0),)
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
-        """The distance from the nearest training graph, in standard deviations of training graphs."""
+        """Return the distance from the nearest training graph, in standard deviations."""
         return self.references.distances((graph_features(view) - self.mean) @ self.whitening.T)[:, None]
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
-        """That it is far away."""
+        """Return the words for a distant graph."""
         return "numbers and distances of neighbours are, over the graph, unlike those of any training graph"
 
     def settings(self) -> dict[str, Any]:
@@ -48,7 +48,12 @@ class Structure:
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Structure":
-        """The detector that these are of; ValueError, KeyError or TypeError where they do not fit the graphs."""
+        """Return the detector with these tensors.
+
+        ValueError, KeyError or TypeError where they do not fit the graphs.
+
+        ValueError, KeyError or TypeError where they do not fit the graphs.
+        """
         features = 2 * stored.features
         return cls(
             mean=stored.numbers("mean", features),
@@ -58,7 +63,7 @@ class Structure:
 
 
 def graph_features(view: GraphView) -> Float[Array, "graphs features"]:
-    """Mean and standard deviation over the nodes of every graph; zeros for a graph without nodes."""
+    """Return mean and standard deviation over the nodes of every graph."""
     counts = np.maximum(np.diff(view.node_rows), 1)[:, None]
     mean = per_segment(np.add, view.neighbourhoods, view.node_rows) / counts
     away = view.neighbourhoods - np.repeat(mean, np.diff(view.node_rows), axis=0)

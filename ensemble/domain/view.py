@@ -1,4 +1,4 @@
-"""What detectors see of a batch of graphs; what several of them need is made once."""
+"""A batch of graphs as detectors see it; shared values are made once."""
 
 import math
 from collections.abc import Mapping
@@ -39,24 +39,24 @@ class GraphView:
 
     @cached_property
     def lengths(self) -> Float[Array, " edges"]:
-        """Lengths of all edges in units of the scale; none for graphs without geometry."""
+        """Return lengths of all edges over the scale; none without geometry."""
         if not self.batch.dim:
             return np.zeros(0)
         return np.maximum(edge_vectors(self.batch).norm(dim=1).numpy() / self.scale, 1e-9)
 
     @cached_property
     def edge_rows(self) -> Int[Numbers, " nodes_plus_one"]:
-        """Where the incoming edges of every node begin."""
+        """Return the first incoming edge of every node."""
         return self.batch.topology.row_offsets.numpy()
 
     @cached_property
     def node_rows(self) -> Int[Numbers, " graphs_plus_one"]:
-        """Where the nodes of every graph begin."""
+        """Return the first node of every graph."""
         return self.batch.node_offsets.numpy()
 
     @cached_property
     def neighbourhoods(self) -> Float[Array, "nodes features"]:
-        """The geometry around every node, whatever the sizes of graphs and wherever they lie: ``FEATURES``.
+        """Return ``FEATURES`` of the geometry around every node.
 
         The number of neighbours, the distance of the nearest and the mean distance as logarithms, and the logarithms of
         how many neighbours there are close by. A node without neighbours has zeros. Without geometry there are degrees alone.
@@ -73,7 +73,7 @@ class GraphView:
         return np.concatenate([degrees, nearest, mean, near], axis=1)
 
     def kinds(self, field: str) -> Int[Numbers, " nodes"]:
-        """The kind of every node by a field of classes; zeros where there is no such field."""
+        """Return the class of every node; zeros without such a field."""
         if field not in self.batch.fields:
             return np.zeros(self.batch.num_nodes, dtype=np.int64)
         return self.batch[field].reshape(-1).numpy()
@@ -86,20 +86,20 @@ class GraphView:
 def per_segment(
     ufunc: np.ufunc, values: Float[Array, "items channels"], offsets: Int[Numbers, " segments_plus_one"]
 ) -> Float[Array, "segments channels"]:
-    """Every segment's values reduced by a ufunc; zeros for a segment without values.
+    """Return every segment's values reduced by a ufunc; zeros if empty.
 
     >>> per_segment(np.add, np.array([[1.0], [2.0], [4.0]]), np.array([0, 2, 2, 3])).ravel()
     array([3., 0., 4.])
     """
     result = np.zeros((len(offsets) - 1, values.shape[1]))
-    there = np.diff(offsets) > 0
-    if there.any():
-        result[there] = ufunc.reduceat(values, offsets[:-1][there], axis=0)
+    is_filled = np.diff(offsets) > 0
+    if is_filled.any():
+        result[is_filled] = ufunc.reduceat(values, offsets[:-1][is_filled], axis=0)
     return result
 
 
 def species_field(inputs: Mapping[str, Field]) -> str:
-    """The field of classes that says what nodes are: atomic numbers, or else the first there is; "" where there is none."""
+    """Return the field of classes that distinguishes nodes; "" without one."""
     candidates = [
         field.name
         for field in inputs.values()
@@ -109,6 +109,6 @@ def species_field(inputs: Mapping[str, Field]) -> str:
 
 
 def length_scale(batch: GraphBatch) -> float:
-    """The longest edge of a batch, which lengths are measured in; 1 where there are no lengths."""
+    """Return the longest edge of a batch; 1 where there are no lengths."""
     longest = float(edge_vectors(batch).norm(dim=1).max()) if batch.dim and batch.num_edges else 0.0
     return longest if longest > 0 and math.isfinite(longest) else 1.0

@@ -1,4 +1,6 @@
-"""One prediction as a job: shared by any number of processes, continued after any kill, written to one file.
+"""One prediction as a job.
+
+Shared by any number of processes, continued after any kill, written to one file.
 
 ``predict`` is the whole. ``job`` is what was asked, ``sources`` and ``frames`` are where graphs come from. ``order`` and
 ``schedule`` say who does what, ``group`` (found by ``joining``; by ``claims`` or by ``counting``, over ``queues``) who takes

@@ -21,7 +21,9 @@ LONGEST = 20
 
 
 def blocks_of(path: Path) -> list[tuple[int, int, int]]:
-    """First structure, first byte and last byte of every block; one block where the format has to be read as a whole.
+    """First structure, first byte and last byte of every block.
+
+    One block where the format has to be read as a whole.
 
     Extended XYZ says at the head of every structure how many lines it has, so that structures are found without being
     understood. Anything unexpected is left to ASE.
@@ -35,7 +37,10 @@ def blocks_of(path: Path) -> list[tuple[int, int, int]]:
 
 
 def frames_of(path: Path, block: tuple[int, int, int]) -> Iterator[Atoms]:
-    """The structures of a block one by one; InputError, with the structure's number from 0, where ASE cannot read them."""
+    """The structures of a block one by one.
+
+    InputError, with the structure's number from 0, where ASE cannot read them.
+    """
     from ase.io import iread
     from ase.io.formats import UnknownFileTypeError
 
@@ -61,7 +66,7 @@ def frames_of(path: Path, block: tuple[int, int, int]) -> Iterator[Atoms]:
 
 
 def _starts(path: Path) -> list[int] | None:
-    """The byte at which every structure of an extended XYZ file begins, and where the last one ends; None where unclear."""
+    """Return the first byte of every structure; None where unclear."""
     starts: list[int] = []
     place = 0
     with path.open("rb") as file:

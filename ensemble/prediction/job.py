@@ -1,4 +1,4 @@
-"""What is asked of a prediction, and the model and the graphs that it works on, opened once."""
+"""A prediction's settings, and its model and graphs, opened once."""
 
 import math
 import os
@@ -16,8 +16,7 @@ from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import MemberEntry
 from hydragnn.ensemble.member_cache import MemberCache, room_for
 from hydragnn.ensemble.prediction.group import Group
-from hydragnn.ensemble.prediction.queues import BLOCKS
-from hydragnn.ensemble.prediction.records import Parts
+from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sources import Building, Source, is_store, store_source
@@ -45,6 +44,8 @@ class Job:
     """Members that a rank keeps in memory; None goes by the memory of the machine."""
     branch: str = ""
     """Which branch of a run predicts; empty where there are no branches."""
+    keep_parts: bool = False
+    """Whether an HDF5 file is a view of part files, which stay."""
 
     def __post_init__(self) -> None:
         """InputError where ``out`` names no file that could be."""
@@ -57,17 +58,17 @@ class Job:
 
     @property
     def parts(self) -> Parts:
-        """Where finished work is kept."""
+        """Return the folder of finished work."""
         return Parts(self.out.with_name(self.out.name + ".parts"))
 
     @property
     def plan(self) -> Path:
-        """Where the plan and what became of it are written."""
+        """Return the path of the plan beside the output."""
         return self.out.with_name(self.out.name + ".plan.json")
 
 
 class Inputs:
-    """The model and the graphs of a job, opened once in this process."""
+    """Model and graphs of a job, opened once in this process."""
 
     def __init__(self, job: Job) -> None:
         """Nothing is opened yet."""
@@ -76,7 +77,7 @@ class Inputs:
         self._source: Source | None = None
 
     def ensemble(self, held: int) -> Ensemble:
-        """The members, of which at most ``held`` stay in memory from now on."""
+        """Return the ensemble with at most ``held`` members in memory."""
         self._ensemble = self._ensemble or Ensemble.load(self._job.model, held=held, branch=self._job.branch)
         if isinstance(self._ensemble.members, MemberCache):
             self._ensemble.members.hold(held)
@@ -88,7 +89,7 @@ class Inputs:
         return self._source
 
     def foresee(self, ranks: int) -> None:
-        """Open what will be needed while rank 0 checks it, which is the one to say what is wrong."""
+        """Open ensemble and store while rank 0 checks them."""
         with suppress(InputError):
             ensemble = self.ensemble(1)
             held = self._job.held or room(self._job.model, ensemble.manifest.members, ranks)
@@ -98,7 +99,7 @@ class Inputs:
                 self.stored().store.sizes()
 
     def graphs(self, group: Group, check: Callable[[], None], source: str, *, fresh: bool) -> Source:
-        """The graphs of a store, or those that all ranks make from files unless they are there already.
+        """Return the graphs of a store, or graphs that all ranks make.
 
         InputError where no graph can be built, or where it is not the ``source`` that rank 0 saw, by its digest; a ``fresh`` prediction by one process then leaves nothing behind.
         """
@@ -118,53 +119,55 @@ class Inputs:
             raise
 
 
-def check_same(path: Path, before: str, now: str) -> None:
-    """Raise InputError where what lies at ``path`` is not what rank 0 saw there, by its digest."""
-    if now != before:
+def check_same(path: Path, expected: str, now: str) -> None:
+    """Raise InputError where rank 0 saw another digest at ``path``."""
+    if now != expected:
         raise InputError(
             f"{path} was replaced while the prediction began; nothing was predicted of it here: start it again"
         )
 
 
 def branch_for(model: Path, source: Path, branch: str = "") -> str:
-    """The branch that predicts ``source``: the one that is named, else the one that was trained on this very store.
+    """The branch that predicts ``source``.
+
+    The one that is named, else the one that was trained on this very store.
 
     Empty where the model is no run with branches. InputError where only a name could tell.
     """
     path = model / "record.json"
-    known = read_record(model).branches if path.is_file() and not (model / "ensemble.json").is_file() else {}
-    if branch or not known:
+    branches_of_run = read_record(model).branches if path.is_file() and not (model / "ensemble.json").is_file() else {}
+    if branch or not branches_of_run:
         return branch
     print_of = store_source(source).store.fingerprint if is_store(source) else ""
-    matches = [name for name, entry in known.items() if print_of == entry.data_hash]
+    matches = [name for name, entry in branches_of_run.items() if print_of == entry.data_hash]
     if len(matches) == 1:
         return matches[0]
     raise InputError(
-        f"{model} has the branches {', '.join(known)}, and {source} is the store of none of them alone; say which is to "
+        f"{model} has the branches {', '.join(branches_of_run)}, and {source} is the store of none of them alone; say which is to "
         "predict: --branch NAME (branch=)"
     )
 
 
 def build_together(building: Building, group: Group, check: Callable[[], None]) -> None:
-    """All ranks build blocks of graphs, with ``check`` before each; the first of them makes one store of all."""
+    """All ranks build blocks of graphs, with ``check`` before each."""
     blocks = range(len(building.blocks))
-    queue = group.queue(BLOCKS, [float(stop - start) for _, start, stop in building.blocks])
+    queue = group.queue("blocks", len(blocks))
     while (number := queue.take()) is not None:
         check()
         if not building.finished and not building.has(number):
             building.build(number)
 
     def missing() -> list[Late]:
-        there = range(len(blocks)) if building.finished else building.there()
-        undone = [number for number in blocks if number not in there]
-        return [Late(number=number, claim=f"{BLOCKS}-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
+        built = range(len(blocks)) if building.finished else building.there()
+        undone = [number for number in blocks if number not in built]
+        return [Late(number=number, claim=f"blocks-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
 
     finish_together(group, "block", missing, building.build, check)
     once(group, "join", lambda: building.finished, building.join, check)
 
 
 def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:
-    """Expected cost of every member on the same batch: seconds per graph in the evaluation, else its number of parameters."""
+    """Expected cost of every member on the same batch."""
     if (folder / "evaluation.json").is_file():
         costs = _measured_costs(read_json(folder / "evaluation.json"), ensemble.names)
         if costs:
@@ -173,7 +176,7 @@ def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:
 
 
 def _measured_costs(evaluation: Any, names: Sequence[str]) -> list[float]:
-    """Seconds per graph of all members; empty where the evaluation does not say them, or not as positive numbers."""
+    """Seconds per graph of all members."""
     try:
         costs = [float(evaluation["timing"]["seconds_per_graph"][name]) for name in names]
     except (KeyError, IndexError, TypeError, ValueError):
@@ -182,7 +185,7 @@ def _measured_costs(evaluation: Any, names: Sequence[str]) -> list[float]:
 
 
 def room(model: Path, members: Sequence[MemberEntry], ranks: int) -> int:
-    """How many members a rank of this machine can hold, if all its cores or GPUs have one."""
+    """Return the number of members that fit into a rank's memory."""
     weights = [path for entry in members if (path := model / entry.folder / "weights.safetensors").is_file()]
     places = visible_gpus() or cores()
     return room_for(weights, min(ranks, places)) if len(weights) == len(members) else len(members)

@@ -1,18 +1,17 @@
-"""The predictor: every graph through every member, once, by any number of ranks, in any number of sittings, into one file."""
+"""The predictor."""
 
 import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import InputError, Interrupted
@@ -22,16 +21,11 @@ from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
 from hydragnn.distributed import threads_are_chosen
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.plan import Chunks, Unit, chunks_of, default_budget
-from hydragnn.ensemble.prediction.filling import Filler
+from hydragnn.ensemble.plan import Chunks, chunks_of, default_budget
 from hydragnn.ensemble.prediction.formats import check_absent, sink_for
-from hydragnn.ensemble.prediction.group import Group, at_work
-from hydragnn.ensemble.prediction.hdf5 import Hdf5Sink
+from hydragnn.ensemble.prediction.group import Group, join_parent, worker_group
 from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same, member_costs, room
-from hydragnn.ensemble.prediction.joining import ChildGroup, worker_group
-from hydragnn.ensemble.prediction.looking import look_together
-from hydragnn.ensemble.prediction.queues import FOUND, LOOK, Bundles, learned_rates
-from hydragnn.ensemble.prediction.records import Parts
+from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.reporting import (
     PredictionResult,
     check_plan,
@@ -40,16 +34,15 @@ from hydragnn.ensemble.prediction.reporting import (
     prediction_result,
 )
 from hydragnn.ensemble.prediction.rules import rule_for
-from hydragnn.ensemble.prediction.schedule import Late, Schedule, finish_together, make_schedule, once
-from hydragnn.ensemble.prediction.sinks import AppendingSink, Sink
+from hydragnn.ensemble.prediction.schedule import Late, Marks, Schedule, Task, finish_together, make_schedule, once
 from hydragnn.ensemble.prediction.sources import is_store
-from hydragnn.ensemble.prediction.work import Merger, Worker
+from hydragnn.ensemble.prediction.work import Joiner, Worker
 from hydragnn.runs.signals import raise_signals
 
-VERSION = 9
+VERSION = 10
 """Of the folder of parts: another one is refused."""
 
-STAGES_OF_TIME = ("preparing", "predicting", "combining", "writing")
+STAGES_OF_TIME = ("preparing", "predicting", "writing")
 
 
 def predict_to_file(
@@ -61,10 +54,11 @@ def predict_to_file(
     batch: BatchSettings | None = None,
     workers: int = 1,
     held: int | None = None,
+    keep_parts: bool = False,
     quiet: bool = True,
     branch: str = "",
 ) -> PredictionResult | None:
-    """Predict every graph of ``source`` with the ensemble or run in ``model`` into the file ``out``.
+    """Predict every graph of ``source`` with ``model`` into the file ``out``.
 
     ``source`` is a store, a file that becomes graphs as those of training did, any file of structures that ASE reads, or a
     BUILD.toml. The suffix of ``out`` chooses the format: .h5, .npz, .bp, .csv or .xyz. Finished work is kept in ``OUT.parts`` until the file is complete, so that ``resume`` continues an
@@ -81,7 +75,9 @@ def predict_to_file(
     source = Path(source)
     out = Path(out)
     own = branch_for(model, source, branch)
-    job = Job(model=model, source=source, out=out, resume=resume, batch=batch, held=held, branch=own)
+    job = Job(
+        model=model, source=source, out=out, resume=resume, batch=batch, held=held, branch=own, keep_parts=keep_parts
+    )
     with (
         contextlib.nullcontext() if threads_are_chosen() else one_thread(),
         interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as check,
@@ -94,12 +90,14 @@ def predict_to_file(
 
 
 def interruptible(*kinds: signal.Signals) -> contextlib.AbstractContextManager[Callable[[], None]]:
-    """The signals end the block as Ctrl-C does; gives the check of ``raise_signals``."""
+    """The signals end the block as Ctrl-C does."""
     return raise_signals(kinds, lambda _: KeyboardInterrupt())
 
 
 def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bool = True) -> PredictionResult | None:
-    """This rank's part of the prediction; its result where this rank wrote the file.
+    """This rank's part of the prediction.
+
+    Its result where this rank wrote the file.
 
     ``check`` is called before every unit of work and raises where it is to end.
     """
@@ -107,17 +105,19 @@ def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bo
     if group.rank:
         inputs.foresee(group.size)
     with contextlib.ExitStack() as lock:
-        opening = group.begin(partial(begin, job, inputs, group.size, lock), job.parts.folder)
+        opening = group.begin(lambda: begin(job, inputs, group.size, lock), job.parts.folder)
         return _predict_opened(group, job, inputs, check, opening, started, quiet=quiet)
 
 
 def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, Any]:
-    """What rank 0 checks and decides for all: how far finished work reaches, and how many members a rank holds; InputError before any work.
+    """Check everything on rank 0; return its decisions for all ranks.
+
+    InputError before any work.
 
     The folder of parts is this prediction's alone until ``lock`` is closed.
     """
     ensemble = inputs.ensemble(1)
-    check_absent(sink_for(job.out, ensemble))
+    check_absent(sink_for(job.out, ensemble, job.parts.folder, keep_parts=job.keep_parts))
     held = job.held or room(job.model, ensemble.manifest.members, ranks)
     inputs.ensemble(held)
     parts = job.parts
@@ -132,10 +132,8 @@ def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, An
             source = rule_for(job.source, ensemble).digest
         budget = job.batch.to_json() if job.batch else None
         parts.claim({"format of parts": VERSION, "ensemble": ensemble.digest, "source": source, "batch budget": budget})
-    parts.forget_ranks()
-    parts.records.look(all_files=True)
     digests = {"ensemble": ensemble.digest, "source": source}
-    return {"fresh": fresh, "finished": parts.records.counts(), "held": held, **digests}
+    return {"fresh": fresh, "finished": parts.clean(), "held": held, **digests}
 
 
 def _predict_opened(
@@ -148,13 +146,13 @@ def _predict_opened(
     *,
     quiet: bool,
 ) -> PredictionResult | None:
-    """What follows once rank 0 has opened the prediction."""
+    """Predict with all ranks, once rank 0 has opened the prediction."""
     counts: dict[str, int] = {}
 
     def write() -> None:
         # now, because all leave once the file is there
         lost = sum(group.gone(rank) for rank in range(group.size) if rank != group.rank)
-        counts.update(finish(), ranks_lost=lost)
+        counts.update(joiner.finish(), ranks_lost=lost)
 
     wrote = False
     try:
@@ -165,10 +163,10 @@ def _predict_opened(
         limits = job.batch.limits if job.batch else default_budget(sizes)
         reasons = {number: unbuilt.reason for number, unbuilt in graphs.failures.items()}
         chunks = chunks_of(sizes, graphs.numbers, limits, reasons)
-        sink, parts = sink_for(job.out, ensemble), job.parts
-        if opening["finished"]:
-            look_together(group, parts.records, FOUND)()
-        schedule = _schedule(job, ensemble, parts, chunks, opening, group.size)
+        parts = job.parts
+        sink = sink_for(job.out, ensemble, parts.folder, keep_parts=job.keep_parts)
+        parts.look(opening["finished"])
+        schedule = _schedule(job, ensemble, chunks, opening, group.size)
         worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
         if group.rank == 0:
             write_json(parts.folder / "plan.json", schedule.certificate)
@@ -180,116 +178,107 @@ def _predict_opened(
         if opening["held"] >= len(ensemble.members):
             list(ensemble.members)  # loaded before the clock starts
         ready = time.perf_counter()
-        work_through(worker, schedule, job, show=group.rank == 0 and not quiet)
-        worked = time.perf_counter()
-        merger = Merger(worker)
-        if group.size > 1 or isinstance(sink, Hdf5Sink):
-            merger.prepare()
-        prepared = time.perf_counter()
-        finish = _filled(worker, merger, sink)
-        wrote = once(group, "merge", job.out.exists, write, check)
-    except (InputError, FileNotFoundError):
+        joiner = Joiner(worker)
+        try:
+            work_through(worker, schedule, job, None if group.rank else joiner, show=group.rank == 0 and not quiet)
+            worked = time.perf_counter()
+            wrote = once(group, "merge", job.out.exists, write, check)
+        finally:
+            joiner.close()
+    except (InputError, FileNotFoundError, dist.DistError) as error:
         if not job.out.exists():
+            if isinstance(error, dist.DistError):
+                raise InputError("rank 0 is gone; what it finished is kept: add --resume to continue") from error
             raise  # else the others did without this rank, and the folder of parts is gone
     if not wrote:
         return None
-    group.speaks = True
-    moments = (started, ready, worked, prepared, time.perf_counter())
-    spent = {name: after - before for name, before, after in zip(STAGES_OF_TIME, moments, moments[1:])}
-    entries = parts.records.entries(besides=opening["finished"])
-    result = prediction_result(job, schedule, counts, group.notes("done"), entries, spent)
-    parts.delete()
+    group.wrote = True
+    moments = (started, ready, worked, time.perf_counter())
+    spent = {name: ended_at - started_at for name, started_at, ended_at in zip(STAGES_OF_TIME, moments, moments[1:])}
+    result = prediction_result(job, schedule, counts, group.notes("done"), spent)
+    parts.delete(joiner.names if job.keep_parts else ())
     return result
 
 
-def _filled(worker: Worker, merger: Merger, sink: Sink) -> Callable[[], dict[str, int]]:
-    """What one rank does at last, once all ranks have filled the file where its format allows that."""
-    if isinstance(sink, Hdf5Sink):
-        filler = Filler(worker, merger, sink)
-        filler.fill()
-        return filler.finish
-    assert isinstance(sink, AppendingSink)
-    return partial(merger.write, sink)
+def work_through(worker: Worker, schedule: Schedule, job: Job, joiner: Joiner | None, *, show: bool) -> None:
+    """Take work until there is none, then do what others left undone."""
+    group, parts = worker.group, worker.parts
 
+    def check() -> None:
+        worker.check()
+        if joiner is not None:
+            joiner.advance()
 
-def work_through(worker: Worker, schedule: Schedule, job: Job, *, show: bool) -> None:
-    """Take work until there is none; then do what others left undone."""
-    group, records, members = worker.group, worker.parts.records, len(schedule.costs)
+    def finish(name: str, queues: Mapping[str, Sequence[Task]], marks: Callable[[], Marks]) -> None:
+        tasks = [(f"{queue}-{place}", task) for queue, own in queues.items() for place, task in enumerate(own)]
+
+        def missing() -> Iterator[Late]:
+            if job.out.exists():
+                return
+            parts.look()
+            finished_units = marks()
+            for number, (claim, task) in enumerate(tasks):
+                if not task.is_done(finished_units):
+                    loads = float(schedule.loads[task.first : task.stop].sum()) * len(task.members)
+                    yield Late(number=number, claim=claim, seconds=worker.seconds_of(loads))
+
+        if tasks and group.size > 1:
+            finish_together(group, name, missing, lambda number: worker.do(tasks[number][1]), check)
+
     worker.start()
+    lanes = {f"lane {number}": schedule.lanes[number] for number in schedule.lanes_from(group.rank)}
     with moving_bar(schedule.units, show) as bar:
-        take_all(worker, LOOK, schedule.there, bar)
-        taken, rates = take_stages(worker, schedule, bar)
-        records.end()
+        for queue, tasks in lanes.items():
+            take_all(worker, queue, tasks, bar, joiner)
         group.note("done", worker.account())
-
-    def missing() -> Iterable[Late]:
-        if job.out.exists():
-            return []
-        records.look()
-        return schedule.late(taken, rates, records.marks(len(worker.chunks), members))
-
-    def again(number: int) -> None:
-        worker.predict([Unit(chunk=number // members, member=number % members)])
-
-    before = worker.done
-    if group.size > 1:
-        finish_together(group, "unit", missing, again, worker.check)
-    if worker.done > before:
+    started_at, shape = worker.done, schedule.every.shape
+    finish("unit", lanes, lambda: parts.marks(*shape) | ~schedule.every)
+    take_all(worker, "spread", schedule.spread, lambda _: None, joiner)
+    finish("piece", {"spread": schedule.spread}, lambda: np.broadcast_to(parts.combined(shape[0])[:, None], shape))
+    if worker.done > started_at:
         group.note("done", worker.account())
 
 
-def take_stages(
-    worker: Worker, schedule: Schedule, bar: Callable[[int], None]
-) -> tuple[dict[int, Bundles], Sequence[float]]:
-    """Take all work, this rank's lane first, by expected costs and then by those measured so far; gives all queues and what was measured."""
-    taken: dict[int, Bundles] = {}
-    rates: Sequence[float] = schedule.costs
-
-    def measured() -> list[float]:
-        return learned_rates(schedule.costs, worker.group.notes("measured"), time.time())
-
-    for lane in schedule.lanes_from(worker.group.rank):
-        stage = lane.first(schedule.loads, rates)
-        for number in range(lane.stages):
-            if number:
-                stage = lane.following(number, stage, schedule.loads, rates)
-            taken[lane.queue(number)] = stage.bundles
-            take_all(worker, lane.queue(number), stage.bundles, bar)
-            rates = worker.group.publish(f"rates-{lane.queue(number)}", measured)
-    return taken, rates
+def take_all(
+    worker: Worker, name: str, tasks: Sequence[Task], bar: Callable[[int], None], joiner: Joiner | None
+) -> None:
+    """Take from a queue until it is empty."""
+    units = np.cumsum([len(task.members) * (task.stop - task.first) for task in tasks]).tolist()
+    queue = worker.group.queue(name, len(tasks))
+    while (position := queue.take()) is not None:
+        bar(units[position])
+        worker.do(tasks[position])
+        if joiner is not None:
+            joiner.advance()
+    bar(-units[-1] if units else 0)
 
 
-def take_all(worker: Worker, number: int, bundles: Bundles, bar: Callable[[int], None]) -> None:
-    """Take from a queue until it is dry."""
-    queue = worker.group.queue(number, bundles.costs)
-    worker.work(queue, bundles, lambda position: bar(int(bundles.stops[position - 1]) if position else 0))
-    bar(-len(bundles.units))
-
-
-def _schedule(
-    job: Job, ensemble: Ensemble, parts: Parts, chunks: Chunks, opening: dict[str, Any], ranks: int
-) -> Schedule:
+def _schedule(job: Job, ensemble: Ensemble, chunks: Chunks, opening: dict[str, Any], ranks: int) -> Schedule:
+    """Return the schedule by the files that rank 0 found finished."""
     costs = member_costs(ensemble, job.model)
     every = np.ones((len(chunks), len(costs)), dtype=np.bool_)
     every[list(chunks.reasons)] = False
-    there = parts.records.marks(*every.shape, only=opening["finished"])
-    return make_schedule(chunks.loads, every, there, costs, held=opening["held"], ranks=ranks)
+    earlier = Parts(job.parts.folder)
+    earlier.look(opening["finished"])
+    return make_schedule(
+        chunks.loads,
+        every,
+        earlier.marks(*every.shape),
+        earlier.combined(len(chunks)),
+        costs,
+        held=opening["held"],
+        ranks=ranks,
+    )
 
 
-def _predict_as_child(
-    rank: int, size: int, threads: int, receiver: Connection, folder: Path, job: Job, allowed: Sequence[str]
-) -> None:
-    """A local worker's whole life."""
+def _predict_as_child(rank: int, size: int, threads: int, store: str, job: Job, allowed: Sequence[str]) -> None:
+    """Predict as a local worker."""
     allow_code(allowed)
     keep_memory()
     torch.set_num_threads(threads)
-    ended = contextlib.suppress(KeyboardInterrupt, EOFError)  # of a parent that ends before it has opened anything
+    ended = contextlib.suppress(KeyboardInterrupt)
     try:
-        with (
-            ended,
-            interruptible(signal.SIGINT, signal.SIGHUP) as check,
-            at_work(ChildGroup(rank, size, receiver)) as group,
-        ):
+        with ended, interruptible(signal.SIGINT, signal.SIGHUP) as check, join_parent(rank, size, store) as group:
             predict_with(group, job, check)
     except InputError as error:  # the others do its work, or meet the same
         print(f"worker {rank} ended: {error}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What a prediction says: its plan, a bar while it runs, what became of the plan; and how it is told to stop."""
+"""Plan, progress bar and result of a prediction."""
 
 import os
 import sys
@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.progress import Progress
 
 from hydragnn.base.errors import InputError
@@ -24,11 +22,11 @@ PLAN = {"planned", "measured"}
 
 
 def plan_line(certificate: dict[str, Any]) -> str:
-    """The plan in a line; where one process leaves cores idle that workers would use, it says so."""
+    """The plan in a line."""
     ranks, threads = certificate["workers"], certificate["threads"]
     idle = 0 if ranks > 1 or visible_gpus() else cores() - threads
     return (
-        f"plan: {certificate['units']:.0f} units in {certificate['bundles']} bundles on {ranks:.0f} rank{'s' * (ranks > 1)} "
+        f"plan: {certificate['units']:.0f} units in {certificate['tasks']} tasks on {ranks:.0f} rank{'s' * (ranks > 1)} "
         f"of {threads} thread{'s' * (threads > 1)}; makespan {certificate['ratio']:.3f} x the lower bound"
         f"{f'; idle cores: {idle} (--workers auto)' if idle > 0 else ''}"
     )
@@ -61,7 +59,7 @@ class PredictionResult:
     seconds: float
     """Time of the whole prediction."""
     seconds_of: Mapping[str, float]
-    """Time by stage: preparing, predicting, combining (members' words become pieces of the file, on all ranks), writing."""
+    """Time by stage: preparing, predicting, writing what was not joined before."""
     graphs_per_second: float
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +67,7 @@ class PredictionResult:
         return {**asdict(self), "out": str(self.out), "busy_seconds": list(self.busy_seconds)}
 
     def __str__(self) -> str:
-        """What is in the file, and how fast it came."""
+        """Return counts of graphs and the speed."""
         foreign = (
             f", {self.outside_training_domain} outside the training domain" if self.outside_training_domain else ""
         )
@@ -84,12 +82,10 @@ def prediction_result(
     schedule: Schedule,
     counts: Mapping[str, int],
     accounts: Sequence[dict[str, Any]],
-    entries: NDArray[Any],
     seconds_of: Mapping[str, float],
 ) -> PredictionResult:
-    """What was predicted, the plan and what became of it by the ranks' accounts and the ``entries`` of what was kept; the latter also written beside the predictions."""
-    planned, measured = schedule.certificate, measured_course(accounts, entries, schedule.ranks)
-    there = len(schedule.there.units)
+    """Return the result, and write plan and measurements beside the predictions."""
+    planned, measured = schedule.certificate, measured_course(accounts, schedule)
     try:
         write_sealed(job.plan, {"planned": planned, "measured": measured})
     except InputError as error:  # the predictions are complete
@@ -99,7 +95,7 @@ def prediction_result(
         out=job.out,
         **counts,
         units=schedule.units,
-        units_resumed=there - max(0, measured["units_done"] - (schedule.units - there)),
+        units_resumed=schedule.resumed,
         ranks=schedule.ranks,
         planned_makespan_over_bound=planned["ratio"],
         measured_makespan_over_bound=measured["ratio"],
@@ -112,7 +108,7 @@ def prediction_result(
 
 @contextmanager
 def moving_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """A bar in a terminal; called with the units that were taken from a queue, or, negative, with all of a queue."""
+    """A bar in a terminal."""
     console, dry = PlainConsole(stderr=True), [0]
     with Progress(console=console, transient=True, disable=not (show and console.is_terminal)) as progress:
         task = progress.add_task("predicting", total=total)
@@ -125,23 +121,20 @@ def moving_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
         yield moved
 
 
-def measured_course(accounts: Sequence[dict[str, Any]], entries: NDArray[Any], ranks: int) -> dict[str, Any]:
-    """The makespan that was measured against the bound that these costs leave, and the busy time of every rank.
+def measured_course(accounts: Sequence[dict[str, Any]], schedule: Schedule) -> dict[str, Any]:
+    """Return measured makespan, lower bound and busy seconds of ranks.
 
-    The bound is that of the work done once, at its least cost, by the ``entries`` of what was kept. A rank that died or still
-    hangs left no account.
+    The bound is that of the work done once. A rank that died or still hangs left no account.
     """
-    done = entries[entries["units"] > 0]
-    done = done[np.lexsort((done["seconds"], done["member"], done["chunk"]))]
-    keys = np.stack([done["chunk"], done["member"]])
-    once = done[(np.diff(keys, axis=1, prepend=-2) != 0).any(axis=0)]
     begin = min((account["began"] for account in accounts), default=0.0)
     makespan = max((account["ended"] for account in accounts), default=0.0) - begin
-    bound = max(float(once["seconds"].sum()) / ranks, float(once["largest"].max(initial=0.0)))
+    all_units, once = sum(account["units"] for account in accounts), schedule.units - schedule.resumed
+    busy = sum(account["busy"] for account in accounts) * min(1.0, once / max(1, all_units))
+    bound = max(busy / schedule.ranks, max((account["largest"] for account in accounts), default=0.0))
     return {
         "ranks_heard": len(accounts),
-        "units_done": int(once["units"].sum()),
-        "units_done_again": int(done["units"].sum() - once["units"].sum()),
+        "units_done": once,
+        "units_done_again": max(0, all_units - once),
         "makespan": makespan,
         "lower_bound": bound,
         "ratio": makespan / bound if bound > 0 else 1.0,
@@ -150,12 +143,12 @@ def measured_course(accounts: Sequence[dict[str, Any]], entries: NDArray[Any], r
 
 
 def check_plan(plan: Path) -> None:
-    """Raise InputError where ``plan``, which the prediction will replace, is no plan of an earlier one."""
+    """Raise InputError where ``plan`` is no plan of a prediction."""
     if not os.path.lexists(plan):
         return
     try:
-        before = read_sealed(plan)
+        earlier = read_sealed(plan)
     except InputError:
-        before = None
-    if not isinstance(before, dict) or before.keys() != PLAN:
+        earlier = None
+    if not isinstance(earlier, dict) or earlier.keys() != PLAN:
         raise InputError(f"{plan} exists already and is no plan of a prediction; choose another --out or move it away")

@@ -1,4 +1,4 @@
-"""How files become graphs that an ensemble can predict: as those of training did, or as a BUILD.toml says."""
+"""Rules that make graphs of files, as in training or by BUILD.toml."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ class FromStructures:
 
     @property
     def digest(self) -> str:
-        """What the file holds; how it is read belongs to the ensemble."""
+        """Return the hash of the file."""
         return file_digest(self.path)
 
     def blocks(self) -> list[Block]:
@@ -74,9 +74,9 @@ class FromFiles:
 
     @property
     def digest(self) -> str:
-        """What the settings say and the files hold."""
-        beside = [getattr(self.settings, key) for key in self.settings.beside]
-        paths = [*find_files(self.settings.files), *(Path(path) for path in beside if path is not None)]
+        """Return the hash of settings and files."""
+        more = [getattr(self.settings, key) for key in self.settings.beside]
+        paths = [*find_files(self.settings.files), *(Path(path) for path in more if path is not None)]
         settings = self.settings.model_dump(mode="json", exclude={"files", *self.settings.beside})
         return digest({"settings": settings, "files": [file_digest(path) for path in paths]})
 
@@ -104,7 +104,7 @@ class KeepingAse(AseBuild):
 
 
 def rule_for(source: Path, ensemble: Ensemble, *, keep: bool = False) -> Rule:
-    """How ``source`` becomes graphs that the ensemble can predict; with ``keep`` they keep all that structures have.
+    """Return the rule by which ``source`` becomes graphs.
 
     A BUILD.toml says it itself. A file becomes graphs as those of the training store did, which remembers it where
     ``hydragnn data build`` or a recipe made it; of atoms, any other file is one of structures. InputError where nobody knows.
@@ -125,12 +125,12 @@ def rule_for(source: Path, ensemble: Ensemble, *, keep: bool = False) -> Rule:
 
 
 def _is_like_training(source: Path, ensemble: Ensemble) -> bool:
-    """Return True where the training store remembers how files like this one became graphs.
+    """Return True where the training store has a rule for such files.
 
     An ensemble of atoms reads structures, too, so that the suffix has to be that of a file of training.
     """
-    known = ensemble.training_attributes
-    rule, files = known.get("build"), known.get("files", [])
+    store_attributes = ensemble.training_attributes
+    rule, files = store_attributes.get("build"), store_attributes.get("files", [])
     if not isinstance(rule, Mapping) or not reads_atoms(ensemble.manifest):
         return rule is not None
     suffixes = {Path(str(file)).suffix for file in files} if isinstance(files, list) else set()
@@ -138,7 +138,7 @@ def _is_like_training(source: Path, ensemble: Ensemble) -> bool:
 
 
 def file_digest(path: Path) -> str:
-    """What a file holds, as a hash; InputError where it is no file."""
+    """Return the hash of a file; InputError where it is none."""
     if not path.is_file():
         raise InputError(f"{path} is no file; check the path")
     with path.open("rb") as file:

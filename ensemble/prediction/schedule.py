@@ -1,7 +1,8 @@
-"""Who does what when, the same on all ranks, from the same numbers; and how all of it gets done, whoever dies or dawdles."""
+"""Tasks of a prediction, the same on all ranks, and their completion."""
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,20 +11,17 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 
-from hydragnn.ensemble.plan import Units, certificate, units_where
+from hydragnn.ensemble.plan import certificate
 from hydragnn.ensemble.prediction.group import Group
-from hydragnn.ensemble.prediction.queues import (
-    LANES,
-    STAGES,
-    Bundles,
-    Stage,
-    bundles_by_chunk,
-    bundles_of,
-    homes,
-    lanes_of,
-    probing,
-    staged,
-)
+
+SHARE = 8
+"""A task is at most this part of a rank's share of the work that is left."""
+
+LONGEST_TASK = 256
+"""Batches of a task at most."""
+
+COMBINED_PER_RANK = 4
+"""Tasks per rank in which batches are combined whose members were predicted by several ranks."""
 
 LATE = 2.0
 """Work is done again by an idle rank when it takes this many times as long as expected."""
@@ -32,131 +30,206 @@ AT_LEAST = 2.0
 """Seconds that work may take whatever was expected."""
 
 HELPERS = 16
-"""Ranks that look after late work; more of them would only crowd the file system."""
+"""Ranks that look for late work; more of them would only crowd the file system."""
 
 HESITATION = 60.0
 """Seconds after which others do what the first living rank should have begun."""
 
 LOOKS = 15.0
-"""Looks at shared folders per second, of all helpers together; and of all others, where words need a look."""
-
-LONGEST = 20.0
-"""Seconds between two looks at most."""
+"""Looks at shared folders per second, of all helpers together, and of all others."""
 
 PAUSES = 0.002, 0.5
-"""Seconds between two questions whether a word was said, at least, and at most where that needs no look."""
+"""Seconds between two questions to the store, at least and at most, for a rank that waits."""
 
-SHARE = 0.125
-"""Part of the time waited so far after which it is asked again."""
+QUESTIONS = 2000
+"""Questions to the store per second, of all ranks together, at most."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Late:
-    """A piece of work that was taken and is not there yet."""
-
-    number: int
-    claim: str
-    """The claim of the queue it was taken from."""
-    seconds: float
-    """How long it should take."""
-
+PART_OF_WAIT = 0.125
+"""Part of the time waited so far after which a rank asks again."""
 
 Loads = Float[np.ndarray, " chunks"]
 Marks = Bool[np.ndarray, "chunks members"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Lane:
-    """Members that live together on a rank, and their work."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """Consecutive batches, and the members that one rank predicts for them."""
+
+    first: int
+    stop: int
+    members: tuple[int, ...]
+    cost: float = 0.0
+
+    def is_done(self, marks: Marks) -> bool:
+        """Return True where all of it is marked."""
+        return bool(marks[self.first : self.stop, list(self.members)].all())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Late:
+    """A task that was taken and is not finished."""
 
     number: int
-    members: tuple[int, ...]
-    ranks: int
-    """Ranks that begin here; the others help when theirs is done."""
-    units: Units
-    stages: int
-    """How often work is ordered; one rank alone has no use for a second time."""
-
-    def first(self, loads: Loads, rates: Sequence[float]) -> Stage:
-        """The first stage, by expected costs."""
-        stage = staged(self.units, self.units.costs(loads, rates), self.ranks, self.stages)
-        return probing(stage, stage.left.costs(loads, rates), self.ranks)
-
-    def following(self, number: int, before: Stage, loads: Loads, rates: Sequence[float]) -> Stage:
-        """Stage ``number``, by measured seconds: a member's ``rates`` times a chunk's load."""
-        return staged(before.left, before.left.costs(loads, rates), self.ranks, self.stages - number)
-
-    def queue(self, stage: int) -> int:
-        """The number of the queue of a stage."""
-        return LANES + self.number * self.stages + stage
+    claim: str
+    """The position of a queue from which it was taken."""
+    seconds: float
+    """How long it should take."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Schedule:
-    """All units, those that were found finished, and the lanes of the others."""
+    """All tasks of a prediction, a queue per set of members."""
 
     loads: Loads
     every: Marks
-    """The units of this prediction: none of a chunk that nothing can be predicted of."""
-    there: Bundles
-    """Units with a part, chunk by chunk, which has to be looked at, since a power cut may have torn it."""
-    lanes: tuple[Lane, ...]
+    """The units of this prediction: none of a batch that cannot be predicted."""
+    finished: Marks
+    """The units that an earlier sitting has finished."""
+    lanes: tuple[tuple[Task, ...], ...]
+    spread: tuple[Task, ...]
+    """Batches that are combined at the end, because several ranks predicted their members."""
     costs: tuple[float, ...]
     """Expected cost of every member per load."""
     ranks: int
 
     @property
     def units(self) -> int:
-        """How many units there are."""
+        """Return the number of units."""
         return int(self.every.sum())
 
-    def lanes_from(self, rank: int) -> list[Lane]:
-        """The lanes in the order in which a rank goes through them, its own first."""
-        home = homes([sum(self.costs[m] for m in lane.members) for lane in self.lanes], self.ranks)[rank]
-        return [*self.lanes[home:], *self.lanes[:home]]
+    @property
+    def resumed(self) -> int:
+        """Return the number of units that were finished at the beginning."""
+        return int((self.every & self.finished).sum())
 
-    def late(self, taken: Mapping[int, Bundles], rates: Sequence[float], there: Marks) -> Iterator[Late]:
-        """Every unit of these queues that is not ``there``, with the claim it was taken under and the seconds that its bundle should take."""
-        members = len(self.costs)
-        for queue, bundles in taken.items():
-            absent = np.flatnonzero(~there[bundles.units.chunk, bundles.units.member])
-            for place, position in zip(absent, np.searchsorted(bundles.stops, absent, side="right").tolist()):
-                units = bundles[position]
-                yield Late(
-                    number=int(bundles.units.chunk[place]) * members + int(bundles.units.member[place]),
-                    claim=f"{queue}-{position}",
-                    seconds=sum(rates[one.member] * float(self.loads[one.chunk]) for one in units),
-                )
+    def lanes_from(self, rank: int) -> list[int]:
+        """Return the numbers of the lanes, this rank's own first."""
+        home = homes([math.fsum(task.cost for task in lane) for lane in self.lanes], self.ranks)[rank]
+        return [*range(home, len(self.lanes)), *range(home)]
 
     @cached_property
     def certificate(self) -> dict[str, Any]:
-        """How good the plan is on these ranks, by expected costs, and with how many threads each computes."""
-        marks = self.every.copy()
-        marks[self.there.units.chunk, self.there.units.member] = False
-        waiting = units_where(marks)
-        costs = waiting.costs(self.loads, self.costs)
-        queue = bundles_of(waiting, costs, self.ranks).costs
+        """Return the quality of the plan by expected costs."""
+        waiting = (self.loads[:, None] * np.array(self.costs))[self.every & ~self.finished]
+        queue = np.array([task.cost for lane in self.lanes for task in lane])
         threads = torch.get_num_threads()
-        return {**certificate(costs, queue, self.ranks), "bundles": len(queue), "threads": threads}
+        return {**certificate(waiting, queue, self.ranks), "tasks": len(queue), "threads": threads}
 
 
 def make_schedule(
-    loads: Loads, every: Marks, there: Marks, costs: Sequence[float], *, held: int, ranks: int
+    loads: Loads,
+    every: Marks,
+    finished: Marks,
+    combined: Bool[np.ndarray, " chunks"],
+    costs: Sequence[float],
+    *,
+    held: int,
+    ranks: int,
 ) -> Schedule:
-    """The schedule of the units ``every``, of which some are ``there``, on ranks that hold so many members each."""
+    """Return the schedule of all batches that are not ``combined``."""
+    waiting = loads[:, None] * np.array(costs) * (every & ~finished)
     sets = lanes_of(costs, min(held, len(costs)))
-    at_home = homes([sum(costs[member] for member in members) for members in sets], ranks)
-    lanes, stages = [], STAGES if ranks > 1 else 1
-    for number, members in enumerate(sets):
-        own = np.zeros_like(every)
-        own[:, members] = every[:, members] & ~there[:, members]
-        begin_here = max(1, at_home.count(number))
-        lanes.append(
-            Lane(number=number, members=tuple(members), ranks=begin_here, units=units_where(own), stages=stages)
-        )
-    found = units_where(every & there)
-    looks = bundles_by_chunk(found, found.costs(loads, costs))
-    return Schedule(loads=loads, every=every, there=looks, lanes=tuple(lanes), costs=tuple(costs), ranks=ranks)
+    lanes, spread = list[tuple[Task, ...]](), np.zeros(len(loads), dtype=np.bool_)
+    for members in sets:
+        is_open = ~combined & (len(sets) == 1 or (every & ~finished)[:, members].any(axis=1))
+        lanes.append(tuple(tasks_of(waiting, is_open, members, ranks)))
+        for task in lanes[-1]:
+            spread[task.first : task.stop] |= len(task.members) < len(costs)
+    if len(sets) > 1:
+        spread |= ~combined
+    together = tuple(_equal_tasks(spread, range(len(costs)), COMBINED_PER_RANK * ranks))
+    return Schedule(
+        loads=loads,
+        every=every,
+        finished=finished,
+        lanes=tuple(lanes),
+        spread=together,
+        costs=tuple(costs),
+        ranks=ranks,
+    )
+
+
+def tasks_of(
+    costs: Float[np.ndarray, "chunks members"], is_open: Bool[np.ndarray, " chunks"], members: Sequence[int], ranks: int
+) -> Iterator[Task]:
+    """Give tasks of the open batches.
+
+    Large batches by members, the costliest first, then ever shorter runs of batches.
+
+    >>> costs, every = np.ones((6, 2)), np.ones(6, dtype=np.bool_)
+    >>> [(task.first, task.stop) for task in tasks_of(costs, every, [0, 1], ranks=1)]
+    [(0, 6)]
+    >>> [task.members for task in tasks_of(costs[:1], every[:1], [0, 1], ranks=2)]
+    [(0,), (1,)]
+    """
+    own = np.where(is_open, costs[:, members].sum(axis=1), 0.0)
+    shares = SHARE * ranks if ranks > 1 else 1
+    most = own.sum() / shares
+    large = np.flatnonzero(is_open & (own > most * (1 + 1e-9)))
+    split = list[Task]()
+    for chunk in large.tolist():
+        count = min(len(members), int(np.ceil(own[chunk] / most)))
+        for part in lanes_of(costs[chunk, members].tolist(), -(-len(members) // count)):
+            few = tuple(members[number] for number in part)
+            split.append(Task(first=chunk, stop=chunk + 1, members=few, cost=float(costs[chunk, list(few)].sum())))
+    yield from sorted(split, key=lambda task: -task.cost)
+    small = is_open.copy()
+    small[large] = False
+    reached = np.concatenate([[0.0], np.where(small, own, 0.0).cumsum()])
+    for begin, end in runs_of(small):
+        first = begin
+        while first < end:
+            goal = reached[first] + (reached[-1] - reached[first]) / shares
+            stop = int(np.searchsorted(reached, goal * (1 + 1e-9), side="right")) - 1
+            stop = min(max(stop, first + 1), end, first + LONGEST_TASK)
+            yield Task(first=first, stop=stop, members=tuple(members), cost=float(reached[stop] - reached[first]))
+            first = stop
+
+
+def runs_of(marks: Bool[np.ndarray, " chunks"]) -> list[tuple[int, int]]:
+    """Return first and stop of every run of marks.
+
+    >>> runs_of(np.array([True, True, False, True]))
+    [(0, 2), (3, 4)]
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], marks, [False]]).astype(np.int8))).tolist()
+    return list(zip(edges[::2], edges[1::2]))
+
+
+def _equal_tasks(marks: Bool[np.ndarray, " chunks"], members: Iterable[int], count: int) -> Iterator[Task]:
+    """Give the marked batches in about ``count`` tasks."""
+    longest = max(1, -(-int(marks.sum()) // count))
+    for begin, end in runs_of(marks):
+        for first in range(begin, end, longest):
+            yield Task(first=first, stop=min(first + longest, end), members=tuple(members))
+
+
+def lanes_of(costs: Sequence[float], held: int) -> list[list[int]]:
+    """Return sets of at most ``held`` members of nearly equal cost.
+
+    The costliest members are placed first.
+
+    >>> lanes_of([1.0, 1.0, 3.0], held=2)
+    [[2], [0, 1]]
+    """
+    lanes: list[list[int]] = [[] for _ in range(-(-len(costs) // held))]
+    for member in sorted(range(len(costs)), key=lambda member: (-costs[member], member)):
+        free = [lane for lane in lanes if len(lane) < held]
+        min(free, key=lambda lane: sum(costs[one] for one in lane)).append(member)
+    return [sorted(lane) for lane in lanes]
+
+
+def homes(costs: Sequence[float], ranks: int) -> list[int]:
+    """Return the first lane of each rank, in proportion to costs.
+
+    >>> homes([1.0, 3.0], ranks=4)
+    [0, 1, 1, 1]
+    """
+    total, ends = sum(costs), []
+    for lane in range(len(costs)):
+        ends.append(sum(costs[: lane + 1]) / total if total > 0 else (lane + 1) / len(costs))
+    shares = [(rank + 0.5) / ranks for rank in range(ranks)]
+    return [next((lane for lane, end in enumerate(ends) if share < end), len(costs) - 1) for share in shares]
 
 
 def finish_together(
@@ -166,19 +239,20 @@ def finish_together(
     do: Callable[[int], None],
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Return when nothing is missing; this rank's queues have run dry. ``check`` is called all the while.
+    """Return when nothing is missing.
 
-    What a dead rank had taken is done by the first that sees it. What takes ``LATE`` times as long as it should is done
-    again by one idle rank, and after the same time once more by another; all of them give the same bits. A few ranks look;
-    the one that finds nothing missing says so to all, and so does the last rank that comes here, since all others have done
-    what they took.
+    This rank's queues are empty. ``check`` is called all the while.
+
+    Work of a dead rank is done again at once. Work that takes ``LATE`` times as long as expected is done again by one idle rank, and
+    after the same time by another; all of them write the same bits. A few ranks look for missing work. One that finds none, or
+    the last rank that comes here, signals the end to all.
     """
     idle_since, turn = time.monotonic(), Turn(group)
-    if group.last_at(name):
-        group.tell(name)
-    while not group.told(name):
+    if group.is_last_at(name):
+        group.signal(name)
+    while not group.is_signalled(name):
         check()
-        if turn.looks():
+        if turn.is_due():
             waited, nothing, work = time.monotonic() - idle_since, True, None
             for one in missing():
                 nothing = False
@@ -186,7 +260,7 @@ def finish_together(
                     work = one
                     break
             if nothing:
-                group.tell(name)
+                group.signal(name)
                 return
             if work is not None:
                 do(work.number)
@@ -197,42 +271,41 @@ def finish_together(
 def once(
     group: Group,
     name: str,
-    done: Callable[[], bool],
+    is_finished: Callable[[], bool],
     do: Callable[[], None],
     check: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Let one rank do something while the others wait until it is done; whether this rank did it. ``check`` is called all the while.
+    """Let one rank do something while the others wait.
 
-    It is for the first living rank. Where that one hangs and has not begun after ``HESITATION`` seconds, another does it;
-    one that hangs while it does it is waited for.
+    Return True where this rank did it. ``check`` is called all the while.
+
+    The first living rank does it. Where it has not begun after ``HESITATION`` seconds, another one does; a rank that has begun is
+    waited for.
     """
     idle_since, turn = time.monotonic(), Turn(group)
-    while not group.told(name):
+    while not group.is_signalled(name):
         check()
-        if turn.looks():
-            if done():
+        if turn.is_due():
+            if is_finished():
                 return False
             first = all(group.gone(rank) for rank in range(group.rank))
             if (first or time.monotonic() - idle_since > HESITATION) and _begins(group, name):
                 do()
-                group.tell(name)
+                group.signal(name)
                 return True
         rest(group, time.monotonic() - idle_since)
     return False
 
 
 class Turn:
-    """Which ranks look for themselves: helpers often, others now and then, in case that all helpers are gone."""
+    """Times at which a rank looks into the folder, helpers often."""
 
     def __init__(self, group: Group) -> None:
-        first = 0.0
-        if helps(group):
-            self._every = min(group.size, HELPERS) / LOOKS
-        else:
-            first = self._every = max(HESITATION, group.size / LOOKS)
-        self._next = time.monotonic() + first
+        is_helper = group.rank % max(1, -(-group.size // HELPERS)) == 0
+        self._every = min(group.size, HELPERS) / LOOKS if is_helper else max(HESITATION, group.size / LOOKS)
+        self._next = time.monotonic() + (0.0 if is_helper else self._every)
 
-    def looks(self) -> bool:
+    def is_due(self) -> bool:
         """Return True where this rank is to look now."""
         now = time.monotonic()
         if now < self._next:
@@ -241,18 +314,9 @@ class Turn:
         return True
 
 
-def helps(group: Group) -> bool:
-    """Return True where this rank looks after what others leave undone."""
-    return group.rank % max(1, -(-group.size // HELPERS)) == 0
-
-
 def rest(group: Group, waited: float) -> None:
-    """Wait a little more after so many seconds, so long that all ranks together take few looks at the file system."""
-    helpers = min(group.size, HELPERS)
-    if group.hears or helps(group):
-        time.sleep(min(max(SHARE * waited, PAUSES[0]), PAUSES[1] if group.hears else helpers / LOOKS))
-    else:
-        time.sleep(min(LONGEST, (group.size - helpers) / LOOKS))
+    """Wait a little more, in proportion to the time waited."""
+    time.sleep(min(max(PART_OF_WAIT * waited, PAUSES[0]), max(PAUSES[1], group.size / QUESTIONS)))
 
 
 def _is_ours(group: Group, name: str, work: Late, waited: float) -> bool:
@@ -264,7 +328,7 @@ def _is_ours(group: Group, name: str, work: Late, waited: float) -> bool:
 
 
 def _begins(group: Group, name: str) -> bool:
-    """Return True where this rank is the first to claim it, or the first after one that died."""
+    """Return True where this rank claims it first, or after a dead one."""
     claim = name
     while not group.first_to(claim):
         owner = group.owner(claim)

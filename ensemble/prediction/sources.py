@@ -1,4 +1,4 @@
-"""Where graphs to predict come from: a store, or files that become one."""
+"""Sources of graphs: a store, or files that become one."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from hydragnn.datasets import GraphStore, StoreWriter, open_store
 from hydragnn.datasets.formats.engine import part_name
 from hydragnn.datasets.manifest import read_manifest, write_manifest
 from hydragnn.datasets.part_texts import texts_path
-from hydragnn.ensemble.prediction.entries import unique_name
+from hydragnn.distributed.launch import unique_name
 from hydragnn.ensemble.prediction.rules import Block, Rule
 from hydragnn.ensemble.structures import Unbuilt, made_graphs
 from hydragnn.graphs.joining import concatenate
@@ -29,7 +29,7 @@ TOGETHER = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Source:
-    """Graphs in a store, their numbers in the output, and why the missing ones could not be built."""
+    """Graphs in a store, their output numbers, and failures of others."""
 
     store: GraphStore
     numbers: Int[np.ndarray, " graphs"] | None
@@ -38,7 +38,10 @@ class Source:
 
 
 def is_store(path: Path) -> bool:
-    """Return True where the path is a store; InputError where it is nothing at all."""
+    """Return True where the path is a store.
+
+    InputError where it is nothing at all.
+    """
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path")
     return path.suffix in (".h5", ".bp") or (path / "manifest.json").is_file()
@@ -51,10 +54,10 @@ def store_source(path: Path) -> Source:
 
 
 class Building:
-    """Graphs made from files, block by block, in any order, by any number of ranks."""
+    """Graphs made from files, block by block, by any number of ranks."""
 
     def __init__(self, rule: Rule, scratch: Path, digest: str) -> None:
-        """``scratch`` keeps the graphs; the files are those of the ``digest``, as long as nobody changes them."""
+        """``scratch`` keeps the graphs."""
         self.rule, self.scratch, self.digest = rule, scratch, digest
         self.blocks = rule.blocks()
 
@@ -68,7 +71,7 @@ class Building:
         return (self._folder(number) / "notes.json").is_file()
 
     def there(self) -> set[int]:
-        """The blocks that are built, by one look at the folder: they get their names when they are whole."""
+        """The blocks that are built, by one look at the folder."""
         names = {entry.name for entry in os.scandir(self.scratch)}
         return {number for number in range(len(self.blocks)) if self._folder(number).name in names}
 
@@ -86,7 +89,9 @@ class Building:
                     raise
 
     def _write(self, block: Block, out: Path) -> dict[str, Any]:
-        """Write the graphs of a block, some at a time; gives their numbers and the failures, or what is wrong with the files.
+        """Write the graphs of a block, some at a time.
+
+        Return their numbers and the failures, or what is wrong with the files.
 
         InputError where they cannot be written: that says nothing of the files, and is no note for those who resume.
         """
@@ -121,7 +126,7 @@ class Building:
         return {"numbers": numbers, "failures": failures}
 
     def join(self) -> None:
-        """Make one store of all blocks; says in its notes where that is impossible."""
+        """Make one store of all blocks."""
         notes = [read_sealed(self._folder(number) / "notes.json") for number in range(len(self.blocks))]
         error = next((note["error"] for note in notes if "error" in note), "")
         if self.rule.digest != self.digest:
@@ -138,7 +143,7 @@ class Building:
         write_sealed(self.scratch / "graphs.json", {"error": error, "numbers": numbers, "failures": failures})
 
     def _join_stores(self, blocks: Sequence[int]) -> None:
-        """A store whose parts are links to those of all blocks, which stay where they are."""
+        """Make one store of links to the parts of all blocks."""
         manifests = [read_manifest(self._folder(number) / "graphs.h5") for number in blocks]
         whole = self.scratch / "graphs.h5"
         with self._writing():

@@ -1,40 +1,39 @@
-"""One rank at work: it takes bundles, predicts their units and keeps account of the time; then it helps to make the pieces of the file, and one rank joins them."""
+"""One rank at work."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
-from numpy.typing import NDArray
 
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members import Outcome
-from hydragnn.ensemble.plan import Chunk, Chunks, Unit
-from hydragnn.ensemble.prediction.group import Group
-from hydragnn.ensemble.prediction.looking import look_together
-from hydragnn.ensemble.prediction.queues import MADE, PIECES, POSTS, SPREAD, Bundles, Queue
-from hydragnn.ensemble.prediction.records import Parts
-from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
-from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Piece, Sink, joined, size_of
+from hydragnn.ensemble.plan import Chunk, Chunks
+from hydragnn.ensemble.prediction.formats.hdf5 import VirtualSink
+from hydragnn.ensemble.prediction.formats.sink import AppendingSink, Block, Piece, Sink, joined, size_of
+from hydragnn.ensemble.prediction.group import Group, Queue
+from hydragnn.ensemble.prediction.parts import Parts
+from hydragnn.ensemble.prediction.schedule import Task
 from hydragnn.ensemble.prediction.sources import Source
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, without_screening
 from hydragnn.graphs.texts import Texts
 
-NOTE_EVERY = 0.5
-"""Seconds between two times that a rank tells."""
+KEEP_SECONDS = 5.0
+"""Seconds of work after which it is kept, although its task is not finished."""
 
-LONG = 1.0
-"""Seconds of a unit that is kept by itself as soon as it is done, and not only with the others of its bundle."""
+KEEP_BYTES = 1 << 24
+"""Bytes of a segment after which it is kept."""
+
+LOOK_SECONDS = 1.0
+"""Seconds between two looks for new segments of the rank that joins them."""
 
 COUNTS = ("graphs", "failed", "outside_training_domain")
 
 
 class Worker:
-    """What a rank needs to predict units, and what it did."""
+    """A rank that predicts batches, and the account of its work."""
 
     def __init__(
         self,
@@ -47,96 +46,110 @@ class Worker:
         sink: Sink,
         check: Callable[[], None],
     ) -> None:
-        """Nothing is done yet; ``check`` is called before every unit and raises where the prediction is to end."""
+        """Begin an empty account.
+
+        ``check`` is called before every unit and raises where the prediction is to end.
+        """
         self.group, self.ensemble, self.graphs, self.chunks, self.parts = group, ensemble, graphs, chunks, parts
-        self.sink, self.check = sink, check
-        self.needed = needed
-        self.done, self._busy = 0, 0.0
-        self._spent = [0.0] * len(ensemble.names)
-        self._load = [0.0] * len(ensemble.names)
-        self._noted_at = -NOTE_EVERY
+        self.sink, self.check, self.needed = sink, check, needed
+        self.everyone = tuple(range(len(ensemble.names)))
+        self.done, self.largest, self.busy, self.load = 0, 0.0, 0.0, 0.0
         self.start()
 
     def start(self) -> None:
-        """The clock of the account starts now."""
+        """Start the clock of the account."""
         self.began = self.ended = time.time()
 
-    def work(self, queue: Queue, bundles: Bundles, moved: Callable[[int], None]) -> None:
-        """Take bundles until there are none, telling the others now and then what was measured."""
+    def work(self, queue: Queue, tasks: Sequence[Task], on_task: Callable[[int], None]) -> None:
+        """Take tasks until there are none."""
         while (position := queue.take()) is not None:
-            moved(position)
-            units = bundles[position]
-            self._note_progress(units)
-            self.predict(units)
+            self.do(tasks[position])
+            on_task(position)
 
-    def predict(self, units: Sequence[Unit]) -> dict[int, Outcome]:
-        """Predict units of one chunk, apart from those that are there already; their batch is read once. Gives outcomes by member.
+    def do(self, task: Task) -> None:
+        """Predict the batches of a task and keep what is finished.
 
-        What is predicted is kept, whatever ends the work: as a piece of the file if it is of all members, else unit by unit.
+        Batches with all members become segments; other tasks keep the outcomes of their members.
         """
-        began, done = time.perf_counter(), dict[int, Outcome]()
-        units = [unit for unit in units if not self.parts.has(unit)]
-        if not units:
-            return done
-        chunk = units[0].chunk
-        read = self.read(self.chunks[chunk])
-        seconds = dict.fromkeys((unit.member for unit in units), (time.perf_counter() - began) / len(units))
+        began = time.perf_counter()
+        pieces = list[tuple[int, dict[str, int], Piece]]()
+        fresh = dict[tuple[int, int], Outcome]()
+        self._kept_at = time.monotonic()
         try:
-            for unit in units:
-                self.check()
-                began = time.perf_counter()
-                done[unit.member] = outcome_of(self.ensemble.members[unit.member], read)
-                seconds[unit.member] += time.perf_counter() - began
-                self._account(unit, seconds[unit.member])
-                if seconds[unit.member] > LONG:
-                    self.parts.keep(unit, done[unit.member], seconds.pop(unit.member))
+            for chunk in range(task.first, task.stop):
+                if self.parts.is_combined(chunk):
+                    continue
+                if len(task.members) < len(self.everyone):
+                    self._outcomes(chunk, task.members, fresh, pieces, None)
+                    continue
+                pieces.append((chunk, *self._combined(chunk, fresh, pieces)))
+                for member in self.everyone:
+                    fresh.pop((chunk, member), None)
+                if sum(size_of(piece) for *_, piece in pieces) > KEEP_BYTES:
+                    self._keep(pieces, fresh)
         finally:
-            began = time.perf_counter()
-            self._keep(chunk, read, done, seconds)
-            self._busy += time.perf_counter() - began
+            self._keep(pieces, fresh)
+            self.busy += time.perf_counter() - began
             self.ended = time.time()
-        return done
 
-    def _keep(self, chunk: int, read: Screened, done: Mapping[int, Outcome], seconds: dict[int, float]) -> None:
-        """Keep outcomes by member, which took so many ``seconds``; those that are not among these are kept already."""
-        if len(done) == len(self.ensemble.names):
+    def _keep(self, pieces: list[tuple[int, dict[str, int], Piece]], fresh: dict[tuple[int, int], Outcome]) -> None:
+        """Write what is finished."""
+        while pieces:
+            count = next((n for n in range(1, len(pieces)) if pieces[n][0] != pieces[0][0] + n), len(pieces))
+            some, pieces[:] = pieces[:count], pieces[count:]
+            counts = dict(sum((Counter(counts) for _, counts, _ in some), Counter()))
+            first = some[0][0]
+            self.parts.keep_segment(first, first + count, counts, joined([piece for *_, piece in some]))
+        if fresh:
+            self.parts.keep_outcomes(fresh)
+            fresh.clear()
+        self._kept_at = time.monotonic()
+
+    def _combined(
+        self, number: int, fresh: dict[tuple[int, int], Outcome], pieces: list[Any]
+    ) -> tuple[dict[str, int], Piece]:
+        """Return counts of a batch's graphs and their output."""
+        chunk = self.chunks[number]
+        if chunk.reason:
+            return self._piece(chunk, self._read(chunk) if len(chunk.graphs) else None, [])
+        earlier = self.parts.outcomes(number)
+        # graphs that are not valid have their reason in every outcome, so that without reasons there are none
+        is_sound = bool(earlier) and not any(any(outcome.reasons) for outcome in earlier.values())
+        read = without_screening(self.graphs.store.read(chunk.graphs, self.needed)) if is_sound else self._read(chunk)
+        of_member = earlier | self._outcomes(
+            number, [one for one in self.everyone if one not in earlier], fresh, pieces, read
+        )
+        return self._piece(chunk, read, [of_member[member] for member in self.everyone])
+
+    def _outcomes(
+        self,
+        number: int,
+        members: Iterable[int],
+        fresh: dict[tuple[int, int], Outcome],
+        pieces: list[Any],
+        read: Screened | None,
+    ) -> dict[int, Outcome]:
+        """Return what members predict for a batch, by member."""
+        chunk, of_member = self.chunks[number], dict[int, Outcome]()
+        earlier = self.parts.outcomes(number) if read is None else {}
+        for member in members:
+            if chunk.reason or member in earlier:
+                continue
+            self.check()
             began = time.perf_counter()
-            piece = self._piece(chunk, read, [done[member] for member in range(len(done))])
-            combining = time.perf_counter() - began
-            self.keep_piece(chunk, piece, [one + combining / len(seconds) for one in seconds.values()])
-            return
-        for member in done.keys() & seconds.keys():
-            self.parts.keep(Unit(chunk=chunk, member=member), done[member], seconds[member])
+            read = read or self._read(chunk)
+            of_member[member] = fresh[number, member] = outcome_of(self.ensemble.members[member], read)
+            self._account(chunk, time.perf_counter() - began)
+            if time.monotonic() - self._kept_at > KEEP_SECONDS:
+                self._keep(pieces, fresh)
+        return of_member
 
-    def keep_piece(self, chunk: int, piece: tuple[dict[str, int], Piece], seconds: Sequence[float]) -> None:
-        """Keep counts of a chunk's graphs and what they become in the file; ``seconds`` of the units that were predicted for it."""
-        self.parts.keep_piece(chunk, *piece, seconds, self.sink.sizes(piece[1]))
-
-    def read(self, chunk: Chunk, *, sure: bool = False) -> Screened:
-        """The graphs of a chunk, apart from those that are not valid; ``sure`` that there are none, they are not checked."""
-        if sure:
-            return without_screening(self.graphs.store.read(chunk.graphs, self.needed))
+    def _read(self, chunk: Chunk) -> Screened:
+        """Return the graphs of a batch, screened."""
         return read_screened(self.graphs.store, chunk.graphs, self.needed, self.needed, chunk.numbers)
 
-    def combine(self, number: int) -> tuple[dict[str, int], Piece]:
-        """Counts of a chunk's graphs and what they become in the file, by what was kept of members; what is torn is predicted again."""
-        chunk = self.chunks[number]
-        outcomes = [] if chunk.reason else self._outcomes(number)
-        # graphs that are not valid have their reason in every outcome, so that without reasons there are none
-        sure = bool(outcomes) and not any(any(outcome.reasons) for outcome in outcomes)
-        return self._piece(number, self.read(chunk, sure=sure) if len(chunk.graphs) else None, outcomes)
-
-    def _outcomes(self, chunk: int) -> list[Outcome]:
-        units = [Unit(chunk=chunk, member=member) for member in range(len(self.ensemble.names))]
-        kept = {unit.member: self.parts.outcome(unit) for unit in units}
-        found = {member: outcome for member, outcome in kept.items() if outcome is not None}
-        torn = [unit for unit in units if unit.member not in found]
-        every = found | (self.predict(torn) if torn else {})
-        return [every[unit.member] for unit in units]
-
-    def _piece(self, number: int, read: Screened | None, outcomes: Sequence[Outcome]) -> tuple[dict[str, int], Piece]:
-        """Counts of a chunk's graphs and what they become in the file."""
-        chunk = self.chunks[number]
+    def _piece(self, chunk: Chunk, read: Screened | None, outcomes: Sequence[Outcome]) -> tuple[dict[str, int], Piece]:
+        """Return counts of a batch's graphs and their output."""
         if chunk.reason:
             nodes, edges = (0, 0) if read is None else (read.whole.num_nodes, read.whole.num_edges)
             unbuilt = self.graphs.failures.get(int(chunk.numbers[0]))
@@ -151,138 +164,95 @@ class Worker:
         return dict(zip(COUNTS, counts)), self.sink.piece(block)
 
     def account(self) -> dict[str, Any]:
-        """What this rank did and when."""
+        """Return what this rank did and when."""
         return {
             "rank": self.group.rank,
             "began": self.began,
             "ended": self.ended,
-            "busy": self._busy,
+            "busy": self.busy,
             "units": self.done,
+            "largest": self.largest,
         }
 
-    def _note_progress(self, next_ones: Sequence[Unit]) -> None:
-        """Note what this rank has measured and begins now, if some time has passed and it is one of those that tell."""
-        is_due = self.group.size > 1 and self.group.rank % max(1, self.group.size // POSTS) == 0
-        if is_due and time.monotonic() - self._noted_at > NOTE_EVERY:
-            (unit, *others) = next_ones
-            running = [] if others else [unit.member, float(self.chunks.loads[unit.chunk]), time.time()]
-            self.group.note("measured", {"seconds": self._spent, "load": self._load, "running": running})
-            self._noted_at = time.monotonic()
+    def seconds_of(self, loads: float) -> float:
+        """Return the expected seconds of a load, by this rank's own work."""
+        return self.busy / self.load * loads if self.load else float("inf")
 
-    def _account(self, unit: Unit, seconds: float) -> None:
+    def _account(self, chunk: Chunk, seconds: float) -> None:
         self.done += 1
-        self._busy += seconds
-        self._spent[unit.member] += seconds
-        self._load[unit.member] += float(self.chunks.loads[unit.chunk])
+        self.largest = max(self.largest, seconds)
+        self.load += chunk.load
 
 
-TURNS = 4
-"""Chunks whose pieces are missing are shared out in so many turns per rank."""
-
-SECONDS = 10.0
-"""More than the pieces of a turn take."""
-
-APPENDED = 1 << 22
-"""Bytes that are appended to the file at once; whatever the number of ranks, so that the file is the same."""
-
-
-class Merger:
-    """What of a prediction becomes which piece of the file."""
+class Joiner:
+    """The output in the making."""
 
     def __init__(self, worker: Worker) -> None:
-        """All units are there."""
-        self._worker, self.chunks = worker, range(len(worker.chunks))
-        self._unknown: list[Callable[[], None]] = [partial(worker.parts.records.look, all_files=True)]
+        """Begin at the first batch; nothing is written before ``advance``."""
+        self._worker, self._next, self._looked_at = worker, 0, 0.0
+        self._counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+        self.names: list[str] = []
+        self._is_open = False
 
-    def prepare(self) -> None:
-        """Make pieces of chunks that units were kept of one by one, together with the other ranks, until all are there."""
-        worker, group = self._worker, self._worker.group
-        self._unknown = [look_together(group, worker.parts.records, SPREAD)]
-        if group.hears:  # one looks into the files of all, however many
-            once(group, "spread", worker.sink.path.exists, lambda: group.publish("spread", self._spread), worker.check)
-        spread: dict[str, list[str]] = group.publish("spread", self._spread)
-        chunks, count = list(spread.items()), min(len(spread), TURNS * group.size)
-        turns = [dict(chunks[number::count]) for number in range(count)]
-        queue = group.queue(PIECES, [1.0] * count)
-        while (position := queue.take()) is not None:
-            self._keep(turns[position])
-        worker.parts.records.end()
+    def advance(self) -> None:
+        """Append the segments that follow, as far as they are finished.
 
-        def missing() -> list[Late]:
-            if worker.sink.path.exists():
-                return []  # the others did without this rank
-            worker.parts.records.look()
-            absent = set(map(str, self._undone().tolist()))
-            return [
-                Late(number=number, claim=f"{PIECES}-{number}", seconds=SECONDS)
-                for number, turn in enumerate(turns)
-                if not absent.isdisjoint(turn)
-            ]
-
-        finish_together(group, "piece", missing, lambda number: self._keep(turns[number]), worker.check)
-        self._unknown.append(look_together(group, worker.parts.records, MADE, later=True))
-
-    def _spread(self) -> dict[str, list[str]]:
-        """The chunks whose units were kept of ranks apart, and the indices that tell of them."""
-        records = self._worker.parts.records
-        self._know_all()
-        undone = self._undone()
-        return dict(zip(map(str, undone.tolist()), records.indices_of(undone)))
-
-    def pieces_found(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """An entry for the piece of every chunk, and the names of the files that they tell of; a piece that is not there is made."""
+        InputError where there is no space.
+        """
         worker = self._worker
-        self._know_all()
-        undone = self._undone().tolist()
-        for chunk in undone:
-            worker.keep_piece(chunk, self.made(chunk), [])
-        if undone:
-            worker.parts.records.look(all_files=True)
-        return worker.parts.records.pieces(len(self.chunks))
+        while self._next < len(worker.chunks):
+            of_member = worker.parts.segment_at(self._next)
+            if of_member is None:
+                if worker.group.size == 1 or time.monotonic() - self._looked_at < LOOK_SECONDS:
+                    return
+                worker.parts.look()
+                self._looked_at = time.monotonic()
+                if worker.parts.segment_at(self._next) is None:
+                    return
+                continue
+            self._append(*of_member)
 
-    def write(self, sink: AppendingSink) -> dict[str, int]:
-        """Append all pieces to the file; gives counts of graphs. A piece that is not there, or torn, is made."""
-        worker, total = self._worker, Counter[str](dict.fromkeys(COUNTS, 0))
-        self._know_all()
-        with sink:
-            pieces, size = list[Piece](), 0
-            for chunk in self.chunks:
-                counts, piece = worker.parts.piece(chunk) or self.made(chunk)
-                total.update(counts)
-                pieces.append(piece)
-                size += size_of(piece)
-                if size >= APPENDED:
-                    self._append(sink, pieces)
-                    size = 0
-            self._append(sink, pieces)
-        return dict(total)
+    def finish(self) -> dict[str, int]:
+        """Complete the output, and make what is missing; return counts of graphs."""
+        worker, sink = self._worker, self._worker.sink
+        worker.parts.look()
+        while self._next < len(worker.chunks):
+            worker.check()
+            of_member = worker.parts.segment_at(self._next)
+            if of_member is None:
+                worker.do(Task(first=self._next, stop=self._next + 1, members=worker.everyone))
+            else:
+                self._append(*of_member)
+        if isinstance(sink, AppendingSink):
+            self._open(sink)
+            sink.complete()
+            self._is_open = False
+        else:
+            assert isinstance(sink, VirtualSink)
+            sink.join([worker.parts.folder / name for name in self.names])
+        return dict(self._counts)
 
-    def _append(self, sink: AppendingSink, pieces: list[Piece]) -> None:
-        """Append pieces to the file, after which there are none."""
-        if pieces:
-            whole = joined(pieces)
+    def close(self) -> None:
+        """Discard an output that is not complete."""
+        if self._is_open and isinstance(self._worker.sink, AppendingSink):
+            self._worker.sink.discard()
+
+    def _append(self, stop: int, name: str) -> None:
+        """Append a segment; a damaged one is forgotten, and made again."""
+        segment = self._worker.parts.segment(name)
+        if segment is None:
+            return
+        counts, piece = segment
+        sink = self._worker.sink
+        if isinstance(sink, AppendingSink):
+            self._open(sink)
             self._worker.check()
-            sink.write(whole)
-        pieces.clear()
+            sink.append(piece)
+        self._counts.update(counts)
+        self.names.append(name)
+        self._next = stop
 
-    def made(self, chunk: int) -> tuple[dict[str, int], Piece]:
-        """Counts of a chunk's graphs and what they become in the file, made anew."""
-        self._worker.check()
-        return self._worker.combine(chunk)
-
-    def _know_all(self) -> None:
-        """See what all ranks have finished by now, as far as this one does not know it."""
-        while self._unknown:
-            self._unknown.pop(0)()
-
-    def _undone(self) -> Int[np.ndarray, " chunks"]:
-        """The chunks that no piece is known of."""
-        return np.flatnonzero(~self._worker.parts.records.combined(len(self.chunks)))
-
-    def _keep(self, turn: Mapping[str, Sequence[str]]) -> None:
-        """Make the pieces of chunks that are not there, from what these indices tell of."""
-        parts = self._worker.parts
-        for chunk, indices in turn.items():
-            parts.records.look_at(indices)
-            if parts.piece(int(chunk)) is None:
-                self._worker.keep_piece(int(chunk), self.made(int(chunk)), [])
+    def _open(self, sink: AppendingSink) -> None:
+        if not self._is_open:
+            sink.begin()
+            self._is_open = True

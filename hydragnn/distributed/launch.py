@@ -179,6 +179,11 @@ def threads_are_chosen(variables: Mapping[str, str] | None = None) -> bool:
     return bool((environment() if variables is None else variables).get("OMP_NUM_THREADS"))
 
 
+def unique_name() -> str:
+    """Return a name that no other process on any machine has."""
+    return f"{host_name()}-{os.getpid()}"
+
+
 def host_name() -> str:
     """The name of this machine."""
     return socket.gethostname()

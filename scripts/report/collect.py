@@ -11,7 +11,7 @@ import numpy as np
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import DAMAGED_ARRAYS, read_sealed
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
-from hydragnn.ensemble.calibrations import calibration_from_json
+from hydragnn.ensemble.calibration.reading import calibration_from_json
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.ablation_facts import ablation_facts

@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from hydragnn.datasets import open_store
+from hydragnn.ensemble.building.held_out import joint_split
+from hydragnn.ensemble.building.training_domain import part_doubts
 from hydragnn.ensemble.domain import FALSE_ALARMS, Domain
 from hydragnn.ensemble.domain.fitting import channels_of, views
 from hydragnn.ensemble.domain.limits import fitted_limits
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.member_outputs import member_outputs
-from hydragnn.ensemble.training_domain import part_doubts
 from tests.benchmarks.interval_sets import SETS
 
 Array = NDArray[np.float64]

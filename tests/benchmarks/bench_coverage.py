@@ -26,11 +26,11 @@ from rich.table import Table
 from hydragnn.base.settings import read_toml
 from hydragnn.config import config_from_table
 from hydragnn.datasets import MemoryStore, open_store
-from hydragnn.ensemble.build import build_ensemble
-from hydragnn.ensemble.calibration import Calibration, known_of
+from hydragnn.ensemble.building.build import build_ensemble
+from hydragnn.ensemble.building.held_out import joint_split
+from hydragnn.ensemble.calibration.numbers import Calibration, known_of
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import Labelled
-from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.metrics import gaussian_crps
 from hydragnn.ensemble.numbers import NumberEstimate, moments_of

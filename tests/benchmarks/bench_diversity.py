@@ -37,7 +37,8 @@ from rich.table import Table
 
 from hydragnn.config import config_from_table
 from hydragnn.datasets import GraphStore, StoreWriter, make_split, open_store
-from hydragnn.ensemble.calibration import (
+from hydragnn.ensemble.calibration.forms import CONSTANT, Form, Rows, believed, forms, left_out_crps
+from hydragnn.ensemble.calibration.numbers import (
     Calibration,
     Method,
     Scale,
@@ -50,7 +51,6 @@ from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.metrics import rank_correlation
 from hydragnn.ensemble.numbers import NumberEstimate, moments_of
-from hydragnn.ensemble.scores import CONSTANT, Form, Rows, believed, forms, left_out_crps
 from hydragnn.models import Distribution, Normal, Point, Target
 from hydragnn.models.target import target_from_json
 from hydragnn.runs import train

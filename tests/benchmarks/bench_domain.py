@@ -3,8 +3,8 @@
     python -m tests.benchmarks.bench_domain DATA OUT            DATA is the folder of real data; OUT keeps runs and ensembles
 
 Per data set two small members are trained (some processor minutes in all) and asked about other graphs (``domain_sets``). The
-table has, per kind of graph, the share that is flagged, by the detectors and by what ensembles had before (ranges and the members'
-spread); the share of values inside the 90 % intervals; and how many graphs have an error (root mean square over the graph)
+table has, per kind of graph, the share that is flagged by the detectors;
+the share of values inside the 90 % intervals; and how many graphs have an error (root mean square over the graph)
 above three times the median of the test part. Below it per data set: AUROC of the score, and of the members' spread alone, against such
 errors; the seconds that scores take as a share of a prediction's; false alarms of the detectors that look at
 graphs alone, and the least share of every other kind that they flag, over splits that are drawn anew.
@@ -25,10 +25,10 @@ from sklearn.metrics import roc_auc_score
 from hydragnn.config import config_from_table
 from hydragnn.datasets import GraphStore, MemoryStore, StoreWriter, make_split, open_store
 from hydragnn.ensemble import Ensemble, Predictions
-from hydragnn.ensemble.build import build_ensemble
-from hydragnn.ensemble.domain import Domain, GraphView, Ranges, fitted_domain, graph_doubts, scores_of
+from hydragnn.ensemble.building.build import build_ensemble
+from hydragnn.ensemble.domain import Domain, GraphView, fitted_domain, scores_of
 from hydragnn.ensemble.domain.doubts import STATES
-from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
 from hydragnn.runs import train
 from tests.benchmarks.domain_cantilevers import cantilevers
@@ -55,7 +55,6 @@ class Row:
     kind: str
     graphs: int
     flagged: float
-    flagged_before: float
     coverage: float
     large_errors: float
     by_detector: Mapping[str, float]
@@ -87,7 +86,6 @@ def figures_of(name: str, made: DomainSet, out: Path, seed: int) -> dict[str, An
         build_ensemble(runs, folder / "ensemble")
     ensemble, store = Ensemble.load(folder / "ensemble"), open_store(folder / "graphs.h5")
     train_part, held_out, test = parts_of(ensemble, store)
-    before = ranges_before(ensemble, store, train_part, held_out)
     asked = {"test": store.read(test, names_of(store)), **{k: concatenate(list(v)) for k, v in made.probes.items()}}
     unlabelled = {kind: concatenate(list(graphs)) for kind, graphs in made.unlabelled.items()}
     output = {kind: ensemble.predict(batch) for kind, batch in (asked | unlabelled).items()}
@@ -98,7 +96,6 @@ def figures_of(name: str, made: DomainSet, out: Path, seed: int) -> dict[str, An
             kind=kind,
             graphs=len(batch),
             flagged=float((output[kind].domain_score > 1).mean()),
-            flagged_before=share_before(before, batch, output[kind]),
             coverage=coverage(made.target, batch, output[kind]) if kind in asked else float("nan"),
             large_errors=float((errors[kind] > bound).mean()) if kind in asked else float("nan"),
             by_detector={name: float((one > 1).mean()) for name, one in output[kind].domain_scores.items()},
@@ -155,31 +152,6 @@ def auroc(score: NDArray[np.float64], large: NDArray[np.bool_]) -> float:
     return float(roc_auc_score(large, score)) if large.any() and not large.all() else float("nan")
 
 
-def ranges_before(
-    ensemble: Ensemble, store: GraphStore, train_part: NDArray[np.int64], held_out: NDArray[np.int64]
-) -> Ranges:
-    """What ensembles knew before: classes, ranges, the shortest edge, and spreads of 99 % of the held-out graphs."""
-    batch, known = store.read(train_part, names_of(store)), ensemble.predict(store.read(held_out, names_of(store)))
-    doubts = graph_doubts(known.fields, {name: known.graph_of_item(name) for name in known.fields}, len(known))
-    numbers = {field.name: batch[field.name].double().reshape(-1, field.width) for field in ensemble.inputs}
-    return Ranges(
-        classes={f.name: tuple(batch[f.name].unique().tolist()) for f in ensemble.inputs if f.classes},
-        ranges={
-            f.name: tuple(zip(numbers[f.name].amin(0).tolist(), numbers[f.name].amax(0).tolist()))
-            for f in ensemble.inputs
-            if not f.classes
-        },
-        shortest_edge=float(edge_vectors(batch).norm(dim=1).min()),
-        spreads={name: float(np.quantile(values, 0.99, method="higher")) for name, values in doubts.items()},
-    )
-
-
-def share_before(before: Ranges, batch: GraphBatch, output: Predictions) -> float:
-    """The share that ranges and spread flag."""
-    doubts = graph_doubts(output.fields, {name: output.graph_of_item(name) for name in output.fields}, len(output))
-    return float(np.mean([bool(r) for r in before.scores(GraphView(batch=batch, scale=1.0, doubts=doubts)).reasons]))
-
-
 def cost_share(ensemble: Ensemble, batch: GraphBatch) -> float:
     """Time of the scores as a share of the members' and theirs; the least of three each."""
 
@@ -230,11 +202,11 @@ def splits_drawn_anew(made: DomainSet, sizes: Sequence[int]) -> dict[str, Any]:
 def table_of(result: Mapping[str, Any]) -> str:
     """The table of one data set."""
     lines = [f"{result['set']} (training, held out, test: {result['sizes']}; seeds {result['seeds']})"]
-    lines.append(f"  {'':<24}{'graphs':>7}{'flagged':>9}{'before':>8}{'coverage':>10}{'error>3x':>10}  detectors")
+    lines.append(f"  {'':<24}{'graphs':>7}{'flagged':>9}{'coverage':>10}{'error>3x':>10}  detectors")
     for row in result["rows"]:
         actual = ", ".join(f"{name} {share:.2f}" for name, share in row["by_detector"].items() if share > 0)
         lines.append(
-            f"  {row['kind']:<24}{row['graphs']:>7}{row['flagged']:>9.3f}{row['flagged_before']:>8.3f}"
+            f"  {row['kind']:<24}{row['graphs']:>7}{row['flagged']:>9.3f}"
             f"{row['coverage']:>10.3f}{row['large_errors']:>10.3f}  {actual}"
         )
     alarms, least = result["without_members"]["false_alarms"], result["without_members"]["least_flagged"]

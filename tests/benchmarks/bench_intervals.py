@@ -24,11 +24,11 @@ from rich.table import Table
 
 from hydragnn.config import config_from_table
 from hydragnn.datasets import StoreWriter, open_store
-from hydragnn.ensemble.build import build_ensemble
-from hydragnn.ensemble.calibration import Calibration
+from hydragnn.ensemble.building.build import build_ensemble
+from hydragnn.ensemble.building.held_out import joint_split
+from hydragnn.ensemble.calibration.numbers import Calibration
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import Labelled
-from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.metrics import rank_correlation
 from hydragnn.ensemble.numbers import NumberEstimate, member_means

@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 
 from hydragnn.datasets import open_store
+from hydragnn.ensemble.building.held_out import joint_split
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.member_outputs import member_outputs
 from tests.benchmarks.bench_coverage import Row, table_of, target_rows
 

@@ -21,7 +21,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 from small_ensemble import crystals, make_ensemble, write_structures
 
-from hydragnn.ensemble.prediction.records import Records
+from hydragnn.ensemble.prediction.parts import Parts
 
 MEMBERS = [("schnet", 16), ("egnn", 16), ("schnet", 24), ("egnn", 24)]
 WAYS = ("whole job", "MPI rank", "job step rank", "local worker")
@@ -97,11 +97,11 @@ def killed(
     return struck
 
 
-def kept_units(parts: Path) -> int:
-    """Units that were finished so far."""
-    records = Records(parts)
-    records.look(all_files=True)
-    return int(records.entries()["units"].sum())
+def kept_units(folder: Path) -> int:
+    """Return how many units are finished."""
+    parts = Parts(folder)
+    parts.look()
+    return int(parts.marks(10_000, len(MEMBERS)).sum())
 
 
 def main() -> int:

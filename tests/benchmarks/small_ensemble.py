@@ -14,7 +14,7 @@ from ase.io import write
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble
-from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.graphs import Field
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.runs import train

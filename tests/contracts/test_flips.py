@@ -23,9 +23,9 @@ from hydragnn.base.settings import read_toml
 from hydragnn.config import config_from_table
 from hydragnn.datasets import BatchSettings, MemoryStore, check_graphs, open_store
 from hydragnn.ensemble import predict_to_file
-from hydragnn.ensemble.build import check_finished
-from hydragnn.ensemble.prediction.sinks import Sink
-from hydragnn.ensemble.prediction.work import Merger
+from hydragnn.ensemble.building.build import check_finished
+from hydragnn.ensemble.prediction import work
+from hydragnn.ensemble.prediction.work import Joiner
 from hydragnn.hpo import finished_runs
 from hydragnn.hpo.final import best_runs, given_runs
 from hydragnn.hpo.status import campaign_status
@@ -120,18 +120,17 @@ def write_inputs(folder: Path) -> None:
 
 
 def leave_predictions(folder: Path) -> None:
-    """A prediction of a store whose members spoke, beside the plan of an earlier one, and one of a BUILD.toml whose pieces are made."""
+    """Leave two interrupted predictions: one of a store with outcomes of members, one of a BUILD.toml with segments alone."""
 
-    def interrupted(merger: Merger, sink: Sink) -> Never:
-        if (folder / "built").exists():
-            merger.prepare()
+    def interrupted(joiner: Joiner) -> Never:
         raise KeyboardInterrupt
 
     hydragnn.predict(folder / "ensemble", folder / "rings.h5", folder / "stored" / "out.npz")
     (folder / "stored" / "out.npz").unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Merger, "write", interrupted)
-        for name in ("stored", "built"):
+        patch.setattr(Joiner, "finish", interrupted)
+        for name, seconds in (("stored", 0.0), ("built", work.KEEP_SECONDS)):
+            patch.setattr(work, "KEEP_SECONDS", seconds)
             with pytest.raises(Interrupted):
                 predict(folder / name)
 

@@ -1,12 +1,43 @@
-"""What an interrupted prediction keeps."""
+"""Finished work of predictions, and files of predictions compared."""
 
 from pathlib import Path
 
-from hydragnn.ensemble.prediction.records import Records
+import h5py
+import numpy as np
+
+from hydragnn.ensemble.prediction.parts import Parts
 
 
-def finished_units(parts: Path) -> int:
-    """How many units were predicted so far, by those who worked in this folder."""
-    records = Records(parts)
-    records.look(all_files=True)
-    return int(records.entries()["units"].sum())
+def finished_units(folder: Path, members: int = 3) -> int:
+    """Return how many units are finished in the folder of an interrupted prediction."""
+    parts = Parts(folder)
+    parts.look()
+    return int(parts.marks(1000, members).sum())
+
+
+def arrays_of(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz or .h5 file."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files if name != "heading"}
+    actual = {}
+
+    def visit(name: str, item: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(item, h5py.Dataset):
+            actual[name] = item.asstr()[:] if item.dtype.kind == "O" else item[:]
+
+    with h5py.File(path) as file:
+        file.visititems(visit)
+    return actual
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Compare two files: bytes, or the arrays of HDF5."""
+    if one.suffix != ".h5":
+        assert one.read_bytes() == other.read_bytes()
+        return
+    left, right = arrays_of(one), arrays_of(other)
+    assert left.keys() == right.keys()
+    for name, values in left.items():
+        assert values.dtype == right[name].dtype
+        np.testing.assert_array_equal(values, right[name], err_msg=name)

@@ -22,60 +22,29 @@ import torch
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings
 from hydragnn.distributed import leave, this_launch
-from hydragnn.ensemble.prediction import filling, hdf5, job, joining, looking, records, schedule, work
+from hydragnn.ensemble.prediction import group, job, parts, schedule, work
+from hydragnn.ensemble.prediction.formats import hdf5, sink
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.graphs import GraphBatch
 
 
-def before_unit(number: int, act: Callable[[], None]) -> None:
-    """This rank acts before it predicts its unit of this number."""
-    original, done = work.outcome_of, count()
+def before(owner: Any, name: str, number: int, act: Callable[[], None]) -> None:
+    """Act before the call of a function of this number."""
+    original, done = getattr(owner, name), count()
 
-    def acting(member: Any, batch: GraphBatch) -> Any:
+    def acting(*arguments: Any, **named: Any) -> Any:
         if next(done) == number:
             act()
-        return original(member, batch)
+        return original(*arguments, **named)
 
-    work.outcome_of = acting
-
-
-def before_piece(number: int, act: Callable[[], None]) -> None:
-    """This rank acts before it makes its pieces of this number."""
-    original, done = work.Merger._keep, count()
-
-    def acting(merger: work.Merger, turn: dict[str, list[str]]) -> None:
-        if next(done) == number:
-            act()
-        original(merger, turn)
-
-    work.Merger._keep = acting
+    setattr(owner, name, acting)
 
 
-def before_segment(number: int, act: Callable[[], None]) -> None:
-    """This rank acts before it writes its segment of the file of this number."""
-    original, done = filling.write_at, count()
-
-    def acting(file: int, content: bytes, place: int) -> None:
-        if next(done) == number:
-            act()
-        original(file, content, place)
-
-    filling.write_at = acting
-
-
-def before_graphs(number: int, act: Callable[[], None]) -> None:
-    """This rank acts before it opens what is to be predicted, once rank 0 has begun."""
-    original, done = job.Inputs.graphs, count()
-
-    def acting(inputs: job.Inputs, *arguments: Any, **named: Any) -> Any:
-        if next(done) == number:
-            act()
-        return original(inputs, *arguments, **named)
-
-    job.Inputs.graphs = acting
-
-
-BEFORE = {"unit": before_unit, "piece": before_piece, "segment": before_segment, "graphs": before_graphs}
+BEFORE: dict[str, tuple[Any, str]] = {
+    "unit": (work, "outcome_of"),
+    "piece": (parts.Parts, "keep_segment"),
+    "segment": (sink.AppendingSink, "append"),
+    "graphs": (job.Inputs, "graphs"),
+}
 
 
 def falter(note: Path, seconds: float, until: Path | None) -> None:
@@ -114,22 +83,23 @@ def main() -> tuple[int, bool]:
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--until-there", action="store_true")
     parser.add_argument("--others-seconds", type=float, default=0.0)
-    parser.add_argument("--farewell", type=float, default=joining.FAREWELL)
+    parser.add_argument("--farewell", type=float, default=group.FAREWELL)
     parser.add_argument("--hesitation", type=float, default=schedule.HESITATION)
     parser.add_argument("--fall-off", action="store_true", help="end as a script does that knows nothing of ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    work.APPENDED = records.LOOKED_AT = 1  # every piece for itself, and a look at one file of several
-    hdf5.ROWS = 8  # several segments
-    looking.FILES = 1  # two ranks of MPI share the files, too
-    joining.FAREWELL, schedule.HESITATION = options.farewell, options.hesitation
+    work.KEEP_SECONDS = work.LOOK_SECONDS = 0.0  # every unit for itself
+    hdf5.ROWS = 8  # several chunks
+    group.FAREWELL, schedule.HESITATION = options.farewell, options.hesitation
     note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:
-        BEFORE[options.at](
-            options.after, partial(falter, note, options.seconds, options.out if options.until_there else None)
+        before(
+            *BEFORE[options.at],
+            options.after,
+            partial(falter, note, options.seconds, options.out if options.until_there else None),
         )
     elif options.faulty_rank >= 0:
-        BEFORE[options.at](options.after, partial(wait_for, note, options.others_seconds))
+        before(*BEFORE[options.at], options.after, partial(wait_for, note, options.others_seconds))
     try:
         result = predict_to_file(
             options.model,

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from hydragnn.ensemble.building.folds import held_out_estimate
+from hydragnn.ensemble.calibration.cross_validation import cross_interval, graph_scores
 from hydragnn.ensemble.classes import ClassEstimate
-from hydragnn.ensemble.cross_validation import cross_interval, graph_scores
 from hydragnn.ensemble.estimates import FoldLabels, Labelled
-from hydragnn.ensemble.folds import held_out_estimate
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.graphs import Field
 from hydragnn.models import Categorical, Distribution, Point, Target

@@ -15,7 +15,7 @@ from hydragnn.base.errors import Busy, InputError
 from hydragnn.base.files import lock_file, read_sealed, write_sealed
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Evaluation
-from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
 
 

@@ -21,7 +21,7 @@ from hydragnn.base.files import write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble import calculator
-from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict_to_file

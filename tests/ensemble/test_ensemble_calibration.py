@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.calibration import (
+from hydragnn.ensemble.calibration.numbers import (
     Known,
     calibrated_std,
     conformal_quantile,
@@ -18,7 +18,7 @@ from hydragnn.ensemble.calibration import (
     known_of,
     variance_factor,
 )
-from hydragnn.ensemble.calibrations import calibration_from_json
+from hydragnn.ensemble.calibration.reading import calibration_from_json
 from hydragnn.ensemble.metrics import miscalibration_area
 from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.graphs import Field

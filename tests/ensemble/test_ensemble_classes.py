@@ -19,8 +19,8 @@ from hydragnn.base.files import read_sealed
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
-from hydragnn.ensemble.calibrations import calibration_from_json
-from hydragnn.ensemble.class_calibration import fit_classes, temper
+from hydragnn.ensemble.calibration.classes import fit_classes, temper
+from hydragnn.ensemble.calibration.reading import calibration_from_json
 from hydragnn.ensemble.classes import ClassEstimate, auroc
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays

@@ -162,23 +162,6 @@ def test_a_detector_of_a_target_that_there_is_not_is_refused(received: Path, cha
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"spreads": {"energy": "x"}},
-        {"shortest_edge": [1]},
-        {"ranges": {"atomic_numbers": [[0, 1], [0, 1]]}},
-        {"classes": 3},
-    ],
-    ids=["spreads", "shortest edge", "ranges", "classes"],
-)
-def test_ranges_of_earlier_ensembles_are_checked_as_well(received: Path, change: dict[str, Any]) -> None:
-    ranges = {"classes": {"atomic_numbers": [29, 79]}, "ranges": {}, "shortest_edge": 2.0, "spreads": {}, **change}
-    damage(received, {"domain": ranges})
-    with pytest.raises(InputError, match="the training domain is damaged"):
-        Ensemble.load(received)
-
-
-@pytest.mark.parametrize(
     "name",
     ["ensemble.json", "domain.safetensors", "members/0/record.json", "members/0/weights.safetensors"],
 )

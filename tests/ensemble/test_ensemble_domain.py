@@ -1,7 +1,6 @@
 """The training domain: what is foreign is flagged by the detector that should see it, and what is not is not."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,11 @@ from ase.io import read as read_frames
 from ase.io import write
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import write_sealed
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, calculator
 from hydragnn.ensemble.domain import (
     Domain,
     GraphView,
-    Ranges,
     Spread,
     domain_from_json,
     fitted_domain,
@@ -361,21 +358,6 @@ def test_a_run_alone_knows_nothing_of_its_training_data(runs: list[Path], frames
     assert output.domain == ("", "") and np.isnan(output.domain_score).all()
 
 
-def test_an_ensemble_with_ranges_keeps_its_flags(ensemble: Path, frames: list[Atoms], tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    shutil.copytree(ensemble, old)
-    (old / "domain.safetensors").unlink()
-    manifest = json.loads((old / "ensemble.json").read_text())
-    domain = Ranges(classes={"atomic_numbers": (29, 79)}, shortest_edge=2.0, spreads={"energy": 1e-9})
-    write_sealed(old / "ensemble.json", {**manifest, "version": 2, "domain": domain.to_json()})
-    tight = frames[0].copy()
-    tight.positions *= 0.6
-    output = Ensemble.load(old).predict([frames[0], tight])
-    assert "closer than 2, the least in the training data" in output.domain[1]
-    assert "members disagree on energy more than on 99 %" in output.domain[0]
-    assert np.isnan(output.domain_score).all()
-
-
 def test_members_that_fail_leave_the_score_of_the_graph(ensemble: Path, frames: list[Atoms]) -> None:
     strange = frames[2].copy()
     strange.numbers[:] = 1
@@ -384,7 +366,7 @@ def test_members_that_fail_leave_the_score_of_the_graph(ensemble: Path, frames: 
 
 
 def test_an_ensemble_of_one_member_has_a_domain(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
-    from hydragnn.ensemble.build import build_ensemble
+    from hydragnn.ensemble.building.build import build_ensemble
 
     build_ensemble(runs[:1], tmp_path / "one", store=store)
     output = Ensemble.load(tmp_path / "one").predict([Atoms("Cu")])

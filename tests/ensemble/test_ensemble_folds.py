@@ -15,8 +15,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import checksum_of
 from hydragnn.datasets import MemoryStore, StoreWriter, make_split, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
-from hydragnn.ensemble.calibration import Calibration
-from hydragnn.ensemble.held_out import calibrating_split
+from hydragnn.ensemble.building.held_out import calibrating_split
+from hydragnn.ensemble.calibration.numbers import Calibration
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.graphs import Field
@@ -222,16 +222,3 @@ def test_a_member_without_weight_has_no_say(fold_runs: list[Path], tmp_path: Pat
     build_ensemble(fold_runs, tmp_path / "out", weights=[0.5, 0.25, 0.25, 0.0])
     calibration = Ensemble.load(tmp_path / "out").manifest.calibration["energy"]
     assert {fold.members for fold in calibration.folds} == {(0,), (1,), (2,)}
-
-
-def test_ensembles_of_version_3_load(ensemble: Path, tmp_path: Path, frames: list[Atoms]) -> None:
-    shutil.copytree(ensemble, tmp_path / "old")
-
-    def older(value: dict[str, Any]) -> None:
-        value["version"] = 3
-        for calibration in value["calibration"].values():
-            del calibration["folds"]
-
-    change_json(tmp_path / "old" / "ensemble.json", older)
-    before, after = (Ensemble.load(folder).predict(frames[:4]) for folder in (ensemble, tmp_path / "old"))
-    np.testing.assert_array_equal(before["energy"]["upper"], after["energy"]["upper"])

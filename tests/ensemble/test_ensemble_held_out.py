@@ -13,9 +13,9 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_sealed
 from hydragnn.datasets import MemoryStore, SplitSettings, make_split
-from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.building.build import build_ensemble
+from hydragnn.ensemble.building.held_out import joint_split
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.members import Member, load_run
 
 

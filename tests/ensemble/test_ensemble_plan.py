@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hydragnn.datasets import Budget, pack, packing
 from hydragnn.datasets.packing import graph_costs
 from hydragnn.datasets.store import Sizes
-from hydragnn.ensemble.plan import Chunks, certificate, chunks_of, default_budget, makespan, units_of
-from hydragnn.ensemble.prediction.queues import bundles_of
+from hydragnn.ensemble.plan import Chunks, certificate, chunks_of, default_budget, makespan
 
 
 def cut_before(chunks: Chunks, graphs: int) -> np.ndarray:
@@ -71,22 +70,6 @@ def test_a_graph_above_the_budget_stands_alone_and_says_what_it_needs() -> None:
 def test_no_graph_is_too_large_for_the_default_budget() -> None:
     sizes = Sizes(nodes=np.array([5, 5]), edges=np.array([10, 10_000_000]))
     assert not any(chunk.reason for chunk in chunks_of(sizes, np.arange(2), default_budget(sizes), {}))
-
-
-def test_every_unit_is_planned_once_costliest_first() -> None:
-    sizes = Sizes(nodes=np.array([1, 2, 3]), edges=np.array([0, 0, 0]))
-    chunks = chunks_of(sizes, np.arange(3), Budget(max_graphs=1), {})
-    units = units_of(chunks, 2)
-    assert [(u.chunk, u.member) for u in units] == [(c, m) for c in range(3) for m in range(2)]
-    bundles = bundles_of(units, units.costs(chunks.loads, [1.0, 5.0]), workers=9)
-    assert [(b.chunk, b.member) for (b,) in (bundles[place] for place in range(6))] == [
-        (2, 1),
-        (1, 1),
-        (0, 1),
-        (2, 0),
-        (1, 0),
-        (0, 0),
-    ]
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=60), st.integers(1, 9))

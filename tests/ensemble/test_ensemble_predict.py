@@ -19,14 +19,14 @@ from ase.io import read, write
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction import frames, hdf5, work
-from hydragnn.ensemble.prediction.entries import ENTRY
+from hydragnn.ensemble.prediction import frames, work
+from hydragnn.ensemble.prediction.formats.tables import as_ase
+from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.ensemble.prediction.tables import as_ase
 from hydragnn.graphs import Field, GraphBatch, to_pyg
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import Target
-from tests.ensemble.finished import finished_units
+from tests.ensemble.finished import arrays_of, assert_same, finished_units
 from tests.forked import SERVER
 
 
@@ -36,21 +36,6 @@ def structures(structures_file: Callable[[int], Path]) -> Path:
 
 
 BATCH = BatchSettings(max_graphs=16)
-
-
-def arrays_of(path: Path) -> dict[str, np.ndarray]:
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files if name != "heading"}
-    actual = {}
-
-    def visit(name: str, item: h5py.Dataset | h5py.Group) -> None:
-        if isinstance(item, h5py.Dataset):
-            actual[name] = item.asstr()[:] if item.dtype.kind == "O" else item[:]
-
-    with h5py.File(path) as file:
-        file.visititems(visit)
-    return actual
 
 
 def test_files_say_what_the_ensemble_says(ensemble: Path, stored: Path, store: MemoryStore, tmp_path: Path) -> None:
@@ -408,7 +393,10 @@ def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
-def test_killed_processes_resume_to_the_same_bits(ensemble: Path, structures: Path, tmp_path: Path) -> None:
+def test_killed_processes_resume_to_the_same_bits(
+    ensemble: Path, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "KEEP_SECONDS", 0.0)
     one_by_one = BatchSettings(max_graphs=1)
     out, parts = tmp_path / "out.npz", tmp_path / "out.npz.parts"
     for stage in (1, 5, 9):
@@ -474,55 +462,66 @@ def test_a_member_short_of_memory_tries_smaller_batches(
     assert all("allocate memory" in status for status, fits in zip(predictions.status, small) if not fits)
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
 def test_a_part_torn_by_a_power_cut_is_made_again(
-    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suffix: str, ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
+    whole, out = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
+    predict_to_file(ensemble, stored, whole, batch=BATCH)
 
     def dying(*arguments: Any) -> Never:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(work.Merger, "write", dying)
+        patch.setattr(work, "KEEP_BYTES", 1)
+        patch.setattr(work.Joiner, "finish", dying)
         with pytest.raises(Killed):
-            predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
-    assert finished_units(tmp_path / "out.npz.parts") == 15
-    (index,) = (tmp_path / "out.npz.parts").glob("*.index")
-    (kept,) = (tmp_path / "out.npz.parts").glob("*.work")
-    entries = np.frombuffer(index.read_bytes(), ENTRY)  # in an order that follows from measured times
-    index.write_bytes(index.read_bytes()[: -2 * ENTRY.itemsize + 9])  # a part of the last but one and nothing behind it
-    content = bytearray(kept.read_bytes())
-    place = len(content) // 5
-    content[place] ^= 255
-    kept.write_bytes(bytes(content))
-    damaged = (entries["offset"] <= place) & (place < entries["offset"] + entries["length"])
-    damaged[-2:] = True
-    result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, resume=True)
-    assert 0 < entries["units"][damaged].sum() == result.units - result.units_resumed < result.units
-    assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+            predict_to_file(ensemble, stored, out, batch=BATCH)
+    assert finished_units(tmp_path / f"{out.name}.parts") == 15
+    first, second, *_ = sorted((tmp_path / f"{out.name}.parts").glob("*.all.*.h5"))
+    first.write_bytes(first.read_bytes()[:-9])
+    second.write_bytes(second.read_bytes()[:-9] + b"x" + second.read_bytes()[-8:])
+    result = predict_to_file(ensemble, stored, out, batch=BATCH, resume=True)
+    assert (result.units, result.units_resumed) == (15, 9)
+    assert_same(out, whole)
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".h5"])
-def test_a_torn_piece_of_the_file_is_made_again(
-    suffix: str, ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_segment_that_is_damaged_before_it_is_joined_is_made_again(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, out = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
-    monkeypatch.setattr(hdf5, "ROWS", 8)
-    predict_to_file(ensemble, stored, whole, batch=BATCH)
-    monkeypatch.setattr(work, "APPENDED", 1)
-    original, torn = work.Worker.keep_piece, set()
+    predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
+    monkeypatch.setattr(work, "KEEP_BYTES", 1)
+    original, torn = Parts.keep_segment, list[Path]()
 
-    def keep_torn(worker: work.Worker, chunk: int, *piece: Any) -> None:
-        original(worker, chunk, *piece)
-        if chunk == 2 and not torn:
-            (kept,) = worker.parts.folder.glob("*.work")
-            content = kept.read_bytes()
-            kept.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-            torn.add(chunk)
+    def keep_torn(parts: Parts, *segment: Any) -> None:
+        original(parts, *segment)
+        if not torn:
+            torn.extend(parts.folder.glob("*.all.*.h5"))
+            torn[0].write_bytes(torn[0].read_bytes()[:-1])
 
-    monkeypatch.setattr(work.Worker, "keep_piece", keep_torn)
-    predict_to_file(ensemble, stored, out, batch=BATCH)
-    assert torn and out.read_bytes() == whole.read_bytes()
+    monkeypatch.setattr(Parts, "keep_segment", keep_torn)
+    predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
+    assert torn
+    assert_same(tmp_path / "out.npz", tmp_path / "whole.npz")
+
+
+def test_part_files_that_stay_are_read_as_one_file(
+    ensemble: Path, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "KEEP_BYTES", 1)
+    small = BatchSettings(max_graphs=2)
+    predict_to_file(ensemble, structures, tmp_path / "whole.h5", batch=small)
+    predict_to_file(ensemble, structures, tmp_path / "out.h5", batch=small, keep_parts=True)
+    kept = sorted(path.name for path in (tmp_path / "out.h5.parts").iterdir())
+    assert len(kept) == 4 and all(".all." in name for name in kept)
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("out.h5", "out.h5.parts"):
+        (tmp_path / name).rename(tmp_path / "elsewhere" / name)
+    assert_same(tmp_path / "elsewhere" / "out.h5", tmp_path / "whole.h5")
+    with h5py.File(tmp_path / "elsewhere" / "out.h5") as file:
+        assert json.loads(file.attrs["heading"])["nominal"] == 0.9 and file["fields/energy"].attrs["unit"] == "eV"
+    with pytest.raises(InputError, match=r"only \.h5 can be a view"):
+        predict_to_file(ensemble, structures, tmp_path / "out.csv", keep_parts=True)
 
 
 def test_parts_of_another_prediction_are_not_mixed_in(

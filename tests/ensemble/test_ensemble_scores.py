@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.ensemble.calibration import (
+from hydragnn.ensemble.calibration.forms import CONSTANT, GROWTH, Form, Rows, choose_form, forms, left_out_crps
+from hydragnn.ensemble.calibration.numbers import (
     Calibration,
     calibrated_std,
     fit_calibration,
@@ -19,10 +20,9 @@ from hydragnn.ensemble.calibration import (
     known_of,
     labelled_rows,
 )
-from hydragnn.ensemble.calibrations import calibration_from_json
+from hydragnn.ensemble.calibration.reading import calibration_from_json
 from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.numbers import NumberEstimate
-from hydragnn.ensemble.scores import CONSTANT, GROWTH, Form, Rows, choose_form, forms, left_out_crps
 from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target

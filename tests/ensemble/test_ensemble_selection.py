@@ -8,12 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.selection import (
-    Candidate,
-    NumberEvidence,
-    greedy_selection,
-    top_k,
-)
+from hydragnn.ensemble.building.selection import Candidate, greedy_selection, top_k
+from hydragnn.ensemble.evidence import NumberEvidence
 from hydragnn.record import RunRecord
 
 

@@ -55,7 +55,7 @@ def test_threads_that_were_asked_for_are_used(
 def test_one_process_beside_idle_cores_says_what_would_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "cores", lambda: 4)
     monkeypatch.setattr(reporting, "visible_gpus", lambda: 0)
-    plan = {"units": 6, "bundles": 2, "workers": 1, "ratio": 1.0, "threads": 1}
+    plan = {"units": 6, "tasks": 2, "workers": 1, "ratio": 1.0, "threads": 1}
     assert reporting.plan_line(plan).endswith(
         "on 1 rank of 1 thread; makespan 1.000 x the lower bound; idle cores: 3 (--workers auto)"
     )

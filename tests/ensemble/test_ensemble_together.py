@@ -2,22 +2,26 @@
 
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
 from hydragnn.ensemble.prediction import schedule
-from hydragnn.ensemble.prediction.group import Alone
+from hydragnn.ensemble.prediction.group import Group, Table
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 
 
-class Pair(Alone):
+class Pair(Group):
     """Rank 1 of two, of which rank 0 is dead or alive."""
 
-    rank, size = 1, 2
-
     def __init__(self, dead: bool) -> None:
-        super().__init__()
+        super().__init__(1, 2)
         self.dead = dead
+
+    def begin(self, make: Callable[[], Table], folder: Path) -> Table:
+        return make()
 
     def owner(self, name: str) -> int:
         return 0
@@ -65,12 +69,12 @@ def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has
     assert done == [1, 3]
 
 
-class StandIn(Alone):
-    """One of thousands of ranks of MPI, all of which hear what one of them says."""
+class StandIn(Group):
+    """One of thousands of ranks."""
 
-    def __init__(self, rank: int, size: int, words: set[str]) -> None:
-        super().__init__()
-        self.rank, self.size, self._words = rank, size, words
+    def __init__(self, rank: int, size: int, store: HashStore) -> None:
+        super().__init__(rank, size)
+        self.store = store
 
     def owner(self, name: str) -> None:
         return None
@@ -78,21 +82,21 @@ class StandIn(Alone):
 
 @pytest.mark.parametrize("what", ["units", "the file"])
 def test_thousands_of_idle_ranks_hardly_look_at_the_file_system(what: str) -> None:
-    looks, words, ready, ended = list[float](), set[str](), threading.Event(), list[int]()
+    looks, store, ready, ended = list[float](), HashStore(), threading.Event(), list[int]()
 
     def missing() -> list[Late]:
         looks.append(time.monotonic())
         return [] if ready.is_set() else [Late(number=1, claim="rest-0-1", seconds=1000.0)]
 
     def wait_for(rank: int) -> None:
-        group = StandIn(rank, 2000, words)
+        group = StandIn(rank, 2000, store)
         if what == "units":
             finish_together(group, "unit", missing, lambda number: None)
         elif rank:
             assert not once(group, "merge", lambda: not missing(), lambda: None)
         else:  # writes the file
             ready.wait()
-            group.tell("merge")
+            group.signal("merge")
         ended.append(rank)
 
     begin = time.monotonic()

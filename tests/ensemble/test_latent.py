@@ -15,7 +15,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed, write_sealed
 from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.ensemble import Ensemble
-from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.ensemble.domain import Domain, Latent
 from hydragnn.ensemble.latent import RIDGE, LatentFit
 from hydragnn.ensemble.members import final_states, outcome

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from ase.io import read, write
+from torch.distributed import FileStore
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import BatchSettings, StoreWriter, open_store
@@ -45,11 +45,10 @@ def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = Job(model=ensemble, source=stored, out=tmp_path / "out.npz")
-    opening = {"fresh": True, "finished": {}, "held": 3, "ensemble": "another digest", "source": "", "meeting": "ranks"}
-    receiver, sender = Pipe(duplex=False)
-    sender.send_bytes(json.dumps(opening).encode())
+    opening = {"fresh": True, "finished": [], "held": 3, "ensemble": "another digest", "source": "", "error": ""}
+    FileStore(str(tmp_path / "store"), -1).set("opening", json.dumps(opening))
     monkeypatch.setattr(predict, "keep_memory", lambda: None)
-    predict._predict_as_child(1, 2, torch.get_num_threads(), receiver, job.parts.folder, job, ())
+    predict._predict_as_child(1, 2, torch.get_num_threads(), str(tmp_path / "store"), job, ())
     said = f"worker 1 ended: {ensemble} was replaced while the prediction began; nothing was predicted of it here: start it again"
     assert capsys.readouterr().err.splitlines() == [said]
 

@@ -15,6 +15,7 @@ import pytest
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings, MemoryStore
 from hydragnn.ensemble.prediction import sources, work
+from hydragnn.ensemble.prediction.formats import sink
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.runs import assembly
 from hydragnn.runs.session import train
@@ -118,7 +119,7 @@ def test_a_worker_that_was_stopped_holds_up_neither_the_file_nor_the_command(
     assert not [one for one in psutil.Process().children() if any("spawn_main" in word for word in one.cmdline())]
 
 
-@pytest.mark.parametrize(("owner", "name"), [(sources.Building, "build"), (work, "joined")])
+@pytest.mark.parametrize(("owner", "name"), [(sources.Building, "build"), (sink.AppendingSink, "append")])
 def test_a_dropped_signal_ends_building_and_writing(
     owner: Any,
     name: str,

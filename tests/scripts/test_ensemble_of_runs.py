@@ -16,7 +16,8 @@ import torch
 
 import hydragnn
 from hydragnn.datasets import StoreWriter
-from hydragnn.ensemble import Ensemble, build, build_ensemble
+from hydragnn.ensemble import Ensemble, build_ensemble
+from hydragnn.ensemble.building import build
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.record import read_record, write_record
 from hydragnn.scripts import cli

@@ -1,4 +1,4 @@
-"""The training domain of an ensemble, and what it flags in the parts of its data."""
+"""The training domain of an ensemble, and the graphs that it flags."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +9,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
+from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import (
     FALSE_ALARMS,
     Detector,
@@ -23,7 +24,6 @@ from hydragnn.ensemble.domain import (
     views,
 )
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.latent import LatentFit
 from hydragnn.ensemble.member_outputs import MemberOutputs
 from hydragnn.ensemble.members import final_states
@@ -35,7 +35,7 @@ Calibrations = Mapping[str, AnyCalibration]
 
 
 def with_latent_spaces(ensemble: Ensemble, store: GraphStore) -> Ensemble:
-    """The ensemble, whose members know the final states of graphs that trained them (at most as many as detectors compare with)."""
+    """Return the ensemble with the final states of training graphs fitted."""
     splits: list[tuple[SplitSettings, Split]] = []
     members = []
     for member in ensemble.members:
@@ -57,7 +57,7 @@ def training_domain(
     held_out: Sequence[MemberOutputs],
     calibrations: Calibrations,
 ) -> Domain:
-    """The domain of the training part, with thresholds from all parts that no member was trained on."""
+    """Return the domain of the training part, with thresholds from held-out parts."""
     of_members = detectors_of_members(ensemble, calibrations)
     of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights, calibrations) for outputs in held_out]
     doubts = {name: np.concatenate([one[name] for one in of_parts]) for name in of_parts[0]}
@@ -66,15 +66,15 @@ def training_domain(
 
 
 def detectors_of_members(ensemble: Ensemble, calibrations: Calibrations) -> list[Detector]:
-    """Those of members that disagree, on targets whose uncertainty differs from item to item, and of their states."""
+    """Return the detectors of spread and of final states."""
     followed = [target for target in ensemble.targets if calibrations[target.name].follows]
     spread = Spread(
         targets={target.name: estimates_of(target).doubt_name for target in followed},
         per_node=tuple(target.name for target in followed if target.extensive),
     )
     spaces = tuple(member.latent for member in ensemble.members)
-    known = [Latent(spaces=tuple(space for space in spaces if space is not None))] if None not in spaces else []
-    return [*([spread] if followed else []), *known]
+    spaces_of = [Latent(spaces=tuple(space for space in spaces if space is not None))] if None not in spaces else []
+    return [*([spread] if followed else []), *spaces_of]
 
 
 def flag_evaluation(
@@ -82,9 +82,9 @@ def flag_evaluation(
     domain: Domain,
     parts: Mapping[str, tuple[GraphStore, MemberOutputs]],
     calibrations: Calibrations,
-    known: Mapping[str, Array] | None = None,
+    spaces_of: Mapping[str, Array] | None = None,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The share of every part that is flagged, in all and by every detector, and the scores behind it as PART/domain/scores.
+    """Return the flagged share of every part, and the scores behind it.
 
     The scores of some parts, graphs by detectors, may be ``known``.
     """
@@ -92,7 +92,7 @@ def flag_evaluation(
     by_detector: dict[str, dict[str, float]] = {}
     arrays: dict[str, NDArray[Any]] = {}
     names = [detector.name for detector in domain.detectors]
-    rows_of = dict(known or {})
+    rows_of = dict(spaces_of or {})
     for part, (store, outputs) in parts.items():
         doubts = part_doubts(ensemble.targets, outputs, ensemble.weights, calibrations)
         scores = scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
@@ -108,7 +108,7 @@ def flag_evaluation(
 def part_doubts(
     targets: Sequence[Target], outputs: MemberOutputs, weights: Float[Array, " members"], calibrations: Calibrations
 ) -> dict[str, Float[Array, " graphs"]]:
-    """How unsure the members with these weights are about every graph, by target."""
+    """Return the uncertainty of members with these weights, per graph and target."""
     estimates = {
         target.name: estimates_of(target).of(
             target, outputs.of(target), weights, calibrations.get(target.name), outputs.nodes(target)

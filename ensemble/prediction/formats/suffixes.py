@@ -1,4 +1,4 @@
-"""Which suffix writes what."""
+"""Formats of prediction files by suffix."""
 
 import os
 from collections.abc import Callable
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction.arrays import BpSink, NpzSink
-from hydragnn.ensemble.prediction.hdf5 import Hdf5Sink
-from hydragnn.ensemble.prediction.sinks import Heading, Sink
-from hydragnn.ensemble.prediction.tables import CsvSink, XyzSink
+from hydragnn.ensemble.prediction.formats.arrays import BpSink, NpzSink
+from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink, VirtualSink
+from hydragnn.ensemble.prediction.formats.sink import Heading, Sink
+from hydragnn.ensemble.prediction.formats.tables import CsvSink, XyzSink
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import length_in_angstrom
 
-FORMATS: dict[str, Callable[[Path, Heading], Sink]] = {
+FORMATS: dict[str, Callable[[Path, Heading, Path], Sink]] = {
     ".h5": Hdf5Sink,
     ".bp": BpSink,
     ".npz": NpzSink,
@@ -22,8 +22,12 @@ FORMATS: dict[str, Callable[[Path, Heading], Sink]] = {
 }
 
 
-def sink_for(path: Path, ensemble: Ensemble) -> Sink:
-    """The sink that the suffix of ``path`` asks for.
+def sink_for(path: Path, ensemble: Ensemble, folder: Path, *, keep_parts: bool = False) -> Sink:
+    """Return the writer for the suffix of ``path``.
+
+    It writes into ``folder`` first.
+
+    With ``keep_parts`` an HDF5 file is a view of the part files.
 
     InputError for a foreign suffix, a file that is there already, or structures of an ensemble that does not read atoms.
     """
@@ -40,6 +44,8 @@ def sink_for(path: Path, ensemble: Ensemble) -> Sink:
         raise InputError(
             f"--out {path}: extended XYZ has no place for {on_edges[0]}, which lies on edges; use .h5, .npz or .csv"
         )
+    if keep_parts and path.suffix != ".h5":
+        raise InputError(f"--out {path}: only .h5 can be a view of part files; leave --parts out, or write .h5")
     length = length_in_angstrom(ensemble.training_attributes) if path.suffix == ".xyz" else 1.0
     heading = Heading(
         length=length,
@@ -49,17 +55,17 @@ def sink_for(path: Path, ensemble: Ensemble) -> Sink:
         members=ensemble.names,
         absent=absent_columns(ensemble),
     )
-    return FORMATS[path.suffix](path, heading)
+    return (VirtualSink if keep_parts else FORMATS[path.suffix])(path, heading, folder)
 
 
 def absent_columns(ensemble: Ensemble) -> frozenset[str]:
-    """Return the arrays and columns that a file of this ensemble's predictions does not have, since nothing is known of them."""
+    """Return arrays and columns that files of this ensemble lack."""
     columns = {f"fields/{one.name}/{quantity}" for one in ensemble.targets for quantity in ensemble.absent(one)}
     return frozenset(columns | (set() if ensemble.knows_domain else {"domain", "domain_score"}))
 
 
 def check_absent(sink: Sink) -> None:
-    """InputError where a file that it will write is there; for the rank that begins, since late ones may find what others have written."""
+    """InputError where a file that it will write is there."""
     for final in sink.finals:
         if os.path.lexists(final):  # a broken link is somebody's, too
             raise InputError(f"{final} exists already; choose another --out or delete it")

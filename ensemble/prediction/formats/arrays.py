@@ -1,4 +1,6 @@
-"""Prediction files made of arrays: HDF5 (in ``hdf5``), ADIOS2 BP and npz, with the same names in each.
+"""Prediction files made of arrays.
+
+ADIOS2 BP and npz (HDF5: ``hdf5``), with the same names in each.
 
 ``graph``, ``nodes``, ``name``, ``status``, ``domain`` and ``domain_score`` have one row per graph; ``fields/NAME/QUANTITY`` has one row per graph or, for
 node fields, one per node, for edge fields one per edge, graphs in order (files with edge fields have ``edges`` per graph, and ``senders`` and
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Column, Piece, Sink, joined, texts
+from hydragnn.ensemble.prediction.formats.sink import AppendingSink, Block, Column, Piece, Sink, joined, texts
 
 
 def block_arrays(block: Block) -> dict[str, Column]:
@@ -33,7 +35,7 @@ def block_arrays(block: Block) -> dict[str, Column]:
 
 
 def edge_arrays(block: Block) -> dict[str, NDArray[Any]]:
-    """How many edges every graph has and which nodes they join; nothing where no field lies on edges."""
+    """Return edges per graph and their ends, if a field lies on edges."""
     if not any(estimate.field.on == "edge" for estimate in block.predictions.fields.values()):
         return {}
     senders, receivers = block.edge_ends()
@@ -41,7 +43,7 @@ def edge_arrays(block: Block) -> dict[str, NDArray[Any]]:
 
 
 def estimate_arrays(block: Block) -> dict[str, NDArray[Any]]:
-    """What is predicted, by name."""
+    """Return all predicted quantities by name."""
     return {
         f"fields/{name}/{quantity}": estimate[quantity]
         for name, estimate in block.predictions.fields.items()
@@ -58,7 +60,7 @@ class ArraySink(Sink):
 
 
 class NpzSink(ArraySink, AppendingSink):
-    """A numpy archive; kept in memory until the end, since the format has no way to append."""
+    """A numpy archive."""
 
     def open(self) -> None:
         """Nothing yet."""
@@ -80,7 +82,7 @@ class NpzSink(ArraySink, AppendingSink):
 
 
 class BpSink(ArraySink, AppendingSink):
-    """ADIOS2 BP: one step per piece, arrays of a step end to end; texts as JSON lists."""
+    """ADIOS2 BP."""
 
     def open(self) -> None:
         """Begin the folder."""
@@ -91,7 +93,10 @@ class BpSink(ArraySink, AppendingSink):
         self.attributes = {"heading": json.dumps(self.heading.to_json())}
 
     def write(self, piece: Piece) -> None:
-        """Append some graphs as one step, the heading with the first; OSError where there is no space."""
+        """Append some graphs as one step, the heading with the first.
+
+        OSError where there is no space.
+        """
         step = {name: json.dumps(values) if isinstance(values, list) else values for name, values in piece.items()}
         self.reserved.write_step(step, self.attributes)
         self.attributes = {}

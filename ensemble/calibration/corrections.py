@@ -1,4 +1,4 @@
-"""What a form of the error leaves over: factors on the scale that follow the size of graphs and of predictions.
+"""Factors on the scale of errors by size of graph and prediction.
 
 Conformal intervals keep their promise over all graphs; the thirds of a quantity may still share it unequally. Each third gets the factor
 that its own errors ask for, shrunk towards none by ``PRIOR`` graphs (in the manner of Mondrian conformal prediction, Vovk,
@@ -37,7 +37,7 @@ Owners = Int[np.ndarray, " rows"]
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """A factor that follows one quantity: geometric interpolation between the knots, constant outside."""
+    """Factor by one quantity: geometric interpolation between knots, constant outside."""
 
     knots: tuple[Finite, ...] = (0.0,)
     factors: tuple[Positive, ...] = (1.0,)
@@ -59,7 +59,7 @@ class Correction:
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corrections:
-    """Factors by the nodes of an item's graph and by the magnitude of its prediction, in the field's unit."""
+    """Factors by nodes of the graph and magnitude of the prediction."""
 
     nodes: Correction = Correction()
     magnitude: Correction = Correction()
@@ -78,7 +78,7 @@ def fit_corrections(
     magnitude: Float[Array, " rows"],
     graph: Owners,
 ) -> Corrections:
-    """The factors that bring the root mean squares of scores in all thirds together, as far as so many graphs can tell.
+    """Return factors that equalise the root mean square scores of all thirds.
 
     In every third the graphs that have items there weigh the same, however many these are: else the third of the smallest forces would
     follow the few graphs that consist of such. Neither the order of items nor a unit matters, nor how the axes of vectors lie.
@@ -99,8 +99,8 @@ def fit_corrections(
             squares = (scores / now.of(nodes, magnitude)) ** 2
             every = max(float(np.average(squares, weights=weights)), TINY)
             shares = [np.average(squares[own], weights=own_weights) for own, own_weights in zip(owns, within[name])]
-            asked = full[name] + 0.5 * np.log(np.maximum(np.array(shares) / every, LARGEST**-4))
-            full[name] = np.clip(asked, -np.log(LARGEST), np.log(LARGEST))
+            wanted_logs = full[name] + 0.5 * np.log(np.maximum(np.array(shares) / every, LARGEST**-4))
+            full[name] = np.clip(wanted_logs, -np.log(LARGEST), np.log(LARGEST))
     graphs = {name: np.array([own_weights.sum() for own_weights in of]) for name, of in within.items()}
     return Corrections(**{name: correction(name, full[name] * (n / (n + PRIOR))) for name, n in graphs.items()})
 
@@ -116,6 +116,6 @@ def _weights(graph: Owners) -> Float[Array, " rows"]:
 
 
 def _thirds(values: Float[Array, " rows"]) -> list[Bool[np.ndarray, " rows"]]:
-    """The rows of every third by a quantity; fewer than three where values are alike."""
+    """Return the rows of every third; fewer where values are alike."""
     third = np.digitize(values, np.quantile(values, THIRDS), right=True)
     return [third == number for number in np.unique(third)]

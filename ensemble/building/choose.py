@@ -1,4 +1,4 @@
-"""Which finished runs become members."""
+"""Choice of members among finished runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.datasets import open_store
-from hydragnn.ensemble.basis import evidence_of
-from hydragnn.ensemble.build import build_ensemble, check_out, stopping_at_once
+from hydragnn.ensemble.building.basis import evidence_of
+from hydragnn.ensemble.building.build import build_ensemble, check_out, stopping_at_once
+from hydragnn.ensemble.building.evaluation import Evaluation
+from hydragnn.ensemble.building.held_out import joint_split
+from hydragnn.ensemble.building.selection import Candidate, candidates, greedy_selection, top_k
 from hydragnn.ensemble.ensemble import ensemble_of
-from hydragnn.ensemble.evaluation import Evaluation
-from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import load_run
-from hydragnn.ensemble.selection import Candidate, candidates, greedy_selection, top_k
 from hydragnn.record import FINISHED
 
 METHODS = ("top-k", "greedy")
@@ -44,7 +44,7 @@ def ensemble_from_runs(
     campaign: Path | None = None,
     branch: str = "",
 ) -> Evaluation:
-    """Choose members among finished runs as ``select_runs`` does, and build the ensemble; gives its evaluation."""
+    """Choose members as ``select_runs`` does and build the ensemble; return its evaluation."""
     folders = [Path(one) for one in runs]
     out = Path(out)
     check_out(out)
@@ -75,13 +75,13 @@ def select_runs(
     if method not in METHODS:
         raise InputError(f"--method {method}: {nearest(method, list(METHODS))}")
     by = by or (None if campaign else "valid/loss")
-    known = candidates(runs)
-    selected, weights, story = (_best if method == "top-k" else _greedy)(known, top_k, by, price, branch)
+    runs_found = candidates(runs)
+    selected, weights, story = (_best if method == "top-k" else _greedy)(runs_found, top_k, by, price, branch)
     selection = {
         "method": method,
         "by": by or "the campaign's objective",
         "k": top_k,
-        "candidates": len(known),
+        "candidates": len(runs_found),
         "chosen": [candidate.name for candidate in selected],
         "campaign": campaign.resolve().name if campaign else "",
         **story,
@@ -90,17 +90,17 @@ def select_runs(
 
 
 def _best(
-    known: Sequence[Candidate], k: int, by: str | None, price: float, branch: str
+    runs_found: Sequence[Candidate], k: int, by: str | None, price: float, branch: str
 ) -> tuple[list[Candidate], list[float], dict[str, Any]]:
-    return top_k(known, k, by), [1.0 / k] * k, {}
+    return top_k(runs_found, k, by), [1.0 / k] * k, {}
 
 
 def _greedy(
-    known: Sequence[Candidate], k: int, by: str | None, price: float, branch: str
+    runs_found: Sequence[Candidate], k: int, by: str | None, price: float, branch: str
 ) -> tuple[list[Candidate], list[float], dict[str, Any]]:
-    top_k(known, k, by)  # refuses what cannot be
-    finished = sum(candidate.record.status in FINISHED for candidate in known)
-    pool = top_k(known, min(POOL * k, finished), by)
+    top_k(runs_found, k, by)  # refuses what cannot be
+    finished = sum(candidate.record.status in FINISHED for candidate in runs_found)
+    pool = top_k(runs_found, min(POOL * k, finished), by)
     members = [load_run(candidate.folder, branch=branch) for candidate in pool]
     together = ensemble_of(members)
     store = open_store(members[0].config.data.store)

@@ -25,15 +25,15 @@ from hydragnn.base.files import (
     write_sealed,
 )
 from hydragnn.datasets import GraphStore, Split, open_store
-from hydragnn.ensemble.basis import validated
+from hydragnn.ensemble.building.basis import validated
+from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Parts, joint_evaluation, part_evaluation
+from hydragnn.ensemble.building.folds import cross_validated
+from hydragnn.ensemble.building.held_out import Fold, calibrating_split
+from hydragnn.ensemble.building.training_domain import with_latent_spaces
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
-from hydragnn.ensemble.evaluation import HELD_OUT, Evaluation, Parts, joint_evaluation, part_evaluation
-from hydragnn.ensemble.folds import cross_validated
-from hydragnn.ensemble.held_out import Fold, calibrating_split
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import Member, load_run
-from hydragnn.ensemble.training_domain import with_latent_spaces
 from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.record import FINISHED, read_record
 from hydragnn.runs.folder import trained_config
@@ -55,7 +55,7 @@ def build_ensemble(
     others: Mapping[str, GraphStore] | None = None,
     branch: str = "",
 ) -> Evaluation:
-    """Make the folder ``out`` from finished runs: members, calibration, training domain, evaluation; gives the latter.
+    """Build the ensemble ``out`` from finished runs; return its evaluation.
 
     The calibration sees the calibration part only, or validation where there is none; the evaluation covers validation, test
     and every store in ``others``. Members whose splits together leave every graph out are an ensemble by cross-validation:
@@ -100,7 +100,7 @@ def build_ensemble(
 
 
 def stopping_at_once(out: Path) -> AbstractContextManager[Callable[[], None]]:
-    """Let signals that ask to stop raise Interrupted for the length of the block, in which ``out`` is made; gives the check of ``raise_signals``."""
+    """Let stop signals raise Interrupted while ``out`` is made."""
 
     def interrupted(kind: signal.Signals) -> Interrupted:
         stands = "is complete" if (out / "ensemble.json").is_file() else "was not made; the same command begins again"
@@ -110,7 +110,7 @@ def stopping_at_once(out: Path) -> AbstractContextManager[Callable[[], None]]:
 
 
 def _members(runs: Sequence[Path], weights: Sequence[float] | None, branch: str) -> list[Member]:
-    """The members that these runs become, with equal weights unless given; InputError where one did not finish."""
+    """Return members for these runs, with equal weights unless they are passed."""
     if not runs:
         raise InputError("an ensemble needs at least one finished run; give some")
     for run in runs:
@@ -127,7 +127,7 @@ def _members(runs: Sequence[Path], weights: Sequence[float] | None, branch: str)
 
 
 def check_finished(run: Path) -> None:
-    """Raise InputError where the run in the folder did not come to its end, or its configuration is not the one that was trained."""
+    """Raise InputError unless the run has finished with its own configuration."""
     record = read_record(run)
     if record.status == "failed":
         why = f" ({record.failure.kind}: {record.failure.message})" if record.failure else ""
@@ -141,14 +141,14 @@ def check_finished(run: Path) -> None:
 
 
 def check_out(out: Path) -> None:
-    """Raise InputError where something is at ``out`` already; an empty folder will do."""
+    """Raise InputError where ``out`` exists and is no empty folder."""
     if not is_free(out):
         kind = kind_of_folder(out)
         raise InputError(f"{out} exists already{kind and f' and is {kind}'}; choose another --out or delete it")
 
 
 def distinct_names(runs: Sequence[Path]) -> list[str]:
-    """The names of the runs' folders, with a number where two are the same.
+    """Return the names of the runs' folders, numbered where two are the same.
 
     >>> distinct_names([Path("a/0003"), Path("b/0003"), Path("b/0001")])
     ['0003', '0003-2', '0001']
@@ -164,7 +164,12 @@ def distinct_names(runs: Sequence[Path]) -> list[str]:
 
 
 def _store_of(member: Member) -> GraphStore:
-    """The store that the member was trained on; InputError where it is not where it was."""
+    """Return the training store of a member.
+
+    InputError where it is not where it was.
+
+    InputError where it is not where it was.
+    """
     path = member.config.data.store
     if not path.exists():
         raise InputError(
@@ -175,7 +180,7 @@ def _store_of(member: Member) -> GraphStore:
 
 
 def _check_store(member: Member, store: GraphStore) -> None:
-    """InputError where the store is not the one that the member was trained on."""
+    """Raise InputError unless the member was trained on this store."""
     if not is_data(store, member.record.data_hash):
         raise InputError(
             f"the store {member.config.data.store} is not what member {member.name} was trained on (fingerprint "
@@ -186,7 +191,11 @@ def _check_store(member: Member, store: GraphStore) -> None:
 def evaluate_ensemble(
     ensemble: Ensemble, store: GraphStore, graphs: Int[np.ndarray, " graphs"] | None = None
 ) -> Evaluation:
-    """Metrics of every field on the labelled graphs of any store (all, or those with these numbers), without the trivial predictor's.
+    """Evaluate an ensemble on labelled graphs of any store.
+
+    All graphs, or those with these numbers; the trivial predictor has no metrics.
+
+    All graphs, or those with these numbers; the trivial predictor has no metrics.
 
     InputError where the store lacks an input or a label, and for a run, which has no calibrated uncertainty.
     """
@@ -206,7 +215,7 @@ def evaluate_ensemble(
 
 
 def _data(member: Member, store: GraphStore, split: Split, folds: Sequence[Fold], out: Path) -> dict[str, Any]:
-    """Where training data came from; the place of the store counts from the ensemble's folder."""
+    """Return the origin of training data; store paths count from the ensemble's folder."""
     held_out = {HELD_OUT: sum(len(fold.graphs) for fold in folds)} if folds else {}
     return {
         "store": os.path.relpath(member.config.data.store, out.resolve()),
@@ -219,7 +228,11 @@ def _data(member: Member, store: GraphStore, split: Split, folds: Sequence[Fold]
 
 @contextmanager
 def in_making(out: Path) -> Iterator[Path]:
-    """An empty folder beside ``out`` for this process alone, gone at the end unless it was renamed; Busy where another process makes ``out``.
+    """Give an empty folder beside ``out``, removed unless it was renamed.
+
+    Busy where another process makes ``out``.
+
+    Busy where another process makes ``out``.
 
     InputError where nothing can be written there.
     """
@@ -255,7 +268,7 @@ def _write(
     arrays: Mapping[str, NDArray[Any]],
     check: Callable[[], None],
 ) -> None:
-    """Fill the folder and give it the name ``out`` at the end; what ``check`` raises at the last moment prevents it."""
+    """Fill the folder and rename it to ``out``, unless ``check`` raises."""
     try:
         entries: list[MemberEntry] = []
         for run, entry in zip(runs, manifest.members):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.sources.atoms_text import ATOMS, one_line, restore_atoms
 from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Heading, Piece, lines_array, texts
+from hydragnn.ensemble.prediction.formats.sink import AppendingSink, Block, Heading, Piece, lines_array, texts
 from hydragnn.ensemble.predictions import Predictions, estimates_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
@@ -37,13 +37,13 @@ KEYS: Mapping[Location, tuple[str, ...]] = {"node": ("node",), "edge": ("sender"
 
 
 class CsvSink(AppendingSink):
-    """One line per graph; node and edge fields go, one line per node or edge, into ``NAME.nodes.csv`` and ``NAME.edges.csv``."""
+    """One line per graph."""
 
     @property
     def temporaries(self) -> Mapping[Path, Path]:
-        """The table of graphs, and of nodes and of edges where a field lives there."""
+        """Return the tables of graphs, nodes and edges in the making."""
         finals = [self.path, *(self.path.with_suffix(f".{place}s.csv") for place in self.places)]
-        return {final.with_name(f".{final.name}.part"): final for final in finals}
+        return {self.in_the_making(final): final for final in finals}
 
     def open(self) -> None:
         """Write the headings."""
@@ -51,8 +51,8 @@ class CsvSink(AppendingSink):
             place: path.open("wb") for place, path in zip(("graph", *self.places), self.temporaries)
         }
         first: dict[str, tuple[str, ...]] = {place: KEYS[place] for place in self.places}
-        known = () if "domain" in self.heading.absent else ("domain", "domain_score")
-        first["graph"] = ("name", "status", *known, "nodes")
+        factors = () if "domain" in self.heading.absent else ("domain", "domain_score")
+        first["graph"] = ("name", "status", *factors, "nodes")
         for place, file in self.files.items():
             file.write(_lines([["graph", *first[place], *_titles(self.heading, self._on(place))]]).tobytes())
 
@@ -87,7 +87,7 @@ class CsvSink(AppendingSink):
 
     @property
     def places(self) -> list[Location]:
-        """Where fields live apart from graphs: each such place has a table of its own."""
+        """Return the locations of fields with a table of their own."""
         return [place for place in KEYS if self._on(place)]
 
     def _on(self, place: str) -> list[Target]:
@@ -101,7 +101,7 @@ def _lines(rows: Iterable[Sequence[Any]]) -> NDArray[np.uint8]:
 
 
 def _keys(block: Block, place: Location) -> list[tuple[int, ...]]:
-    """Which node of its graph a row is about, or which nodes the edge joins."""
+    """Return the node, or the ends of the edge, of every row."""
     if place == "edge":
         senders, receivers = block.edge_ends()
         return list(zip(senders.tolist(), receivers.tolist()))
@@ -118,7 +118,7 @@ def _titles(heading: Heading, targets: list[Target]) -> list[str]:
 
 
 def _numbers(heading: Heading, estimates: list[Estimate], rows: int) -> list[list[float | int | str]]:
-    """The rows of a table; empty where there is no number, as spreadsheets and pandas expect."""
+    """The rows of a table."""
     table: list[list[float | int | str]] = [[] for _ in range(rows)]
     for estimate in estimates:
         for quantity in heading.quantities(estimate.target):
@@ -129,7 +129,9 @@ def _numbers(heading: Heading, estimates: list[Estimate], rows: int) -> list[lis
 
 
 class XyzSink(AppendingSink):
-    """Extended XYZ: energy, forces and stress as results in ASE's units, everything else in ``info`` and ``arrays`` by name.
+    """Extended XYZ.
+
+    Energy, forces and stress as results in ASE's units, everything else in ``info`` and ``arrays`` by name.
 
     An energy, forces or a stress in a unit that is not known is called by it, as ``energy_in_UNIT``, since readers take the plain names for ASE's units.
     The mean (of classes: the label) of a field has the field's name, the other quantities NAME_std and so on. Whatever else a
@@ -147,7 +149,7 @@ class XyzSink(AppendingSink):
         return as_ase(self.heading.targets, self.heading.length)
 
     @cached_property
-    def taken(self) -> set[str]:
+    def reserved(self) -> set[str]:
         """Names that predictions have in a structure."""
         names = {
             self.called[target.name][0] + ending
@@ -163,7 +165,7 @@ class XyzSink(AppendingSink):
         text = StringIO()
         for row in range(len(block.predictions)):
             atoms = _frame(self.heading, block, row, self.called)
-            _restore(atoms, block.predictions, row, self.taken)
+            _restore(atoms, block.predictions, row, self.reserved)
             write(text, atoms, format="extxyz", parallel=False)
         return {"structures": lines_array(text.getvalue())}
 
@@ -220,33 +222,33 @@ def _is_result(name: str, field: Field) -> bool:
 
 
 def as_ase(targets: Sequence[Target], length: float) -> dict[str, tuple[str, float]]:
-    """What every field is called in a structure, and the factor on its numbers: readers take ASE's names for ASE's units.
+    """Return name and factor of every field in a structure of ASE.
 
     What has no unit fits the others, as in training. What has such a name and is something else has ``predicted_`` before it.
     """
     units = {one.name: one.field.unit for one in targets if _is_result(one.name, one.field)}
-    known: dict[str, float] = {}
+    factors: dict[str, float] = {}
     called = {
         one.name: f"predicted_{one.name}" if one.name in RESULTS and not _is_result(one.name, one.field) else one.name
         for one in targets
     }
     for name, unit in units.items():
         try:
-            known |= {name: in_ase_units(unit, name, f"field {name}")} if unit else {}  # type: ignore[arg-type]
+            factors |= {name: in_ase_units(unit, name, f"field {name}")} if unit else {}  # type: ignore[arg-type]
         except InputError:
             called[name] = re.sub(r"\W+", "_", f"{name}_in_{unit}").strip("_")
-    energy = next((size * length ** POWERS[name] for name, size in known.items()), 1.0)
-    fitting = {name: energy / length ** POWERS[name] for name, unit in units.items() if not unit and known}
-    return {name: (own, known.get(name, fitting.get(name, 1.0))) for name, own in called.items()}
+    energy = next((size * length ** POWERS[name] for name, size in factors.items()), 1.0)
+    fitting = {name: energy / length ** POWERS[name] for name, unit in units.items() if not unit and factors}
+    return {name: (own, factors.get(name, fitting.get(name, 1.0))) for name, own in called.items()}
 
 
-def _restore(atoms: Atoms, predictions: Predictions, row: int, taken: set[str]) -> None:
-    """Give a structure its texts, and what it had in the file that it comes from."""
+def _restore(atoms: Atoms, predictions: Predictions, row: int, reserved: set[str]) -> None:
+    """Give a structure its texts and its entries in the input file."""
     own = {key: texts[row] for key, texts in predictions.texts.items()}
-    if kept := own.pop(ATOMS, ""):
-        restore_atoms(atoms, kept, taken)
+    if stored_atoms := own.pop(ATOMS, ""):
+        restore_atoms(atoms, stored_atoms, reserved)
     for key, text in own.items():
-        if (line := one_line(text)) and key not in taken:
+        if (line := one_line(text)) and key not in reserved:
             atoms.info.setdefault(one_line(key), line)
 
 

@@ -7,9 +7,9 @@ import pydantic
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import first_problem
-from hydragnn.ensemble.calibration import Calibration
-from hydragnn.ensemble.class_calibration import ClassCalibration
-from hydragnn.ensemble.estimates import AnyCalibration
+from hydragnn.ensemble.calibration.classes import ClassCalibration
+from hydragnn.ensemble.calibration.numbers import Calibration
+from hydragnn.ensemble.calibration.protocol import AnyCalibration
 
 METHODS: Mapping[str, type[AnyCalibration]] = {
     "spread": Calibration,
@@ -25,7 +25,7 @@ def calibration_from_json(value: Any) -> AnyCalibration:
     if isinstance(method, str) and method in METHODS:
         try:
             calibration: AnyCalibration = pydantic.TypeAdapter(METHODS[method]).validate_python(value)
-            return calibration  # before version 3 of the manifest there was one form, the default
+            return calibration
         except pydantic.ValidationError as error:
             problem = first_problem(error)
     raise InputError(f"a calibration is damaged or from a newer version ({problem}); build the ensemble anew")

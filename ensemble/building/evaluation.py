@@ -1,4 +1,4 @@
-"""How good an ensemble is on graphs that nobody trained on, beside its members and the trivial predictor."""
+"""Scores of an ensemble beside its members and the trivial predictor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, GraphStore, Split
+from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.member_outputs import MemberOutputs
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
@@ -30,7 +30,7 @@ Parts = dict[str, tuple[GraphStore, MemberOutputs]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetEvaluation:
-    """Scores on the labels of one target in one part of the data.
+    """Scores of one target in one part of the data.
 
     Scores of numbers are ``mae`` and ``rmse`` (in ``unit``) and ``r2``; of an ensemble also ``crps`` and ``interval_width`` (in
     ``unit``), ``nll``, ``coverage``, ``miscalibration_area`` and ``spearman``. Scores of classes are those of
@@ -76,13 +76,13 @@ class TargetEvaluation:
         }
 
     def __str__(self) -> str:
-        """The score that ranks members: the RMSE of numbers, the NLL of classes."""
+        """Return the score that ranks members: RMSE, or NLL of classes."""
         score = "nll" if self.confusion else "rmse"
         best, trivial = self.members.get(self.best_member), self.trivial.get(score)
-        beside = [f"best member {best[score]:.4g}"] if best else []
-        beside += [] if trivial is None else [f"trivial {trivial:.4g}"]
+        comparisons = [f"best member {best[score]:.4g}"] if best else []
+        comparisons += [] if trivial is None else [f"trivial {trivial:.4g}"]
         unit = f" {self.unit}" if self.unit and not self.confusion else ""
-        return f"{score} {self.ensemble[score]:.4g}{unit}" + (f" ({', '.join(beside)})" if beside else "")
+        return f"{score} {self.ensemble[score]:.4g}{unit}" + (f" ({', '.join(comparisons)})" if comparisons else "")
 
 
 Part = dict[str, TargetEvaluation]
@@ -91,7 +91,7 @@ Part = dict[str, TargetEvaluation]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """How good an ensemble is: ``evaluation.parts["test"]["energy"].ensemble["rmse"]``."""
+    """Scores of an ensemble: ``evaluation.parts["test"]["energy"].ensemble["rmse"]``."""
 
     nominal: float
     """Fraction of labels that intervals and sets are meant to cover."""
@@ -111,7 +111,7 @@ class Evaluation:
         return 1.0 / max(sum(self.seconds_per_graph.values()), 1e-12)
 
     def to_json(self) -> dict[str, Any]:
-        """What ``evaluation.json`` holds."""
+        """Return the content of ``evaluation.json``."""
         return {
             "version": VERSION,
             "nominal": self.nominal,
@@ -125,7 +125,7 @@ class Evaluation:
         }
 
     def __str__(self) -> str:
-        """The scores on the part that says most: test where there is one."""
+        """Return the scores on the test part, or on the first part."""
         part = "test" if "test" in self.parts else next(iter(self.parts))
         return f"{part}: " + "; ".join(f"{name} {one}" for name, one in self.parts[part].items())
 
@@ -138,7 +138,7 @@ def part_evaluation(
     calibrations: Mapping[str, AnyCalibration],
     trivial: Mapping[str, Mapping[str, float | None]],
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
-    """Metrics of every target on one part, and the rows behind them as arrays named TARGET/WHAT.
+    """Return scores of every target on one part, and the rows behind them.
 
     Rows are the labelled items with their components flattened. A target without labels in this part is left out.
     """
@@ -170,7 +170,7 @@ def evaluate_parts(
     split: Split,
     nominal: float,
 ) -> tuple[Evaluation, dict[str, NDArray[Any]]]:
-    """The evaluation of all parts, and the rows behind it as arrays; the trivial predictor is fitted on the training part."""
+    """Return the evaluation of all parts, and the rows behind it."""
     model = ensemble.members[0].model
     trivial = trivial_predictor(store, split.train, model.targets, model.normalisation)
     names = [member.name for member in ensemble.members]

@@ -1,4 +1,4 @@
-"""Honest probabilities and sets of classes: one temperature, and the scores of labelled graphs, per field."""
+"""Calibrated probabilities and conformal sets of classes, per field."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,9 +10,9 @@ from scipy.special import log_softmax, softmax
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import Count, Fraction, NotNegative, Positive
-from hydragnn.ensemble.calibration import Part, conformal_quantile, evidence
-from hydragnn.ensemble.cross_validation import FoldScores
-from hydragnn.ensemble.estimates import Labels, Owners
+from hydragnn.ensemble.calibration.cross_validation import FoldScores
+from hydragnn.ensemble.calibration.numbers import conformal_quantile, evidence
+from hydragnn.ensemble.calibration.protocol import Labels, Owners, Part
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.field import Field
 
@@ -28,7 +28,7 @@ Rows = Float[Array, "rows classes"]
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassCalibration:
-    """How the probabilities of one categorical field become honest: one temperature, and the threshold of the sets."""
+    """Temperature of one categorical field, and the threshold of its sets."""
 
     temperature: Positive
     """Logarithms of probabilities are divided by it: above 1 the members were too sure."""
@@ -55,7 +55,7 @@ class ClassCalibration:
 
     @property
     def sentence(self) -> str:
-        """Which graphs are behind the sets."""
+        """Return the words for the graphs behind the sets."""
         return f"sets of classes {evidence(self.part, self.graphs, self.guaranteed, self.nominal, len(self.folds))}"
 
     def without_folds(self) -> "ClassCalibration":
@@ -68,12 +68,16 @@ class ClassCalibration:
 
 
 def temper(probabilities: Float[Array, "... classes"], temperature: float) -> Float[Array, "... classes"]:
-    """The probabilities whose logarithms are those of ``probabilities`` over the temperature, up to a constant."""
+    """Return probabilities whose logarithms are divided by the temperature."""
     return np.asarray(softmax(np.log(np.maximum(probabilities, TINY)) / temperature, axis=-1))
 
 
 def others(probabilities: Float[Array, "... classes"]) -> Float[Array, "... classes"]:
-    """The probability of all other classes together; summed up, since 1 minus a probability near 1 has no digits left.
+    """Return the probability of all other classes together.
+
+    Summed up, since 1 minus a probability near 1 has no digits left.
+
+    Summed up, since 1 minus a probability near 1 has no digits left.
 
     >>> others(np.array([0.2, 0.3, 0.5]))
     array([0.8, 0.7, 0.5])
@@ -90,7 +94,7 @@ def fit_classes(
     nominal: float,
     temperature: float | None = None,
 ) -> ClassCalibration:
-    """The threshold of the sets (LAC) from labelled items, for probabilities at a temperature, by default their own best.
+    """Return temperature and threshold of the sets (LAC) from labelled items.
 
     All components of a field share both. InputError where there is no labelled item.
     """
@@ -112,13 +116,13 @@ def fit_classes(
 def label_scores(
     field: Field, labels: Labels, probabilities: Float[Array, "items *shape_and_classes"], temperature: float
 ) -> Float[Array, " rows"]:
-    """The probability of all classes but the true one, of all components; InputError where there is no labelled item."""
+    """Return the probability of all classes but the true one."""
     truth, flat = _rows(field, labels, probabilities)
     return others(temper(flat, temperature))[np.arange(len(truth)), truth]
 
 
 def fit_temperature(field: Field, labels: Labels, probabilities: Float[Array, "items *shape_and_classes"]) -> float:
-    """The temperature of least NLL on labelled items (Guo et al. 2017, arXiv:1706.04599), but none that makes them surer than their count.
+    """Return the temperature of least NLL, bounded by Laplace's rule.
 
     Where all labels are right, NLL falls with the temperature without end. Yet after n right of n, the next is right with probability
     (n + 1) / (n + 2): the mean of the Beta(n + 1, 1) that a uniform prior leaves (Laplace's rule of succession; Platt 1999 has the same
@@ -144,7 +148,12 @@ def fit_temperature(field: Field, labels: Labels, probabilities: Float[Array, "i
 
 
 def _rows(field: Field, labels: Labels, probabilities: Array) -> tuple[Int[np.ndarray, " rows"], Rows]:
-    """True classes and probabilities of all components, one row each; InputError where there is none."""
+    """Return true classes and probabilities of all components.
+
+    InputError where there is none.
+
+    InputError where there is none.
+    """
     if not len(labels):
         raise InputError(f"field {field.name} has no labelled graph to calibrate on; enlarge the validation part")
     return labels.ravel().astype(np.int64), probabilities.reshape(-1, field.classes)

@@ -1,4 +1,4 @@
-"""CV+: intervals and sets of classes from members that were trained on folds.
+"""CV+: intervals and sets of classes from members trained on folds.
 
 Members that held out the same graphs, a fold, are one submodel with mean m_k and scale s_k, and the score of a graph is its
 error over the scale of its fold. With n graphs the interval at x reaches from the floor((1 - nominal) (n + 1))-th smallest
@@ -29,7 +29,7 @@ BLOCK = 2**22
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldScores:
-    """The members of one fold, and the scores of the graphs that they have not seen."""
+    """Members of one fold, and scores of the graphs they have not seen."""
 
     members: Annotated[tuple[Count, ...], pydantic.Field(min_length=1)]
     """Positions in the ensemble."""
@@ -38,7 +38,7 @@ class FoldScores:
     probability of all classes but the true one."""
 
     def fits(self, components: int) -> bool:
-        """Return True where there are as many scores of so many components, and no member counts twice."""
+        """Return True where components match and no member counts twice."""
         counts = {len(scores) for scores in self.scores}
         return len(self.scores) == components and len(counts) == 1 and len(set(self.members)) == len(self.members)
 
@@ -54,7 +54,7 @@ def shares(weights: Float[Array, " members"], members: Sequence[int]) -> Float[A
 
 
 def graph_scores(scores: Float[Array, " rows"], graph: Int[np.ndarray, " rows"], total: int) -> tuple[float, ...]:
-    """Scores of items as one per graph, all graphs alike: the score below which 1, 2, ... graphs' worth of items lie.
+    """Return one score per graph from scores of items, all graphs alike.
 
     With one item per graph these are the scores. Where the folds have a ``total`` of more than ``MOST`` graphs, one in several.
 
@@ -71,7 +71,7 @@ def graph_scores(scores: Float[Array, " rows"], graph: Int[np.ndarray, " rows"],
 
 
 def rank(count: int, nominal: float) -> int:
-    """Which of so many scores, in ascending order, bounds an interval; above their number nothing is guaranteed.
+    """Return the rank of the score that bounds an interval.
 
     >>> rank(19, 0.9), rank(5, 0.9)
     (18, 6)
@@ -80,7 +80,7 @@ def rank(count: int, nominal: float) -> int:
 
 
 def guaranteed_level(nominal: float, graphs: int, folds: int) -> float:
-    """The coverage that CV+ guarantees whatever the data and the models, as long as graphs are exchangeable; often 0.
+    """Return the coverage that CV+ guarantees for exchangeable graphs; often 0.
 
     1 - 2 (1 - nominal) and a little less for folds of several graphs (Barber et al. 2021, theorem 4).
 
@@ -98,7 +98,7 @@ def cross_interval(
     scores: Sequence[Sequence[float]],
     nominal: float,
 ) -> tuple[Float[Array, " items"], Float[Array, " items"]]:
-    """Lower and upper end for every item; NaN where a fold has no prediction. With too few graphs the largest scores count.
+    """Return lower and upper ends; NaN where a fold has no prediction.
 
     >>> cross_interval(np.array([[0.0], [10.0]]), np.ones((2, 1)), [[1.0, 2.0], [1.0, 2.0]], nominal=0.6)
     (array([-1.]), array([11.]))
@@ -120,7 +120,7 @@ def cross_interval(
 def cross_sets(
     others: Float[Array, "folds *shape classes"], scores: Sequence[Sequence[float]], nominal: float
 ) -> NDArray[np.bool_]:
-    """Return True for each class that belongs to the set (CV+ for classes: Romano, Sesia and Candes 2020, arXiv:2006.02544).
+    """Return True for each class in the CV+ set (arXiv:2006.02544).
 
     ``others`` is the score of every class with each fold; a class belongs where fewer scores than their rank lie below its own.
     """

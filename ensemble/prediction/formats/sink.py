@@ -1,4 +1,6 @@
-"""Predictions on disk: one format per suffix, streamed piece by piece, complete or absent.
+"""Predictions on disk.
+
+One format per suffix, streamed piece by piece, complete or absent.
 
 What graphs become in a file, a ``Piece``, is made by any rank; whoever writes the file only appends.
 """
@@ -10,19 +12,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import msgspec
 import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import rename_all
+from hydragnn.distributed.launch import unique_name
 from hydragnn.ensemble.predictions import Predictions, estimates_of
 from hydragnn.ensemble.screening import Screened
 from hydragnn.models import Target
+
+UNFINISHED = ".part"
+"""Suffix of a file in the making."""
 
 Column = NDArray[Any] | list[str]
 """Numbers, truth values or bytes; or texts."""
@@ -33,14 +37,14 @@ Piece = Mapping[str, Column]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Block:
-    """Consecutive graphs of the output: their numbers in the source, what is predicted, and the graphs where they could be read."""
+    """Consecutive graphs of the output."""
 
     numbers: Int[np.ndarray, " graphs"]
     predictions: Predictions
     graphs: Screened | None
 
     def edge_ends(self) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
-        """Sender and receiver of every edge, as numbers of nodes in their own graph."""
+        """Return sender and receiver of every edge, counted within its graph."""
         if self.graphs is None:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         batch = self.graphs.whole
@@ -50,7 +54,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heading:
-    """What every prediction file says about itself."""
+    """Description of the targets and the ensemble in every prediction file."""
 
     targets: tuple[Target, ...]
     nominal: float
@@ -80,12 +84,11 @@ class Heading:
 
 
 class Sink(ABC):
-    """A file of predictions, written under another name, which gets its own when everything is in it."""
+    """A file of predictions, renamed when it is complete."""
 
-    def __init__(self, path: Path, heading: Heading) -> None:
-        """Nothing is written yet."""
-        self.path = path
-        self.heading = heading
+    def __init__(self, path: Path, heading: Heading, folder: Path | None = None) -> None:
+        """Write nothing yet."""
+        self.path, self.heading, self.folder = path, heading, folder or path.parent
 
     @property
     def finals(self) -> Sequence[Path]:
@@ -94,26 +97,26 @@ class Sink(ABC):
 
     @abstractmethod
     def piece(self, block: Block) -> Piece:
-        """What these graphs become in the file; the same whoever makes it, and nothing is written."""
+        """Return these graphs as part of the file; nothing is written."""
 
-    def sizes(self, piece: Piece) -> tuple[int, ...]:
-        """What has to be known of a piece before the file is laid out; nothing where pieces are appended."""
-        return ()
+    def in_the_making(self, final: Path) -> Path:
+        """Return the path of an unfinished file, unique to this process."""
+        return self.folder / f".{final.name}.{unique_name()}{UNFINISHED}"
 
     def refusal(self, error: OSError) -> InputError:
-        """What the user reads where the file system says no."""
+        """Return the error for the user where the file system fails."""
         return InputError(
             f"cannot write {self.path}: {error.strerror or error}; free space or choose another place, then --resume"
         )
 
 
 class AppendingSink(Sink):
-    """A file to which one process appends piece after piece, beside its final name."""
+    """A file to which one process appends piece after piece."""
 
     @property
     def temporaries(self) -> Mapping[Path, Path]:
         """Every file in the making and its final name."""
-        return {self.path.with_name(f".{self.path.name}.part"): self.path}
+        return {self.in_the_making(self.path): self.path}
 
     @property
     def temporary(self) -> Path:
@@ -137,30 +140,41 @@ class AppendingSink(Sink):
     def close(self, *, complete: bool) -> None:
         """End the file; not complete means that it will be thrown away."""
 
-    def __enter__(self) -> "AppendingSink":
+    def begin(self) -> None:
+        """Begin the file; InputError where there is no space."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self.open()
         except OSError as error:
-            self._discard()
+            self.discard()
             raise self.refusal(error) from error
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def append(self, piece: Piece) -> None:
+        """Append some graphs; InputError where there is no space."""
         try:
-            self.close(complete=kind is None)
-            if kind is None:
-                rename_all(self.temporaries)
-        except OSError as problem:
-            raise self.refusal(problem) from problem
-        finally:
-            self._discard()
-        if isinstance(error, OSError):
+            self.write(piece)
+        except OSError as error:
             raise self.refusal(error) from error
 
-    def _discard(self) -> None:
+    def complete(self) -> None:
+        """End the file and give it its name.
+
+        InputError where there is no space.
+        """
+        try:
+            self.close(complete=True)
+            rename_all(self.temporaries)
+        except OSError as error:
+            raise self.refusal(error) from error
+        self._remove()
+
+    def discard(self) -> None:
+        """Throw the file away."""
+        with suppress(Exception):  # of an engine that has failed before
+            self.close(complete=False)
+        self._remove()
+
+    def _remove(self) -> None:
         for temporary in self.temporaries:
             with suppress(OSError):  # why it cannot be removed is why it could not be written
                 shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
@@ -168,10 +182,11 @@ class AppendingSink(Sink):
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """Pieces of consecutive graphs as one."""
-    return {name: _end_to_end([piece[name] for piece in pieces]) for name in pieces[0]}
+    return {name: end_to_end([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
-def _end_to_end(columns: Sequence[Any]) -> Column:
+def end_to_end(columns: Sequence[Any]) -> Column:
+    """Return columns of consecutive rows as one."""
     return list(chain.from_iterable(columns)) if isinstance(columns[0], list) else np.concatenate(columns)
 
 
@@ -188,27 +203,3 @@ def texts(values: Sequence[str]) -> list[str]:
 def lines_array(text: str) -> NDArray[np.uint8]:
     """The bytes of lines."""
     return np.frombuffer(text.encode(), dtype=np.uint8)
-
-
-def save_arrays(arrays: Piece) -> bytes:
-    """Piece of numbers, truth values and texts, in their order, as bytes that hold no code.
-
-    >>> load_arrays(save_arrays({"b": ["ok", ""], "a": np.zeros((0, 3))}))
-    {'b': ['ok', ''], 'a': array([], shape=(0, 3), dtype=float64)}
-    """
-    rows = [
-        (name, "", (), column) if isinstance(column, list) else (name, column.dtype.str, column.shape, column.tobytes())
-        for name, column in arrays.items()
-    ]
-    return msgspec.msgpack.encode(rows)
-
-
-_ROWS = msgspec.msgpack.Decoder(list[tuple[str, str, tuple[int, ...], memoryview | list[str]]])
-
-
-def load_arrays(content: bytes) -> dict[str, Any]:
-    """The arrays that ``save_arrays`` made bytes of; ValueError for other bytes."""
-    return {
-        name: values if isinstance(values, list) else np.frombuffer(values, dtype=dtype).reshape(shape).copy()
-        for name, dtype, shape, values in _ROWS.decode(content)
-    }

@@ -1,4 +1,4 @@
-"""Which graphs may speak for an ensemble: none that one of its members has learned from."""
+"""Graphs that no member, or only some members, have learned from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MOST = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fold:
-    """Graphs that neither trained nor chose for these members, and did for all others."""
+    """Graphs that neither trained nor chose for these members."""
 
     members: tuple[int, ...]
     """Positions among the members."""
@@ -45,7 +45,7 @@ def joint_split(members: Sequence[Member], store: GraphStore) -> Split:
 
 
 def calibrating_split(members: Sequence[Member], store: GraphStore) -> tuple[Split, tuple[Fold, ...]]:
-    """The parts as all members together see them, and the folds of a cross-validation ensemble; no folds in any other.
+    """Return the joint split and the folds of a cross-validation ensemble.
 
     Members cross-validate where no validation graph of all is left, and where no graph calibrates for all of them and each
     (but those of the test part of all) was held out by some. InputError where nothing is left to calibrate on.
@@ -61,7 +61,7 @@ def calibrating_split(members: Sequence[Member], store: GraphStore) -> tuple[Spl
 
 
 def fold_graphs(members: Sequence[Member], store: GraphStore) -> tuple[Fold, ...]:
-    """The graphs that trained or chose for some members and not for others, by these others; members without weight have no say."""
+    """Return graphs that trained or chose for some members only, as folds."""
     speaking = [position for position, member in enumerate(members) if member.weight > 0]
     used = np.zeros((len(speaking), len(store)), dtype=np.bool_)
     parts = [(settings, make_split(store, settings)) for settings in _different(members)]

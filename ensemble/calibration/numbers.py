@@ -1,4 +1,4 @@
-"""Honest error bars: a scale for the spread and conformal intervals, per field, fitted on graphs that no member was trained on."""
+"""Scale of the spread and conformal intervals of numbers, per field."""
 
 import math
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import Count, Fraction, NotNegative, Positive
-from hydragnn.ensemble.corrections import NONE, Corrections, fit_corrections
-from hydragnn.ensemble.cross_validation import FoldScores, guaranteed_level
-from hydragnn.ensemble.scores import (
+from hydragnn.ensemble.calibration.corrections import NONE, Corrections, fit_corrections
+from hydragnn.ensemble.calibration.cross_validation import FoldScores, guaranteed_level
+from hydragnn.ensemble.calibration.forms import (
     CONSTANT,
     GROWTH,
     TINY,
@@ -24,17 +24,17 @@ from hydragnn.ensemble.scores import (
     choose_form,
     fit_width,
 )
+from hydragnn.ensemble.calibration.protocol import Part
 from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic
 from hydragnn.graphs.field import Field
 
 Method = Literal["spread", "absolute"]
-Part = Literal["valid", "calibration", "held-out"]
 
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
-    """Calibration of one component of a field (of all components together for vectors and tensors)."""
+    """Calibration of one component, or of a whole vector or tensor."""
 
     scale: Positive
     """Factor on the spread (method spread) or the standard deviation itself in the field's unit (absolute)."""
@@ -53,7 +53,7 @@ class Component:
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """How the spread of one field, or the form of its errors, becomes a standard deviation and an interval."""
+    """Calibration of one numeric field: standard deviation and interval."""
 
     method: Method
     """spread: the scale is the members' spread, and what its form adds, with the form as its floor; absolute: it is the form alone."""
@@ -69,7 +69,7 @@ class Calibration:
     """Of a cross-validation ensemble, whose intervals are CV+ and not the mean plus and minus a width; else empty."""
 
     def fits(self, field: Field) -> bool:
-        """Return True where there are as many components as numbers of the field are calibrated apart."""
+        """Return True where the number of components is that of the field."""
         components = 1 if turning_axes(field) else field.width
         of_folds = all(fold.fits(components) for fold in self.folds)
         return not field.classes and len(self.components) == components and of_folds
@@ -81,7 +81,7 @@ class Calibration:
 
     @property
     def sentence(self) -> str:
-        """What interval widths depend on, and which graphs are behind them."""
+        """Return the words for interval widths and the graphs behind them."""
         widths = self.form.words(self.follows)
         if any(component.corrections != NONE for component in self.components):
             widths += ", corrected by thirds of graphs and predictions"
@@ -100,7 +100,7 @@ class Calibration:
 
 
 def evidence(part: Part, graphs: int, guaranteed: bool, nominal: float, folds: int = 0) -> str:
-    """Which graphs calibrated, in words; with folds also what is guaranteed.
+    """Return the words for the calibrating graphs, with guarantees of folds.
 
     >>> evidence("calibration", 52, True, 0.9)
     'calibrated on 52 graphs that chose nothing'
@@ -123,7 +123,7 @@ def evidence(part: Part, graphs: int, guaranteed: bool, nominal: float, folds: i
 def conformal_quantile(
     scores: Float[np.ndarray, " rows"], graph: Int[np.ndarray, " rows"], nominal: float
 ) -> tuple[float, bool]:
-    """The score below which a new graph's item falls with probability ``nominal``, and whether that is guaranteed.
+    """Return the quantile of scores for a new graph, and whether it is guaranteed.
 
     Every graph has the same weight, shared by its items, and one more graph is counted with infinite scores: items of one
     graph are not exchangeable with those of another, graphs are (Lee, Barber and Willett 2023, arXiv:2306.06342). With
@@ -145,7 +145,7 @@ def conformal_quantile(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Known:
-    """What is known of every item before its error is, and what its interval may depend on."""
+    """Spread, magnitude and nodes of every item, on which its interval may depend."""
 
     spread: Float[Array, "items *shape"]
     """Standard deviation of the mixture before calibration; the same for all components of a vector or tensor."""
@@ -156,7 +156,7 @@ class Known:
 
 
 def known_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " items"]) -> Known:
-    """What is known of items whose graphs have so many nodes; nothing in it depends on how the axes lie."""
+    """Return spread, magnitude and nodes of items, whatever the axes."""
     magnitude, axes = np.abs(moments.mean), turning_axes(field)
     if axes:
         length = np.sqrt((magnitude**2).sum(axis=tuple(range(-axes, 0)), keepdims=True))
@@ -166,7 +166,7 @@ def known_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " ite
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """What scores are measured in, fixed before the calibration part is looked at."""
+    """Units of scores, fixed before the calibration part is read."""
 
     method: Method
     form: Form
@@ -174,7 +174,7 @@ class Scale:
 
 
 def fit_scale(field: Field, rows: Rows, method: Method | None, candidates: Sequence[Form]) -> Scale:
-    """The scale with the best of the candidates on these rows; the spread is part of it wherever there is any.
+    """Return the scale with the best candidate; it uses any spread.
 
     Whether it is is no matter of scores: on graphs like those of training it may not pay, and elsewhere nothing else widens.
     """
@@ -192,7 +192,7 @@ def fit_scale(field: Field, rows: Rows, method: Method | None, candidates: Seque
 
 
 def corrected_scale(scale: Scale, rows: Rows) -> Scale:
-    """The scale with what its form leaves in thirds of these rows, which calibrate nothing afterwards."""
+    """Return the scale with corrections by thirds of these rows."""
     widths = []
     for c, width in enumerate(scale.widths):
         magnitude = rows.magnitude[:, c]
@@ -213,7 +213,7 @@ def fit_calibration(
     nodes: Int[np.ndarray, " items"] | None = None,
     scale: Scale | None = None,
 ) -> Calibration:
-    """Factor of the scale and of the interval of every component from labelled items that no member was trained on.
+    """Return the calibration of a field from labelled items.
 
     The ``scale`` was fitted on other graphs; without one it is of the simplest form, and fitted on these. Method ``spread``
     divides errors by the ensemble's standard deviation, so that intervals widen where members disagree; ``absolute`` does
@@ -241,52 +241,52 @@ def fit_calibration(
 
 
 def raw_spread(field: Field, moments: MixtureMoments) -> Float[Array, "items *shape"]:
-    """Standard deviation of the mixture before calibration; the same for all components of a vector or tensor."""
+    """Return the standard deviation of the mixture before calibration."""
     return np.sqrt(isotropic(moments, turning_axes(field)).variance)
 
 
 def turning_axes(field: Field) -> int:
-    """How many of a field's last axes turn with the graph: 1 for vectors, 2 for tensors."""
+    """Return the number of last axes that turn with the graph."""
     return {"scalar": 0, "vector": 1, "tensor": 2}[field.parity]
 
 
-def calibrated_std(field: Field, calibration: Calibration, known: Known) -> Float[Array, "items *shape"]:
-    """Standard deviation after calibration, in the field's unit; never zero, and NaN where there is no prediction."""
+def calibrated_std(field: Field, calibration: Calibration, facts: Known) -> Float[Array, "items *shape"]:
+    """Return the calibrated standard deviation; NaN where there is no prediction."""
     typical, scale, floor, reference = (
         _spread_over(field, [getattr(component, name) for component in calibration.components])
         for name in ("typical", "scale", "floor", "reference")
     )
-    relative = calibration.form.relative(known.nodes, known.magnitude / typical)
-    factor = scale * _correction(field, calibration, known)
+    relative = calibration.form.relative(facts.nodes, facts.magnitude / typical)
+    factor = scale * _correction(field, calibration, facts)
     if calibration.follows:
-        return factor * calibration.form.trusted(known.spread, relative, reference, floor)
-    return np.where(np.isnan(known.spread), np.nan, factor * relative)
+        return factor * calibration.form.trusted(facts.spread, relative, reference, floor)
+    return np.where(np.isnan(facts.spread), np.nan, factor * relative)
 
 
 def half_width(
     field: Field, calibration: Calibration, std: Float[Array, "items *shape"]
 ) -> Float[Array, "items *shape"]:
-    """Half of the interval around the mean that holds the truth with the nominal probability."""
+    """Return half the width of the interval around the mean."""
     return std * _spread_over(field, [component.quantile for component in calibration.components])
 
 
-def variance_factor(field: Field, calibration: Calibration, known: Known) -> Float[Array, "items *shape"]:
-    """What the raw variances are multiplied with so that their sum is the calibrated variance (above the floor, without what is added)."""
+def variance_factor(field: Field, calibration: Calibration, facts: Known) -> Float[Array, "items *shape"]:
+    """Return the factor on raw variances that makes them calibrated."""
     if calibration.method == "absolute":
-        return np.ones(known.spread.shape)
+        return np.ones(facts.spread.shape)
     scale = _spread_over(field, [component.scale for component in calibration.components])
-    return (scale * _correction(field, calibration, known)) ** 2
+    return (scale * _correction(field, calibration, facts)) ** 2
 
 
-def _correction(field: Field, calibration: Calibration, known: Known) -> Float[Array, "items *shape"]:
-    """The factor of every number, by the nodes of its graph and its magnitude."""
-    magnitude = known.magnitude.reshape(len(known.nodes), field.width)
+def _correction(field: Field, calibration: Calibration, facts: Known) -> Float[Array, "items *shape"]:
+    """Return the correction of every number."""
+    magnitude = facts.magnitude.reshape(len(facts.nodes), field.width)
     columns = np.array_split(magnitude, len(calibration.components), axis=1)
     factors = [
-        one.corrections.of(np.broadcast_to(known.nodes[:, None], own.shape), own)
+        one.corrections.of(np.broadcast_to(facts.nodes[:, None], own.shape), own)
         for one, own in zip(calibration.components, columns)
     ]
-    return np.concatenate(factors, axis=1).reshape(known.magnitude.shape)
+    return np.concatenate(factors, axis=1).reshape(facts.magnitude.shape)
 
 
 def _spread_over(field: Field, values: list[float]) -> Array:
@@ -303,24 +303,24 @@ def labelled_rows(
     graph: Int[np.ndarray, " items"],
     nodes: Int[np.ndarray, " items"],
 ) -> Rows:
-    """Errors and what was known before as [rows, components to calibrate]: one component where they turn with the graph."""
-    known = known_of(field, moments, nodes)
+    """Return errors with spread and magnitude as [rows, components to calibrate]."""
+    facts = known_of(field, moments, nodes)
     components, repeats = (1, field.width) if turning_axes(field) else (field.width, 1)
     error, spread, magnitude = (
         values.reshape(len(graph) * repeats, components)
-        for values in (target - moments.mean, known.spread, known.magnitude)
+        for values in (target - moments.mean, facts.spread, facts.magnitude)
     )
     return Rows(
         error=error,
         spread=spread,
         magnitude=magnitude,
-        nodes=np.repeat(known.nodes, repeats),
+        nodes=np.repeat(facts.nodes, repeats),
         graph=np.repeat(graph, repeats),
     )
 
 
 def _component(rows: Rows, component: int, scale: Scale, nominal: float) -> tuple[Component, bool]:
-    """The factor of largest likelihood, and the quantile of the scores, and whether it is guaranteed."""
+    """Return the factor of largest likelihood with the quantile of scores."""
     width, error = scale.widths[component], rows.error[:, component]
     trusted = believed(scale.form, width, rows.spread[:, component], rows.magnitude[:, component], rows.nodes)
     factor = max(float(np.sqrt(np.mean((error / trusted) ** 2))), TINY)

@@ -1,21 +1,14 @@
-"""Which runs become members, and with which weights; what they add to each other."""
+"""Selection of members among runs, with weights."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.ensemble.metrics import gaussian_crps, gaussian_nll
-from hydragnn.ensemble.uncertainty import total_variance
+from hydragnn.ensemble.evidence import SCORES, Evidence
 from hydragnn.record import FINISHED, RunRecord, read_record
-
-Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
-
-SCORES = {"crps": gaussian_crps, "nll": gaussian_nll}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +22,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """Chosen candidates by position, best first, with weights that sum to 1, and how the choice went."""
+    """Positions of selected candidates, best first, with weights that sum to 1."""
 
     members: tuple[int, ...]
     weights: tuple[float, ...]
@@ -38,12 +31,17 @@ class Selection:
 
 
 def candidates(folders: Sequence[Path]) -> list[Candidate]:
-    """The runs in these folders with their records, named by folder; InputError where a record is missing."""
+    """Return the runs in these folders, named by folder.
+
+    InputError where a record is missing.
+
+    InputError where a record is missing.
+    """
     return [Candidate(name=folder.resolve().name, folder=folder, record=read_record(folder)) for folder in folders]
 
 
 def top_k(records: Sequence[Candidate], k: int, by: str | None = "valid/loss") -> list[Candidate]:
-    """The k finished runs that did best on validation, best first; ties keep their order.
+    """Return the k best finished runs on validation, best first.
 
     ``by`` is a name in ``RunRecord.best``: ``valid/loss``, ``valid/energy/mae``, ``valid/energy/r2`` (higher is better).
     The loss compares runs only where they share loss functions and weights; choose a field's error where they do not. None
@@ -59,73 +57,12 @@ def top_k(records: Sequence[Candidate], k: int, by: str | None = "valid/loss") -
         )
     if by is None:
         return finished[:k]
-    known = sorted({name for candidate in finished for name in candidate.record.best})
+    score_names = sorted({name for candidate in finished for name in candidate.record.best})
     missing = [candidate.name for candidate in finished if by not in candidate.record.best]
     if missing:
-        raise InputError(f"run {missing[0]} has no value {by}; {nearest(by, known)}")
+        raise InputError(f"run {missing[0]} has no value {by}; {nearest(by, score_names)}")
     sign = -1.0 if by.endswith("/r2") else 1.0
     return sorted(finished, key=lambda candidate: sign * candidate.record.best[by])[:k]
-
-
-class Evidence(ABC):
-    """What all candidates predict for the labelled validation rows of one field."""
-
-    @property
-    @abstractmethod
-    def candidates(self) -> int:
-        """How many there are."""
-
-    @abstractmethod
-    def score(self, picks: Sequence[int], score: str) -> float:
-        """Mean proper score (one of ``SCORES``) of the mixture of these picks, repeated ones counting as often; lower is better."""
-
-    @abstractmethod
-    def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
-        """How differently the members err: mean pairwise correlation of errors, and what averaging takes off the mean MSE.
-
-        ``ambiguity`` is the weighted variance between members over their mean squared error (Krogh and Vedelsby 1994): 0
-        for copies, 0.5 where averaging halves the squared error. The correlation of a member alone is 1.
-        """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class NumberEvidence(Evidence):
-    """What all candidates predict for the labelled validation rows of one numeric field."""
-
-    target: Float[Array, " rows"]
-    means: Float[Array, "candidates rows"]
-    variances: Float[Array, "candidates rows"]
-
-    @property
-    def candidates(self) -> int:
-        """How many there are."""
-        return len(self.means)
-
-    def score(self, picks: Sequence[int], score: str) -> float:
-        """Mean score of the mixture of these picks: normal, with the noise that its spread leaves unexplained."""
-        index = list(picks)
-        weights = np.full(len(index), 1.0 / len(index))
-        moments = total_variance(self.means[index], self.variances[index], weights)
-        error = self.target - moments.mean
-        unexplained = max(float(np.mean(error**2) - np.mean(moments.variance)), 0.0)
-        std = np.sqrt(moments.variance + unexplained)
-        tiny = float(np.finfo(np.float64).tiny) ** 0.5
-        return float(np.mean(SCORES[score](self.target, moments.mean, np.maximum(std, tiny))))
-
-    def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
-        """From the errors of the means."""
-        errors = self.means - self.target
-        moments = total_variance(self.means, self.variances, weights)
-        mean_mse = float(weights @ np.mean(errors**2, axis=1))
-        centred = errors - errors.mean(axis=1, keepdims=True)
-        norms = np.sqrt((centred**2).sum(axis=1))
-        norms[norms == 0] = 1.0
-        correlation = (centred @ centred.T) / np.outer(norms, norms)
-        pairs = correlation[np.triu_indices(len(errors), k=1)]
-        return {
-            "error_correlation": float(pairs.mean()) if len(pairs) else 1.0,
-            "ambiguity": float(np.mean(moments.epistemic)) / mean_mse if mean_mse > 0 else 0.0,
-        }
 
 
 def greedy_selection(
@@ -136,7 +73,7 @@ def greedy_selection(
     costs: Sequence[float] | None = None,
     price: float = 0.0,
 ) -> Selection:
-    """Forward selection with replacement on a proper score, never worse than the best candidate alone on it.
+    """Select forward with replacement on a proper score (Caruana).
 
     Caruana et al. 2004, doi:10.1145/1015330.1015432. Starts with the best candidate and adds the one that lowers the
     score most, picks repeating as weights, until ``size`` different ones and three picks for each are there; the best
@@ -176,7 +113,7 @@ def _as_selection(picks: tuple[int, ...], trace: list[float]) -> Selection:
 
 
 def _against(value: float, alone: float, score: str) -> float:
-    """A field's score in units that fields can be averaged in: 1 is the best candidate alone."""
+    """Return a field's score relative to the best candidate alone."""
     if score == "nll":
         return 1.0 + value - alone  # nats have no scale, and may be negative
     return value / alone if alone > 0 else 1.0 + value

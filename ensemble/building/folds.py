@@ -1,4 +1,4 @@
-"""Ensembles by cross-validation: every graph calibrates and judges the members that have not seen it, and them alone."""
+"""Ensembles by cross-validation: graphs calibrate only members that have not seen them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, GraphStore, Split
-from hydragnn.ensemble.basis import Basis
-from hydragnn.ensemble.cross_validation import shares
+from hydragnn.ensemble.building.basis import Basis
+from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, Parts, TargetEvaluation, evaluate_parts
+from hydragnn.ensemble.building.held_out import Fold
+from hydragnn.ensemble.building.training_domain import detectors_of_members, flag_evaluation, part_doubts
+from hydragnn.ensemble.calibration.cross_validation import shares
+from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import Domain, cross_fitted_domain
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.estimates import AnyCalibration, Estimate, FoldLabels
-from hydragnn.ensemble.evaluation import HELD_OUT, Evaluation, Part, Parts, TargetEvaluation, evaluate_parts
-from hydragnn.ensemble.held_out import Fold
+from hydragnn.ensemble.estimates import Estimate, FoldLabels
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.predictions import estimates_of
-from hydragnn.ensemble.training_domain import detectors_of_members, flag_evaluation, part_doubts
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.models import Target
 from hydragnn.training import errors_of_folds, trivial_predictor
@@ -27,7 +28,7 @@ from hydragnn.training import errors_of_folds, trivial_predictor
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FoldOutputs:
-    """What the members of a fold, and no others, say about its graphs."""
+    """Predictions of the members of a fold for its graphs."""
 
     fold: Fold
     outputs: MemberOutputs
@@ -40,23 +41,23 @@ class FoldOutputs:
 def cross_validated(
     ensemble: Ensemble, store: GraphStore, split: Split, folds: Sequence[Fold], parts: Parts, nominal: float
 ) -> Basis:
-    """The basis on all graphs that some members have not seen; these are evaluated, too, each without what it calibrates."""
-    asked = fold_outputs(ensemble, store, folds)
-    calibrations = cross_calibrations(ensemble.targets, asked, ensemble.weights, nominal)
-    domain, scores = cross_domain(ensemble, store, split, asked, calibrations)
-    held_out, rows = held_out_evaluation(ensemble, store, split, asked, nominal)
+    """Return the basis on all graphs that some members have not seen."""
+    of_every_fold = fold_outputs(ensemble, store, folds)
+    calibrations = cross_calibrations(ensemble.targets, of_every_fold, ensemble.weights, nominal)
+    domain, scores = cross_domain(ensemble, store, split, of_every_fold, calibrations)
+    held_out, rows = held_out_evaluation(ensemble, store, split, of_every_fold, nominal)
     evaluation, arrays = evaluate_parts(ensemble, parts, calibrations, store, split, nominal)
     flagged, flags = flag_evaluation(ensemble, domain, parts, calibrations, {HELD_OUT: scores})
-    failures = {graph: why for one in asked for graph, why in one.outputs.failures.items()}
+    failures = {graph: why for one in of_every_fold for graph, why in one.outputs.failures.items()}
     return Basis(
         calibrations=calibrations,
         domain=domain,
-        diversity=fold_diversity(ensemble, asked),
+        diversity=fold_diversity(ensemble, of_every_fold),
         evaluation=Evaluation(
             nominal=nominal,
             parts={HELD_OUT: held_out, **evaluation.parts},
             failed={HELD_OUT: failures, **evaluation.failed},
-            seconds_per_graph=fold_seconds(asked, ensemble.names),
+            seconds_per_graph=fold_seconds(of_every_fold, ensemble.names),
             domain=flagged,
         ),
         arrays=rows | arrays | flags,
@@ -98,7 +99,7 @@ def _with_labels(target: Target, folds: Sequence[FoldOutputs]) -> list[FoldLabel
 def held_out_estimate(
     target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
 ) -> Estimate:
-    """What every fold says about the graphs it has not seen, calibrated on the other folds: no label meets itself."""
+    """Return estimates for held-out graphs, each calibrated on the other folds."""
     estimates = []
     for fold in folds:
         others = [one for one in folds if one is not fold]
@@ -112,7 +113,7 @@ def held_out_estimate(
 def held_out_evaluation(
     ensemble: Ensemble, store: GraphStore, split: Split, folds: Sequence[FoldOutputs], nominal: float
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
-    """Metrics of the cross-validated ensemble, beside those of every member on what it held out, and the rows behind them.
+    """Return scores of the cross-validated ensemble and its members, with rows.
 
     The trivial predictor is fitted without the fold, too. A target with labels in one fold alone is left out.
     """
@@ -147,7 +148,7 @@ def cross_domain(
     folds: Sequence[FoldOutputs],
     calibrations: Mapping[str, AnyCalibration],
 ) -> tuple[Domain, Float[Array, "graphs detectors"]]:
-    """The domain of all graphs of training, with thresholds from every fold against the others, and the scores of the latter."""
+    """Return the domain of all training graphs, with thresholds across folds."""
     alone = {name: calibration.without_folds() for name, calibration in calibrations.items()}
     held_out = [
         (
@@ -162,7 +163,7 @@ def cross_domain(
 
 
 def fold_diversity(ensemble: Ensemble, folds: Sequence[FoldOutputs]) -> dict[str, dict[str, float]]:
-    """How differently the members of a fold err, mean over folds of several members; nothing where there are none."""
+    """Return the mean diversity over folds of several members."""
     result: dict[str, dict[str, float]] = {}
     for target in ensemble.targets:
         values = [
@@ -178,7 +179,7 @@ def fold_diversity(ensemble: Ensemble, folds: Sequence[FoldOutputs]) -> dict[str
 
 
 def fold_seconds(folds: Sequence[FoldOutputs], names: Sequence[str]) -> dict[str, float]:
-    """Time per graph of every member; the mean for one that was not asked."""
+    """Return seconds per graph of every member; the mean where unknown."""
     seconds, graphs = np.zeros(len(names)), np.zeros(len(names))
     for one in folds:
         members = list(one.fold.members)

@@ -1,4 +1,4 @@
-"""What interval widths grow with: a family of scales of the error, and the choice among them on validation.
+"""Scales of the error, and the choice among them on validation.
 
 A score is |error| / scale, and the interval is as wide as the scale times a quantile of the scores (split conformal; Lei et
 al. 2018, arXiv:1604.04173, section 5.2). Any scale that is fixed before the calibration part is looked at keeps the promise
@@ -14,7 +14,7 @@ import pydantic
 from jaxtyping import Float, Int
 
 from hydragnn.base.settings import NotNegative
-from hydragnn.ensemble.corrections import NONE, Corrections
+from hydragnn.ensemble.calibration.corrections import NONE, Corrections
 from hydragnn.ensemble.metrics import gaussian_crps
 from hydragnn.ensemble.uncertainty import Array
 
@@ -69,7 +69,7 @@ GROWTH: Final[Mapping[str, Growth]] = {
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """How errors grow, up to a factor for each component; positive everywhere, also for a graph without nodes."""
+    """Growth of errors with graph or prediction, up to a factor."""
 
     kind: str = "constant"
     growth: NotNegative = 0.0
@@ -95,7 +95,7 @@ class Form:
         reference: Array | float,
         floor: Array | float,
     ) -> Float[Array, "items *shape"]:
-        """The scale where members differ: their spread with what is added to it, and at least the floor.
+        """Return the believed spread of members, at least the floor.
 
         Both ``reference``, the median spread, and ``floor`` are over ``relative``, what the form says of the item.
         """
@@ -103,7 +103,7 @@ class Form:
         return np.maximum(together, floor * relative)
 
     def words(self, follows: bool) -> str:
-        """What interval widths do.
+        """Return the words for interval widths.
 
         >>> Form(kind="sqrt_nodes").words(follows=False)
         'grow with the square root of the number of nodes'
@@ -120,7 +120,7 @@ CONSTANT = Form()
 
 
 def forms(extensive: bool) -> list[Form]:
-    """All that may be chosen for a target, the simplest first; those that add to the spread differ from others only where there is any."""
+    """Return all candidates for a target, the simplest first."""
     kinds = [kind for kind, growth in GROWTH.items() if kind != "magnitude" and (extensive or not growth.extensive)]
     plain = [*(Form(kind=kind) for kind in kinds), *(Form(kind="magnitude", growth=growth) for growth in GROWTHS)]
     return plain + [replace(form, shared=SHARED) for form in plain]
@@ -128,7 +128,7 @@ def forms(extensive: bool) -> list[Form]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rows:
-    """Errors of labelled items, and what was known of these before: components that are calibrated apart are columns."""
+    """Errors of labelled items with spread, magnitude and nodes; components are columns."""
 
     error: Float[Array, "rows components"]
     spread: Float[Array, "rows components"]
@@ -139,7 +139,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Width:
-    """What the scale of one component is measured in, fixed on validation."""
+    """Units of one component's scale, fixed on validation."""
 
     floor: float
     """Smallest spread that is believed, over what the form says of the item; 0 where spreads are not used."""
@@ -168,14 +168,14 @@ def believed(
     magnitude: Float[Array, " rows"],
     nodes: Float[Array, " rows"],
 ) -> Float[Array, " rows"]:
-    """The scale of one component's errors, up to a factor: the form, or the spread with what is added to it and the form as its floor, corrected."""
+    """Return the scale of one component's errors, up to a factor."""
     relative = form.relative(nodes, magnitude / width.typical)
     trusted = form.trusted(spread, relative, width.reference, width.floor) if width.floor else relative
     return trusted * width.corrections.of(nodes, magnitude)
 
 
 def choose_form(rows: Rows, candidates: Sequence[Form], follows: bool) -> Form:
-    """The form whose normal distributions have the least CRPS on these graphs, which calibrate nothing afterwards.
+    """Return the form whose normal distributions have the least CRPS.
 
     Each graph is left out in turn from the factor that its error is measured with, and all graphs weigh the same. Components count in
     units of their CRPS with the simplest form, the first, which stays unless another is better. Neither the order of the
@@ -199,7 +199,7 @@ def _scores(rows: Rows, form: Form, follows: bool) -> list[float]:
 
 
 def left_out_crps(error: Float[Array, " rows"], scale: Float[Array, " rows"], graph: Int[np.ndarray, " rows"]) -> float:
-    """Mean CRPS over graphs of normal errors with this scale, times the factor that fits all graphs but the own one."""
+    """Return the mean CRPS over graphs, each left out of its factor."""
     _, group, counts = np.unique(graph, return_inverse=True, return_counts=True)
     squares = (error / scale) ** 2
     rest = np.maximum(squares.sum() - np.bincount(group, weights=squares), 0.0)

@@ -1,4 +1,4 @@
-"""What an ensemble's uncertainty rests on, of members that share validation graphs; ``folds`` is for those that do not."""
+"""Calibration, training domain and evaluation of members that share validation graphs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,14 +7,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Split
+from hydragnn.ensemble.building.evaluation import Evaluation, Parts, evaluate_parts
+from hydragnn.ensemble.building.training_domain import flag_evaluation, training_domain
+from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import Domain
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.estimates import AnyCalibration
-from hydragnn.ensemble.evaluation import Evaluation, Parts, evaluate_parts
+from hydragnn.ensemble.evidence import Evidence
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.predictions import estimates_of
-from hydragnn.ensemble.selection import Evidence
-from hydragnn.ensemble.training_domain import flag_evaluation, training_domain
 from hydragnn.models import Target
 
 
@@ -31,12 +31,12 @@ class Basis:
 
 
 def validated(ensemble: Ensemble, store: GraphStore, split: Split, parts: Parts, nominal: float) -> Basis:
-    """The basis on the calibration part, or on validation where there is none; validation is evaluated beside the parts."""
+    """Return the basis on the calibration part, else on validation."""
     inputs = ensemble.needed(store)
     valid = member_outputs(ensemble.members, store, split.valid, inputs)
-    apart = member_outputs(ensemble.members, store, split.calibration, inputs) if len(split.calibration) else None
-    calibrations = with_calibration(ensemble, valid, apart, nominal)
-    domain = training_domain(ensemble, store, split, [valid, *([apart] if apart else [])], calibrations)
+    separate = member_outputs(ensemble.members, store, split.calibration, inputs) if len(split.calibration) else None
+    calibrations = with_calibration(ensemble, valid, separate, nominal)
+    domain = training_domain(ensemble, store, split, [valid, *([separate] if separate else [])], calibrations)
     every: Parts = {"valid": (store, valid), **parts}
     evaluation, arrays = evaluate_parts(ensemble, every, calibrations, store, split, nominal)
     flagged, flags = flag_evaluation(ensemble, domain, every, calibrations)
@@ -50,12 +50,12 @@ def validated(ensemble: Ensemble, store: GraphStore, split: Split, parts: Parts,
 
 
 def with_calibration(
-    ensemble: Ensemble, valid: MemberOutputs, apart: MemberOutputs | None, nominal: float
+    ensemble: Ensemble, valid: MemberOutputs, separate: MemberOutputs | None, nominal: float
 ) -> dict[str, AnyCalibration]:
-    """The calibration of every field on graphs ``apart`` from validation; on validation where none of them is labelled."""
+    """Return the calibration of every field on graphs ``apart``, else on validation."""
     result: dict[str, AnyCalibration] = {}
     for target in ensemble.targets:
-        own = apart.labelled(target, "calibration") if apart else None
+        own = separate.labelled(target, "calibration") if separate else None
         result[target.name] = estimates_of(target).calibration(
             target, valid.labelled(target, "valid"), own or None, ensemble.weights, nominal
         )
@@ -63,7 +63,7 @@ def with_calibration(
 
 
 def evidence_of(outputs: MemberOutputs, targets: Sequence[Target]) -> dict[str, Evidence]:
-    """What all members said about labelled items, for selection and diversity."""
+    """Return predictions of all members for labelled items, for selection."""
     result: dict[str, Evidence] = {}
     for target in targets:
         use = outputs.usable(target)

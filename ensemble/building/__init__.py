@@ -1,0 +1,1 @@
+"""From finished runs to an ensemble: selection, calibration data, training domain, evaluation."""

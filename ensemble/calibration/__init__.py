@@ -1,0 +1,1 @@
+"""Intervals of numbers and sets of classes, fitted on held-out graphs."""

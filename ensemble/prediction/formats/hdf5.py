@@ -1,0 +1,126 @@
+"""HDF5 files of predictions."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hydragnn.base.files import rename_all
+from hydragnn.datasets.formats.hdf5 import VERSIONS, ReservedHdf5
+from hydragnn.ensemble.prediction.formats.arrays import ArraySink
+from hydragnn.ensemble.prediction.formats.sink import AppendingSink, Column, Heading, Piece, end_to_end, size_of
+
+ROWS = 4096
+"""Rows of a chunk."""
+
+
+class Hdf5Sink(ArraySink, AppendingSink):
+    """HDF5; whole chunks are written, each with a checksum that HDF5 compares."""
+
+    def open(self) -> None:
+        """Create the file."""
+        self._reserved = ReservedHdf5(self.temporary)
+        self._pending: dict[str, list[Column]] = {}
+
+    def write(self, piece: Piece) -> None:
+        """Append some graphs.
+
+        Rows that do not fill a chunk wait. OSError where there is no space.
+        """
+        for name, column in piece.items():
+            self._pending.setdefault(name, []).append(column)
+        if any(sum(map(len, columns)) >= ROWS for columns in self._pending.values()):
+            self._flush(complete=False)
+
+    def close(self, *, complete: bool) -> None:
+        """Write the last rows and close the file."""
+        if complete:
+            self._flush(complete=True)
+        self._reserved.close()
+
+    def _flush(self, *, complete: bool) -> None:
+        size = sum(size_of({name: one}) for name, columns in self._pending.items() for one in columns)
+        with self._reserved.growing(2 * size) as file:
+            for name, columns in self._pending.items():
+                column = end_to_end(columns)
+                stop = len(column) if complete else len(column) // ROWS * ROWS
+                if stop or complete:
+                    append_rows(file, name, column[:stop])
+                self._pending[name] = [column[stop:]]
+            if complete:
+                describe(file, self.heading)
+
+
+def append_rows(file: Any, name: str, column: Column) -> None:
+    """Append rows to an array of the file, or create it."""
+    if name not in file:
+        create_array(file, name, column, growing=True)
+        return
+    start = len(file[name])
+    file[name].resize(start + len(column), axis=0)
+    file[name][start:] = column
+
+
+def create_array(file: Any, name: str, column: Column, *, growing: bool = False) -> None:
+    """Create an array in chunks of at most ``ROWS`` rows."""
+    is_text = isinstance(column, list)
+    values = np.array(column, dtype=h5py.string_dtype()) if isinstance(column, list) else column
+    options: dict[str, Any] = {}
+    if values.ndim and all(values.shape):
+        options = {"chunks": (min(ROWS, len(values)), *values.shape[1:]), "fletcher32": not is_text}
+        options |= {"maxshape": (None, *values.shape[1:])} if growing else {}
+    file.create_dataset(name, data=values, **options)
+
+
+def describe(file: Any, heading: Heading) -> None:
+    """Write the heading and the units of fields."""
+    file.attrs["heading"] = json.dumps(heading.to_json())
+    for target in heading.targets:
+        file.require_group(f"fields/{target.name}").attrs["unit"] = target.field.unit
+
+
+class VirtualSink(ArraySink):
+    """HDF5 without numbers of its own."""
+
+    def join(self, parts: Sequence[Path]) -> None:
+        """Write views of part files in a folder beside the file.
+
+        InputError where there is no space.
+        """
+        temporary = self.in_the_making(self.path)
+        try:
+            self._write(parts, temporary)
+            rename_all({temporary: self.path})
+        except OSError as error:
+            raise self.refusal(error) from error
+
+    def _write(self, parts: Sequence[Path], temporary: Path) -> None:
+        shapes: dict[str, list[tuple[int, ...]]] = {}
+        dtypes: dict[str, Any] = {}
+        for part in parts:
+            with h5py.File(part) as file:
+                for name in array_names(file):
+                    shapes.setdefault(name, []).append(file[name].shape)
+                    dtypes[name] = file[name].dtype
+        with h5py.File(temporary, "w", libver=VERSIONS) as file:
+            describe(file, self.heading)
+            for name, of_parts in shapes.items():
+                layout = h5py.VirtualLayout((sum(rows for rows, *_ in of_parts), *of_parts[0][1:]), dtype=dtypes[name])
+                start = 0
+                for part, shape in zip(parts, of_parts):
+                    where = f"{part.parent.name}/{part.name}"
+                    if all(shape):
+                        source = h5py.VirtualSource(where, name, shape, dtype=dtypes[name])
+                        layout[start : start + shape[0]] = source
+                    start += shape[0]
+                file.create_virtual_dataset(name, layout)
+
+
+def array_names(file: Any) -> list[str]:
+    """Return the paths of all arrays in an HDF5 file."""
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return names

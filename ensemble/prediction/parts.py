@@ -1,0 +1,325 @@
+"""Finished work on disk.
+
+Part files, each renamed when it is whole, so that an interrupted prediction continues.
+
+A part file is HDF5. Its name holds the batches that it covers, the members, and a digest of its bytes. A segment has all
+members of consecutive batches, combined, as arrays of the output; other part files have outcomes of single members. A file whose
+digest does not match, torn by a power cut or changed by a disk, counts as absent.
+"""
+
+import io
+import os
+import re
+import shutil
+import time
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from jaxtyping import Bool
+from numpy.typing import NDArray
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import lock_file, open_regular, read_json, write_json
+from hydragnn.datasets.formats.hdf5 import VERSIONS
+from hydragnn.distributed.launch import unique_name
+from hydragnn.ensemble.members import Outcome
+from hydragnn.ensemble.prediction.formats.hdf5 import array_names, create_array
+from hydragnn.ensemble.prediction.formats.sink import UNFINISHED, Column, Piece
+from hydragnn.models import distribution_from_arrays
+
+LOCK = "lock"
+ALL = "all"
+"""In place of the members' numbers in the name of a segment."""
+
+CACHED = 8
+"""Part files that are kept in memory after they were read."""
+
+_NAME = re.compile(r"(\d+)-(\d+)\.(all|[0-9a-f]+)\.([0-9a-f]{32})\.h5")
+
+Counts = Mapping[str, int]
+
+
+class Parts:
+    """The folder of a prediction."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create the value; the folder may not exist yet."""
+        self.folder = folder
+        self._names: set[str] = set()
+        self._of: dict[str, list[tuple[int, int, str]]] = {}
+        self._loaded: dict[str, tuple[dict[str, Any], Counts]] = {}
+
+    @contextmanager
+    def entered(self, lock: ExitStack, *, resume: bool) -> Iterator[bool]:
+        """Lock the folder until ``lock`` is closed.
+
+        Return whether the prediction is new. Bad input removes a new folder.
+
+        InputError where another prediction works there, or where an earlier one was interrupted and ``resume`` is False.
+        """
+        exists = self.folder.exists()
+        self._check_own()
+        self._take(lock)
+        if exists and not resume:
+            raise InputError(
+                f"{self.folder} holds an interrupted prediction; add --resume to continue it, or delete the folder"
+            )
+        try:
+            yield not exists
+        except InputError:
+            if not exists:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def _take(self, lock: ExitStack) -> None:
+        """Lock the folder, if its file system supports locks."""
+        with suppress(OSError):  # a later write reports what is wrong
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = lock_file(self.folder / LOCK)
+            if descriptor is None:
+                raise InputError(f"another prediction works in {self.folder}; wait for it, or choose another --out")
+            lock.callback(os.close, descriptor)
+
+    def _check_own(self) -> None:
+        """Raise InputError where the folder holds something else."""
+        if not self.folder.exists() or (self.folder / "identity.json").is_file():
+            return
+        names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else ["no folder"]
+        foreign = [name for name in names if not name.startswith((".identity.json.", LOCK))]
+        if foreign:
+            raise InputError(
+                f"{self.folder} holds {foreign[0]}, which belongs to no prediction; choose another --out, or move it away"
+            )
+
+    def claim(self, identity: Mapping[str, Any]) -> None:
+        """Write which prediction the folder belongs to.
+
+        InputError where it belongs to another one.
+        """
+        path = self.folder / "identity.json"
+        if not path.is_file():
+            write_json(path, dict(identity))
+            return
+        earlier_identity = read_json(path)
+        entries = earlier_identity if isinstance(earlier_identity, dict) else {}
+        other = [name for name, value in identity.items() if entries.get(name) != value]
+        if other:
+            raise InputError(
+                f"{self.folder} was begun with another {' and another '.join(other)}; "
+                "repeat that command, delete the folder, or choose another --out"
+            )
+
+    def clean(self) -> list[str]:
+        """Remove unfinished and damaged files of an earlier sitting."""
+        for path in self.folder.glob(f".*{UNFINISHED}"):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        self.look()
+        for name in sorted(self._names):
+            self._load(name)
+        return sorted(self._names)
+
+    def look(self, names: Iterable[str] | None = None) -> None:
+        """List the part files that were written meanwhile, or take these ``names``."""
+        if names is None:
+            with suppress(FileNotFoundError):
+                names = [entry.name for entry in os.scandir(self.folder)]
+        for name in set(names or ()) - self._names:
+            if match := _NAME.fullmatch(name):
+                first, stop, members, _ = match.groups()
+                self._names.add(name)
+                insort(self._of.setdefault(members, []), (int(first), int(stop), name))
+
+    def marks(self, chunks: int, members: int) -> Bool[np.ndarray, "chunks members"]:
+        """Return which members' predictions of which batches are finished."""
+        marks = np.zeros((chunks, members), dtype=np.bool_)
+        for mask, files in self._of.items():
+            own = list(range(members)) if mask == ALL else _members(mask)
+            for first, stop, _ in files:
+                if stop <= chunks and max(own, default=0) < members:
+                    marks[first:stop, own] = True
+        return marks
+
+    def combined(self, chunks: int) -> Bool[np.ndarray, " chunks"]:
+        """Return which batches are in a segment."""
+        marks = np.zeros(chunks, dtype=np.bool_)
+        for first, stop, _ in self._of.get(ALL, []):
+            marks[first:stop] = True
+        return marks
+
+    def is_combined(self, chunk: int) -> bool:
+        """Return True where a batch is in a segment."""
+        return self._covering(ALL, chunk) is not None
+
+    def _covering(self, members: str, chunk: int) -> str | None:
+        """Return the file of these members with a batch."""
+        files = self._of.get(members, [])
+        place = bisect_left(files, (chunk + 1,)) - 1
+        return files[place][2] if place >= 0 and files[place][1] > chunk else None
+
+    def keep_segment(self, first: int, stop: int, counts: Counts, piece: Piece) -> None:
+        """Keep the output of consecutive batches, with counts of its graphs.
+
+        InputError where there is no space.
+        """
+        self._write(first, stop, ALL, piece, counts)
+
+    def keep_outcomes(self, outcomes: Mapping[tuple[int, int], Outcome]) -> None:
+        """Keep outcomes by batch and member; InputError where there is no space."""
+        for first, stop, members in _rectangles(outcomes):
+            arrays: dict[str, Column] = {}
+            for chunk in range(first, stop):
+                for member in members:
+                    for name, column in _arrays(outcomes[chunk, member]).items():
+                        arrays[f"{chunk}/{member}/{name}"] = column
+            self._write(first, stop, f"{sum(1 << member for member in members):x}", arrays, {})
+
+    def _write(self, first: int, stop: int, members: str, arrays: Piece, counts: Counts) -> None:
+        content = part_bytes(arrays, counts)
+        name = f"{first:012d}-{stop:012d}.{members}.{_digest(content)}.h5"
+        temporary = self.folder / f".{name}.{unique_name()}"
+        try:
+            temporary.write_bytes(content)
+            temporary.rename(self.folder / name)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise InputError(
+                f"cannot write into {self.folder}: {error.strerror or error}; free space, then --resume"
+            ) from error
+        self.look([name])
+
+    def segment_at(self, chunk: int) -> tuple[int, str] | None:
+        """Return stop and name of the longest segment that begins here."""
+        files = self._of.get(ALL, [])
+        place = bisect_left(files, (chunk + 1,)) - 1
+        return files[place][1:] if place >= 0 and files[place][0] == chunk else None
+
+    def segment(self, name: str) -> tuple[Counts, Piece] | None:
+        """Return the counts and the output in a segment.
+
+        None where it is damaged.
+        """
+        loaded = self._load(name)
+        return None if loaded is None else (loaded[1], loaded[0])
+
+    def outcomes(self, chunk: int) -> dict[int, Outcome]:
+        """Return the outcomes of a batch that were kept by member."""
+        of_member: dict[int, Outcome] = {}
+        for members in [mask for mask in self._of if mask != ALL]:
+            name = self._covering(members, chunk)
+            loaded = None if name is None else self._load(name)
+            if loaded is not None:
+                of_member |= {member: _outcome(loaded[0], f"{chunk}/{member}/") for member in _members(members)}
+        return of_member
+
+    def _load(self, name: str) -> tuple[dict[str, Any], Counts] | None:
+        """Return the arrays and counts of a part file."""
+        if name in self._loaded:
+            return self._loaded[name]
+        try:
+            with os.fdopen(open_regular(self.folder / name), "rb") as file:
+                content = file.read()
+        except OSError:
+            content = b""
+        first, stop, members, checksum = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
+        if _digest(content) != checksum:
+            self._names.discard(name)
+            with suppress(ValueError):
+                self._of[members].remove((int(first), int(stop), name))
+            with suppress(OSError):
+                (self.folder / name).unlink()
+            return None
+        if len(self._loaded) >= CACHED:
+            self._loaded.pop(next(iter(self._loaded)))
+        self._loaded[name] = read_part(content)
+        return self._loaded[name]
+
+    def delete(self, keep: Sequence[str] = ()) -> None:
+        """Remove the folder, but for the files that are ``kept``."""
+        for _ in range(50):
+            if keep:
+                for path in [path for path in self.folder.iterdir() if path.name not in keep]:
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+                return
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if not self.folder.exists():
+                break
+            time.sleep(0.02)
+
+
+def _members(mask: str) -> list[int]:
+    bits = int(mask, 16)
+    return [member for member in range(bits.bit_length()) if bits >> member & 1]
+
+
+def _rectangles(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Give pairs of batch and member as runs of equal members.
+
+    >>> list(_rectangles([(0, 1), (1, 1), (2, 0), (2, 1)]))
+    [(0, 2, (1,)), (2, 3, (0, 1))]
+    """
+    of_chunk: dict[int, tuple[int, ...]] = {}
+    for chunk, member in sorted(pairs):
+        of_chunk[chunk] = (*of_chunk.get(chunk, ()), member)
+    first: int | None = None
+    for chunk, members in of_chunk.items():
+        first = chunk if first is None else first
+        if of_chunk.get(chunk + 1) != members:
+            yield first, chunk + 1, members
+            first = None
+
+
+def _arrays(outcome: Outcome) -> dict[str, Column]:
+    arrays: dict[str, Column] = {
+        f"{prediction.kind}/{name}/{tensor}": values
+        for name, prediction in outcome.predictions.items()
+        for tensor, values in prediction.to_arrays().items()
+    }
+    return arrays | {"reasons": list(outcome.reasons), "distances": outcome.distances}
+
+
+def _outcome(arrays: Mapping[str, Any], prefix: str) -> Outcome:
+    own = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+    reasons, distances = tuple(own.pop("reasons")), own.pop("distances")
+    tensors_of: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
+    for path, values in own.items():
+        kind, name, tensor = path.split("/")
+        tensors_of.setdefault((kind, name), {})[tensor] = values
+    predictions = {name: distribution_from_arrays(kind, tensors) for (kind, name), tensors in tensors_of.items()}
+    return Outcome(predictions=predictions, reasons=reasons, distances=distances)
+
+
+def part_bytes(arrays: Piece, counts: Counts) -> bytes:
+    """Return a part file as bytes.
+
+    Arrays of numbers and texts, and counts as attributes.
+
+    >>> read_part(part_bytes({"a": np.zeros((0, 3)), "b": ["ok", ""]}, {"graphs": 2}))
+    ({'a': array([], shape=(0, 3), dtype=float64), 'b': ['ok', '']}, {'graphs': 2})
+    """
+    content = io.BytesIO()
+    with h5py.File(content, "w", libver=VERSIONS) as file:
+        for name, column in arrays.items():
+            create_array(file, name, column)
+        file.attrs.update(counts)
+    return content.getvalue()
+
+
+def read_part(content: bytes) -> tuple[dict[str, Any], Counts]:
+    """Return the arrays and counts of a part file."""
+    with h5py.File(io.BytesIO(content)) as file:
+        arrays = {
+            name: file[name].asstr()[:].tolist() if file[name].dtype.kind == "O" else file[name][()]
+            for name in array_names(file)
+        }
+        return arrays, {name: int(value) for name, value in file.attrs.items()}
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()
