@@ -1,4 +1,4 @@
-"""Launchers: attempts as processes of this machine, as job steps, or in packs of resident workers.
+"""Launchers: attempts as local processes, as job steps, or in packs.
 
 Modules are imported by name, because settings need ``sites`` alone, without what trains.
 """

@@ -1,4 +1,4 @@
-"""Allocation: nodes, cores and GPUs that a search may use, and until when."""
+"""Allocation: nodes, cores and GPUs that a search may use."""
 
 import math
 import os
@@ -16,7 +16,10 @@ Run = Callable[[Sequence[str]], str]
 
 ANSWER = 30.0  # seconds that a scheduler may take to answer
 ALIKE = 0.1
-"""Part of a share that may be missing: memory of nodes that are alike differs by some MB."""
+"""Part of a share that may be missing.
+
+Memory of nodes that are alike differs by some MB.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,13 +42,13 @@ class Allocation:
     """Name of the site that gave it."""
     nodes: tuple[Node, ...]
     deadline: float | None = None
-    """When the allocation ends, in seconds since 1970; None where it does not."""
+    """End in seconds since 1970; None where there is no end."""
     job: str = ""
     """The scheduler's name for it."""
     unused: tuple[str, ...] = ()
     """Names of further nodes, which take no part."""
     managed: bool = False
-    """Job steps are managed inside the job (``sbatch --stepmgr``), not by the machine's one controller."""
+    """Steps are managed inside the job (``sbatch --stepmgr``)."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,13 +69,13 @@ class Allocation:
         return replace(self, nodes=tuple(node for node in self.nodes if node.gpus), unused=slow)
 
     def least(self, names: Collection[str]) -> tuple[int, int]:
-        """Return the fewest cores and GPUs among these nodes; a job step takes as much of each."""
-        wanted = set(names)
-        chosen = [node for node in self.nodes if node.name in wanted] or self.nodes
-        return min(node.cores for node in chosen), min(node.gpus for node in chosen)
+        """Return the fewest cores and GPUs among these nodes."""
+        name_set = set(names)
+        nodes = [node for node in self.nodes if node.name in name_set] or self.nodes
+        return min(node.cores for node in nodes), min(node.gpus for node in nodes)
 
     def shares(self, of_largest: int, multiple: int = 1) -> dict[str, int]:
-        """Return the number of shares of each node, where the largest has ``of_largest``.
+        """Return the number of shares of each node.
 
         All are multiples of ``multiple``.
         Every share is about as large as those of the largest node, in GPUs or cores and in memory, where it is known.
@@ -114,16 +117,19 @@ def alike(names: Iterable[str], cores: int, gpus: int = 0) -> tuple[Node, ...]:
 
 
 def output_of(command: Sequence[str]) -> str:
-    """Return the output of a program; InputError where it is missing, fails or does not answer."""
+    """Return the output of a program.
+
+    InputError where it is missing, fails or does not answer.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER)
     except FileNotFoundError as error:
         raise InputError(f"{command[0]} is not on the PATH; load the scheduler's module") from error
     except subprocess.TimeoutExpired as error:
         raise InputError(f"{' '.join(command)} did not answer within {ANSWER:.0f} s; is the scheduler up?") from error
-    if done.returncode:
-        raise InputError(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()[-500:]}")
-    return done.stdout
+    if process.returncode:
+        raise InputError(f"{' '.join(command)} failed: {(process.stderr or process.stdout).strip()[-500:]}")
+    return process.stdout
 
 
 def numbers(text: str) -> list[int]:

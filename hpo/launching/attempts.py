@@ -1,4 +1,4 @@
-"""What attempts show: while they run by their heartbeats, at their end by the record that they left, which alone is the verdict."""
+"""Evidence of attempts: heartbeats, and the record, which alone is the verdict."""
 
 import os
 import threading
@@ -26,28 +26,28 @@ LOG_END = 65536  # bytes of a log that are searched for the launcher's messages
 TAIL_LINES = 15
 
 OVER = ("finished", "stopped")
-"""What the record of a run says that needs no further segment."""
+"""Statuses of a record that needs no further segment."""
 
 FENCED = 4
 """Exit code of an attempt that found ``attempt.json`` naming another one."""
 
 OPERATIONS_A_SECOND = 45.0
-"""Of the file system, for the signs of life of all runs of a campaign together: of fifty, some are left for what happens."""
+"""File system operations per second for the heartbeats of a whole campaign."""
 OPERATIONS_OF_A_BEAT = 10.0
-"""A look at ``attempt.json``, the heartbeat, the watchdog's look at it, and those of a record between checkpoints, which is written no more often."""
+"""Operations per heartbeat, with its checks and the record's part."""
 
 FILE_PATIENCE = 10.0
-"""Seconds that a file may take to be written before its file system counts as stalled."""
+"""Seconds to write a file before the file system counts as stalled."""
 AT_ONCE = 0.05
 """Seconds in which a file system in order answers."""
 STALLS = 5
-"""So many patiences in a row in which all are silent, although files are answered for, are excused."""
+"""Consecutive stalls that are excused although files can be written."""
 
 Clock = Callable[[], float]
 
 
 def seconds_between_beats(runs: int, patience: float) -> float:
-    """How far apart the heartbeats of each of so many runs are, and the looks at them: a second, or more where the file system would feel it.
+    """Return seconds between heartbeats of each run, more for many runs.
 
     A run that hangs is told from one that does not within the patience by four beats at least; where nobody looks, ``patience`` is infinite.
 
@@ -58,7 +58,7 @@ def seconds_between_beats(runs: int, patience: float) -> float:
 
 
 class LastSigns:
-    """When each of thousands last gave a sign of life; who is silent for longest comes first, so that a look for the silent is no look at all."""
+    """Last signs of life of thousands, the oldest first."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -78,12 +78,12 @@ class LastSigns:
         self._times[name] = self._clock()
 
     def num_recent(self, seconds: float) -> int:
-        """How many gave a sign within so many seconds."""
+        """Return the number of signs within the last ``seconds``."""
         earliest = self._clock() - seconds
         return sum(1 for _ in takewhile(lambda time: time >= earliest, reversed(self._times.values())))
 
     def __len__(self) -> int:
-        """How many are expected to give signs."""
+        """Number of names with signs."""
         return len(self._times)
 
     def begin_anew(self) -> None:
@@ -95,7 +95,7 @@ class LastSigns:
         self._times.pop(name, None)
 
     def silent(self, patience: float) -> list[str]:
-        """Those who gave no sign for longer than the patience.
+        """Return the names without a sign for longer than the patience.
 
         >>> signs = LastSigns(iter([0.0, 1.0, 5.0, 11.5]).__next__)
         >>> for name in ("a", "b", "a"):
@@ -108,11 +108,11 @@ class LastSigns:
 
 
 Judgement = Literal["hung", "stall", "wait"]
-"""What silence means: the silent run hangs, nothing about any run, or that is not known yet."""
+"""Meaning of silence: the run hangs, everything stalls, or it is undecided."""
 
 
 class Witness:
-    """Judgement of silence: where the larger part of runs falls silent at once, or files are not answered for, no run is to blame."""
+    """Judge of silence: no run hangs where most are silent."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -121,7 +121,9 @@ class Witness:
         """Stalls in a row in which files were answered for."""
 
     def judge(self, recent: int, watched: int, folder: Path | None) -> Judgement:
-        """What it means that a run is silent, where so many of those ``watched`` showed life in the latter half of the patience.
+        """Return the meaning of a run's silence.
+
+        ``recent`` of ``watched`` runs showed life in the latter half of the patience.
 
         ``folder`` is where a file is written to ask the file system, by a thread, which may hang; None asks nobody. After a stall all silences begin anew.
         Where files are answered for, and all stay silent for ``STALLS`` patiences in a row, they hang.
@@ -145,7 +147,7 @@ class Witness:
 
 
 def is_plausible(recent: int, watched: int) -> bool:
-    """Return True where silence is news about who is silent: others show life, at least as many.
+    """Return True where at least as many runs show life as not.
 
     >>> is_plausible(3, 6), is_plausible(2, 6), is_plausible(0, 1)
     (True, False, False)
@@ -154,7 +156,7 @@ def is_plausible(recent: int, watched: int) -> bool:
 
 
 class _FileProbe:
-    """A file that a thread writes, looks at and removes, because a file system that stalls stops who asks it."""
+    """Test of the file system by a thread, which may hang."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._clock, self._begun, self._ok = clock, clock(), False
@@ -169,7 +171,7 @@ class _FileProbe:
         return not self._thread.is_alive()
 
     def answer(self) -> bool | None:
-        """True where the file system answered in time, False where it does not, None where it still may."""
+        """Return True for an answer in time; None while it may come."""
         late = self._clock() - self._begun > FILE_PATIENCE
         if not self.ended:
             return False if late else None
@@ -185,14 +187,14 @@ class _FileProbe:
 
 @dataclass(kw_only=True, slots=True)
 class Heartbeat:
-    """Signs that a run still takes steps: changes of its heartbeat on our own clock, whatever that of the file says."""
+    """Heartbeat of a run: changes of its file by our clock."""
 
     folder: Path
     patience: float
     every: float | None = None
-    """Seconds between looks at the file; a tenth of the patience if absent."""
+    """Seconds between reads; a tenth of the patience if absent."""
     runs: int = 1
-    """How many beat at the same time; looks are as far apart as their beats, or farther."""
+    """Number of runs with heartbeats at the same time."""
     clock: Clock = time.monotonic
     _changed: float = field(init=False)
     _stamp: tuple[int, int] | None = field(init=False, default=None)
@@ -225,7 +227,7 @@ class Heartbeat:
         self._changed = self.clock()
 
     def lingers(self, attempt: int) -> bool:
-        """Return True where the attempt has left its last record, and some of its processes do not end, for example on a lost node."""
+        """Return True where processes outlive a complete last record."""
         now = self.clock()
         linger = max(LINGER, 2 * self._beats)
         if now - self._changed < linger or now < self._next_record:
@@ -248,7 +250,7 @@ class Heartbeat:
 
 
 def _is_of(record: RunRecord, config_hash: str) -> bool:
-    """Return True where a record is of that configuration, of which an earlier program may have known fewer keys."""
+    """Return True where a record has that configuration, perhaps with fewer keys."""
     if record.config_hash == config_hash:
         return True
     with suppress(InputError):
@@ -257,7 +259,7 @@ def _is_of(record: RunRecord, config_hash: str) -> bool:
 
 
 def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Failed:
-    """What an attempt came to, judged by the record that it left; success is a complete record, never an exit code."""
+    """Return the result of an attempt, judged by its record."""
     task = end.task
     record = _record_of(task)
     if end.interrupted and (record is None or not _is_complete(record, task)):
@@ -287,7 +289,7 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
 
 
 def is_complete(task: Task) -> bool:
-    """Return True where this very attempt left the record of its whole segment."""
+    """Return True where this attempt left the record of its whole segment."""
     record = _record_of(task)
     return record is not None and _is_complete(record, task)
 
@@ -298,7 +300,7 @@ def log_tail(folder: Path) -> str:
 
 
 def _record_of(task: Task) -> RunRecord | None:
-    """The record that this very attempt left; None where it left none. Records from before attempts were counted are its own."""
+    """Return the record of this very attempt; None without one."""
     try:
         record = read_record(task.folder)
     except InputError:
@@ -311,7 +313,7 @@ def _is_complete(record: RunRecord, task: Task) -> bool:
 
 
 def _without_result(end: Exit, record: RunRecord | None) -> Failed:
-    """The kind of failure of an attempt that left no result, from its exit and how far it came."""
+    """Return the kind of failure of an attempt without a result."""
     task, code = end.task, end.code
     if end.out_of_memory:
         return _failure(end, "out_of_memory", "the system ran out of memory and killed the process")
@@ -343,7 +345,7 @@ def _failure(end: Exit, kind: FailureKind, message: str) -> Failed:
 
 
 def saved_epochs(folder: Path) -> int:
-    """Finished epochs that the newest complete checkpoint of a run holds; 0 where there is none."""
+    """Return the finished epochs in the newest checkpoint; 0 without one."""
     try:
         checkpoint = latest_checkpoint(folder / "checkpoints")
         return 0 if checkpoint is None else int(read_json(checkpoint / "state.json")["epoch"])
@@ -352,7 +354,7 @@ def saved_epochs(folder: Path) -> int:
 
 
 def text_since(log: Path, begin: int) -> str:
-    """The end of what was written into a log from byte ``begin`` on."""
+    """Return the end of a log, from byte ``begin`` on."""
     with suppress(OSError, InputError), os.fdopen(open_regular(log), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(begin, size - LOG_END))

@@ -1,4 +1,4 @@
-"""Pipes by the thousand: which of them have something to say, and room for all of them."""
+"""Waiting for thousands of pipes."""
 
 import os
 import select
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Bell:
-    """A descriptor that can be read once somebody has rung, in whatever thread."""
+    """Pipe that is readable after ``ring``, from any thread."""
 
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe()
@@ -27,17 +27,17 @@ class Bell:
             os.read(self._reading, 65536)
 
     def fileno(self) -> int:
-        """What to wait for."""
+        """Return the descriptor to wait for."""
         return self._reading
 
     def close(self) -> None:
-        """Nobody rings any more."""
+        """Close both ends."""
         os.close(self._reading)
         os.close(self._writing)
 
 
 class Ears:
-    """Pipes that stay open for long, each known to the system once, by who is at their other ends; ``ring`` wakes who listens, in whatever thread."""
+    """Pipes, each registered once; ``ring`` wakes ``listen`` from any thread."""
 
     def __init__(self) -> None:
         self._selector, self._bell = selectors.DefaultSelector(), Bell()
@@ -53,7 +53,10 @@ class Ears:
         self._selector.unregister(descriptor)
 
     def listen(self, seconds: float, bell: int | None = None) -> tuple[list[Any], bool]:
-        """Who speaks or has ended, after waiting up to so many seconds for the first or a ring; and True where ``bell`` can be read."""
+        """Return the owners of readable pipes, and True where ``bell`` is readable.
+
+        Waits up to ``seconds`` for the first, or a ring.
+        """
         if bell is not None:
             self.open(bell, None)
         try:
@@ -72,7 +75,7 @@ class Ears:
 
 
 def readable(descriptors: Iterable[int], seconds: float) -> list[int]:
-    """Those that can be read or have ended, after waiting up to so many seconds for the first.
+    """Return the descriptors that can be read or have ended, within ``seconds``.
 
     ``select`` refuses descriptors from 1,024 on; these may have any number.
     """

@@ -1,4 +1,4 @@
-"""An attempt whose run a company trains (``hydragnn.runs.company``): it waits, passes signals on, and dies as any attempt.
+"""Attempt whose run another process trains together with others (``hydragnn.runs.company``).
 
 The first guest starts the company. Where it dies, or nothing beats any more, each of its guests trains its run alone, from the
 last checkpoint: so a fault costs the others their last epochs at most, and shows whose it is. Only the standard library is
@@ -30,34 +30,34 @@ def attend(
     place: str, members: int, patience: float, request: dict[str, Any], *, alone: Callable[[dict[str, Any]], int]
 ) -> int:
     """Have the run trained in company, else ``alone``; gives the exit code."""
-    asked: list[int] = []
+    signals: list[int] = []
     connection: socket.socket | None = None
 
     def leave(number: int, frame: Any) -> None:
-        asked.append(number)
+        signals.append(number)
         with suppress(OSError):
             if connection is not None:
                 connection.sendall(b"term\n")
 
-    before = {number: signal.signal(number, leave) for number in STOPPING}
+    handlers = {number: signal.signal(number, leave) for number in STOPPING}
     code = None
     with suppress(OSError, ValueError):
         connection = company_at(Path(place), members)
-        if connection is not None and not asked:
+        if connection is not None and not signals:
             with connection:
                 code = wait_for(connection, Path(place), patience, request)
-    for number, handler in before.items():
+    for number, handler in handlers.items():
         signal.signal(number, handler)
     if code is not None:
         return code
-    if asked:
-        os.kill(os.getpid(), asked[0])  # it was to save itself, and there is nothing to save any more
+    if signals:
+        os.kill(os.getpid(), signals[0])  # it was to save itself, and there is nothing to save any more
     print("trained alone from here on: the process that trains several runs has ended or does not answer", flush=True)
     return alone(request)
 
 
 def wait_for(connection: socket.socket, place: Path, patience: float, request: dict[str, Any]) -> int | None:
-    """The exit code that the company tells; None where it dies, or is killed because nothing beats."""
+    """Return the run's exit code; None if the shared process ends."""
     connection.sendall(json.dumps(request).encode() + b"\n")
     heartbeat, begun = Path(request.get("beats") or f"{request['arguments'][0]}/heartbeat"), time.time()
     while True:
@@ -71,14 +71,14 @@ def wait_for(connection: socket.socket, place: Path, patience: float, request: d
 
 
 def last_beat(heartbeat: Path, begun: float) -> float:
-    """When the run last showed that it lives, by the clock of the system; not before the attempt begun."""
+    """Return the time of the last heartbeat, at least the attempt's begin."""
     with suppress(OSError):
         return max(begun, heartbeat.stat().st_mtime)
     return begun
 
 
 def company_at(place: Path, members: int) -> socket.socket | None:
-    """A connection to the company at a place, which the first guest starts; None where it does not come up."""
+    """Return a connection to the shared process; the first attempt starts it."""
     with beside(place, "lock").open("a", encoding="ascii") as lock:
         with suppress(OSError):  # no locks there: of two that start, the later one stays
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Process behind a job step (srun, mpiexec, flux run), held at a gate until the journal has its identity."""
+"""Process of a job step, which waits for the journal."""
 
 import os
 import signal
@@ -19,25 +19,25 @@ from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.scheduling.events import Identity
 
 GATE = 'read -r word && [ "$word" = go ] && exec "$@" {input}'
-"""Becomes the launcher, with its process number, as soon as it reads the word; ends where the controller ends before."""
+"""Shell line that becomes the launcher when it reads "go"."""
 LAST_KILL = 2.0  # seconds that a launcher gets to end its step properly; where a node is lost, it never does
 GONE_WAIT = 30.0  # seconds that what an earlier controller started may take to vanish
 PAUSE = 0.1  # seconds between looks at what must vanish
 
 ENDING = ((signal.SIGTERM, LAST_KILL), (signal.SIGKILL, GONE_WAIT))
-"""Signals to a launcher, which ends its step at the first, and seconds to wait after each."""
+"""Signals that end a launcher, with seconds to wait after each."""
 
 STEPS_AT_ONCE = 90
-"""Frontier's Slurm carries about 100 concurrent steps of a job; the rest is for probes and what ends."""
+"""Concurrent steps of a job; Frontier's Slurm carries about 100."""
 STEP_RATE = 5.0
-"""Steps per second: a tenth of what a small slurmctld starts, because it serves the whole machine."""
+"""Steps per second: a tenth of what a small slurmctld starts."""
 OWN_AT_ONCE, OWN_RATE = 500, 20.0
-"""The same where the allocation manages its own steps (Flux, Slurm's ``--stepmgr``); every step costs this node a process."""
+"""The same where an allocation manages its own steps (Flux, ``--stepmgr``)."""
 BURST = 10
 
 
 class TokenBucket:
-    """At most ``rate`` per second in the long run, and ``burst`` at once."""
+    """Limit of ``rate`` per second on average, and ``burst`` at once."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate, self._burst, self._tokens = rate, burst, float(burst)
@@ -59,10 +59,10 @@ class TokenBucket:
 
 
 class StepProcess:
-    """Started at its gate, under a name that begins with its campaign's; a file takes what all its ranks write."""
+    """Process of a job step, at its gate until ``go``."""
 
     _helpers: ClassVar[list[subprocess.Popen[bytes]]] = []
-    """Programs that send signals to steps, which may outlive them; kept until they have ended."""
+    """Programs that send signals to steps, kept until they end."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class StepProcess:
         self.started = False
 
     def identity(self, job: str) -> Identity:
-        """What names this step beyond doubt, on this machine and to the scheduler."""
+        """Return what identifies this step on this machine and to the scheduler."""
         created = 0.0
         with suppress(psutil.NoSuchProcess):
             created = psutil.Process(self.process.pid).create_time()
@@ -105,7 +105,7 @@ class StepProcess:
             self.input.write(b"go\n")
 
     def ask(self) -> None:
-        """Ask all ranks to save themselves and leave; a step that has not started leaves at once."""
+        """Ask all ranks to leave; end a step that has not started."""
         if not self.started:
             self.kill()
             return
@@ -116,7 +116,7 @@ class StepProcess:
             self._help(command)
 
     def kill(self) -> None:
-        """End the step: first through its launcher, which tells the scheduler, then without."""
+        """End the step: first through its launcher, then without."""
         if self._killed_at < float("inf"):
             return
         self._killed_at = time.monotonic() + LAST_KILL
@@ -153,7 +153,9 @@ class StepProcess:
 
 
 def end_steps(site: Site, campaign: str, identities: Iterable[Identity], run: Run = output_of) -> None:
-    """Make sure that steps of a dead controller of the campaign run no more; those on lost nodes cannot answer, and are fenced.
+    """End the steps of a dead controller of the campaign.
+
+    Those on lost nodes cannot answer, and are fenced.
 
     Steps that are not named for the campaign are nobody's to end, whatever the identities say.
     """
@@ -186,7 +188,10 @@ def _end_named(site: Site, job: str, names: set[str], run: Run) -> None:
 
 
 def end_process(identity: Identity, signals: Sequence[tuple[signal.Signals, float]] = ENDING) -> None:
-    """Send signals to a process, if the very process still exists, and wait after each; SIGKILL goes to its group."""
+    """Signal a process while it is the very same, and wait.
+
+    SIGKILL goes to its group.
+    """
     for kind, patience in signals:
         deadline = time.monotonic() + patience
         if is_alive(identity):

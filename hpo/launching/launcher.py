@@ -1,4 +1,4 @@
-"""What launchers are asked and tell: the protocol that local processes, job steps and packs share.
+"""Protocol of launchers: local processes, job steps and packs.
 
 A launcher creates an attempt's process, which waits; once the journal knows it, ``go`` lets it work. What it came to is judged
 in ``attempts.py``.
@@ -22,7 +22,7 @@ from hydragnn.hpo.scheduling.events import Identity, Probed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One attempt at one segment: train the run in ``folder`` until ``until`` epochs are done."""
+    """Attempt at a segment: train the run in ``folder`` to epoch ``until``."""
 
     trial: int
     attempt: int
@@ -34,7 +34,7 @@ class Task:
 
     @property
     def arguments(self) -> list[str]:
-        """What the program that trains is told."""
+        """Arguments of the program that trains."""
         options = ["--until", self.until, "--attempt", self.attempt, "--micro-batches", self.micro_batches]
         for module in allowed_code():
             options += ["--allow-code", module]
@@ -51,7 +51,10 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exit:
-    """An attempt's processes are gone; ``code`` is a hint, never the verdict. None: they never started."""
+    """End of an attempt's processes.
+
+    ``code`` is a hint, never the verdict; None: they never started.
+    """
 
     task: Task
     code: int | None
@@ -68,45 +71,48 @@ class Exit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revoked:
-    """The allocation is over, and all that ran in it; its nodes are not to blame."""
+    """End of the allocation, for which no node is to blame."""
 
     message: str
 
 
 Report = Begun | Exit | Probed | Revoked
-"""What a launcher has to tell."""
+"""Report of a launcher."""
 
 
 @runtime_checkable
 class Launcher(Protocol):
-    """Starts attempts on slots and sees them end; it neither decides nor judges."""
+    """Starts attempts on slots and reports their ends; decides nothing."""
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """What attempts can run on: whole nodes of an allocation, or shares ``node/number``."""
+        """Slots for attempts: whole nodes of an allocation, or shares ``node/number``."""
 
     @property
     def deadline(self) -> float | None:
-        """When the allocation ends, in seconds since 1970; None where it does not."""
+        """End of the allocation in seconds since 1970; None without one."""
 
     @property
     def beat_seconds(self) -> float:
-        """How far apart the heartbeats of each run may be on the file system that all share."""
+        """Seconds between heartbeats of each run on a shared file system."""
 
     def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
-        """Make sure that attempts of a dead controller of the campaign run no more, before anything new is started under its name."""
+        """End attempts of a dead controller, before anything new starts."""
 
     def start(self, task: Task) -> None:
-        """Create the attempt's process; ``poll`` reports that it begun, or its exit where it never started. Never blocks long."""
+        """Create the attempt's process, which waits; ``poll`` reports it.
+
+        Never blocks long.
+        """
 
     def go(self, task: Task) -> None:
-        """Let an attempt that has begun do its work: the journal knows it now."""
+        """Let an attempt work that the journal has."""
 
     def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
-        """What happened, after waiting up to so many seconds for the first, or until the descriptor ``bell`` can be read."""
+        """Return reports, after waiting up to ``seconds`` or for the descriptor ``bell``."""
 
     def cancel(self, trial: int, grace: float) -> None:
-        """Ask a trial's attempt to save itself; after ``grace`` seconds it is killed."""
+        """Ask a trial's attempt to save itself; kill it after ``grace`` seconds."""
 
     def probe(self, node: str) -> None:
         """Begin to probe a node; ``poll`` reports what was found."""
@@ -116,13 +122,13 @@ class Launcher(Protocol):
 
 
 def note_of(task: Task) -> bytes:
-    """What stands in the log where an attempt begins now."""
+    """Return the line that begins an attempt in a log."""
     begin = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}"
     return f"{begin}, {' '.join(task.slots)}\n".encode()
 
 
 def importable() -> dict[str, str]:
-    """What lets a process import this very package where it runs from a checkout that is not installed."""
+    """Return variables that let a process import this package from a checkout."""
     root = Path(hydragnn.__file__).resolve().parent.parent
     if not (root / "pyproject.toml").is_file():
         return {}
@@ -131,11 +137,14 @@ def importable() -> dict[str, str]:
 
 
 MARK = "HYDRAGNN_CAMPAIGN"
-"""The environment variable that says of every process of a campaign whose it is; names of job steps begin with its value."""
+"""Variable that marks processes of a campaign.
+
+Names of job steps begin with its value.
+"""
 
 
 def is_ours(identity: Identity, campaign: str) -> bool:
-    """Return True where the very process exists on this machine and was started for that campaign: what a file says alone ends nothing."""
+    """Return True for the very process of that very campaign."""
     try:
         mark = psutil.Process(int(identity["pid"])).environ().get(MARK)
     except (psutil.Error, OSError, KeyError, ValueError, TypeError, OverflowError):
@@ -144,7 +153,7 @@ def is_ours(identity: Identity, campaign: str) -> bool:
 
 
 def is_alive(identity: Identity) -> bool:
-    """Return True where the very process exists on this machine and is no zombie, which is nobody's to collect where the controller has died.
+    """Return True where the very process runs here, and is no zombie.
 
     Another process that got its number later has another start time.
     """

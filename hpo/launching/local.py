@@ -1,4 +1,6 @@
-"""Attempts as processes of this machine, one thread and at most one GPU each: every worker is a pack of one node.
+"""Local attempts: every worker process is a pack of one node.
+
+Each has one thread and at most one GPU.
 
 No attempt outlives its controller, works before the journal has it, or has a successor while it runs: see ``worker.py``.
 """
@@ -26,13 +28,16 @@ ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
 NARROWING_ON_AMD = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""The innermost first: HIP counts within what ROCR leaves, and reads CUDA's variable where its own is not set."""
+"""Variables that select GPUs on AMD, the innermost first.
+
+HIP counts within what ROCR leaves, and reads CUDA's variable where its own is not set.
+"""
 KILLED_WAIT = ((signal.SIGKILL, 60.0),)
-"""Seconds that a killed process may take to vanish from a busy machine."""
+"""Signal and seconds for a process to vanish from a busy machine."""
 
 
 class LocalLauncher(PackLauncher):
-    """Runs ``hydragnn.runs.run FOLDER --until N --attempt A --micro-batches M`` for each attempt, by ``workers`` processes."""
+    """Launcher of attempts by ``workers`` processes of this machine."""
 
     def __init__(
         self,
@@ -44,7 +49,10 @@ class LocalLauncher(PackLauncher):
         environment: Mapping[str, str] | None = None,
         gpus: Sequence[Mapping[str, str]] = (),
     ) -> None:
-        """``together``: trials that share one process of each worker; ``gpus``: variables that select each worker's GPU."""
+        """Start nothing yet.
+
+        ``together`` trials share a process of each worker; ``gpus`` are variables that select its GPU.
+        """
         names = [f"worker-{number}" for number in range(workers)]
         super().__init__(
             Local(),
@@ -65,7 +73,7 @@ class LocalLauncher(PackLauncher):
         return seconds_between_beats(len(self.slots), self._hang_seconds)
 
     def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
-        """Kill attempts of an earlier controller of the campaign on this machine, and wait for their end."""
+        """Kill attempts of an earlier controller, and wait for their end."""
         self._environment[MARK] = campaign
         for identity in identities:
             if is_ours(identity, campaign):
@@ -111,7 +119,7 @@ class LocalLauncher(PackLauncher):
 
 
 def gpus_of_workers(workers: int) -> tuple[dict[str, str], ...]:
-    """Return for each worker the variable that selects its GPU; empty without GPUs.
+    """Return for each worker the variable that selects its GPU.
 
     InputError for more workers than GPUs: two trainings on one GPU by accident run out of memory, or take turns.
     """
@@ -129,7 +137,7 @@ def gpus_of_workers(workers: int) -> tuple[dict[str, str], ...]:
 
 
 def one_gpu(environment: Mapping[str, str], worker: int, *, on_amd: bool) -> dict[str, str]:
-    """Return the variable that selects a worker's GPU among those of the environment.
+    """Return the variable that selects a worker's GPU.
 
     >>> one_gpu({"CUDA_VISIBLE_DEVICES": "4,GPU-a"}, 1, on_amd=False), one_gpu({}, 1, on_amd=True)
     ({'CUDA_VISIBLE_DEVICES': 'GPU-a'}, {'ROCR_VISIBLE_DEVICES': '1'})

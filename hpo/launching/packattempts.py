@@ -1,4 +1,4 @@
-"""Attempts in packs: what is known of each, who of thousands is late for anything, and ends that cannot be told yet.
+"""Attempts in packs, and ends that are not decided yet.
 
 An end waits while a record is being read, or until the scheduler has said that the allocation lives.
 """
@@ -20,7 +20,7 @@ LAST_WORDS = 5.0  # seconds that a killed attempt's worker may take to say so
 
 @dataclass(kw_only=True, slots=True)
 class PackAttempt:
-    """What a worker of a pack was asked to train, and how far that has come."""
+    """Attempt of a worker."""
 
     task: Task
     identity: Identity | None = None
@@ -41,10 +41,10 @@ class PackAttempt:
 
 
 class PackAttempts(dict[str, PackAttempt]):
-    """The attempts that workers were asked for, by slot; whoever is late is found without a look at all the others."""
+    """Attempts by slot, with those that are late or silent."""
 
     def __init__(self, hang_seconds: float) -> None:
-        """So long a run may show no life."""
+        """Kill runs that are silent for ``hang_seconds``."""
         super().__init__()
         self._hang, self._witness = hang_seconds, Witness()
         self._slot_of: dict[int, str] = {}
@@ -64,7 +64,7 @@ class PackAttempts(dict[str, PackAttempt]):
         return Begun(task=self[slot].task, identity=identity)
 
     def go(self, task: Task) -> bool:
-        """Return True where that very attempt may work; from now on its life shows."""
+        """Return True where that very attempt may work."""
         attempt = self.get(task.slots[0])
         if attempt is None or attempt.task != task:
             return False
@@ -77,7 +77,7 @@ class PackAttempts(dict[str, PackAttempt]):
             self._running.note(slot)
 
     def cancel(self, trial: int, grace: float) -> str | None:
-        """The slot of a trial that is to save itself now; None where it has been told, or does not run."""
+        """Return the slot of a trial to be ended, if it runs."""
         slot = self._slot_of.get(trial, "")
         attempt = self.get(slot)
         if attempt is None or attempt.task.trial != trial or attempt.asked_to_leave:
@@ -87,7 +87,7 @@ class PackAttempts(dict[str, PackAttempt]):
         return slot
 
     def be_patient(self, nodes: Collection[str]) -> None:
-        """Nobody on these nodes is late to begin."""
+        """Begin the wait for attempts on these nodes anew."""
         for slot in [slot for slot in self._unbegun if node_of(slot) in nodes] if nodes else ():
             self._unbegun.note(slot)
 
@@ -96,7 +96,7 @@ class PackAttempts(dict[str, PackAttempt]):
         return self._unbegun.silent(patience)
 
     def to_kill(self, now: float) -> list[str]:
-        """The slots of attempts that hang or did not leave in time, each once."""
+        """Return the slots of attempts to be killed, each once."""
         late = [slot for slot in self._leaving if self[slot].killed is None and now >= self[slot].kill_at]
         silent = self._running.silent(self._hang)
         hung = silent if silent and self._are_hung(silent) else []
@@ -109,7 +109,7 @@ class PackAttempts(dict[str, PackAttempt]):
         return late
 
     def _are_hung(self, silent: list[str]) -> bool:
-        """Return True where silent attempts are to blame for their silence; in a stall all silences begin anew."""
+        """Return True where silent attempts are to blame, and nothing stalls."""
         recent, folder = self._running.num_recent(self._hang / 2), self[silent[0]].task.folder
         judgement = self._witness.judge(recent, len(self._running), folder)
         if judgement == "stall":
@@ -121,8 +121,11 @@ class PackAttempts(dict[str, PackAttempt]):
         killed = ((slot, self[slot].killed) for slot in self._leaving)
         return [slot for slot, at in killed if at is not None and now - at > LAST_WORDS]
 
-    def end(self, slot: str, code: int | None, message: str, **known: Any) -> Exit:
-        """Forget an attempt, and how it ended; its code says nothing where we ended it and it left none of its own."""
+    def end(self, slot: str, code: int | None, message: str, **facts: Any) -> Exit:
+        """Remove an attempt, and return its end.
+
+        Where we ended it, its code is no hint unless it is 0.
+        """
         attempt = self.pop(slot)
         for signs in (self._unbegun, self._running):
             signs.forget(slot)
@@ -133,11 +136,11 @@ class PackAttempts(dict[str, PackAttempt]):
             message = f"no heartbeat for {self._hang / 60:.3g} minutes"
         elif attempt.killed is not None and not message:
             message = "it did not save itself within grace_seconds, and goes on from its last checkpoint"
-        return Exit(task=attempt.task, code=code, hung=attempt.hung, message=message, **known)
+        return Exit(task=attempt.task, code=code, hung=attempt.hung, message=message, **facts)
 
 
 class OpenEnds:
-    """Takes ends and gives them back when all is known that decides how they are told."""
+    """Ends that wait for their record or for the scheduler."""
 
     def __init__(self, watch: SchedulerWatch, ring: Callable[[], None]) -> None:
         """``ring`` is called, in another thread, when a record was read."""
@@ -147,7 +150,7 @@ class OpenEnds:
         self._waiting: list[tuple[Exit, float]] = []
 
     def add(self, end: Exit) -> None:
-        """Take an end: whether one without a fault left a complete record is looked up beside the controller's loop."""
+        """Add an end; its record is read in another thread."""
         if end.code != 0:
             self._wait_for_word(end)
             return
@@ -156,7 +159,7 @@ class OpenEnds:
         complete.add_done_callback(lambda _: self._ring())
 
     def ready(self, revoked: str) -> list[Exit]:
-        """Those with complete records, and those of which the scheduler has said that their allocation lives, or is ``revoked``."""
+        """Return ends whose record is complete or whose allocation is decided."""
         ready: list[Exit] = []
         reading, self._reading = self._reading, []
         for end, complete in reading:

@@ -1,4 +1,4 @@
-"""Small trials by the thousand: few job steps, each of which carries resident workers of many nodes, one per share of a node.
+"""Packs: resident workers of many nodes in few job steps.
 
 A pack's step outlives its trials and the loss of its nodes; every trial has its own record, log, cores and GPUs. ``worker.py``
 is the other side. The packs end with the controller, because their input then ends.
@@ -34,7 +34,10 @@ from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
 MODULE = "hydragnn.runs.run"
 WORKER = Path(__file__).with_name("worker.py")
-"""Run by its path, because ``-m`` would load the whole room, Optuna included, into every worker."""
+"""Program of workers, run by its path.
+
+``-m`` would load the whole room, Optuna included, into every worker.
+"""
 SILENCE = 30.0  # seconds without a sign of life after which a node counts as lost; it gives one every five
 LEAVE = 15.0  # seconds that packs of an allocation that is over may take to end
 LOOK_EVERY = 0.5  # seconds between looks for who is late
@@ -49,14 +52,14 @@ class Pack:
     nodes: tuple[str, ...]
     reports: IO[bytes]
     log_from: int
-    """Where in the packs' log its own messages begin; those of others can lie between them."""
+    """Position in the log at which its own messages begin."""
     begun: float = float("-inf")
-    """When the scheduler was asked for the step; until then its launcher waits at its gate."""
+    """Time at which its gate was opened."""
     unread: bytes = b""
     unsent: bytearray = field(default_factory=bytearray)
 
     def send(self, slot: str, words: str) -> None:
-        """Put a line on its way; it leaves as soon as the pipe has room."""
+        """Queue a line; it leaves when the pipe has room."""
         self.unsent += f"{slot} {words}\n".encode()
         self.flush()
 
@@ -100,7 +103,9 @@ class PackLauncher(AllocationLauncher):
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """``shares`` of the largest node, ``together`` of which share a process; at most ``rate`` steps begin per second.
+        """Start nothing yet.
+
+        ``shares`` of the largest node, ``together`` of which share a process; at most ``rate`` steps begin per second.
 
         Messages of the steps go to ``log``.
         """
@@ -121,17 +126,17 @@ class PackLauncher(AllocationLauncher):
         self._attempts = PackAttempts(hang_seconds)
         self._probes: dict[str, float] = {}
         self._ended_packs: list[tuple[Pack, float]] = []
-        """Packs whose steps have ended, and when: they wait for the scheduler's word, like ends without a result."""
+        """Ended packs with their times, until the scheduler confirms."""
         self._leave_by = float("inf")
         self._next_look = self._next_rest = 0.0
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The shares of all nodes; first one of each node, so that few trials spread over many."""
+        """Shares of all nodes, first one of each."""
         return shares_of(self._shares)
 
     def size_of(self, slots: int, node: Node) -> float:
-        """See ``AllocationLauncher``; a trial has one GPU at most."""
+        """Return a slot's speed; a trial has at most one GPU."""
         return min(1.0, node.gpus / slots) or node.cores / slots
 
     @property
@@ -140,13 +145,13 @@ class PackLauncher(AllocationLauncher):
         return seconds_between_beats(len(self.slots), math.inf)
 
     def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
-        """End the packs of a dead controller of the campaign, and with them all of its attempts."""
+        """End the packs of a dead controller of the campaign."""
         self._environment[MARK] = campaign
         unique = {(one.get("job"), one.get("step"), one.get("pid")): one for one in identities}
         end_steps(self._site, campaign, unique.values())
 
     def start(self, task: Task) -> None:
-        """Ask the slot's worker for an attempt; where there can be none, ``poll`` reports its end."""
+        """Request an attempt from the slot's worker; ``poll`` reports a failure."""
         if self._revoked:
             self._reports.append(self._never_started(task, self._revoked))
             return
@@ -166,7 +171,7 @@ class PackLauncher(AllocationLauncher):
             self._send(task.slots[0], "go")
 
     def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
-        """What happened, after waiting up to so many seconds for the first, or until the bell rings."""
+        """Return reports, after waiting up to ``seconds`` or for ``bell``."""
         deadline = time.monotonic() + seconds
         while True:
             self._send_rest()
@@ -186,7 +191,7 @@ class PackLauncher(AllocationLauncher):
             self._send(slot, "term")
 
     def probe(self, node: str) -> None:
-        """Let a node's part of the pack probe it; a node without one gets a pack of its own."""
+        """Probe a node by its worker, in a new pack if necessary."""
         if self._revoked:
             return
         try:
@@ -198,7 +203,7 @@ class PackLauncher(AllocationLauncher):
         pack.send(node, "probe")
 
     def close(self) -> None:
-        """End all packs: first by the end of their input, so that nothing of them stays behind."""
+        """End all packs, first by the end of their input."""
         self._watch.close()
         for pack in self._packs:
             pack.step.input.close()
@@ -220,7 +225,7 @@ class PackLauncher(AllocationLauncher):
         return self._pack_of[node]
 
     def _start_packs(self, node: str) -> None:
-        """Start the packs of all nodes, or later a pack for this node alone."""
+        """Start the packs of all nodes, later only this node's."""
         if self._packs or self._ended_packs:
             self._new_pack((node,))
             return
@@ -251,7 +256,7 @@ class PackLauncher(AllocationLauncher):
         self._pack_of.update(dict.fromkeys(nodes, pack))
 
     def _worker_options(self, nodes: tuple[str, ...]) -> list[str]:
-        """Return options by which workers find and bind their part of a node."""
+        """Return options for workers to find and bind their node."""
         names = ["--rank-variables", ",".join(self._site.rank_variables), "--node-variable", self._site.node_variable]
         return ["--gpus", str(self._allocation.least(nodes)[1]), "--forget", RANK_VARIABLE.pattern, *names]
 
@@ -259,7 +264,7 @@ class PackLauncher(AllocationLauncher):
         return self._environment
 
     def _arguments(self, task: Task) -> list[str]:
-        """Return the arguments of the run; its node fills in threads, and the file for its heartbeat."""
+        """Return the run's arguments; its node fills in the braces."""
         return [*task.arguments, "--ranks", "1", "--threads", "{threads}", "--beats", "{beats}"]
 
     def _request(self, task: Task) -> str:
@@ -267,7 +272,7 @@ class PackLauncher(AllocationLauncher):
         return json.dumps({"arguments": self._arguments(task), "log": str(task.folder / "log.txt")})
 
     def _identity(self, pack: Pack, slot: str, pid: int) -> Identity:
-        """Return the identity of an attempt: its step, because its process is on another machine."""
+        """Return the identity of an attempt: that of its step."""
         return {**pack.step.identity(self._allocation.job), "slot": slot, "worker": pid}
 
     def _send(self, slot: str, words: str) -> None:
@@ -276,7 +281,7 @@ class PackLauncher(AllocationLauncher):
             pack.send(slot, words)
 
     def _send_rest(self) -> None:
-        """Start the packs whose turn it is, and send what pipes had no room for; not at every sign of life of thousands of nodes."""
+        """Start packs whose turn it is, and write what waits for pipes."""
         now = time.monotonic()
         if now < self._next_rest:
             return
@@ -319,7 +324,7 @@ class PackLauncher(AllocationLauncher):
             self._end(slot, report["code"], out_of_memory=report["oom"] and attempt.killed is None)
 
     def _look(self) -> None:
-        """Act on lost nodes and on attempts that are late, hang, or never begin."""
+        """Act on lost nodes and on attempts that are late or hang."""
         now = time.monotonic()
         if not self._revoked:
             self._hear_scheduler()
@@ -339,7 +344,7 @@ class PackLauncher(AllocationLauncher):
             self._end(slot, -9, "killed; its worker did not answer")
 
     def _look_at_nodes(self, now: float) -> None:
-        """Lose nodes that are silent, or late to begin an attempt or a probe."""
+        """Lose nodes that are silent or late."""
         for node in self._silent_nodes():
             self._lose(node, f"no sign of life for {SILENCE:.0f} s")
             self._reports.append(Probed(node=node, healthy=False, message="no sign of life"))
@@ -351,7 +356,7 @@ class PackLauncher(AllocationLauncher):
             self._lose(node_of(slot), f"its pack did not begin the attempt within {self._patience:.0f} s")
 
     def _silent_nodes(self) -> list[str]:
-        """Return the nodes that showed no life for too long, unless most nodes are silent at once."""
+        """Return the silent nodes, unless most are silent at once."""
         silent = self._last_signs.silent(SILENCE)
         if not silent or len(self._last_signs) == 1:
             return silent
@@ -368,7 +373,7 @@ class PackLauncher(AllocationLauncher):
         self._probes.clear()
 
     def _be_patient(self, now: float) -> None:
-        """Nobody is late whom the scheduler has to start, while it does not answer or has not been asked."""
+        """Extend deadlines of nodes that wait for the scheduler."""
         nodes = {node for pack in self._at_gates for node in pack.nodes}
         nodes = nodes if self._watch.answering else set(self._allocation.names)
         for node in self._probes.keys() & nodes:
@@ -376,7 +381,7 @@ class PackLauncher(AllocationLauncher):
         self._attempts.be_patient(nodes)
 
     def _lose(self, node: str, why: str) -> None:
-        """A node's part of its pack is no more; it gets a new one when it is used again."""
+        """Drop a node from its pack; its next use starts another."""
         pack = self._pack_of.pop(node, None)
         self._last_signs.forget(node)
         if pack is not None:
@@ -396,7 +401,7 @@ class PackLauncher(AllocationLauncher):
         self._watch.hurry()
 
     def _settle(self, pack: Pack, since: float, now: float) -> bool:
-        """Give the nodes of an ended pack new ones, and let what ran there be tried again; False where it is too early to say."""
+        """Replace an ended pack, or report its attempts; False if undecided."""
         began = any(node in self._last_signs for node in pack.nodes)
         evidence = self._site.evidence(text_since(self._log, pack.log_from) if self._log else "")
         if not began and self._watch.excuses(evidence, pack.nodes, pack.begun):
@@ -424,7 +429,7 @@ class PackLauncher(AllocationLauncher):
             self._send(node, "probe")
 
     def _give_up(self, pack: Pack) -> None:
-        """A pack is gone that had started, or that is a single node's."""
+        """Report the attempts of a pack that cannot be replaced."""
         for node in [node for node, one in self._pack_of.items() if one is pack]:
             del self._pack_of[node]
             self._last_signs.forget(node)
@@ -438,10 +443,10 @@ class PackLauncher(AllocationLauncher):
     def _ended_text(self) -> str:
         return "its worker ended" + (f"; see {self._log}" if self._log else "")
 
-    def _end(self, slot: str, code: int | None, message: str = "", **known: Any) -> None:
-        """An attempt has ended; what we did not end ourselves is told once it is known what it left."""
+    def _end(self, slot: str, code: int | None, message: str = "", **facts: Any) -> None:
+        """End an attempt; the report may wait for its record."""
         ours = self._revoked or self._attempts[slot].ended_by_us
-        end = self._attempts.end(slot, code, message, interrupted=bool(self._revoked), **known)
+        end = self._attempts.end(slot, code, message, interrupted=bool(self._revoked), **facts)
         if ours or end.suspects:
             self._reports.append(end)
         else:
@@ -449,7 +454,10 @@ class PackLauncher(AllocationLauncher):
 
 
 def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Path | None) -> Pack:
-    """Return the process of a pack's job step at its gate, whose messages go to ``log``; OSError where there can be none."""
+    """Return a pack's job step at its gate.
+
+    OSError where it cannot start.
+    """
     with open_log(log) if log else Path(os.devnull).open("wb") as file:
         log_from = file.tell()
         process = StepProcess(site, step, subprocess.PIPE, environment, file)
@@ -459,7 +467,7 @@ def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Pa
 
 
 def shares_of(shares: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the slots of nodes, first one of each, so that few trials spread over many.
+    """Return the slots of nodes, first one of each.
 
     >>> shares_of({"n1": 2, "n2": 2, "n3": 1})
     ('n1/0', 'n2/0', 'n3', 'n1/1', 'n2/1')

@@ -1,4 +1,4 @@
-"""A test that a node computes and communicates: something small with a known answer, on the GPU where there is one.
+"""Probe of a node: small computation and communication with a known answer.
 
     python probe.py [--rank R] [--ranks N] [--meet NAME] [--threads T]
 
@@ -47,14 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def computation(device: torch.device) -> str:
-    """What is wrong with arithmetic and memory; empty where nothing is.
+    """Return the fault of arithmetic or memory; empty without one.
 
     Small whole numbers, so that every sum is exact in float32, whatever the order.
     """
     rows = torch.arange(SIZE, device=device).unsqueeze(1)
-    left, right = (rows * 7 + rows.T * 3) % 11, (rows * 5 + rows.T) % 13
-    product = left.float() @ right.float()
-    expected = (left.cpu().unsqueeze(2) * right.cpu().unsqueeze(0)).sum(dim=1)
+    first, right = (rows * 7 + rows.T * 3) % 11, (rows * 5 + rows.T) % 13
+    product = first.float() @ right.float()
+    expected = (first.cpu().unsqueeze(2) * right.cpu().unsqueeze(0)).sum(dim=1)
     if not torch.equal(product.cpu().long(), expected):
         return f"a product of matrices on {device} is wrong"
     pattern = torch.arange(PATTERN_MB * 2**18, dtype=torch.int32, device=device)
@@ -64,7 +64,7 @@ def computation(device: torch.device) -> str:
 
 
 def work_seconds(device: torch.device) -> float:
-    """Seconds of the fastest of a few equal pieces of work, so that what else runs on the node hardly counts."""
+    """Return the seconds of the fastest of a few equal computations."""
     values, times = torch.ones(WORK_SIZE, WORK_SIZE, device=device), list[float]()
     for _ in range(WORK_REPEATS):
         begin = time.perf_counter()
@@ -74,7 +74,7 @@ def work_seconds(device: torch.device) -> float:
 
 
 def collective(rank: int, ranks: int, meet: str) -> str:
-    """What is wrong with a sum over the node's ranks; empty where nothing is."""
+    """Return the fault of a sum over ranks; empty without one."""
     place = Path(tempfile.gettempdir()) / f"hydragnn-{meet}-{os.geteuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
     status = place.lstat()

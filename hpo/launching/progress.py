@@ -1,4 +1,4 @@
-"""How far running attempts have come, from their heartbeats: what the scheduler judges late ones by."""
+"""Progress of running attempts, from their heartbeats."""
 
 import time
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from hydragnn.hpo.scheduling.events import Event, Launched, Progressed
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, shown_epochs
 
 FIRST_LOOK = 60.0
-"""Seconds from the launch of an attempt to the first look at its heartbeat; every next one is twice as late, or sooner."""
+"""Seconds from an attempt's start to the first read."""
 
 LONGEST_LOOK = 300.0
-"""Seconds between two looks at most, where few run, so that an attempt that becomes slow is noticed."""
+"""Seconds between reads at most, where few attempts run."""
 
 LOOKS_A_SECOND = 2.0
-"""So many looks at all attempts together at most, once they are that far apart."""
+"""Reads per second of all attempts together, at most."""
 
 BEATS_BEFORE = 4
-"""So many beats before that look at least, so that the age of what it finds hardly changes the pace."""
+"""Heartbeats before the first read, so that their age hardly matters."""
 
 
 def next_look(after: float, running: int) -> float:
-    """When the look after one so many seconds after the launch is due: twice as late, or sooner, as many as run.
+    """Return the time of the next read: twice as late, or sooner.
 
     >>> [next_look(after, 100) for after in (60.0, 240.0, 480.0)], next_look(960.0, 9408)
     ([120.0, 480.0, 780.0], 1920.0)
@@ -32,7 +32,7 @@ def next_look(after: float, running: int) -> float:
 
 
 class AttemptProgress:
-    """Looks at the heartbeats of attempts, each a few times in its life, beside the controller's loop."""
+    """Reader of heartbeats, each a few times, in other threads."""
 
     def __init__(
         self,
@@ -41,7 +41,10 @@ class AttemptProgress:
         clock: Callable[[], float] = time.monotonic,
         beat_seconds: float = SECONDS_BETWEEN_BEATS,
     ) -> None:
-        """``folder_of`` gives a trial's run folder; ``files`` reads side by side. What a heartbeat says is up to ``beat_seconds`` old."""
+        """Read folders by ``folder_of`` in the threads of ``files``.
+
+        A heartbeat is up to ``beat_seconds`` old.
+        """
         self._folder_of, self._files, self._clock = folder_of, files, clock
         self._first_look = max(FIRST_LOOK, BEATS_BEFORE * beat_seconds)
         self._due: list[tuple[float, float, int, int]] = []
@@ -54,7 +57,7 @@ class AttemptProgress:
             heappush(self._due, (self._clock() + after, after, event.trial, event.attempt))
 
     def changes(self, running: Callable[[int, int], bool]) -> list[Progressed]:
-        """What the looks found that have ended; begins those that are due, for attempts that are still ``running``."""
+        """Return progress that was read; start reads that are due."""
         now = self._clock()
         while self._due and self._due[0][0] <= now:
             _, after, trial, attempt = heappop(self._due)

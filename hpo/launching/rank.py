@@ -1,4 +1,4 @@
-"""A rank's first steps on its node: takes its share of the cores and GPUs, then becomes the program.
+"""Start of a rank: binds itself, then becomes the program.
 
     python rank.py --rank-variables V1,V2,... --parts N --gpus G PROGRAM [ARGUMENT ...]
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 HIDDEN = ("", "-1", "NoDevFiles")
-"""What hides all GPUs: by users, and by Slurm from steps without any."""
+"""Values that hide all GPUs, Slurm's included."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -29,13 +29,13 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     part = local_rank(os.environ, options.rank_variables.split(","))
     threads = bind(part, options.parts, options.gpus)
-    known = {"{part}": str(part), "{threads}": str(threads)}
-    program = [known.get(word, word) for word in options.program]
+    values = {"{part}": str(part), "{threads}": str(threads)}
+    program = [values.get(word, word) for word in options.program]
     os.execvp(program[0], program)
 
 
 def bind(part: int, parts: int, gpus: int) -> int:
-    """Bind this process to a part of the node's cores and show it its GPUs only; gives the number of cores, which is that of threads."""
+    """Bind this process to a part; return its number of cores."""
     cores = share(own_cores(), part, parts)
     with suppress(OSError, AttributeError):  # some systems cannot bind; then the threads still are as many as the cores
         os.sched_setaffinity(0, with_siblings(cores))
@@ -48,17 +48,17 @@ def bind(part: int, parts: int, gpus: int) -> int:
 
 
 def threads_of(parts: int) -> dict[str, str]:
-    """Variables that give libraries which a whole node loads once as many threads as a part of it has cores."""
+    """Return variables with a thread per core of a part."""
     return dict.fromkeys(THREADS, str(max(1, len(own_cores()) // parts)))
 
 
 def local_rank(environment: Mapping[str, str], names: Sequence[str]) -> int:
-    """Return the number of this rank on its node, from the first of these variables that is set."""
+    """Return the rank's number on its node, from these variables."""
     return next((int(environment[name]) for name in names if name in environment), 0)
 
 
 def share(items: Sequence[int], part: int, parts: int) -> list[int]:
-    """The consecutive items that belong to a part; with fewer items than parts, one that others have too.
+    """Return the consecutive items of a part, at least one.
 
     >>> share([0, 1, 2, 3, 4], 1, 2), share([0, 1], 3, 4)
     ([2, 3, 4], [1])
@@ -91,7 +91,7 @@ def with_siblings(cores: Sequence[int]) -> set[int]:
 
 
 def gpu_variables(environment: Mapping[str, str], part: int, parts: int, gpus: int) -> dict[str, str | None]:
-    """What makes a part see its own GPUs only; None removes a variable, which would count within the new selection.
+    """Return variables that select a part's GPUs; None removes a variable.
 
     GPUs that are hidden stay hidden.
 
@@ -100,12 +100,12 @@ def gpu_variables(environment: Mapping[str, str], part: int, parts: int, gpus: i
     >>> gpu_variables({"CUDA_VISIBLE_DEVICES": ""}, part=1, parts=2, gpus=4)
     {}
     """
-    given = {name: environment[name].split(",") for name in VISIBLE if name in environment}
-    if not gpus or any(first.strip() in HIDDEN for first, *_ in given.values()):
+    lists = {name: environment[name].split(",") for name in VISIBLE if name in environment}
+    if not gpus or any(first.strip() in HIDDEN for first, *_ in lists.values()):
         return {}
-    name = next(iter(given), "ROCR_VISIBLE_DEVICES" if Path("/dev/kfd").exists() else "CUDA_VISIBLE_DEVICES")
-    devices = given.pop(name, [str(number) for number in range(gpus)])
-    for inner in list(given.values())[:1]:
+    name = next(iter(lists), "ROCR_VISIBLE_DEVICES" if Path("/dev/kfd").exists() else "CUDA_VISIBLE_DEVICES")
+    devices = lists.pop(name, [str(number) for number in range(gpus)])
+    for inner in list(lists.values())[:1]:
         # numbers within what the outer variable leaves; some schedulers write the same list into all of them
         if inner != devices and all(number.isdigit() and int(number) < len(devices) for number in inner):
             devices = [devices[int(number)] for number in inner]

@@ -1,4 +1,4 @@
-"""Attempts as job steps of an allocation: one ``srun``, ``mpiexec`` or ``flux run`` per attempt, on nodes that we choose."""
+"""Attempts as job steps of an allocation, on nodes that we choose."""
 
 import sys
 import time
@@ -33,7 +33,7 @@ class _Attempt:
     task: Task
     step: StepProcess
     log_from: int
-    """Where in the log this attempt begins."""
+    """Position in the log at which this attempt begins."""
     heartbeat: Heartbeat | None = None
     """Watched from the moment on at which the step starts."""
     begun: float = float("-inf")
@@ -49,12 +49,12 @@ class _Attempt:
     complete: bool = False
     """It left the record of its whole segment."""
     again_at: float | None = None
-    """When its step is started once more, because the scheduler did not answer the first time."""
+    """Time of a second start, because the scheduler did not answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How patient a launcher is, and how hard on the scheduler."""
+    """Patience of a launcher, and load on the scheduler."""
 
     at_once: int = STEPS_AT_ONCE
     rate: float = STEP_RATE
@@ -76,7 +76,10 @@ class StepLauncher(AllocationLauncher):
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """``ranks`` on each node of a trial, None: one per GPU; ``module`` is what attempts run, in this process's environment with changes."""
+        """Start nothing yet.
+
+        ``ranks`` on each node of a trial, None: one per GPU; ``module`` is the program.
+        """
         super().__init__(site, allocation)
         self._ranks, self._limits, self._module = ranks, limits or Limits(), module
         self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
@@ -95,7 +98,7 @@ class StepLauncher(AllocationLauncher):
         return self._allocation.names
 
     def size_of(self, slots: int, node: Node) -> float:
-        """See ``AllocationLauncher``; ranks that are fewer than GPUs leave the rest idle."""
+        """Return how fast a slot is; GPUs beyond ``ranks`` stay idle."""
         return float(min(node.gpus, self._ranks or node.gpus) or node.cores)
 
     @property
@@ -105,16 +108,16 @@ class StepLauncher(AllocationLauncher):
 
     @property
     def _runs(self) -> int:
-        """How many run at once, at most."""
+        """Number of attempts at once, at most."""
         return min(self._limits.at_once, len(self.slots))
 
     def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
-        """End the steps of a dead controller of the campaign, by their names in its job and by their process on this machine."""
+        """End the steps of a dead controller, by name and by process."""
         self._environment[MARK] = campaign
         end_steps(self._site, campaign, identities)
 
     def start(self, task: Task) -> None:
-        """Put the step's launcher at its gate; where there can be none, ``poll`` reports its end."""
+        """Put the step's launcher at its gate; ``poll`` reports a failure."""
         if self._revoked:
             self._reports.append(self._never_started(task, self._revoked))
             return
@@ -138,25 +141,28 @@ class StepLauncher(AllocationLauncher):
             self._open_gates()
 
     def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
-        """What happened, after waiting up to so many seconds for the first, or until the bell rings."""
+        """Return reports, after waiting up to ``seconds`` or for ``bell``."""
         deadline, rung = time.monotonic() + seconds, False
         while True:
             self._work()
-            left = deadline - time.monotonic()
-            if self._reports or left <= 0 or rung:
+            rest = deadline - time.monotonic()
+            if self._reports or rest <= 0 or rung:
                 reports, self._reports = self._reports, []
                 return reports
-            rung = bool(readable([] if bell is None else [bell], min(PAUSE, left)))
+            rung = bool(readable([] if bell is None else [bell], min(PAUSE, rest)))
 
     def cancel(self, trial: int, grace: float) -> None:
-        """Ask a trial's ranks to save themselves, by SIGUSR1, because srun ends its step at once at SIGTERM."""
+        """Ask a trial's ranks to save themselves, by SIGUSR1.
+
+        srun ends its step at once at SIGTERM.
+        """
         attempt = self._attempts.get(trial)
         if attempt is not None and not attempt.cancelled:
             attempt.cancelled, attempt.kill_at = True, time.monotonic() + grace
             attempt.step.ask()
 
     def probe(self, node: str) -> None:
-        """Run the probe on a node, with as many ranks as a trial has there."""
+        """Probe a node with as many ranks as a trial has there."""
         if not self._revoked:
             self._probes.start(node)
 
@@ -177,7 +183,7 @@ class StepLauncher(AllocationLauncher):
         return self._ranks or max(1, self._allocation.least(nodes)[1])
 
     def _step_on(self, name: str, nodes: tuple[str, ...], program: Sequence[str]) -> Step:
-        """Return a step of Python with these words, on as much of each node as the smallest of them has."""
+        """Return a step of Python on these nodes."""
         (cores, gpus), ranks = self._allocation.least(nodes), self._ranks_on(nodes)
         options = ["--rank-variables", ",".join(self._site.local_rank_variables), "--parts", str(ranks)]
         line = (sys.executable, "-P", str(RANK), *options, "--gpus", str(gpus), sys.executable, "-P")
@@ -189,7 +195,7 @@ class StepLauncher(AllocationLauncher):
         return self._step_on(f"trial-{task.trial}-{task.attempt}", task.slots, program)
 
     def _work(self) -> None:
-        """Everything that is due, without waiting for any of it."""
+        """Do what is due, without waiting."""
         if not self._revoked:
             self._open_gates()
             self._hear_scheduler()
@@ -232,7 +238,7 @@ class StepLauncher(AllocationLauncher):
                 attempt.step.kill()
 
     def _follow(self, attempt: _Attempt, now: float) -> None:
-        """Kill what is late or hangs, and report what has ended once the state of its nodes is known."""
+        """Kill an attempt that is late, and report one that has ended."""
         if attempt.ended is None:
             if now >= attempt.kill_at:
                 attempt.step.kill()
@@ -256,7 +262,7 @@ class StepLauncher(AllocationLauncher):
             self._reports.append(self._exit(attempt))
 
     def _is_hung(self, attempt: _Attempt) -> bool:
-        """Return True where a silent attempt is to blame for its silence; in a stall all silences begin anew."""
+        """Return True where a silent attempt is to blame, and nothing stalls."""
         running = (one for one in self._attempts.values() if one.ended is None and not one.killed)
         beats = [one.heartbeat for one in running if one.heartbeat is not None]
         judgement = self._witness.judge(sum(beat.is_recent for beat in beats), len(beats), attempt.task.folder)
@@ -273,12 +279,12 @@ class StepLauncher(AllocationLauncher):
             self._watch.hurry()
 
     def _was_refused(self, attempt: _Attempt) -> bool:
-        """Return True where the scheduler did not start a step for reasons of its own, and it is still wanted."""
+        """Return True where the scheduler refused a step that is still wanted."""
         ours = self._revoked or attempt.cancelled or attempt.killed or attempt.lost
         return not ours and self._watch.excuses(attempt.evidence, attempt.task.slots, attempt.begun)
 
     def _is_explained(self, attempt: _Attempt) -> bool:
-        """Return True where all is known that decides how an attempt ended; ends without a result wait for the scheduler's word."""
+        """Return True where the end of an attempt is decided."""
         if self._revoked or attempt.cancelled or attempt.lost or attempt.complete:
             return True
         assert attempt.ended is not None
@@ -289,14 +295,14 @@ class StepLauncher(AllocationLauncher):
         if self._revoked:
             return Exit(task=task, code=-9, interrupted=True, message=self._revoked)
         silent = {node for node, state in states.items() if state == "lost" or (attempt.code and state == "silent")}
-        gone = silent | {*evidence.suspects, *attempt.lost}
+        lost_nodes = silent | {*evidence.suspects, *attempt.lost}
         code = evidence.code if evidence.code is not None else attempt.code
         if attempt.cancelled or attempt.killed or attempt.lost:
             code = -9  # we ended it
         message = evidence.message
         if attempt.hung:
             message = f"no heartbeat for {self._limits.hang_seconds:.0f} s"
-        suspects = tuple(node for node in task.slots if node in gone)
+        suspects = tuple(node for node in task.slots if node in lost_nodes)
         if suspects:
             message = f"lost {', '.join(suspects)}. {message}".strip()
         return Exit(

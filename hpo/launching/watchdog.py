@@ -1,4 +1,4 @@
-"""What tells that a node is lost or the job is over: the scheduler, and probes, which ask the nodes themselves.
+"""Watch on nodes and the job: the scheduler's words, and probes.
 
 A launcher's own exit is no such sign: srun waits half a minute for a node that is gone, and then may return 0. A scheduler
 is a witness, not a judge: silence, errors and ``unknown`` are no news, and a look at which everything is lost at once is
@@ -36,7 +36,7 @@ TROUBLE = 600.0
 ANSWERS = 2 * LOOK_PATIENCE
 """Seconds since its last answer for which a scheduler counts as answering."""
 HANDFUL = 8
-"""So many nodes can be lost between two looks however few there are; of more, not the larger part."""
+"""Nodes that can plausibly be lost between two reads."""
 BADNESS: dict[NodeState, int] = {"well": 0, "silent": 1, "lost": 2}
 
 PROBE = Path(__file__).with_name("probe.py")
@@ -48,7 +48,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What a program printed that was asked at a certain time."""
+    """Output of a program, with the time of its start."""
 
     printed: str
     failed: bool
@@ -56,7 +56,7 @@ class Answer:
 
 
 class Question:
-    """A program that is asked again and again, without ever waiting for its answer."""
+    """Program that is run again and again, without waiting for it."""
 
     def __init__(self, command: Sequence[str] | None, every: float, *, errors: bool = False, clock: Clock) -> None:
         """``errors``: what it prints as errors is part of the answer."""
@@ -76,7 +76,7 @@ class Question:
         self._next = min(self._next, self._clock() + seconds)
 
     def answer(self) -> Answer | None:
-        """The answer, where one has come since the last call; asks again when it is time."""
+        """Return a new output, if any; start the program when due."""
         answer = self._read()
         if self._command is not None and self._asked is None and self._clock() >= self._next:
             self._ask(self._command)
@@ -118,7 +118,7 @@ class Question:
 
 
 class SchedulerWatch:
-    """What the scheduler says about an allocation and its nodes, asked every few seconds."""
+    """Scheduler's words about an allocation and its nodes, every few seconds."""
 
     def __init__(self, site: Site, nodes: Sequence[str], job: str = "", *, clock: Clock = time.monotonic) -> None:
         self._site, self._nodes, self._clock = site, {short_name(node): node for node in nodes}, clock
@@ -128,41 +128,46 @@ class SchedulerWatch:
         self._answered_at = float("inf")
         self._node_times: dict[str, float] = {}
         self._trouble: dict[str, tuple[float, float]] = {}
-        """From when to when looks failed or said nothing of a node, the last time."""
+        """Times of the last trouble of each node: begin and end."""
         self._job_time, self._suspected_at = float("-inf"), float("inf")
         self.states: NodeStates = {}
-        """What is known of the nodes; one that was never spoken of is missing."""
+        """States of nodes; without those that were never reported."""
         self.over = ""
-        """What became of the allocation; empty as long as it lives. Two looks must say so, some seconds apart."""
+        """Ending of the allocation; empty while it runs.
+
+        Two reads must agree, some seconds apart.
+        """
 
     @property
     def answering(self) -> bool:
-        """Return True where the scheduler answers at the moment; one that never answered is not to blame for anything."""
+        """Return True where the scheduler answers, or never did."""
         return self._clock() - self._answered_at <= ANSWERS
 
     @property
     def suspicious(self) -> bool:
-        """Return True where the last word on the allocation was that it is over."""
+        """Return True where the last read said that the allocation is over."""
         return self._suspected_at < float("inf")
 
     def knows(self, nodes: Iterable[str], since: float) -> bool:
-        """Return True where looks that began later have said how these nodes and the allocation are, as far as they can be asked."""
+        """Return True where later reads covered these nodes and the allocation."""
         job = not self._of_job.possible or (self._job_time >= since and not self.suspicious)
         ours = set(self._nodes.values()).intersection(nodes) if self._of_nodes.possible else ()
         return job and all(self._node_times.get(node, float("-inf")) >= since for node in ours)
 
     def has_spoken(self, nodes: Iterable[str], since: float) -> bool:
-        """Return True where it ``knows`` them, or took too long to say so."""
+        """Return True where it ``knows`` them, or took too long."""
         late = self._clock() > since + HOLD and not self.suspicious
         return late or self.knows(nodes, since)
 
     def excuses(self, evidence: Evidence, nodes: Iterable[str], begun: float) -> bool:
-        """Return True where the scheduler did not start a step for reasons of its own."""
+        """Return True where the scheduler itself prevented a step."""
         refused = not evidence.started and not evidence.suspects
         return evidence.unreachable or (refused and not self.in_order(nodes, begun))
 
     def in_order(self, nodes: Iterable[str], at: float) -> bool:
-        """Return True where the scheduler answered and knew these nodes at that time; a slurmctld that has just started refuses steps on them.
+        """Return True where the scheduler worked for these nodes at that time.
+
+        A slurmctld that has just started refuses steps.
 
         Trouble that lasts longer than ``TROUBLE`` is no excuse any more.
         """
@@ -176,22 +181,22 @@ class SchedulerWatch:
         self._of_job.hurry(LOOK_EVERY if self.suspicious else 0.0)
 
     def changes(self) -> NodeStates:
-        """Nodes that became unwell, or worse, since the last call; ``over`` is up to date then, too."""
+        """Return nodes that became worse since the last call."""
         self._look_at_job()
         answer = self._of_nodes.answer()
         if answer is None:
             return {}
         states = {} if answer.failed else self._site.states(answer.printed, tuple(self._nodes.values()))
-        known = {self._nodes[node]: state for node, state in states.items() if node in self._nodes}
-        self._note_trouble(known, answer.began)
+        states_now = {self._nodes[node]: state for node, state in states.items() if node in self._nodes}
+        self._note_trouble(states_now, answer.began)
         if answer.failed:
             return {}
         self._answered_at = self._clock()
-        worse = {node: state for node, state in known.items() if BADNESS[state] > BADNESS[self._state(node)]}
+        worse = {node: state for node, state in states_now.items() if BADNESS[state] > BADNESS[self._state(node)]}
         if self._is_implausible(len(worse)):
             return {}
-        self.states = {**self.states, **known}
-        self._node_times.update(dict.fromkeys(known, answer.began))
+        self.states = {**self.states, **states_now}
+        self._node_times.update(dict.fromkeys(states_now, answer.began))
         return worse
 
     def close(self) -> None:
@@ -202,19 +207,19 @@ class SchedulerWatch:
     def _state(self, node: str) -> NodeState:
         return self.states.get(node, "well")
 
-    def _note_trouble(self, known: NodeStates, at: float) -> None:
-        """Begin and end troubles; of a node that was never spoken of, silence says nothing about the scheduler."""
+    def _note_trouble(self, states: NodeStates, at: float) -> None:
+        """Begin and end troubles of nodes that were reported before."""
         for node in self._node_times:
             begin, until = self._trouble.get(node, (at, at))
-            if node not in known:
+            if node not in states:
                 self._trouble[node] = (at if until <= at else begin), float("inf")
             elif until > at:
                 self._trouble[node] = begin, at
 
     def _is_implausible(self, worse: int) -> bool:
-        """Return True where so much bad news at once is evidence about the witness: all that is left, or the larger part of many."""
-        left = sum(self._state(node) != "lost" for node in self._nodes.values())
-        return worse > 0 and (worse >= left or (worse > HANDFUL and 2 * worse > left))
+        """Return True where so much bad news is evidence about the scheduler."""
+        remaining = sum(self._state(node) != "lost" for node in self._nodes.values())
+        return worse > 0 and (worse >= remaining or (worse > HANDFUL and 2 * worse > remaining))
 
     def _look_at_job(self) -> None:
         answer = self._of_job.answer()
@@ -250,7 +255,9 @@ class Probes:
         patience: float,
         watch: SchedulerWatch,
     ) -> None:
-        """``step_on`` makes a step of a name, nodes and a program, with as many ranks as ``ranks_of`` says.
+        """Start nothing yet.
+
+        ``step_on`` makes a step of a name, nodes and a program, with ``ranks_of`` ranks.
 
         ``watch`` tells whether the scheduler answers; while it does not, no node is to blame for a probe that fails.
         """
@@ -263,7 +270,7 @@ class Probes:
         self._reports: list[Probed] = []
 
     def start(self, node: str) -> None:
-        """Begin to probe a node; one that is being probed already needs no second."""
+        """Begin to probe a node, unless it is being probed."""
         if node in self._probes or node in self._again:
             return
         name = f"probe-{os.getpid()}-{next(self._numbers)}"
@@ -281,7 +288,7 @@ class Probes:
         self._probes[node] = _Probe(step=process, printed=printed, begun=now, deadline=now + self._patience)
 
     def results(self) -> list[Probed]:
-        """What probes found that have ended, or took too long, since the last call."""
+        """Return results of probes that ended or took too long."""
         now = time.monotonic()
         for node in [node for node, when in self._again.items() if now >= when]:
             del self._again[node]
@@ -316,7 +323,7 @@ class Probes:
         self._probes.clear()
 
     def _result(self, node: str, probe: _Probe, late: bool) -> list[Probed]:
-        """What a probe says about its node: nothing where the scheduler did not start it; then it is begun again."""
+        """Return a probe's result; none where it has to be repeated."""
         with probe.printed as file:
             file.seek(0)
             printed = file.read().decode(errors="replace")
@@ -332,7 +339,7 @@ class Probes:
 
 
 def seconds_in(lines: Iterable[str]) -> float:
-    """How long its work took, as a probe printed it; 0 where it did not.
+    """Return the seconds that a probe printed; 0 without them.
 
     >>> seconds_in(["a warning", "seconds 0.25", "healthy"]), seconds_in(["healthy"])
     (0.25, 0.0)
@@ -343,7 +350,7 @@ def seconds_in(lines: Iterable[str]) -> float:
 
 
 class AllocationLauncher:
-    """What launchers in an allocation share: its end, and what follows from the scheduler's word on it and on its nodes."""
+    """Base of launchers in an allocation: its end, and lost nodes."""
 
     def __init__(self, site: Site, allocation: Allocation) -> None:
         self._site, self._allocation = site, allocation
@@ -354,16 +361,16 @@ class AllocationLauncher:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """What attempts can run on."""
+        """Slots for attempts."""
         raise NotImplementedError
 
     def size_of(self, slots: int, node: Node) -> float:
-        """Return how fast one of so many slots of a node is, in units of a GPU or a core."""
+        """Return the speed of a node's slot, in GPUs or cores."""
         raise NotImplementedError
 
     @property
     def sizes(self) -> dict[str, float]:
-        """How fast a slot of each node is beside the fastest, by its cores or GPUs; empty where all are alike."""
+        """Relative speed of each node's slots; empty where all are alike."""
         counts = Counter(map(node_of, self.slots))
         sizes = {node.name: self.size_of(counts[node.name], node) for node in self._allocation.nodes}
         largest = max(sizes.values())
@@ -371,7 +378,7 @@ class AllocationLauncher:
 
     @property
     def note(self) -> str:
-        """What the user should know of nodes that differ; empty where all are alike."""
+        """Note for the user about nodes that differ; empty without any."""
         allocation, unused = self._allocation, self._allocation.unused
         more = ", ..." if len(unused) > HANDFUL else ""
         idle = f"; idle, having no GPU: {', '.join(unused[:HANDFUL])}{more}" if unused else ""
@@ -381,7 +388,7 @@ class AllocationLauncher:
 
     @property
     def deadline(self) -> float | None:
-        """When the allocation ends."""
+        """End of the allocation."""
         return self._allocation.deadline
 
     def _lose(self, node: str, why: str) -> None:
@@ -389,11 +396,11 @@ class AllocationLauncher:
         raise NotImplementedError
 
     def _leave(self) -> None:
-        """Give up what waits, because the allocation is over, and let what runs end."""
+        """Drop what waits, and let what runs end."""
         raise NotImplementedError
 
     def _hear_scheduler(self) -> None:
-        """Act on what the scheduler says of nodes and the allocation; nothing that ends with it says anything."""
+        """Act on the scheduler's words about nodes and the allocation."""
         for node, state in self._watch.changes().items():
             word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"
             self._reports.append(Probed(node=node, healthy=False, message=word))
@@ -406,5 +413,5 @@ class AllocationLauncher:
             self._leave()
 
     def _never_started(self, task: Task, why: str) -> Exit:
-        """The end of an attempt that could not begin; where the allocation is over, nobody is to blame."""
+        """Return the end of an attempt that could not begin."""
         return Exit(task=task, code=None, interrupted=bool(self._revoked), message=why)

@@ -1,4 +1,4 @@
-"""A worker's process: loads the training code once, then makes attempts by fork, one at a time in each of its slots.
+"""Worker: loads the training code once, then makes attempts by fork.
 
     python worker.py --nodes N1,N2,... [--shares S] [--together T] [--hang-seconds H] [--gpus G] MODULE
 
@@ -52,7 +52,7 @@ LOG = (
 ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 Work = Callable[[dict[str, Any]], int]
-"""What an attempt does for a request; gives the exit code."""
+"""Work of an attempt for a request; returns the exit code."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def work_of(options: argparse.Namespace, number: int, place: Path | None) -> Work:
-    """What attempts in slot ``number`` do: run the module, in company where slots share a process, on their part of the node."""
+    """Return the work of attempts in slot ``number``."""
     part, together = number // options.together, options.together
     work: Work = partial(run_module, options.module)
     if together > 1:
@@ -110,7 +110,7 @@ def work_of(options: argparse.Namespace, number: int, place: Path | None) -> Wor
 
 
 def in_part(part: int, parts: int, gpus: int, work: Work, request: dict[str, Any]) -> int:
-    """Do the work on a part of the node's cores and GPUs, with a thread for each core."""
+    """Do the work on a part of the node's cores and GPUs."""
     threads = beside("rank").bind(part, parts, gpus)
     return work({**request, "arguments": [word.replace("{threads}", str(threads)) for word in request["arguments"]]})
 
@@ -123,7 +123,7 @@ def run_module(module: str, request: dict[str, Any]) -> int:
 
 
 def preload(module: str) -> None:
-    """Import the package of the module, so that attempts find it in memory.
+    """Import the package of the module, for attempts to share.
 
     Not beside an accelerator, whose driver does not survive a fork, nor where forked libraries are not safe.
     """
@@ -136,7 +136,7 @@ def preload(module: str) -> None:
 
 @cache
 def beside(name: str) -> Any:
-    """The module of that name beside this file, whose folder is no place to import from."""
+    """Return the module of that name beside this file."""
     spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -178,7 +178,7 @@ class Slot:
         os.close(reading)
 
     def obey(self, word: bytes) -> None:
-        """go: let the attempt work; term: ask it to save itself; kill: end it with all it started."""
+        """Let the attempt work (go), save itself (term), or end it (kill)."""
         with suppress(BrokenPipeError, ProcessLookupError):
             if word == b"go":
                 os.write(self.lifeline, b"g")
@@ -188,7 +188,7 @@ class Slot:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def give_up(self) -> int:
-        """Kill the attempt with all it started, and forget it; gives its number, which somebody has to wait for."""
+        """Kill the attempt with all it started; return its process number."""
         assert self.pid is not None
         pid, self.pid = self.pid, None
         # it is a zombie or alive, so that its number cannot be another group's
@@ -200,7 +200,7 @@ class Slot:
         return pid
 
     def report(self) -> dict[str, Any] | None:
-        """How the attempt ended; None while there is none, or it has not."""
+        """Return how the attempt ended; None while it has not."""
         if self.pid is None or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
         _, status = os.waitpid(self.give_up(), 0)
@@ -208,11 +208,11 @@ class Slot:
         return {"code": code, "oom": code == -signal.SIGKILL and kills_for_memory() > self.kills_before}
 
     def beats_on(self) -> bool:
-        """Return True where the attempt has shown since the last look that it lives."""
-        before = self.stamp
+        """Return True where the heartbeat changed since the last call."""
+        earlier = self.stamp
         if self.pid is not None:
-            self.stamp = stamp_of(self.beats) or before
-        return self.stamp != before
+            self.stamp = stamp_of(self.beats) or earlier
+        return self.stamp != earlier
 
 
 @dataclass(slots=True)
@@ -228,7 +228,10 @@ class Worker:
     _probe: subprocess.Popen[bytes] | None = None
 
     def serve(self, every: float) -> None:
-        """Make attempts until the input ends, or until the node is told to leave; looks at their beats ``every`` so many seconds."""
+        """Make attempts until the input ends or the node has to leave.
+
+        Heartbeats are read ``every`` so many seconds.
+        """
         unread, alive_at, beats_at = b"", time.monotonic(), time.monotonic() + every
         while True:
             if time.monotonic() >= alive_at:
@@ -256,7 +259,7 @@ class Worker:
                         self.say(name, {"beat": True})
 
     def obey(self, name: str, words: bytes) -> bool:
-        """Do what a line asks for; False where the node is to leave. Late words to an attempt that has ended mean nothing."""
+        """Obey a line; return False where the node has to leave."""
         slot = self.slots.get(name)
         if name == self.node and words == b"leave":
             return False
@@ -279,7 +282,7 @@ class Worker:
             os.write(self.reports, f"{name} {json.dumps(report)}\n".encode())
 
     def end(self) -> None:
-        """Kill what is left, and wait until it is gone, but not for ever."""
+        """Kill what is left, and wait some seconds for its end."""
         self._stuck += [slot.give_up() for slot in self.slots.values() if slot.pid is not None]
         deadline = time.monotonic() + LAST_WAIT
         while self._stuck and time.monotonic() < deadline:
@@ -288,7 +291,7 @@ class Worker:
 
 
 def stamp_of(file: Path) -> tuple[int, int] | None:
-    """Return what changes with every write to a file; None where there is none."""
+    """Return the stamp of a file, which every write changes."""
     with suppress(OSError):
         status = file.stat()
         return status.st_mtime_ns, status.st_ino
@@ -296,7 +299,7 @@ def stamp_of(file: Path) -> tuple[int, int] | None:
 
 
 def attempt(work: Work, request: dict[str, Any], lifeline: int) -> None:
-    """The attempt's own process: wait for the word, do the work, never return."""
+    """Run the attempt's own process: wait, work, never return."""
     code = 1
     try:
         os.setsid()
@@ -321,7 +324,7 @@ def attempt(work: Work, request: dict[str, Any], lifeline: int) -> None:
 
 
 def _follow(lifeline: int) -> None:
-    """Kill the attempt and all it started as soon as the worker's process is gone."""
+    """Kill the attempt and all it started when the worker ends."""
     while os.read(lifeline, 1):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
@@ -335,7 +338,7 @@ def start_probe(parts: int) -> subprocess.Popen[bytes]:
 
 
 def probe_report(probe: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """What a probe that has ended found."""
+    """Return the report of a probe that has ended."""
     printed = probe.communicate()[0].decode(errors="replace").strip()
     healthy = "healthy" in printed.splitlines()
     timed = [line.split()[1] for line in printed.splitlines() if line.startswith("seconds ")]
@@ -348,7 +351,7 @@ def probe_report(probe: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 
 def own_name(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    """Return which of the pack's nodes this is; without a variable that names it, ranks are in the order of the nodes.
+    """Return the name of this node of the pack.
 
     >>> own_name(argparse.Namespace(nodes="n1,n2", node_variable="", rank_variables="PMI_RANK"), {"PMI_RANK": "1"})
     'n2'
@@ -361,7 +364,7 @@ def own_name(options: argparse.Namespace, environment: Mapping[str, str]) -> str
 
 
 def kills_for_memory() -> int:
-    """How many processes this machine has killed for want of memory so far; 0 where it does not say."""
+    """Return the number of processes killed for memory; 0 if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Campaigns on a virtual clock: the real scheduler on a simulated machine with its faults."""
+"""Simulated campaigns: the real scheduler on a virtual machine with faults."""
 
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import VirtualCampaign

@@ -1,4 +1,4 @@
-"""What a simulated machine and its trials are like; every number that is not measured stands here, with its reason."""
+"""Assumptions about a simulated machine and its trials, with their reasons."""
 
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ from hydragnn.base.settings import ActsWith, Settings
 
 
 def _where(*keys: str) -> ActsWith:
-    """The condition that one of these assumptions is not 0, and not absent."""
+    """Return the condition that one of these assumptions is set."""
     words = " or ".join(keys)
     return ActsWith(
         words=f"with {words}",
@@ -18,7 +18,7 @@ def _where(*keys: str) -> ActsWith:
 
 
 class Assumptions(Settings):
-    """The fault model and the costs of a simulation; rates of 0 switch a fault off."""
+    """Fault model and costs of a simulation; 0 switches a fault off."""
 
     acts_with: ClassVar = {
         "transient": _where("node_mtbf_hours"),

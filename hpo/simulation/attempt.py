@@ -1,4 +1,4 @@
-"""A simulated attempt at a segment: where it runs, how it will end, and how far it has come then."""
+"""Simulated attempt at a segment."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from hydragnn.record import FailureKind
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How an attempt will end, unless something happens before."""
+    """End of an attempt, unless something happens before."""
 
     stops: float
     """When training stops."""
@@ -20,7 +20,7 @@ class Outcome:
     kind: FailureKind | None = None
     """None: the segment is done."""
     saved: bool = False
-    """True where the step reached is saved; else the last whole epoch is what remains."""
+    """The step is saved; otherwise the last whole epoch remains."""
     suspects: tuple[str, ...] = ()
 
 
@@ -57,7 +57,7 @@ class Attempt:
         return self.pace.trained(self.trains - self.opened, until - self.opened) if self.trains < until else 0.0
 
     def done(self, seconds: float) -> float:
-        """When so many seconds of training are done."""
+        """Return the end of so many seconds of training."""
         return self.opened + self.pace.end(self.trains - self.opened, seconds)
 
     def progress(self, outcome: Outcome) -> float:

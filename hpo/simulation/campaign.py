@@ -1,4 +1,4 @@
-"""The platform's own scheduler on a virtual clock: the same ``decide`` that runs real campaigns."""
+"""Scheduler on a virtual clock, with the ``decide`` of real campaigns."""
 
 import math
 import random
@@ -39,7 +39,7 @@ class Finish:
 
 @dataclass(slots=True)
 class VirtualCampaign:
-    """A campaign in which the launcher, the clock and the sampler are virtual, and the decisions are real."""
+    """Campaign with virtual launcher, clock and sampler, and real decisions."""
 
     plan: Plan
     world: World
@@ -58,7 +58,7 @@ class VirtualCampaign:
     """Of the allocation's controller."""
 
     def run(self, hours: float) -> None:
-        """Work until the plan is done or so many hours of allocations are used up."""
+        """Run until the plan is done or the hours are used up."""
         assumptions = self.world.assumptions
         whole = hours * 3600
         part = min(whole, (assumptions.walltime_hours or hours) * 3600)
@@ -81,18 +81,18 @@ class VirtualCampaign:
             for event in world.advance():
                 self._feed(event)
         self.billed += len(slots) * ((world.now if self.state.closed else deadline) - start)
-        done = self.state.closed and self.state.ending not in (None, "walltime")
+        is_complete = self.state.closed and self.state.ending not in (None, "walltime")
         if world.attempts and self.state.closed:
             world.violations.append("attempts run although the campaign is closed")
-        world.close(world.now if done else deadline)
+        world.close(world.now if is_complete else deadline)
 
     def _feed(self, event: Event) -> None:
-        """Let an event happen, and act on what the scheduler says, as the real controller does."""
+        """Apply an event, and act as the real controller does."""
         events = deque([event])
         while events:
             event = events.popleft()
-            known = self.state.trials.get(event.trial) if isinstance(event, Reached) else None
-            if isinstance(event, Reached) and known is not None and event.epochs > known.passed:
+            trial = self.state.trials.get(event.trial) if isinstance(event, Reached) else None
+            if isinstance(event, Reached) and trial is not None and event.epochs > trial.passed:
                 self._note(event)
             begin = perf_counter()
             _, actions = decide(self.state, event, self.world.now)
@@ -116,14 +116,17 @@ class VirtualCampaign:
         return []
 
     def _proposal(self, trial: int) -> Proposed:
-        """A configuration with a noisy estimate of its cost; without one while too little is measured."""
+        """Return a configuration with a noisy estimate of its cost, if any."""
         assumptions, course = self.world.assumptions, self.world.population(trial)
         draw = random.Random(f"estimate {self.world.seed} {trial}")
-        known = self._measured >= assumptions.first_estimates
+        is_estimated = self._measured >= assumptions.first_estimates
         work = course.work * draw.lognormvariate(0, assumptions.estimate_error)
         scaling = course.scaling * draw.lognormvariate(0, assumptions.estimate_error)
         return Proposed(
-            trial=trial, values={"simulated": trial}, work=work if known else None, scaling=scaling if known else None
+            trial=trial,
+            values={"simulated": trial},
+            work=work if is_estimated else None,
+            scaling=scaling if is_estimated else None,
         )
 
     def _note(self, event: Reached) -> None:

@@ -1,4 +1,4 @@
-"""Where the node-hours of a simulated campaign went, and how busy the machine was over time."""
+"""Ledger of a simulated campaign's node-hours."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -20,12 +20,12 @@ CAUSES = (
     "dead nodes",
     "idle",
 )
-"""Everything that is not useful; ``idle`` holds probes and quarantine too."""
+"""Causes of useless time; ``idle`` includes probes and quarantine."""
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Slot-seconds by cause; useful ones per trial, because what is not kept in the end counts as lost."""
+    """Slot-seconds by trial; useful until the trial is discarded."""
 
     shares: int = 1
     """Slots per node."""
@@ -43,19 +43,19 @@ class Ledger:
         self.wasted[cause] += max(0.0, slot_seconds)
 
     def discard(self, trial: int) -> None:
-        """What a trial did was not kept in the end."""
+        """Count the work of a trial as not kept."""
         self.wasted["not kept"] += self.useful.pop(trial, 0.0)
 
     def balance(self, trials: set[int] | None = None) -> dict[str, float]:
         """Node-hours by cause, ``useful`` first; their sum is what was allocated."""
         useful = sum(self.useful.values())
-        known = {cause: self.wasted.get(cause, 0.0) for cause in CAUSES if cause != "idle"}
-        rest = self.allocated - useful - sum(known.values())
+        by_cause = {cause: self.wasted.get(cause, 0.0) for cause in CAUSES if cause != "idle"}
+        rest = self.allocated - useful - sum(by_cause.values())
         per_hour = 3600.0 * self.shares
-        return {cause: value / per_hour for cause, value in {"useful": useful, **known, "idle": rest}.items()}
+        return {cause: value / per_hour for cause, value in {"useful": useful, **by_cause, "idle": rest}.items()}
 
     def busy(self, end: float, bins: int, slots: int) -> list[float]:
-        """Mean part of the slots that trained, in equal stretches of time from 0 to ``end``."""
+        """Return the part of slots that trained, in ``bins`` equal times."""
         if not self.training or end <= 0:
             return [0.0] * bins
         begins, ends, weights = (np.array(column) for column in zip(*self.training))

@@ -1,4 +1,4 @@
-"""What befalls a simulated machine: a function of the seed, and the same for every policy."""
+"""Faults of a simulated machine: functions of the seed, for every policy."""
 
 import heapq
 import math
@@ -11,7 +11,7 @@ from hydragnn.hpo.simulation.assumptions import Assumptions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fate:
-    """What befalls one attempt by chance, whatever its nodes do."""
+    """Fate of an attempt, whatever its nodes do."""
 
     startup: float
     save: float
@@ -25,7 +25,7 @@ class Fate:
     report_delay: float
     """Seconds by which its end is reported late."""
     again_after: float
-    """Seconds after which its end is reported once more; infinite where it is not."""
+    """Seconds to a second report of its end; infinite without one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,10 @@ class NodeFault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """How training goes on in an allocation: nowhere while the file system stalls, slower on slow nodes; seconds count from its beginning."""
+    """Pace of training: none in stalls, slower on slow nodes.
+
+    Seconds count from the beginning of the allocation.
+    """
 
     assumptions: Assumptions
     slow: bool = False
@@ -69,7 +72,7 @@ class Pace:
         return before + after / self.assumptions.slow_factor
 
     def end(self, begin: float, seconds: float) -> float:
-        """When so many seconds of training are done that begin at a time.
+        """Return the end of training of this length.
 
         >>> pace = Pace(assumptions=Assumptions(slow_nodes=0.1, stall_minutes=5), slow=True)
         >>> pace.end(3000.0, pace.trained(3000.0, 9000.0))
@@ -117,7 +120,7 @@ def fate_of(assumptions: Assumptions, seed: int, trial: int, attempt: int) -> Fa
 
 
 def node_faults(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> Iterator[NodeFault]:
-    """The failures of an allocation's nodes and cabinets in order of time, without end."""
+    """Yield failures of nodes and cabinets in order of time, without end."""
     single = _single_faults(assumptions, nodes, seed, allocation)
     return heapq.merge(single, _cabinet_faults(assumptions, nodes, seed, allocation), key=lambda fault: fault.time)
 
@@ -143,7 +146,7 @@ def _cabinet_faults(assumptions: Assumptions, nodes: int, seed: int, allocation:
 
 
 def is_storm(assumptions: Assumptions, seconds: float) -> bool:
-    """Return True where every launch fails, so many seconds after the beginning of the allocation.
+    """Return True where every launch fails at that time.
 
     >>> [is_storm(Assumptions(storm_minutes=10), 60.0 * minutes) for minutes in (59, 60, 69, 70, 420)]
     [False, True, True, False, True]

@@ -1,4 +1,4 @@
-"""Policies on one simulated machine: the scheduler, and the same with one thing switched off."""
+"""Policies on a simulated machine: the scheduler, and its variants."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,7 @@ POLICIES: dict[str, Callable[[Plan], Plan]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """Everything that a simulation depends on."""
+    """Scenario of a simulation."""
 
     plan: Plan
     population: Population
@@ -113,7 +113,10 @@ class PolicyResult:
 def scenario_of(
     settings: CampaignSettings, assumptions: Assumptions, *, nodes: int, seed: int, recorded: Path | None = None
 ) -> Scenario:
-    """The simulated campaign that a campaign file describes, with trials as in ``recorded`` where given."""
+    """Return the simulated campaign of a campaign file.
+
+    Trials are those of ``recorded``, if any.
+    """
     search = settings.search
     plan, shares = plan_of(settings), search.trials_per_node
     if plan.min_slots > nodes:
@@ -138,7 +141,7 @@ def scenario_of(
 
 
 def compare_policies(scenario: Scenario, policies: Sequence[str], hours: float) -> list[PolicyResult]:
-    """Return the figures of every policy after ``hours``, with the same configurations and faults."""
+    """Return the figures of every policy after ``hours``."""
     for name in policies:
         if name not in POLICIES:
             raise InputError(f"unknown policy {name}; {nearest(name, list(POLICIES))}")
@@ -147,24 +150,24 @@ def compare_policies(scenario: Scenario, policies: Sequence[str], hours: float) 
 
 
 def final_training(scenario: Scenario, members: int, hours: float) -> PolicyResult:
-    """Return the figures of the final training of ``members`` configurations in one allocation."""
+    """Return the figures of a final training in one allocation."""
     scenario = final_scenario(scenario, members)
     return _result("adaptive", scenario, hours, best_of(scenario.population, members))
 
 
 def final_scenario(scenario: Scenario, members: int) -> Scenario:
-    """The scenario in which the first ``members`` configurations that do not fail by themselves are trained to the end."""
+    """Return the scenario of training the first ``members`` sound configurations."""
     assumptions, epochs = scenario.assumptions, scenario.plan.rungs[-1]
     courses = list(islice((c for k in count() if isfinite((c := scenario.population(k)).final)), members))
     plan = replace(
         scenario.plan, trials=members, rungs=(epochs,), reduction=1, finalists=members, max_slots=scenario.slots
     )
-    known = {"estimate_error": assumptions.measured_error, "first_estimates": 0}
+    estimates = {"estimate_error": assumptions.measured_error, "first_estimates": 0}
     return replace(
         scenario,
         plan=plan,
         population=[replace(course, micro_batches=1) for course in courses].__getitem__,
-        assumptions=assumptions.model_copy(update=known),
+        assumptions=assumptions.model_copy(update=estimates),
     )
 
 
@@ -182,7 +185,7 @@ def world_of(scenario: Scenario) -> World:
 
 
 def adaptive_result(name: str, campaign: VirtualCampaign, target: float) -> PolicyResult:
-    """The figures of a campaign under our scheduler; ``target``: the objective that counts as best."""
+    """Return the figures of a campaign; ``target`` counts as best."""
     statuses = [trial.status for trial in campaign.state.trials.values()]
     ledger, world = campaign.world.ledger, campaign.world
     return PolicyResult(
@@ -202,7 +205,7 @@ def adaptive_result(name: str, campaign: VirtualCampaign, target: float) -> Poli
 
 
 def best_of(population: Population, count: int) -> float:
-    """The objective of the best of the first ``count`` configurations, all trained to the end."""
+    """Return the best objective of the first ``count`` configurations."""
     return min(population(number).final for number in range(count))
 
 

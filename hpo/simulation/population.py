@@ -1,4 +1,4 @@
-"""The configurations that a simulated campaign meets: what each costs, how it learns, whether it fails by itself."""
+"""Configurations of a simulated campaign: costs, curves and failures."""
 
 import math
 import random
@@ -25,7 +25,7 @@ class Course:
     """Seconds per epoch on one slot."""
     scaling: float
     curve: tuple[float, ...]
-    """Objective after 1, 2, ... epochs; the last value is that of the full training."""
+    """Objective after 1, 2, ... epochs of the full training."""
     fails_at: float = math.inf
     """Epochs, with a fraction, after which it fails by itself."""
     failure: FailureKind = "diverged"
@@ -56,7 +56,7 @@ Population = Callable[[int], Course]
 
 
 def drawn_population(assumptions: Assumptions, epochs: int, seed: int, shares: int = 1) -> Population:
-    """Configurations from distributions: lognormal costs, power-law learning curves that cross, some failures of their own.
+    """Return configurations drawn from distributions, with curves that cross.
 
     ``shares``: slots per node.
     """
@@ -79,20 +79,22 @@ def drawn_population(assumptions: Assumptions, epochs: int, seed: int, shares: i
 def recorded_population(
     folder: Path, objective: Objective, assumptions: Assumptions, epochs: int, seed: int
 ) -> Population:
-    """Configurations as a campaign recorded them; beyond the recorded ones, they are drawn again with slight changes.
+    """Return configurations of a recorded campaign.
+
+    Beyond them, they are drawn again with slight changes.
 
     Curves that end early go on like the mean of the complete ones. InputError where fewer than two trials have a curve.
     """
-    known = [course for _, record, _ in campaign_records(folder) if (course := _recorded(record, objective))]
-    if len(known) < 2:
-        raise InputError(f"{folder} has {len(known)} trials with a learning curve; a simulation needs at least 2")
-    shape = _mean_shape([course.curve for course in known], epochs)
+    records = [course for _, record, _ in campaign_records(folder) if (course := _recorded(record, objective))]
+    if len(records) < 2:
+        raise InputError(f"{folder} has {len(records)} trials with a learning curve; a simulation needs at least 2")
+    shape = _mean_shape([course.curve for course in records], epochs)
     scale = 1.0
     if assumptions.median_node_hours is not None:
-        scale = assumptions.median_node_hours * 3600 / epochs / median(course.work for course in known)
+        scale = assumptions.median_node_hours * 3600 / epochs / median(course.work for course in records)
     whole = [
         replace(c, work=c.work * scale, scaling=assumptions.scaling_nodes, curve=_continued(c.curve, shape))
-        for c in known
+        for c in records
     ]
     return lambda number: whole[number] if number < len(whole) else _varied(whole, f"again {seed} {number}")
 
@@ -107,7 +109,10 @@ def _with_own_faults(course: Course, assumptions: Assumptions, draw: random.Rand
 
 
 def _power_law(draw: random.Random, epochs: int) -> tuple[float, ...]:
-    """final * (1 + a * (e ** -b - E ** -b)): configurations differ in where they end and in how fast they get there."""
+    """Return the objective per epoch.
+
+    It is final * (1 + a * (e ** -b - E ** -b)).
+    """
     final, a, b = draw.lognormvariate(0, 0.5), draw.lognormvariate(1.0, 0.5), draw.uniform(0.4, 1.0)
     return tuple(final * (1 + a * ((e + 1) ** -b - epochs**-b)) for e in range(epochs))
 
@@ -128,7 +133,7 @@ def _recorded(record: RunRecord, objective: Objective) -> Course | None:
 
 
 def _mean_shape(curves: Sequence[tuple[float, ...]], epochs: int) -> list[float]:
-    """By how much an epoch changes the objective, mean over the curves that have it; 1 where none has."""
+    """Return the mean factor by which each epoch changes the objective."""
     shape = []
     for epoch in range(epochs):
         steps = [c[epoch] / c[epoch - 1] for c in curves if 0 < epoch < len(c) and c[epoch - 1] > 0]

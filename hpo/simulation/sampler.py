@@ -1,4 +1,4 @@
-"""The sampler of a simulated campaign: a process of its own, whose answers take time, as ``hydragnn.hpo.sampling.proposals`` asks it."""
+"""Sampler of a simulated campaign, whose answers take time."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,10 @@ from hydragnn.hpo.simulation.world import World
 
 
 class VirtualSampler:
-    """Answers all open requests together, at most ``BATCH``; it is asked ahead where it is slow, and random configurations stand in where it is slower."""
+    """Answers open requests together, at most ``BATCH``.
+
+    It is asked ahead where it is slow, and random configurations stand in where it is slower.
+    """
 
     def __init__(self, world: World, propose: Callable[[int], Proposed]) -> None:
         """``propose`` gives a trial its configuration."""
@@ -33,18 +36,18 @@ class VirtualSampler:
         return self._serve(each, wide)
 
     def _serve(self, each: float, wide: bool) -> list[Event]:
-        """Answer what can be answered, and have the sampler think of what is asked for, or will be."""
+        """Answer what is ready, and begin what is or will be requested."""
         events: list[Event] = []
         while self._open and self._ready:
             trial = next(iter(self._open))
             del self._open[trial]
             self._ready -= 1
             events.append(self._propose(trial))
-        wanted = min(BATCH, self._met)
+        count = min(BATCH, self._met)
         if self._open:
             self._think(min(BATCH, len(self._open)), each, wide)
-        elif wide and self._last > SLOW and self._ready <= wanted // 2:
-            self._think(max(1, wanted), each, wide)
+        elif wide and self._last > SLOW and self._ready <= count // 2:
+            self._think(max(1, count), each, wide)
         return events
 
     def _think(self, count: int, each: float, wide: bool) -> None:

@@ -1,4 +1,4 @@
-"""A virtual launcher on a virtual clock: attempts start, train, fail and end as the assumptions say."""
+"""Virtual launcher and machine on a virtual clock."""
 
 import heapq
 import math
@@ -45,7 +45,7 @@ OOM_SECONDS = 5.0  # of training, until the first batches did not fit
 
 
 class World:
-    """Nodes with their faults, attempts with their fates; reports what the real launcher would, and when."""
+    """Nodes with their faults, attempts with their fates, reports with their times."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class World:
         self.faults: dict[str, int] = defaultdict(int)
         """Faults of the machine so far, by kind."""
         self.last_fault: dict[int, FailureKind] = {}
-        """How the last attempt of a trial failed."""
+        """Failure of the last attempt of each trial."""
         self.violations: list[str] = []
         self._saved: dict[int, float] = defaultdict(float)
         self._seconds: dict[int, float] = defaultdict(float)
@@ -85,7 +85,10 @@ class World:
     # Allocations
 
     def open(self, allocation: int, start: float, offset: float) -> tuple[str, ...]:
-        """A new allocation with other nodes; gives its slots. ``offset``: allocated seconds before it."""
+        """Begin an allocation with other nodes, and return its slots.
+
+        ``offset``: allocated seconds before it.
+        """
         self.now = self._begin = self._next_start = start
         self._offset, self._allocation = offset, allocation
         self._prefix = f"n{allocation}-" if allocation else "n"
@@ -104,7 +107,7 @@ class World:
         return tuple(names) if shares == 1 else tuple(f"{name}/{i}" for name in names for i in range(shares))
 
     def close(self, end: float) -> None:
-        """The allocation is over: what still runs is killed, and keeps its last checkpoint."""
+        """End the allocation: attempts are killed, and keep their last checkpoints."""
         self.now = end
         for attempt in list(self.attempts.values()):
             stops = min(end, attempt.outcome.stops) if attempt.outcome else end
@@ -142,7 +145,7 @@ class World:
         self._push(at, "begin", attempt)
 
     def cancel(self, action: Cancel) -> None:
-        """Ask an attempt to save itself; it is killed where it has not gone within the grace period."""
+        """Ask an attempt to save itself within the grace period."""
         attempt = self.attempts.get(action.trial)
         if attempt is None or attempt.action.attempt != action.attempt:
             return
@@ -165,7 +168,7 @@ class World:
     # Time
 
     def next_time(self) -> float:
-        """When something happens next."""
+        """Return the time of the next event."""
         return self._heap[0][0]
 
     def advance(self) -> list[Event]:
@@ -250,7 +253,7 @@ class World:
         return [Launched(trial=attempt.action.trial, attempt=attempt.action.attempt, identity=identity)]
 
     def _on_look(self, attempt: Attempt, after: float) -> list[Event]:
-        """What the heartbeat of an attempt says; the next look is twice as late."""
+        """Return the progress in a heartbeat, and schedule the next read."""
         if attempt.over:
             return []
         later = next_look(after, len(self.attempts))
@@ -270,11 +273,11 @@ class World:
         return Outcome(stops=self.now, reported=after, kind="launch", suspects=named)
 
     def _endings(self, attempt: Attempt) -> Iterator[Outcome]:
-        """Everything that can end an attempt, as far as its own fate goes."""
+        """Return all ends of an attempt by its own fate."""
         epoch, fate, course = attempt.epoch_seconds, attempt.fate, attempt.course
         nodes = len(attempt.action.slots) / self.ledger.shares
-        done = attempt.done(max(0.0, attempt.action.until - attempt.base) * epoch)
-        yield Outcome(stops=done, reported=done)
+        finish = attempt.done(max(0.0, attempt.action.until - attempt.base) * epoch)
+        yield Outcome(stops=finish, reported=finish)
         if attempt.action.micro_batches < course.micro_batches:
             at = attempt.done(min(OOM_SECONDS, epoch))
             yield Outcome(stops=at, reported=at, kind="out_of_memory")
@@ -291,7 +294,7 @@ class World:
         yield Outcome(stops=leave, reported=leave + fate.save, kind="preempted", saved=True)
 
     def _note_silence(self) -> None:
-        """What the launcher makes of a stall that lasts longer than its patience, in which nobody shows life."""
+        """Return what the launcher reports of a long stall."""
         assumptions, hang = self.assumptions, self.hang_seconds
         self._push(self.now + 3600 * assumptions.stall_every_hours, "silence", None)
         watched = [one for one in self.attempts.values() if one.outcome is not None and one.outcome.stops > self.now]
@@ -325,7 +328,7 @@ class World:
                 self._count_as_used(attempt, node, since)
 
     def _count_as_used(self, attempt: Attempt, node: str, dead_since: float) -> None:
-        """Time of a dead node that an attempt held is booked with the attempt."""
+        """Book the time of a dead node that an attempt held."""
         held = sum(node_of(slot) == node for slot in attempt.action.slots)
         self.ledger.wasted["dead nodes"] -= held * (self.now - max(attempt.assigned, dead_since))
 

@@ -1,4 +1,4 @@
-"""How a campaign stands, from its journal alone: safe while it runs, and from any machine that sees the folder."""
+"""Status of a campaign, from its journal alone, from any machine."""
 
 import math
 import os
@@ -32,7 +32,7 @@ from hydragnn.hpo.space.points import Point, space_of
 from hydragnn.hpo.status.timeline import FaultRow, NodeHours, TimelineBuilder, local_nodes
 
 SILENT = 180.0
-"""Seconds without a line in the journal after which a controller that should write one every minute is thought gone."""
+"""Seconds without a line after which the controller counts as gone."""
 
 BLOCK = 2**20
 """Bytes of the journal that are read at once."""
@@ -45,7 +45,7 @@ STATUSES = ("asked", "waiting", "running", "paused", "finished", "failed", "lost
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RungStatus:
-    """Who came how far."""
+    """Trials that reached a rung."""
 
     epochs: int
     reached: int
@@ -66,7 +66,7 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCounts:
-    """What the nodes do now; a node with one busy slot is busy."""
+    """Counts of nodes; a node with one busy slot is busy."""
 
     known: int
     busy: int
@@ -90,18 +90,21 @@ class NodeCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """What the cost model learned."""
+    """State of the cost model."""
 
     measured: int
     error: float | None
-    """Mean relative error of seconds per epoch, every trial predicted from all others; None where there are too few."""
+    """Mean relative error of seconds per epoch; None for few trials.
+
+    Every trial is predicted from all others.
+    """
     scaling: float | None
-    """Slots at which half of the speed is lost; None where no trial ran on several sizes."""
+    """Slots at which half of the speed is lost; None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """How much of a limit is used."""
+    """Use of a limit."""
 
     name: str
     used: int | float
@@ -110,12 +113,15 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineTrouble:
-    """Faults that came together over nodes, for which no trial and no node is blamed; times are on the clock of the journal."""
+    """Outages: faults together on several nodes, for which none is blamed.
+
+    Times are on the clock of the journal.
+    """
 
     number: int
-    """How many troubles there were, this one included."""
+    """Number of outages, this one included."""
     spells: int
-    """Troubles in a row without an attempt in between that was seen to work."""
+    """Outages in a row without an attempt that worked in between."""
     since: float | None
     """When it began; None where the machine is in order."""
     until: float | None
@@ -124,20 +130,20 @@ class MachineTrouble:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """When the campaign ends if it goes on as so far."""
+    """End of a campaign at its pace so far."""
 
     seconds: float
     by: str
-    """``finished`` where all trials will be done, else the budget that ends it before."""
+    """``finished`` where all trials will be done, otherwise the budget."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CampaignStatus:
-    """Everything that ``hydragnn status`` shows."""
+    """Status that ``hydragnn status`` shows."""
 
     campaign: str
     status: str
-    """running; silent (no sign of life); begun (nothing happened yet); or how it ended."""
+    """running, silent, begun (nothing happened yet), or the ending."""
     silence: float
     """Seconds since the last sign of life."""
     seconds: float
@@ -149,21 +155,21 @@ class CampaignStatus:
     stand_ins: int
     """Trials with a random configuration because the sampler had none in time."""
     sampler: str
-    """Which one finds the others, and why where the program chose it."""
+    """Sampler of the other trials, and why it was chosen."""
     rungs: tuple[RungStatus, ...]
     best: Best | None
     nodes: NodeCounts
     goodput: float | None
-    """Share of the allocated node-hours that count; what runs now is presumed to count."""
+    """Useful share of the allocated node-hours; running attempts count."""
     node_hours: NodeHours
     faults: tuple[FaultRow, ...]
     trouble: MachineTrouble | None
-    """What speaks against the machine as a whole; None where nothing ever did."""
+    """Outages of the machine; None without any."""
     costs: Costs
     budgets: tuple[Budget, ...]
     forecast: Forecast | None
     together: str
-    """How many trials share a process and why, where the program chose it; otherwise empty."""
+    """Trials per process and why, if chosen by the program; otherwise empty."""
 
     def to_json(self) -> dict[str, Any]:
         """The status as plain JSON."""
@@ -172,13 +178,13 @@ class CampaignStatus:
         return value
 
     def __str__(self) -> str:
-        """The state, the trials that are done, who leads and what the nodes do."""
+        """Return state, finished trials, the best one and node counts."""
         best = "" if self.best is None else f"; best: trial {self.best.trial} with {self.best.value:.6g}"
         return f"{self.campaign}: {self.status}, {self.trials['finished']} of {self.planned} trials done{best}; {self.nodes.text}"
 
 
 class Follower:
-    """Reads a campaign's journal as it grows; InputError where the folder holds no campaign."""
+    """Reader of a growing journal; InputError for a folder without campaign."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
@@ -192,11 +198,13 @@ class Follower:
 
     @property
     def builder(self) -> TimelineBuilder:
-        """What the journal told so far."""
+        """Timeline so far."""
         return self._timeline_builder
 
     def update(self, show: Callable[[int, int], object] = lambda done, whole: None) -> bool:
-        """Take in what was written since the last call; whether there was anything. A line that is not complete yet waits.
+        """Read new complete lines; return False without any.
+
+        ``show`` gets the number of bytes read, and of all bytes, now and then.
 
         ``show`` is told now and then how many bytes of how many have been read.
         """
@@ -229,7 +237,7 @@ class Follower:
                 builder.observe(entry.event, state, entry.time)
 
     def status(self) -> CampaignStatus:
-        """How the campaign stands, as far as it was read."""
+        """Return the status as far as the journal was read."""
         with no_garbage_collection():
             return self._status()
 
@@ -258,7 +266,7 @@ class Follower:
 def status_of(
     state: State, builder: TimelineBuilder, folder: Path, last: float, silence: float = 0.0
 ) -> CampaignStatus:
-    """Return the status of a campaign after its latest event, at time ``last``, without sampler and costs."""
+    """Return the status at time ``last``, without sampler and costs."""
     timeline = builder.timeline(last if last else None)
     hours = timeline.node_hours()
     seconds = state.elapsed(last) if last else 0.0
@@ -286,7 +294,7 @@ def status_of(
 
 
 def campaign_status(folder: Path | str) -> CampaignStatus:
-    """How the campaign in a folder stands; InputError where there is none."""
+    """Return the status of a folder; InputError without a campaign."""
     folder = Path(folder)
     follower = Follower(folder)
     with no_garbage_collection():
@@ -295,9 +303,12 @@ def campaign_status(folder: Path | str) -> CampaignStatus:
 
 
 def seconds_left(state: State, seconds: float) -> float | None:
-    """A forecast: epochs that the rungs will ask for, at the pace of campaign so far; None before the first result."""
-    done = sum(trial.epochs for trial in state.trials.values())
-    if not done or not state.plan.rungs:
+    """Return a forecast of seconds left; None before the first result.
+
+    Epochs that the rungs will require, at the pace so far.
+    """
+    epochs = sum(trial.epochs for trial in state.trials.values())
+    if not epochs or not state.plan.rungs:
         return None
     before, total, reaching = 0, 0.0, float(state.plan.trials)
     promotion = promotion_of(state.plan)
@@ -305,22 +316,25 @@ def seconds_left(state: State, seconds: float) -> float | None:
         total += reaching * (rung - before)
         floor = min(state.plan.finalists, state.plan.trials)
         before, reaching = rung, max(promotion.continuing(reaching), float(floor))
-    return max(0.0, (total - done) * seconds / done)
+    return max(0.0, (total - epochs) * seconds / epochs)
 
 
 def forecast(state: State, now: float) -> Forecast | None:
-    """The end at the pace so far, or the budget that comes before it; None before the first result and after the end."""
-    left = seconds_left(state, state.elapsed(now))
-    if left is None or state.closed:
+    """Return the end at the pace so far, or by budget.
+
+    None before the first result and after the end.
+    """
+    rest = seconds_left(state, state.elapsed(now))
+    if rest is None or state.closed:
         return None
     until = state.ends - now
     return (
-        Forecast(seconds=max(0.0, until), by=state.ends_by) if until < left else Forecast(seconds=left, by="finished")
+        Forecast(seconds=max(0.0, until), by=state.ends_by) if until < rest else Forecast(seconds=rest, by="finished")
     )
 
 
 def node_counts(state: State) -> NodeCounts:
-    """What the nodes do now."""
+    """Return counts of nodes by what they do."""
     out = {name: node.status for name, node in state.health.items() if node.status != "pool"}
     if len(state.slots) == len(state.nodes):
         busy = state.healthy - len(state.free)

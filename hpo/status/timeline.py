@@ -1,4 +1,4 @@
-"""Where the time of a campaign went: attempts, nodes out of service, and how much of what was allocated counts.
+"""Timeline of a campaign: attempts, outages, sessions, and useful time.
 
 *Useful* is training that ends in a result (or in a failure that says something about the configuration, since it is an answer
 too), start-up and saving left out. What a machine fault destroyed, what was done twice and what stood idle is not useful.
@@ -19,13 +19,16 @@ from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, deci
 from hydragnn.record import FailureKind
 
 Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKind
-"""reached: a rung; saved: asked to leave; cut: the controller was gone before it ended."""
+"""Outcome of an attempt.
+
+reached: a rung; saved: asked to leave; cut: the controller was gone before it ended.
+"""
 
 WELL: frozenset[Outcome] = frozenset({"running", "reached", "finished", "saved"})
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """One attempt at one segment of a trial; ``ended`` is the latest known time while it runs."""
+    """Attempt at a segment; ``ended`` is the latest time while it runs."""
 
     trial: int
     attempt: int
@@ -44,7 +47,7 @@ class Span(Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """How long it ran."""
+        """Duration."""
         return self.ended - self.started
 
     @property
@@ -54,7 +57,10 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 class Outage(Struct, frozen=True, kw_only=True):
-    """A time in which slots of a node were held back; ``ended`` is the latest known time while it lasts."""
+    """Time in which slots of a node were held back.
+
+    ``ended`` is the latest known time while it lasts.
+    """
 
     node: str
     kind: NodeStatus
@@ -65,7 +71,7 @@ class Outage(Struct, frozen=True, kw_only=True):
 
 
 class Session(Struct, frozen=True, kw_only=True):
-    """What one controller had: its slots, and its time from the first to the last sign of life."""
+    """Session of a controller: its slots and its time."""
 
     slots: tuple[str, ...]
     started: float
@@ -73,7 +79,7 @@ class Session(Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """How long it lasted."""
+        """Duration."""
         return self.ended - self.started
 
     @property
@@ -94,12 +100,12 @@ class FaultRow:
     node_hours: float
     """Time of nodes that they destroyed."""
     to_sampler: int
-    """How many of them went to the sampler."""
+    """Number of failures that the sampler got."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeHours:
-    """What became of the nodes' time; the parts add up to ``allocated``."""
+    """Uses of the nodes' time; the parts add up to ``allocated``."""
 
     allocated: float
     useful: float
@@ -118,7 +124,7 @@ class NodeHours:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """The course of a campaign up to its latest event; attempts that run count as useful until proven otherwise."""
+    """Course of a campaign; running attempts count as useful."""
 
     spans: tuple[Span, ...] = ()
     outages: tuple[Outage, ...] = ()
@@ -158,13 +164,16 @@ class Timeline:
 
 
 class TimelineBuilder:
-    """Writes the timeline event by event; ``feed`` decides about each, ``observe`` follows someone else's decisions."""
+    """Builder of a timeline, event by event.
+
+    ``feed`` decides about an event, ``observe`` follows decisions.
+    """
 
     def __init__(self) -> None:
         self.state = State()
         """The campaign after the latest event."""
         self.sizes: list[Sized] = []
-        """How long epochs took, of attempts that nothing disturbed."""
+        """Seconds per epoch of undisturbed attempts, by their sizes."""
         self.memory: dict[int, float] = {}
         """Peak memory of a rank in MB by trial."""
         self._spans: list[Span] = []
@@ -177,7 +186,7 @@ class TimelineBuilder:
         """Version of the nodes' health that was looked at."""
 
     def feed(self, event: Event, now: float) -> bool:
-        """Let the scheduler decide on an event; False where the event changed nothing."""
+        """Decide on an event; return False where it changed nothing."""
         changes, _ = decide(self.state, event, now)
         self.observe(event, self.state, now)
         return changes is not None
@@ -205,7 +214,7 @@ class TimelineBuilder:
             self._ended = now
 
     def timeline(self, now: float | None = None) -> Timeline:
-        """Everything up to ``now``; up to the latest event if absent."""
+        """Return the timeline up to ``now``, or to the latest event."""
         if not self._sessions:
             return Timeline()
         last = replace(self._sessions[-1], ended=self._ended)
@@ -220,7 +229,7 @@ class TimelineBuilder:
         )
 
     def _on_opened(self, before: Sequence[Trial], event: Opened, now: float) -> None:
-        """What ran under the earlier controller ended with it, at its last sign of life."""
+        """End what ran under the earlier controller, at its last event."""
         last = now
         if self._sessions:
             last = self._ended
@@ -253,7 +262,7 @@ class TimelineBuilder:
             self._add(replace(span, useful=_surviving_seconds(span, trial)), confirmed=False)
 
     def _on_reached(self, trial: Trial, finished: bool, event: Reached, now: float) -> None:
-        """Training time that the record vouches for: this attempt's, the rest belongs to those before it, latest first."""
+        """Count training time of a record: this attempt's, then earlier ones'."""
         number, slots, started = trial.number, trial.slots, trial.started
         gained = max(0, event.epochs - trial.epochs)
         lasted = now - started if now > started else 0.0
@@ -297,7 +306,7 @@ class TimelineBuilder:
             self._count(index, 0.0)
 
     def _compare_health(self, now: float) -> None:
-        """Outages begin and end where the slots that are held back change, or why they are."""
+        """Begin and end outages where the slots held back change."""
         for name in [*self._open, *(name for name in self.state.health if name not in self._open)]:
             node, outage = self.state.health.get(name), self._open.get(name)
             kind = node.status if node is not None and node.held else "pool"
@@ -339,7 +348,7 @@ def _span(
 
 
 def _surviving_seconds(span: Span, trial: Trial) -> float:
-    """Seconds of a disturbed attempt whose epochs survive in the checkpoint, as far as one can know before the next rung."""
+    """Return seconds of a disturbed attempt whose epochs survive."""
     if not span.epochs:
         return 0.0
     if trial.work is None:
@@ -348,7 +357,7 @@ def _surviving_seconds(span: Span, trial: Trial) -> float:
 
 
 def _share(span: Span, seconds: float) -> float:
-    """Which share of its seconds counts."""
+    """Return the useful share of an attempt's seconds."""
     if seconds <= 0:
         return 0.0
     share = span.useful / seconds

@@ -1,4 +1,4 @@
-"""View of a campaign: a live table on a terminal, plain lines elsewhere, JSON for machines."""
+"""View of a campaign: live table, plain lines, or JSON."""
 
 import heapq
 import json
@@ -30,7 +30,7 @@ ROWS = 12
 """Trials shown at once: running ones, then the best."""
 
 PAUSE = 0.5
-"""Seconds between two views of the whole campaign, or more where one takes long."""
+"""Seconds between two views of the campaign, at least."""
 
 BUSY = 0.05
 """Part of the time that views may take."""
@@ -39,7 +39,7 @@ INTERVAL = 2.0
 """Seconds between two looks at the journal."""
 
 NO_LOSS = 10_000
-"""Number of nodes at half of the speed from which no loss can be measured."""
+"""Nodes at half of the speed from which no loss is measurable."""
 
 WORDS: dict[str, str] = {
     "running": "running",
@@ -65,7 +65,7 @@ USES = {
 
 
 class CampaignView:
-    """Live view of a search: a context manager, to be passed as ``on_event`` to ``run_search``.
+    """Live view of a search: context manager and ``on_event`` of ``run_search``.
 
     The table is drawn, and a line gets its summary, at most twice a second. The goodput is that
     of this controller; ``hydragnn status`` counts earlier ones too.
@@ -119,7 +119,7 @@ class CampaignView:
         self._live.update(Group(table, status_line(self._status())), refresh=True)
 
     def _status(self) -> CampaignStatus:
-        """Return the status now; the next one is due when the time that it took is a small part."""
+        """Return the status now, and delay the next if this took long."""
         assert self._latest is not None
         state, now = self._latest
         begun = self._clock()
@@ -141,7 +141,7 @@ class CampaignView:
 
 @contextmanager
 def _journal_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Show on a terminal how much of a journal was read; the function takes bytes and all bytes."""
+    """Show how much of a journal was read, on a terminal."""
     columns = (TextColumn("journal"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("journal", total=None)
@@ -156,7 +156,7 @@ def show_status(
     console: Console | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Print how the campaign in ``folder`` stands; with ``watch`` again whenever it changed, until the campaign ends.
+    """Print the status of a campaign; with ``watch``, until its end.
 
     InputError where the folder holds no campaign.
     """
@@ -206,7 +206,7 @@ def status_table(status: CampaignStatus) -> Table:
 
 
 def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
-    """Every question that a status answers; those that do not apply are left out."""
+    """Return the lines of a status by question."""
     rows = {
         "campaign": [status.campaign],
         "status": [_status_text(status)],
@@ -253,9 +253,9 @@ def _status_text(status: CampaignStatus) -> str:
 
 
 def _trials_text(status: CampaignStatus) -> str:
-    known = sum(status.trials.values()) - status.trials["asked"]
+    count = sum(status.trials.values()) - status.trials["asked"]
     counts = [f"{status.trials[key]} {word}" for key, word in TRIALS.items() if status.trials[key]]
-    return f"{known} of {status.planned}" + (f": {', '.join(counts)}" if counts else "")
+    return f"{count} of {status.planned}" + (f": {', '.join(counts)}" if counts else "")
 
 
 def _best_text(status: CampaignStatus) -> str:
@@ -299,7 +299,7 @@ def _fault_text(status: CampaignStatus, number: int) -> str:
 
 
 def _trouble_text(status: CampaignStatus) -> str:
-    """Whether the machine is in trouble, since when, and how often it was."""
+    """Return outages of the machine in words."""
     trouble = status.trouble
     assert trouble is not None
     times = f"{trouble.number} time(s) so far"
@@ -331,14 +331,14 @@ def _costs_text(status: CampaignStatus) -> str:
 
 def _forecast_text(status: CampaignStatus) -> str:
     assert status.forecast is not None
-    left = duration_text(status.forecast.seconds)
+    duration = duration_text(status.forecast.seconds)
     if status.forecast.by == "finished":
-        return f"about {left} left"
-    return f"{status.forecast.by.replace('_', '-')} end it in {left}, before all trials are done"
+        return f"about {duration} left"
+    return f"{status.forecast.by.replace('_', '-')} end it in {duration}, before all trials are done"
 
 
 def shown_trials(state: State) -> list[Trial]:
-    """The trials that fit into the table: those that run, then the best."""
+    """Return trials for the table: running ones, then the best."""
     running = heapq.nsmallest(ROWS, state.active)
     resting = (trial for trial in state.trials.values() if trial.results and trial.status != "running")
     best = heapq.nsmallest(ROWS - len(running), resting, key=lambda t: (-len(t.results), t.results[-1], t.number))
@@ -363,11 +363,11 @@ def trial_table(
 
 
 def event_line(state: State, event: Event) -> str:
-    """One plain line for an event that is news; empty for the others."""
+    """Return a line for an event with news; empty for others."""
     match event:
         case Opened():
-            known = f", {len(state.trials)} trials known" if event.plan.trials and state.spent else ""
-            return f"{event.plan.trials} trials on {slots_text(event.slots)}, rungs {_rungs(state)}{known}"
+            note = f", {len(state.trials)} trials known" if event.plan.trials and state.spent else ""
+            return f"{event.plan.trials} trials on {slots_text(event.slots)}, rungs {_rungs(state)}{note}"
         case Proposed():
             return f"trial {event.trial}: {values_line(state.trials[event.trial].values)}"
         case Reached():
@@ -388,7 +388,7 @@ def event_line(state: State, event: Event) -> str:
 
 
 def slots_text(slots: Sequence[str]) -> str:
-    """What there is to run on.
+    """Return slots in words.
 
     >>> slots_text(["worker-0"]), slots_text(["n1", "n2"]), slots_text(["n1/0", "n1/1"])
     ('1 worker(s)', '2 node(s)', '2 slots on 1 node(s)')

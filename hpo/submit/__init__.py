@@ -1,4 +1,4 @@
-"""Batch jobs that carry a campaign, one after the other, until it is complete or its budget is spent."""
+"""Batch jobs that carry a campaign, one after the other."""
 
 from hydragnn.hpo.submit.chain import Span, Submission, submit_campaign, successor, walltime
 from hydragnn.hpo.submit.script import Job, job_script

@@ -1,4 +1,4 @@
-"""Chains of jobs: every job submits the one that goes on after it, as long as budgets and the chain's length allow."""
+"""Chains of jobs: every job submits the next, within budgets."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ from hydragnn.hpo.submit.script import Job, batch_of, job_script, lead_seconds, 
 NAME = "jobs/chain.json"
 VERSION = 1
 UNSEEN = 120.0
-"""Seconds that a killed job may have lived after the last line of its journal, which gets one a minute."""
+"""Seconds that a killed job may have run after its last line."""
 
 
 class SubmittedJob(Settings):
@@ -40,7 +40,7 @@ class SubmittedJob(Settings):
 
 
 class Chain(Settings):
-    """What ``chain.json`` says."""
+    """Content of ``chain.json``."""
 
     version: Literal[1]
     jobs: list[SubmittedJob]
@@ -57,14 +57,14 @@ class Chain(Settings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """A job in the queue, or where nothing was submitted, what it would be."""
+    """Job in the queue, or one that would be submitted."""
 
     id: str | None
     """The scheduler's name of the job; None where nothing was submitted."""
     script: Path
     """The batch script."""
     log: Path
-    """Where the job writes what it prints."""
+    """File with the job's output."""
     text: str
     """The batch script's text."""
     hours: float
@@ -82,7 +82,7 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """A stretch of time in which so many nodes were held, in seconds since 1970."""
+    """Time in which nodes were held, in seconds since 1970."""
 
     begin: float
     end: float
@@ -99,7 +99,7 @@ def submit_campaign(
     dry_run: bool = False,
     now: float,
 ) -> Submission:
-    """Submit the first job of a chain that carries the campaign of a file; with ``dry_run`` only say what it would be.
+    """Submit the first job of a chain; with ``dry_run``, only return it.
 
     InputError for a file without [job], anything that the search itself would refuse, and what the scheduler refuses.
     """
@@ -132,7 +132,7 @@ def submit_campaign(
 
 
 def successor(out: Path, serial: int, id: str, *, over: bool, now: float) -> Submission | None:
-    """Submit the job that goes on after job ``serial`` with this ``id``; None where there must be none.
+    """Submit the job after job ``serial``; None where there is none.
 
     As long as the job is not ``over``, all of its walltime counts as spent, so that budgets hold whatever happens.
     """
@@ -152,7 +152,7 @@ def successor(out: Path, serial: int, id: str, *, over: bool, now: float) -> Sub
 
 
 def walltime(settings: CampaignSettings, spans: Sequence[Span]) -> int | None:
-    """Minutes of the next job, so that the campaign's budgets hold; None where they leave too little for a job.
+    """Return minutes of the next job; None where budgets leave too few.
 
     InputError where [job] itself asks for too little.
     """
@@ -173,7 +173,10 @@ def walltime(settings: CampaignSettings, spans: Sequence[Span]) -> int | None:
 
 
 def _spans(out: Path, jobs: Sequence[Mapping[str, Any]], now: float, full: int | None = None) -> list[Span]:
-    """When nodes were held for the campaign: by its jobs, and by searches outside of them; job ``full`` counts to its limit."""
+    """Return times of held nodes: jobs, and searches outside of them.
+
+    Job ``full`` counts to its limit.
+    """
     events = read_journal(out / JOURNAL)
     begun = [(job, start) for job in jobs if (start := _stamp(out, job, "begun")) is not None]
     held: list[Span] = []
@@ -201,7 +204,7 @@ def _sessions(events: Sequence[tuple[float, Any]]) -> list[Span]:
 
 
 def _stamp(out: Path, job: Mapping[str, Any], what: str) -> float | None:
-    """When a job began or ended by its own clock; None where it did not say, or the two times that it wrote differ."""
+    """Return when a job began or ended; None without two equal times."""
     path = out / "jobs" / f"{job['serial']:04d}.{what}"
     try:
         with os.fdopen(open_regular(path), encoding="ascii") as file:
@@ -232,7 +235,10 @@ def _job(settings: CampaignSettings, job: JobSettings, chain: Mapping[str, Any],
 
 
 def _store_to_stage(settings: CampaignSettings, job: JobSettings) -> Path:
-    """The store that a job may copy to its nodes; InputError where there are several and they are to be copied."""
+    """Return the store that a job may copy to its nodes.
+
+    InputError where there are several and they are to be copied.
+    """
     if "branches" not in settings.base:
         return Path(settings.base["data"]["store"])
     if job.stage_data:
@@ -254,7 +260,7 @@ def _submit(job: Job, chain: Mapping[str, Any], *, after: str | None, dry_run: b
 
 
 def _chain(out: Path) -> dict[str, Any]:
-    """What is known of the campaign's jobs; empty where none was submitted."""
+    """Return the campaign's chain; empty without a job."""
     path = out / NAME
     if not path.exists():
         return {"version": VERSION, "jobs": []}

@@ -16,7 +16,7 @@ from hydragnn.hpo.job import JobSettings, is_word
 from hydragnn.hpo.launching.sites import Batch, machine_named
 
 MARGIN = 60
-"""Seconds between the last save of the trials and the end of the walltime."""
+"""Seconds between the last save and the end of the walltime."""
 
 PATIENCE = 120.0  # seconds that a scheduler may take to answer
 
@@ -37,9 +37,9 @@ class Job:
     grace: float
     """Seconds that trials need to save themselves."""
     arguments: Sequence[str]
-    """What ``hydragnn search`` is called with."""
+    """Arguments of ``hydragnn search``."""
     directory: Path
-    """Where the command was given; relative paths in it count from there."""
+    """Folder of the command; relative paths count from there."""
     python: str
     store: Path
 
@@ -50,17 +50,17 @@ class Job:
 
     @property
     def script(self) -> Path:
-        """Where its script lies."""
+        """File of its script."""
         return self.campaign / "jobs" / f"{self.label}.sh"
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """File of its output."""
         return self.campaign / "jobs" / f"{self.label}.log"
 
 
 def lead_seconds(grace: float) -> int:
-    """How long before the end of the walltime a job begins to leave.
+    """Return seconds before the end at which a job leaves.
 
     >>> lead_seconds(10.0)
     70
@@ -104,7 +104,7 @@ def batch_of(site: str) -> Batch:
 
 
 def submit_script(batch: Batch, script: str, after: str | None = None) -> str:
-    """Submit a script, and return the job's name at the scheduler; InputError where it refuses."""
+    """Submit a script, and return the job's name; InputError if refused."""
     command = submit_command(batch, script, after)
     inherited = re.compile(batch.inherited or r"(?!)")
     environment = {key: value for key, value in environment_alone().items() if not inherited.match(key)}
@@ -121,7 +121,7 @@ def submit_script(batch: Batch, script: str, after: str | None = None) -> str:
 
 
 def submit_command(batch: Batch, script: str, after: str | None) -> list[str]:
-    """Return the command line that submits a script, to run after the end of job ``after``.
+    """Return the command that submits a script after job ``after``.
 
     >>> submit_command(batch_of("pbs"), "job.sh", after="7.server")
     ['qsub', '-W', 'depend=afterany:7.server', 'job.sh']
@@ -131,7 +131,7 @@ def submit_command(batch: Batch, script: str, after: str | None) -> list[str]:
 
 
 def _template(script: str, directives: str) -> jinja2.Template:
-    """Return the template of a site's script, with further directives in its block ``site``."""
+    """Return a script's template, with directives in its block ``site``."""
     of_machine = f'{{% extends "scheduler.sh.j2" %}}{{% block site %}}\n{directives}{{% endblock %}}\n'
     texts = {"scheduler.sh.j2": script, "machine.sh.j2": of_machine}
     environment = jinja2.Environment(

@@ -13,7 +13,7 @@ NodeStates = dict[str, NodeState]
 """States by short names of nodes; a node without news is missing."""
 
 PACK_NODES = 128
-"""Nodes of one resident step: 9,408 nodes are 74 steps, below what a job may have, and a step that breaks takes few with it."""
+"""Nodes of one resident step at most; 9,408 nodes are 74 steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,26 +30,26 @@ class Step:
     ranks: int = 1
     """Ranks per node."""
     resident: bool = False
-    """Ranks are independent, outlive each other and the loss of nodes, and all read the launcher's standard input."""
+    """Ranks are independent, and all read the launcher's standard input."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What a launcher's own messages reveal about the end of a step."""
+    """Evidence in a launcher's own messages about the end of a step."""
 
     suspects: tuple[str, ...] = ()
     started: bool = True
     unreachable: bool = False
-    """It did not start because the scheduler did not answer, which says nothing about its nodes."""
+    """It did not start because the scheduler did not answer."""
     out_of_memory: bool = False
     code: int | None = None
-    """Exit code of the first rank that failed; launchers themselves return that of the last, or of the signal they sent."""
+    """Exit code of the first rank that failed."""
     message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Machine that a scheduler serves, as far as batch jobs depend on it."""
+    """Machine of a scheduler, as far as batch jobs depend on it."""
 
     storage: str = "/tmp"
     """Folder in which nodes keep copies of environment and data."""
@@ -65,18 +65,18 @@ class Batch:
     """Beginning of a line that the scheduler reads."""
     submit: tuple[str, ...]
     submit_from_job: tuple[str, ...]
-    """The same from within a job; Flux would else give the job's own nodes to its successor."""
+    """The same from within a job."""
     after: str
-    """Options that make a job wait for the end of job ``{}``, however it ends."""
+    """Options that make a job wait for the end of job ``{}``."""
     script: str
     """Jinja template that extends ``job.sh.j2``."""
     inherited: str = ""
-    """Pattern of variables that a job must not inherit from the job that submitted it."""
+    """Pattern of variables that a job must not inherit from another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """One scheduler; derive from it, and name the class in ``search.launcher`` and ``job.site``.
+    """Scheduler; name your own class in ``search.launcher`` and ``job.site``.
 
     What a scheduler's tool cannot say (``unknown``, an error, nothing) is no news, and no method takes it for bad news.
     """
@@ -90,21 +90,24 @@ class Site:
     batch: ClassVar[Batch | None] = None
     """Batch jobs; None where they cannot be submitted."""
     node_variable: ClassVar[str] = ""
-    """Variable that gives a rank the name of its node; empty where ranks are in the order of the nodes."""
+    """Variable with the name of a rank's node; empty without one."""
     rank_variables: ClassVar[tuple[str, ...]] = ()
-    """Variables that give a rank its number in the step, the first that is set."""
+    """Variables with a rank's number in the step; the first counts."""
     local_rank_variables: ClassVar[tuple[str, ...]] = ()
-    """Variables that give a rank its number on its node, the first that is set."""
+    """Variables with a rank's number on its node; the first counts."""
     contradicting: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of variables by which a job's own options override a step's command line."""
+    """Beginnings of variables that override a step's command line."""
     own_steps: ClassVar[bool] = False
     """Allocations manage their steps themselves, and can carry more of them."""
     pack_nodes: int = PACK_NODES
-    """Nodes of one resident step at most; 1 where a launcher feeds its input to the first rank only."""
+    """Nodes of one resident step at most.
+
+    1 where a launcher feeds its input to the first rank only.
+    """
 
     @classmethod
     def allocation(cls, environment: Mapping[str, str], run: Run) -> Allocation:
-        """Return the allocation that this process runs in; InputError where the scheduler does not answer."""
+        """Return this process's allocation; InputError where the scheduler does not answer."""
         raise NotImplementedError
 
     @classmethod
@@ -117,11 +120,11 @@ class Site:
         raise NotImplementedError
 
     def signal(self, name: str, signal: str) -> list[str] | None:
-        """Return the command that signals all ranks of a step; None where the process of ``command`` passes signals on."""
+        """Return the command that signals all ranks; None without one."""
         return None
 
     def steps(self, job: str) -> list[str] | None:
-        """Return the command that prints ``number name`` of a job's steps; None where a step is its process and no more."""
+        """Return the command that prints ``number name`` of steps; None without one."""
         return None
 
     def end(self, numbers: Sequence[str]) -> list[str]:
@@ -129,19 +132,22 @@ class Site:
         raise NotImplementedError
 
     def look(self, nodes: Sequence[str]) -> list[str] | None:
-        """Return the command that prints states of nodes; None where there is no cheap one."""
+        """Return the command that prints states of nodes; None without one."""
         return None
 
     def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
-        """Return the states of nodes in the output of ``look(nodes)``, without nodes of which it has no news."""
+        """Return the states of nodes that the output of ``look`` has."""
         return {}
 
     def look_at_job(self, job: str) -> list[str] | None:
-        """Return the command that prints whether a job still has its nodes; None where there is none."""
+        """Return the command that prints the job's state; None without one."""
         return None
 
     def job_over(self, printed: str) -> str | None:
-        """Return how a job ended, from the output of ``look_at_job`` with errors; empty where it has its nodes, None for no news."""
+        """Return how a job ended, from the output of ``look_at_job``.
+
+        Empty where it has its nodes, None for no news.
+        """
         return None
 
     def evidence(self, log: str) -> Evidence:
@@ -150,7 +156,7 @@ class Site:
 
 
 def short_name(node: str) -> str:
-    """Return a node's name without its domain, which not all tools of a scheduler print.
+    """Return a node's name without its domain.
 
     >>> short_name("x1001.hsn.site")
     'x1001'

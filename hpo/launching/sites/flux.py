@@ -1,4 +1,4 @@
-"""Flux: allocation, command lines, words and batch jobs, after its manuals; it was not run."""
+"""Flux: allocation, command lines, words and batch jobs, after its manuals."""
 
 import json
 import re
@@ -100,7 +100,7 @@ class Flux(Site):
         return ["flux", "cancel", *numbers]
 
     def look(self, nodes: Sequence[str]) -> list[str] | None:
-        """Return the command of the system's view; the scheduler's calls drained nodes down."""
+        """Return the command of the system's view of nodes."""
         return ["flux", "resource", "status", "--states=online,offline", "--no-header", "--format={status} {nodelist}"]
 
     def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
@@ -122,7 +122,7 @@ class Flux(Site):
 
 
 def _nodes(run: Run) -> tuple[Node, ...]:
-    """Return nodes that are up, by their resource set (Flux RFC 20), else by the list."""
+    """Return nodes that are up, by resource set, else by list."""
     with suppress(InputError, ValueError, KeyError, TypeError):
         execution = json.loads(run(["flux", "resource", "R", "-s", "up"]))["execution"]
         children = {
@@ -146,6 +146,6 @@ def _nodes(run: Run) -> tuple[Node, ...]:
 
 def _deadline(run: Run) -> float | None:
     with suppress(InputError, ValueError):  # an instance that is no job of another has no end
-        left = float(run(["flux", "job", "timeleft"]))
-        return None if left >= _FOREVER else time.time() + left
+        seconds = float(run(["flux", "job", "timeleft"]))
+        return None if seconds >= _FOREVER else time.time() + seconds
     return None

@@ -1,4 +1,4 @@
-"""This machine: one job step per worker process, which is the program itself."""
+"""This machine: a job step is its program."""
 
 import socket
 from collections.abc import Mapping

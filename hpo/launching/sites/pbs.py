@@ -1,4 +1,7 @@
-"""PBS: allocation, command lines of PALS and MPICH, words and batch jobs. PALS follows its manual; it was not run."""
+"""PBS: allocation, command lines, words and batch jobs.
+
+PALS follows its manual; it was not run.
+"""
 
 import re
 import time
@@ -14,7 +17,7 @@ from hydragnn.hpo.launching.allocation import Allocation, Node, Run, own_cores, 
 from hydragnn.hpo.launching.sites.base import Batch, Evidence, Machine, NodeStates, Site, Step, short_name
 
 _OVER = frozenset("EFHMQWX")
-"""States of a job without nodes: exiting, finished, held, moved, queued, waiting, expired."""
+"""States of a job without nodes."""
 
 _SCRIPT = """{% extends "job.sh.j2" %}
 {% block directives %}
@@ -57,7 +60,7 @@ on_every_node rm -rf "$storage"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mpiexec(Site):
-    """``mpiexec`` of PALS (Aurora, Polaris) or of MPICH (Hydra); both pass SIGUSR1 on to all ranks."""
+    """``mpiexec`` of PALS or of MPICH (Hydra); both pass SIGUSR1 on."""
 
     name: ClassVar = "pbs"
     mark: ClassVar = "PBS_NODEFILE"
@@ -119,7 +122,7 @@ class Mpiexec(Site):
         return ["pbsnodes", "-l"] if self.pbsnodes else None
 
     def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
-        """Return the states of nodes; ``pbsnodes -l`` lists those that are not well.
+        """Return the states of nodes; ``pbsnodes -l`` lists the bad ones.
 
         A server that has just started calls all nodes down and unknown.
 
@@ -177,18 +180,20 @@ def _answers(run: Run, program: str) -> bool:
 
 
 def _nodes(lines: Counter[str], environment: Mapping[str, str], shown: Mapping[str, str]) -> tuple[Node, ...]:
-    """Return nodes with resources of ``exec_vnode``, else ``exec_host``, else lines of the node file."""
-    own, taken, cores = environment.get("NCPUS", ""), _vnodes(shown.get("exec_vnode", "")), Counter[str]()
+    """Return nodes from ``exec_vnode``, ``exec_host`` or the node file."""
+    own, resources, cores = environment.get("NCPUS", ""), _vnodes(shown.get("exec_vnode", "")), Counter[str]()
     for host, count in re.findall(r"([^/+\s]+)/\d+(?:\*(\d+))?", shown.get("exec_host", "")):
         cores[host.partition(".")[0]] += int(count or 1)
-    asked = int(shown.get("Resource_List.ngpus", 0)) // max(1, int(shown.get("Resource_List.nodect", len(lines))))
-    gpus = 0 if any(one["ngpus"] for one in taken.values()) else asked or own_gpus()
+    gpus_per_node = int(shown.get("Resource_List.ngpus", 0)) // max(
+        1, int(shown.get("Resource_List.nodect", len(lines)))
+    )
+    gpus = 0 if any(one["ngpus"] for one in resources.values()) else gpus_per_node or own_gpus()
     first = int(own) if own.isdigit() else own_cores()
     line = first / lines[next(iter(lines))]  # the script runs on the first node
     nodes: list[Node] = []
     for name, count in lines.items():
         short = name.partition(".")[0]
-        of_node = taken.get(short, Counter())
+        of_node = resources.get(short, Counter())
         number = of_node["ncpus"] or cores[short] or max(1, round(count * line))
         nodes.append(Node(name=name, cores=number, gpus=gpus or of_node["ngpus"], memory=of_node["mem"] or None))
     return tuple(nodes)
@@ -202,17 +207,17 @@ def _vnodes(text: str) -> dict[str, Counter[str]]:
     >>> _vnodes("(x1[0]:ncpus=2:mem=1kb+x1[1]:ncpus=2)+(x2:ncpus=1:ngpus=4)")
     {'x1': Counter({'mem': 1024, 'ncpus': 4}), 'x2': Counter({'ngpus': 4, 'ncpus': 1})}
     """
-    found: dict[str, Counter[str]] = {}
+    hosts: dict[str, Counter[str]] = {}
     for chunk in text.replace("(", "").replace(")", "").split("+") if text else []:
         name, *resources = chunk.split(":")
-        of_host = found.setdefault(re.split(r"[.\[]", name)[0], Counter())
+        of_host = hosts.setdefault(re.split(r"[.\[]", name)[0], Counter())
         for resource, amount, unit in re.findall(r"\b(ncpus|ngpus|mem)=(\d+)([kmgt]?)b?", ":".join(resources)):
             of_host[resource] += int(amount) * 1024 ** " kmgt".index(unit or " ")
-    return found
+    return hosts
 
 
 def _attributes(text: str) -> dict[str, str]:
-    """Return the attributes of a job that ``qstat -f`` prints, long ones over several lines."""
+    """Return the attributes of a job that ``qstat -f`` prints."""
     pairs = (line.split(" = ", 1) for line in text.replace("\n\t", "").splitlines() if " = " in line)
     return {name.strip(): value.strip() for name, value in pairs}
 

@@ -1,4 +1,4 @@
-"""Registry of sites: those of this package, those of installed packages, and ``package.module:Name``."""
+"""Registry of sites: built in, announced by packages, or ``package.module:Name``."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,21 +17,24 @@ GROUP = "hydragnn.sites"
 """Entry-point group in which packages announce sites by name."""
 
 SITES: dict[str, type[Site]] = {site.name: site for site in (Flux, Slurm, Mpiexec, Local)}
-"""Flux first, because it is often started inside a job of another scheduler."""
+"""Sites by name.
+
+Flux is first, because it is often started inside a job of another scheduler.
+"""
 
 
 def check_site(name: str) -> str:
-    """Return the name of a site; ValueError with the nearest one where there is none."""
+    """Return the name of a site; ValueError for an unknown one."""
     return _check(name, [*SITES, *_announced()], "scheduler")
 
 
 def check_machine(name: str) -> str:
-    """Return the name of a machine; ValueError with the nearest one where there is none."""
+    """Return the name of a machine; ValueError for an unknown one."""
     return _check(name, [*_machines(), *_announced()], "site")
 
 
 def site_named(name: str, where: str = "search.launcher") -> type[Site]:
-    """Return the site of that name; InputError where its class cannot be used."""
+    """Return the site of a name; InputError for an unusable class."""
     if name in SITES:
         return SITES[name]
     announced = _announced()
@@ -53,7 +56,7 @@ def machine_named(name: str) -> tuple[type[Site], Machine]:
 
 
 def in_allocation(environment: Mapping[str, str]) -> bool:
-    """Return True for the environment of a process in an allocation of a scheduler."""
+    """Return True for the environment of an allocation."""
     return _name_here(environment) != Local.name
 
 
@@ -73,14 +76,14 @@ def read_allocation(environment: Mapping[str, str], run: Run | None = None, want
 
 
 def site_of(allocation: Allocation, run: Run = output_of) -> Site:
-    """Return the site of an allocation, with what its programs say of themselves."""
+    """Return the site of an allocation, after asking its programs."""
     return site_named(allocation.by).here(run)
 
 
-def _check(name: str, known: list[str], noun: str) -> str:
-    if name not in known and not REFERENCE.fullmatch(name):
+def _check(name: str, names: list[str], noun: str) -> str:
+    if name not in names and not REFERENCE.fullmatch(name):
         raise ValueError(
-            f"unknown {noun} {name!r}; {nearest(name, known)} (a class of your own is named package.module:Name)"
+            f"unknown {noun} {name!r}; {nearest(name, names)} (a class of your own is named package.module:Name)"
         )
     return name
 
@@ -90,7 +93,7 @@ def _is_here(site: type[Site], environment: Mapping[str, str]) -> bool:
 
 
 def _name_here(environment: Mapping[str, str]) -> str:
-    """Return the name of the site whose allocation this is; that of this machine without any."""
+    """Return the name of the site whose allocation this is, or ``local``."""
     own = next(name for name, site in SITES.items() if _is_here(site, environment))
     others = _announced() if own == Local.name else {}
     return next((name for name in others if _is_here(site_named(name), environment)), own)

@@ -22,7 +22,7 @@ _OVER = frozenset(
         "TIMEOUT",
     }
 )
-"""States of a job without nodes; one that waits was put back into the queue."""
+"""States of a job without nodes, requeued ones included."""
 
 _UNREACHABLE = re.compile(
     r"Unable to (create step|confirm allocation).*"
@@ -87,7 +87,10 @@ on_every_node rm -rf "$storage"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slurm(Site):
-    """``srun`` on named nodes; ``--overlap``, because a step that lost a node keeps the others busy for minutes."""
+    """``srun`` on named nodes.
+
+    ``--overlap``, because a step that lost a node keeps the others busy for minutes.
+    """
 
     name: ClassVar = "slurm"
     mark: ClassVar = "SLURM_JOB_ID"
@@ -114,12 +117,12 @@ class Slurm(Site):
         """Return the allocation that this process runs in."""
         job = environment["SLURM_JOB_ID"]
         try:
-            said = run(["scontrol", "show", "job", "-d", "-o", job])
+            printed = run(["scontrol", "show", "job", "-d", "-o", job])
         except InputError as error:
             if "invalid job id" not in str(error).lower():
                 raise
-            said = "JobState=UNKNOWN"  # slurmctld forgets a job some minutes after its end
-        shown = _members(said)
+            printed = "JobState=UNKNOWN"  # slurmctld forgets a job some minutes after its end
+        shown = _members(printed)
         state = shown.get("JobState", "")
         if state in {*_OVER, "UNKNOWN"} - {"PENDING"}:
             raise AllocationEnded(
@@ -132,14 +135,14 @@ class Slurm(Site):
             raise InputError(f"job {job} has no nodes yet; start the search from the job's own shell or script")
         names = tuple(run(["scontrol", "show", "hostnames", nodelist]).split())
         return Allocation(
-            nodes=_nodes(names, environment, shown, _details(said)),
+            nodes=_nodes(names, environment, shown, _details(printed)),
             deadline=_deadline(environment, shown),
             job=job,
             managed="SLURM_STEPMGR" in environment or shown.get("StepMgrEnabled") == "Yes",
         )
 
     def command(self, step: Step) -> list[str]:
-        """Return the command that starts a step, with all memory of its nodes."""
+        """Return the command that starts a step."""
         count = len(step.nodes)
         line = ["srun", f"--job-name={step.name}", "--overlap", "--exact", "--export=ALL", "--mem=0", "--cpu-bind=none"]
         line += [f"--nodelist={','.join(step.nodes)}", f"--nodes={count}", f"--ntasks={count * step.ranks}"]
@@ -160,7 +163,7 @@ class Slurm(Site):
         return ["scancel", "--signal=KILL", *numbers]
 
     def look(self, nodes: Sequence[str]) -> list[str] | None:
-        """Return the command that prints states of nodes; of all nodes where there are many."""
+        """Return the command that prints states of nodes."""
         some = [f"--nodes={','.join(nodes)}"] if len(nodes) <= _LISTED else []
         return ["sinfo", "--noheader", "--Node", *some, "--format=%N %T"]
 
@@ -223,18 +226,18 @@ class Slurm(Site):
 def _nodes(
     names: tuple[str, ...], environment: Mapping[str, str], shown: Mapping[str, str], details: Mapping[str, Node]
 ) -> tuple[Node, ...]:
-    """Return nodes with CPUs of the job's variable, else of Slurm's details; GPUs the other way round."""
+    """Return nodes by the job's variables and Slurm's details."""
     of_job, counts = hosts(environment.get("SLURM_JOB_NODELIST", "")), []
     if environment.get("SLURM_JOB_CPUS_PER_NODE"):
         counts = counts_of(environment["SLURM_JOB_CPUS_PER_NODE"])
     # of all nodes that the job began with, of which it may have lost some
-    given = dict(zip(of_job, counts)) if len(of_job) == len(counts) else {}
+    cpus = dict(zip(of_job, counts)) if len(of_job) == len(counts) else {}
     least = int(environment.get("SLURM_CPUS_ON_NODE", 0)) or min(counts, default=1)
     gpus = 0 if any(node.gpus for node in details.values()) else _gpus(environment, shown)
     return tuple(
         Node(
             name=name,
-            cores=given.get(name) or (details[name].cores if name in details else least),
+            cores=cpus.get(name) or (details[name].cores if name in details else least),
             gpus=gpus or (details[name].gpus if name in details else 0),
             memory=details[name].memory if name in details else None,
         )
@@ -242,19 +245,19 @@ def _nodes(
     )
 
 
-def _details(said: str) -> dict[str, Node]:
+def _details(printed: str) -> dict[str, Node]:
     """Return what ``scontrol show job --details`` says of groups of nodes.
 
     >>> _details("A=b Nodes=n[1-2] CPU_IDs=0-3,8 Mem=4000 GRES=gpu:a100:2(IDX:0,3),mps:1 Nodes=n3 CPU_IDs=0 Mem=0 GRES=")["n2"]
     Node(name='n2', cores=5, gpus=2, memory=4194304000)
     """
-    found: dict[str, Node] = {}
-    for nodes, cpus, memory, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES=(\S*)", said):
+    nodes_by_name: dict[str, Node] = {}
+    for nodes, cpus, memory, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES=(\S*)", printed):
         gpus = sum(int(count) for count in re.findall(r"gpu(?::[^:,(]+)?:(\d+)(?=\(|,|$)", gres))
         size = int(memory) * 2**20 or None
         for name in hosts(nodes):
-            found[name] = Node(name=name, cores=len(numbers(cpus)), gpus=gpus, memory=size)
-    return found
+            nodes_by_name[name] = Node(name=name, cores=len(numbers(cpus)), gpus=gpus, memory=size)
+    return nodes_by_name
 
 
 def _members(line: str) -> dict[str, str]:
@@ -287,12 +290,12 @@ def _deadline(environment: Mapping[str, str], shown: Mapping[str, str]) -> float
 
 
 def _gpus(environment: Mapping[str, str], shown: Mapping[str, str]) -> int:
-    """Return GPUs per node, as the job requested them: ``8``, ``a100:4`` or ``gres/gpu:8``."""
+    """Return GPUs per node from ``8``, ``a100:4`` or ``gres/gpu:8``."""
     if environment.get("SLURM_GPUS_ON_NODE", "").isdigit():
         return int(environment["SLURM_GPUS_ON_NODE"])
-    asked = environment.get("SLURM_GPUS_PER_NODE", "")
-    if not asked and environment.get("SLURM_JOB_GPUS"):
+    request = environment.get("SLURM_GPUS_PER_NODE", "")
+    if not request and environment.get("SLURM_JOB_GPUS"):
         return len(environment["SLURM_JOB_GPUS"].split(","))
-    if not asked:
-        asked = ",".join(part for part in shown.get("TresPerNode", "").split(",") if "gpu" in part)
-    return sum(int(part.rpartition(":")[2].rpartition("=")[2]) for part in asked.split(",") if part[-1:].isdigit())
+    if not request:
+        request = ",".join(part for part in shown.get("TresPerNode", "").split(",") if "gpu" in part)
+    return sum(int(part.rpartition(":")[2].rpartition("=")[2]) for part in request.split(",") if part[-1:].isdigit())
