@@ -1,4 +1,4 @@
-"""Which configuration to try next, and how far: campaigns of trials, judged at rungs, that survive any kill.
+"""Campaigns of trials, judged at rungs, that survive any kill.
 
 Names are loaded on first use: a status comes from the journal alone, and needs no part of what trains.
 """

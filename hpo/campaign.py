@@ -1,4 +1,4 @@
-"""The search as a whole: checked before anything starts, given a launcher, run by a controller, stopped by signals, summed up at the end."""
+"""A search, from its checks to its result."""
 
 import signal
 import sys
@@ -39,7 +39,7 @@ from hydragnn.runs.signals import handled_by
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CampaignResult:
-    """How a search ended."""
+    """Result of a search."""
 
     folder: Path
     ending: Ending
@@ -76,7 +76,7 @@ class CampaignResult:
         }
 
     def __str__(self) -> str:
-        """How it ended, how many came to the end, and who leads."""
+        """Return the ending, the number of finished trials, and the best."""
         best = "" if self.best_trial is None else f"; best: trial {self.best_trial} with {self.best_value:.6g}"
         return (
             f"{self.folder}: {ENDINGS[self.ending]}, {self.finished} of {self.trials} trials trained to the end{best}"
@@ -92,7 +92,7 @@ def run_campaign(
     workers: Workers | None = None,
     quiet: bool = False,
 ) -> CampaignResult:
-    """Search as a parsed CAMPAIGN.toml says, in folder ``out``, with a live table on a terminal and plain lines elsewhere.
+    """Search with a live table on a terminal, else with plain lines.
 
     ``source`` names the table in errors, and relative paths count from its folder. ``workers`` overrides search.workers.
     Errors are those of ``run_search``.
@@ -113,7 +113,9 @@ def run_search(
     on_event: OnEvent | None = None,
     on_note: Callable[[str], None] | None = None,
 ) -> CampaignResult:
-    """Search in folder ``out`` until the budget is spent, or continue there; returns early on SIGINT, SIGTERM, SIGHUP and SIGUSR1.
+    """Search in folder ``out`` until the budget is spent, or continue there.
+
+    Returns early on SIGINT, SIGTERM, SIGHUP and SIGUSR1.
 
     InputError for anything wrong with the settings, for a folder in use, and where every trial fails. With ``resume``, a
     folder without a campaign is begun, and one whose campaign is complete gives its result. ``on_note`` is called with what
@@ -163,12 +165,15 @@ def run_search(
 def _looked_again(
     settings: CampaignSettings, space: Space, out: Path, enqueued: list[Point], *, resume: bool, begun: bool
 ) -> list[Point]:
-    """What is tried first, and the errors of ``check_folder``, where another search has begun in the folder since it was looked at."""
+    """Check the folder again where another search has begun in it."""
     return check_folder(settings, space, out, resume=resume) if is_begun(out) and not begun else enqueued
 
 
 def result_of(state: State, out: Path, source: str, seconds: float) -> CampaignResult:
-    """The summary of a closed campaign; InputError where it came to its end, or had no hope, without any result."""
+    """Return the summary of a closed campaign.
+
+    InputError where it came to its end, or had no hope, without any result.
+    """
     failures = [trial for trial in state.trials.values() if trial.failure and trial.status in ("failed", "lost")]
     best = state.best
     if best is None and state.ending in ("finished", "hopeless"):
@@ -186,7 +191,7 @@ def result_of(state: State, out: Path, source: str, seconds: float) -> CampaignR
 
 
 def _without_success(state: State, failures: list[Trial], out: Path) -> str:
-    """Why a campaign that is over has no result, and the next move."""
+    """Return why a campaign has no result, and the next move."""
     if failures:
         first = failures[0]
         assert first.failure is not None
@@ -221,7 +226,7 @@ def is_local(settings: CampaignSettings, workers: Workers | None) -> bool:
 
 
 def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None = None) -> Launcher:
-    """What starts the trials: processes of this machine, or steps of the allocation that this process runs in.
+    """Return the launcher: processes of this machine, or steps of the allocation.
 
     A number of ``workers`` asks for processes of this machine.
     """
@@ -235,7 +240,7 @@ def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None =
 
 
 def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) -> Launcher:
-    """What starts a campaign's trials in an allocation: local processes, job steps, or packs of many small trials."""
+    """Return the launcher for an allocation."""
     search = settings.search
     nodes = search.nodes_per_trial
     largest = nodes if isinstance(nodes, int) else nodes[1]
@@ -273,7 +278,7 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
 
 
 def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) -> LocalLauncher:
-    """A campaign's trials by processes of this machine, each on a GPU of its own where there are GPUs; InputError for too few.
+    """Return a launcher of processes, each on its own GPU if any.
 
     ``wanted`` comes before ``search.workers``.
     """
@@ -284,7 +289,7 @@ def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) ->
 
 
 def batch_memory(base: Mapping[str, Any]) -> int:
-    """The bytes that the steps of a trial may take; 0 where the campaign sets no limit, or not one for all trials."""
+    """Return the memory limit of a trial's steps; 0 without one."""
     batch = base.get("batch")
     given = batch.get("memory") if isinstance(batch, Mapping) else None
     return bytes_of(given) if isinstance(given, str) and given else 0

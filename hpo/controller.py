@@ -1,4 +1,4 @@
-"""The one process that decides: a loop that feeds what happened to the scheduler, and does what the scheduler asks for.
+"""The controller: a loop of events, decisions and actions.
 
 All events of one look are decided one after the other, written to the journal with one flush, and only then acted upon;
 so the journal gives the campaign back after any kill, and a thousand nodes that report at once wait for one flush. What is
@@ -124,7 +124,7 @@ class Controller:
         return self.state
 
     def handle(self, reports: list[Report]) -> None:
-        """Let everything happen that one look at the launcher found: decide, write down, act."""
+        """Decide about reports, write the decisions down, and act."""
         for event in self._events(reports):
             self._take(event)
         if self._clock() >= self._next_tick or self._stop_reason is not None:
@@ -137,7 +137,7 @@ class Controller:
                 self._launcher.go(report.task)
 
     def work(self) -> None:
-        """A little of everything that no event waits for; new configurations are written down with the next look's events."""
+        """Do a little of the work that no event waits for."""
         if self._clock() >= self._next_look or self._launch_queue.busy:
             self._journal.check()  # who slept meanwhile makes nothing ready for trials that are another's now
             self._next_look = self._clock() + LOOK
@@ -154,13 +154,13 @@ class Controller:
         return self.state.elapsed(self._clock())
 
     def _patience(self) -> float:
-        """How long to wait for the launcher: until the next tick, or not at all while there is work."""
+        """Return how long to wait for the launcher."""
         proposing = self._proposals.busy and self.state.ending is None
         busy = proposing or self._launch_queue.busy or self._study_log.busy
         return 0.0 if busy or self._decisions else max(0.0, self._next_tick - self._clock())
 
     def _take(self, event: Event) -> None:
-        """Decide what follows from an event; it happens once the event is on disk."""
+        """Decide about an event; actions follow once it is on disk."""
         now = self._clock()
         changes, actions = decide(self.state, event, now)
         ended: tuple[Trial, ...] = ()
@@ -203,7 +203,7 @@ class Controller:
                 self._study_log.settle(action)
 
     def _events(self, reports: list[Report]) -> Iterable[Event]:
-        """What the reports mean; the records of attempts that ended are read side by side."""
+        """Yield the events of reports; records are read in parallel."""
         verdicts = {
             id(report): self._files.submit(
                 verdict, report, self._hash(report.task.trial), self._settings.search.objective
@@ -270,7 +270,7 @@ class LaunchQueue:
         beat_seconds: float = SECONDS_BETWEEN_BEATS,
         ring: Callable[[], None] = lambda: None,
     ) -> None:
-        """``files`` writes them side by side, and rings for each; ``store_copy``: where nodes have a copy of the store. Runs beat so often."""
+        """``files`` writes folders; ``store_copy``: a copy of the store on nodes."""
         self._launcher, self._config_of, self._files, self._ring = launcher, config_of, files, ring
         self._told: dict[str, Any] = {} if store_copy is None else {"store": str(store_copy)}
         if beat_seconds > SECONDS_BETWEEN_BEATS:
@@ -283,7 +283,7 @@ class LaunchQueue:
 
     @property
     def busy(self) -> bool:
-        """Return True where something can be done at once; of what takes its time, the bell will tell."""
+        """Return True where something can be done at once."""
         begin = bool(self._waiting) and len(self._preparing) < AT_ONCE
         return begin or bool(self._withdrawals) or any(ready.done() for _, ready in self._preparing.values())
 
@@ -292,7 +292,7 @@ class LaunchQueue:
         self._waiting[task.trial] = task
 
     def withdraw(self, trial: int) -> bool:
-        """Do not start a trial's attempt any more; False where none is on its way."""
+        """Withdraw a trial's attempt; False where none is on its way."""
         if trial in self._waiting:
             self._end(self._waiting.pop(trial))
         elif trial in self._preparing:
@@ -307,7 +307,7 @@ class LaunchQueue:
         return ends
 
     def work(self, deadline: float) -> None:
-        """Make folders ready and start what is ready, until the deadline, and at least one."""
+        """Prepare folders and start attempts until the deadline, at least one."""
         while self._waiting and len(self._preparing) < AT_ONCE and time.monotonic() < deadline:
             trial = next(iter(self._waiting))
             self._prepare(self._waiting.pop(trial))
@@ -340,7 +340,10 @@ class LaunchQueue:
 
 
 def write_folder(task: Task, config: dict[str, Any] | None, told: Mapping[str, Any]) -> None:
-    """Write what an attempt reads first, and is ``told``; ``config`` only where it is not there yet. InputError where a link leads elsewhere."""
+    """Write the files that an attempt reads first.
+
+    InputError where a link leads elsewhere.
+    """
     for place in (task.folder.parent, task.folder):
         check_no_link(place)
     for name in ("log.txt", "heartbeat"):
@@ -351,14 +354,14 @@ def write_folder(task: Task, config: dict[str, Any] | None, told: Mapping[str, A
 
 
 def _is_there(path: Path, config: dict[str, Any]) -> bool:
-    """Return True where a file says this, if in fewer keys: what an earlier program has begun stays to the letter."""
+    """Return True where a file has this content, perhaps in fewer keys."""
     with suppress(InputError):
         return path.is_file() and stored_config(path).to_json() == config
     return False
 
 
 def trial_folder(out: Path, number: int) -> Path:
-    """Where trial ``number`` of a campaign has its run.
+    """Return the folder of trial ``number``.
 
     >>> trial_folder(Path("c"), 7).as_posix()
     'c/trials/0007'
@@ -367,7 +370,7 @@ def trial_folder(out: Path, number: int) -> Path:
 
 
 def check_disk(folder: Path) -> None:
-    """InputError where nothing can be written: a trial that fails for want of space has not failed, it waits for a resume."""
+    """Raise InputError where the disk is full."""
     try:
         write_atomically(folder / ".room", b"\0" * ROOM)
     except InputError as error:
@@ -376,6 +379,6 @@ def check_disk(folder: Path) -> None:
 
 
 def steady_clock() -> Callable[[], float]:
-    """Seconds since 1970 that never jump while the controller lives, whatever happens to the machine's clock."""
+    """Return a clock of seconds since 1970 that never jumps."""
     offset = time.time() - time.monotonic()
     return lambda: offset + time.monotonic()

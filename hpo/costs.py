@@ -1,4 +1,4 @@
-"""What a configuration costs, learned from trials that were measured: seconds per epoch, memory, and the loss by more slots."""
+"""Cost models of configurations, fitted to measured trials."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ Vector = NDArray[np.float64]
 
 
 class Sized(Struct, frozen=True, kw_only=True):
-    """How long an epoch of a trial took on so many slots."""
+    """Duration of a trial's epoch on some number of slots."""
 
     trial: int
     slots: int
@@ -43,7 +43,7 @@ class Sized(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Law:
-    """A positive quantity as a function of the configuration: ridge regression of its logarithm.
+    """Ridge regression of the logarithm of a positive quantity.
 
     Penalty and features (the parameters alone, or with their products) are those with the smallest leave-one-out error.
     """
@@ -59,7 +59,7 @@ class Law:
     """Mean relative error where every measurement is predicted from all others."""
 
     def __call__(self, values: Mapping[str, Any]) -> float:
-        """The predicted quantity; always positive, and never far outside of what was measured."""
+        """Return the predicted quantity, never far outside the measurements."""
         row = _columns(np.array([features(self.space, values)]), self.products)[0]
         logarithm = self.level + float((row - self.centre) @ self.weights)
         return math.exp(min(max(logarithm, self.low - BEYOND), self.high + BEYOND))
@@ -67,7 +67,7 @@ class Law:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostModel:
-    """What trials cost; the same measurements give the same model."""
+    """Cost model of trials; a function of the measurements."""
 
     seconds: Law | None = None
     memory: Law | None = None
@@ -85,7 +85,7 @@ class CostModel:
         memory: Sequence[tuple[Point, float]] = (),
         sizes: Iterable[Sized] = (),
     ) -> "CostModel":
-        """The model of trials with (values, seconds per epoch on one slot), and where known (values, memory in MB)."""
+        """Fit the model to seconds per epoch, and memory in MB."""
         return cls(
             seconds=law_of(history, space),
             memory=law_of(memory, space),
@@ -103,12 +103,12 @@ class CostModel:
 
     @property
     def error(self) -> float | None:
-        """Mean relative error of the seconds, every trial predicted from all others; None below four measurements."""
+        """Return the leave-one-out error of the seconds, relative; None below four measurements."""
         return None if self.seconds is None else self.seconds.error
 
 
 class Estimates:
-    """Follows a campaign and predicts what its next trials cost, by a model that is fitted again as they grow; without influence on what they are."""
+    """Expected costs of the next trials, fitted again as measurements grow."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -129,7 +129,7 @@ class Estimates:
             self._sizes.append(Sized(trial=event.trial, slots=len(trial.slots), seconds=seconds / epochs * as_fastest))
 
     def of(self, state: State, values: Point) -> tuple[float | None, float | None]:
-        """Seconds per epoch on one slot, and slots at which half of the speed is lost; None where nothing is known."""
+        """Return seconds per epoch on one slot, and the scaling, or None."""
         count = len(self._measured)
         if count >= FEWEST and count > GROWTH * self._model.measured:
             measured = [state.trials[number] for number in list(self._measured)]
@@ -153,7 +153,7 @@ def seconds_on(slots: int, work: float, scaling: float | None) -> float:
 
 
 def work_of(slots: int, seconds: float, scaling: float | None) -> float:
-    """Seconds of an epoch on one slot, from those on several; undoes ``seconds_on``.
+    """Return one-slot seconds of an epoch; undoes ``seconds_on``.
 
     >>> work_of(5, 4.0, 4.0)
     10.0
@@ -162,7 +162,7 @@ def work_of(slots: int, seconds: float, scaling: float | None) -> float:
 
 
 def works_of(trials: Iterable[Trial], sizes: Iterable[Sized], scaling: float | None) -> list[tuple[Point, float]]:
-    """(values, seconds per epoch on one slot) of trials: by the latest of the sizes that each has, else as it says itself."""
+    """Return (values, one-slot seconds per epoch) of trials."""
     latest = {size.trial: size for size in sizes}
     works: list[tuple[Point, float]] = []
     for trial in trials:
@@ -173,7 +173,7 @@ def works_of(trials: Iterable[Trial], sizes: Iterable[Sized], scaling: float | N
 
 
 def law_of(history: Sequence[tuple[Point, float]], space: Space) -> Law | None:
-    """The law that measurements of a positive quantity follow; None below four usable ones."""
+    """Fit a law to a positive quantity; None below four measurements."""
     known = [(values, value) for values, value in history if math.isfinite(value) and value > 0]
     if len(known) < FEWEST:
         return None
@@ -196,7 +196,9 @@ def law_of(history: Sequence[tuple[Point, float]], space: Space) -> Law | None:
 
 
 def scaling_of(sizes: Iterable[Sized]) -> float | None:
-    """Slots at which half of the speed is lost, from trials that ran on several sizes; None where there is none.
+    """Fit the number of slots at half of the speed.
+
+    None where no trial ran on several sizes.
 
     Epochs on p slots take ``work / p * (1 + (p - 1) / scaling)``. Every trial has its own work, all share the scaling.
     """
@@ -229,7 +231,10 @@ def scaling_of(sizes: Iterable[Sized]) -> float | None:
 
 
 def features(space: Space, values: Mapping[str, Any]) -> list[float]:
-    """A configuration as numbers between -1 and 1: ranges on their scale, a column for every choice, flags for what is absent."""
+    """Return a configuration as numbers between -1 and 1.
+
+    Ranges have their scale, choices a column each, absent parameters a flag.
+    """
     return [number for path, parameter in space.parameters.items() for number in _encoded(parameter, values.get(path))]
 
 
@@ -245,7 +250,9 @@ def _encoded(parameter: Parameter, value: Any) -> list[float]:
 
 
 def _position(value: Any, low: int | float, high: int | float) -> float:
-    """Where a number lies in its range, from -1 to 1; 0 for what is absent, for another type, or without a range.
+    """Return a number's position in its range, from -1 to 1.
+
+    0 for an absent value, another type, or an empty range.
 
     Positive ranges count in logarithms, because costs are powers of widths and depths.
     """
@@ -269,7 +276,7 @@ def _columns(rows: Vector, products: bool) -> Vector:
 
 
 def _ridge(rows: Vector, targets: Vector) -> tuple[Vector, Vector]:
-    """(weights of the centred columns, leave-one-out residuals) under the penalty that predicts left-out targets best."""
+    """Return the weights of the best penalty, and leave-one-out residuals."""
     centred, aims = rows - rows.mean(axis=0), targets - targets.mean()
     left, sizes, right = np.linalg.svd(centred, full_matrices=False)
     turned = left.T @ aims

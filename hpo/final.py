@@ -1,4 +1,4 @@
-"""The last training of chosen configurations: a campaign of given runs, so that faults, sizes and resumption are its own.
+"""Final training of selected configurations: a campaign of given runs.
 
 Every run goes straight to its end; on the way it may move to more nodes, when others have left theirs.
 """
@@ -40,7 +40,7 @@ INHERITED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinalTraining:
-    """How the last training ended."""
+    """Result of a final training."""
 
     result: CampaignResult
     folders: list[Path]
@@ -56,7 +56,7 @@ def run_final(
     launcher: Launcher | None = None,
     on_event: OnEvent | None = None,
 ) -> FinalTraining:
-    """Train every run to its full budget in the campaign folder ``out``, or continue there, on slots as the costs ask.
+    """Train every run to its full budget in ``out``, or continue there.
 
     ``like`` gives launcher, sizes and patience. The training ends early, with the reason in its result, on signals and at
     the end of an allocation. InputError where a run fails, with its reason, once all others are trained.
@@ -74,7 +74,10 @@ def run_final(
 
 
 def final_settings(runs: Sequence[GivenRun], out: Path, like: SearchSettings | None = None) -> CampaignSettings:
-    """The campaign that trains these runs; InputError where they have different numbers of epochs."""
+    """Return the campaign that trains these runs.
+
+    InputError where they have different numbers of epochs.
+    """
     epochs = sorted({run.config.train.epochs for run in runs})
     if len(epochs) != 1:
         raise InputError(f"the runs of one final training have different epochs ({epochs}); give all the same")
@@ -92,13 +95,13 @@ def final_settings(runs: Sequence[GivenRun], out: Path, like: SearchSettings | N
 
 
 def _sizes(like: SearchSettings) -> tuple[int, int]:
-    """As many nodes as the costs ask for, at least as many as a trial of the search had; shares of a node stay shares."""
+    """Return how many nodes a run may use."""
     least = like.nodes_per_trial if isinstance(like.nodes_per_trial, int) else like.nodes_per_trial[0]
     return (1, 1) if like.trials_per_node > 1 else (least, MANY)
 
 
 def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epochs: int | None = None) -> list[GivenRun]:
-    """The configurations of a campaign's run folders, each with so many seeds, all different, and with what they cost."""
+    """Return the configurations of run folders, each with several seeds."""
     trials = {trial_folder(campaign, trial.number): trial for trial in replay(campaign / JOURNAL).trials.values()}
     runs: list[GivenRun] = []
     for folder in folders:
@@ -118,7 +121,7 @@ def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epoch
 
 
 def best_runs(campaign: Path) -> list[Path]:
-    """Run folders of a campaign's configurations with a result: those that came furthest first, and among them the best.
+    """Return the run folders of the configurations that came furthest.
 
     InputError where ``campaign`` is none.
     """

@@ -1,4 +1,4 @@
-"""What lies in a campaign's folder, and what its ``campaign.json`` says before anything is made of it."""
+"""Names and versions of the files in a campaign's folder."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,10 @@ VERSION = 3
 
 
 def campaign_table(out: Path) -> dict[str, Any]:
-    """The table in a campaign's folder; InputError where there is none or it is from a newer version."""
+    """Return the table of a campaign's folder.
+
+    InputError where there is none or it is from a newer version.
+    """
     path = out / NAME
     if not path.exists():
         raise InputError(f"{out} is not a campaign (no {NAME}); check the path")
@@ -20,7 +23,10 @@ def campaign_table(out: Path) -> dict[str, Any]:
 
 
 def checked_table(saved: Any, path: Path) -> dict[str, Any]:
-    """What was read from ``path``; InputError where it is no campaign's, or a newer version's."""
+    """Return the table of a campaign.
+
+    InputError where it is none, or a newer version's.
+    """
     if not isinstance(saved, dict) or not isinstance(saved.get("version"), int) or "enqueued" not in saved:
         raise InputError(f"{path} is not a campaign's; check the path")
     check_version(saved["version"], path, oldest=VERSION, newest=VERSION)

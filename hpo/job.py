@@ -1,4 +1,4 @@
-"""The batch jobs that carry a campaign: the [job] section of CAMPAIGN.toml, typed. Trials do not depend on it."""
+"""Batch jobs of a campaign: the [job] section of CAMPAIGN.toml."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def _one_line(text: str) -> str:
 
 
 def is_word(text: str) -> bool:
-    """Return True where a text can stand in a scheduler's directive as it is.
+    """Return True for a text that schedulers' directives can hold.
 
     >>> is_word("campaigns/alloys-1"), is_word("my campaign")
     (True, False)
@@ -51,7 +51,7 @@ Site = Annotated[str, AfterValidator(check_machine)]
 
 
 class JobSettings(Settings):
-    """The batch jobs that ``hydragnn search --submit`` makes; elsewhere this section is without effect."""
+    """Batch jobs that ``hydragnn search --submit`` makes."""
 
     acts_with: ClassVar = {
         "local_storage": ActsWith(

@@ -1,4 +1,6 @@
-"""The journal: an append-only file of events and what was decided about them, one JSON object per line, for one writer at a time.
+"""The journal: an append-only file of events and their changes.
+
+One JSON object per line, for one writer at a time.
 
 A line is on disk before its consequences happen. Reading applies changes and decides nothing, so that every version reads what
 another wrote: ``then`` holds what an event changed (``scheduling/state.py``), ``line`` counts lines, and every opening has the
@@ -54,17 +56,20 @@ BRIEF = KINDS - {"opened", "reached", "failed"}
 
 
 def read_journal(path: Path) -> list[tuple[float, Event]]:
-    """(time, event) of every complete line; an absent file is an empty journal, a torn last line is left out."""
+    """Return (time, event) of every line that counts."""
     return [(entry.time, entry.event) for entry in read_entries(path)]
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Every line that counts, with its decisions; an absent file is an empty journal, a torn last line is left out."""
+    """Return every line that counts; none where there is no file."""
     return [entry_of(counted, path) for counted in read_lines(path, Chain(path))]
 
 
 def entry_of(counted: Counted, path: Path) -> Entry:
-    """The entry that a line is; InputError where a newer program wrote it."""
+    """Return the entry of a line.
+
+    InputError where another version wrote it.
+    """
     data, line, number = counted
     check_format(line, path, number)
     try:
@@ -75,7 +80,9 @@ def entry_of(counted: Counted, path: Path) -> Entry:
 
 
 def replay(path: Path, follow: Callable[[Event, State], None] | None = None) -> State:
-    """Return the campaign of a journal; InputError where a line does not follow from those before it.
+    """Return the campaign of a journal.
+
+    InputError where a line does not fit those before it.
 
     ``follow`` is called with every event and the campaign after it.
     """
@@ -88,7 +95,7 @@ def replay(path: Path, follow: Callable[[Event, State], None] | None = None) -> 
 
 
 def courses(path: Path, entries: Iterable[Entry]) -> Iterator[tuple[Entry, State]]:
-    """Yield every entry with the campaign after it, which is always the same object."""
+    """Yield every entry with the campaign after it, always one object."""
     state = State()
     for entry in entries:
         apply_changes(state, entry.event, entry.then, path, entry.line)
@@ -96,7 +103,10 @@ def courses(path: Path, entries: Iterable[Entry]) -> Iterator[tuple[Entry, State
 
 
 def apply_changes(state: State, event: Event, then: Written, path: Path, number: int) -> None:
-    """Change a campaign as a line says; InputError where it does not fit the lines before it."""
+    """Change a campaign as a line says.
+
+    InputError where it does not fit the lines before it.
+    """
     try:
         state.apply(event, then)
     except InputError as error:
@@ -131,7 +141,7 @@ class Journal:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know of the journal's past, and of the place where it is."""
+        """Return notes for the user on the journal's past and place."""
         notes = []
         if self._torn:
             notes.append(f"{self._path}: the last line was cut off by a kill or a full disk, and is left out")
@@ -146,15 +156,18 @@ class Journal:
 
     @property
     def campaign(self) -> str:
-        """What names the campaign on its machine, in process environments and names of job steps; a copied folder is another campaign."""
+        """Return the name of the campaign in environments and job steps.
+
+        A copied folder is another campaign.
+        """
         return digest([self._chain.campaign, self._path.parent.stat().st_ino])[:8]
 
     def append(self, event: Event, now: float, then: Changes | None = None) -> None:
-        """Put an event on disk, with what was decided; once this returns, it survives a kill and a power cut."""
+        """Write an event to disk, with what it changed."""
         self.extend([Entry(now, event, then or {})])
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Put several entries on disk with one flush; a kill in between keeps the first ones of them."""
+        """Write several entries to disk with one flush."""
         self._write([self._encode(number, entry) for number, entry in enumerate(entries, start=self._chain.count + 1)])
 
     def check(self) -> None:
@@ -167,7 +180,7 @@ class Journal:
                 self._look(file)
 
     def _claim(self) -> None:
-        """Take the journal: its end, if it is torn, is closed, and who held it before writes no line that counts any more."""
+        """Claim the journal, so that lines of earlier sessions no longer count."""
         self._session = secrets.token_hex(4)
         value = {"event": CLAIM, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
         value |= {"line": self._chain.count + 1, "session": self._session, "format": FORMAT, "program": __version__}
@@ -204,7 +217,10 @@ class Journal:
         return file
 
     def _look(self, file: BinaryIO) -> None:
-        """Take in what was appended, by whomever; TakenOver where another session holds the journal now."""
+        """Read what was appended.
+
+        TakenOver where another session holds the journal now.
+        """
         file.seek(self._chain.length)
         for _ in self._chain.read(file):
             pass
@@ -238,7 +254,7 @@ class Journal:
 
 
 def acquire_lock(path: Path) -> int:
-    """A file descriptor that holds the lock at ``path`` until it is closed or the process ends, however it ends."""
+    """Return a file descriptor that holds the lock until it is closed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = lock_file(path)
@@ -251,7 +267,7 @@ def acquire_lock(path: Path) -> int:
 
 @contextmanager
 def young_garbage_only() -> Iterator[None]:
-    """Python looks for circular garbage among what is new only: what outlives one look is never looked at again.
+    """Let Python search for circular garbage among new objects only.
 
     A campaign is a large value without circles that changes all the time, and a search through all of it stops the program for
     a fifth of a second. What is not circular is freed at once, as always.
@@ -275,7 +291,7 @@ def young_garbage_only() -> Iterator[None]:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Python does not look for circular garbage: what comes of a journal is a large value without circles, in which it never looks."""
+    """Let Python not search for circular garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -288,7 +304,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def read_lines(path: Path, chain: Chain) -> Iterator[Counted]:
-    """Every line of a journal that counts, taken into ``chain``; none where there is no file."""
+    """Yield every line that counts, and take it into ``chain``."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             yield from chain.read(file)
@@ -299,5 +315,5 @@ def read_lines(path: Path, chain: Chain) -> Iterator[Counted]:
 
 
 def brief_changes(line: Line) -> Written | None:
-    """Return what a line changed, where a status needs nothing else of it; otherwise None."""
+    """Return the changes of a line whose event needs no reading."""
     return line.then if line.event in BRIEF else None

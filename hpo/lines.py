@@ -1,4 +1,4 @@
-"""Lines of a journal: how each is written and checked, and which of them count.
+"""Lines of a journal: format, checksums, and which of them count.
 
 A session, one controller's time with the campaign, begins with a claim and signs all of its lines. A line counts where its
 number is the next one and its session is the latest that claimed the journal. So two sessions that both append, where locks do
@@ -29,7 +29,7 @@ TORN = b" (torn)\n"
 
 
 class Line(Struct, frozen=True, kw_only=True, gc=False):
-    """What a line says besides its event; in the order of the names, in which it is read soonest."""
+    """Content of a line besides its event, in the order of files."""
 
     event: str
     format: int = FORMAT
@@ -45,7 +45,7 @@ LINE = msgspec.json.Decoder(Line)
 
 
 class Counted(NamedTuple):
-    """A line that counts, where it stands in the file (from 1), and what it says besides its event."""
+    """A line that counts, with its number in the file (from 1)."""
 
     data: bytes
     line: Line
@@ -53,7 +53,7 @@ class Counted(NamedTuple):
 
 
 class Chain:
-    """The lines of a journal that count, as far as it was read; ``read`` goes on from byte ``length``."""
+    """Reader of the lines that count."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -67,7 +67,10 @@ class Chain:
         self._over: set[str] = set()
 
     def read(self, file: Iterable[bytes]) -> Iterator[Counted]:
-        """Every further line that counts, claims left out; a torn last line waits. InputError where lines are damaged or missing."""
+        """Yield every further line that counts, claims left out.
+
+        A torn last line waits. InputError where lines are damaged or missing.
+        """
         length, number, void, broken = self.length, self._number, self.void, (0, b"")
         for data in file:
             number, length = number + 1, length + len(data)
@@ -102,7 +105,7 @@ class Chain:
         self.length, self.count, self._number = self.length + len(data), self.count + count, self._number + count
 
     def _is_void(self, line: Line) -> bool:
-        """Return True for a line of a session that is over, and for a claim that came too late, whose session never begins."""
+        """Return True for a line of a session that was replaced."""
         late = (
             line.event == CLAIM and line.session != self.session and line.line is not None and line.line <= self.count
         )
@@ -111,7 +114,10 @@ class Chain:
         return line.session in self._over
 
     def _check(self, line: Line, number: int, broken: int) -> None:
-        """InputError where a line does not follow the last that counts; one before it that is ``broken`` is then at fault."""
+        """Raise InputError where a line does not follow the last one.
+
+        A line before it that is ``broken`` is then at fault.
+        """
         ours = line.session == self.session or line.event == CLAIM
         if ours and line.line == self.count + 1:
             return
@@ -129,7 +135,7 @@ class Chain:
 
 
 def is_torn(line: bytes) -> bool:
-    """Return True where a last line without a value is a piece of one, or lacks blocks (zeros) that a power cut kept from the disk.
+    """Return True for a last line left by a kill.
 
     A line that is whole but for bytes that changed says something that had consequences, and is not to be dropped.
     """
@@ -142,7 +148,7 @@ def is_torn(line: bytes) -> bool:
 
 
 def cut_apart(data: bytes) -> tuple[bytes, bytes, Line | None]:
-    """A line without a value as a piece and the whole line that was appended to it, and what that says; None where there is none.
+    """Split a damaged line from the line appended to it.
 
     >>> cut_apart(b'{"a": 1, {"a": 2}\\n')
     (b'{"a": 1, {"a": 2}\\n', b'', None)
@@ -154,17 +160,17 @@ def cut_apart(data: bytes) -> tuple[bytes, bytes, Line | None]:
 
 
 def damage(path: Path, number: int) -> InputError:
-    """What to raise where a line is not what was written."""
+    """Return the error for a damaged line."""
     return InputError(f"{path} is damaged in line {number}; restore the file from a copy, or begin a new campaign")
 
 
 def outdated(path: Path) -> InputError:
-    """What to raise where a version before 0.2.0 wrote a journal."""
+    """Return the error for a journal of a version before 0.2.0."""
     return InputError(f"{path} is of a version before 0.2.0; continue with that version, or begin a new campaign")
 
 
 def check_format(line: Line, path: Path, number: int) -> None:
-    """InputError where another format than today's was written."""
+    """Raise InputError where another version wrote a line."""
     if line.format < FORMAT:
         raise outdated(path)
     if line.format > FORMAT:
@@ -180,7 +186,7 @@ def encode_line(value: dict[str, Any]) -> bytes:
 
 
 def decode_line(data: bytes) -> Line | None:
-    """What a line says besides its event; None where the line is incomplete or its checksum does not fit.
+    """Return the content of a line; None where it is damaged.
 
     The checksum is that of the bytes before it; where these do not fit, that of what they mean, as sorted JSON.
     """

@@ -1,4 +1,4 @@
-"""What is minimised: one number from a run record."""
+"""Objective: one number from a run record, which is minimised."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -37,14 +37,14 @@ def objective_value(record: RunRecord, objective: Objective, epochs: int | None 
 
 
 def _main_errors(field: str) -> tuple[str, str]:
-    """The error of a field that weights refer to: the mean absolute error, of classes the share of wrong ones."""
+    """Return the error of a field: mean absolute, of classes the share."""
     return f"valid/{field}/mae", f"valid/{field}/error_rate"
 
 
 def check_objective(
     objective: Objective, targets: Sequence[str], source: str, classes: Collection[str] = frozenset()
 ) -> None:
-    """InputError where the objective speaks of a field that the model does not predict; ``classes`` are categorical ones."""
+    """Raise InputError where the objective names a field without a prediction."""
     metrics = {field: ("error_rate", "nll", "brier") if field in classes else ("mae", "rmse") for field in targets}
     valid = ["valid/loss", *(f"valid/{field}/{metric}" for field in targets for metric in metrics[field])]
     if isinstance(objective, str) and objective not in valid:

@@ -1,4 +1,4 @@
-"""What is checked and written before the first trial of a campaign starts."""
+"""Checks before the first trial of a campaign."""
 
 import json
 from collections.abc import Callable
@@ -44,7 +44,7 @@ EXTENSIBLE = (
 
 
 def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = False) -> None:
-    """InputError for a space without valid points, rungs beyond the budget, or fields that nothing predicts or holds.
+    """Raise InputError for settings under which no trial could run.
 
     And for values, above all kinds of models, that cannot do what is asked with these data, unless the campaign has ``begun`` with them.
     """
@@ -68,7 +68,7 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
 
 
 def check_models(settings: CampaignSettings, space: Space) -> None:
-    """InputError where a value of the space, or kinds that it combines, make no model for these data and heads, or set what cannot act.
+    """Raise InputError where a value of the space makes no model.
 
     What the base sets must act in one of the runs at least.
     """
@@ -86,7 +86,7 @@ def check_models(settings: CampaignSettings, space: Space) -> None:
 
 
 def check_cutoffs(settings: CampaignSettings, space: Space) -> None:
-    """InputError where a cutoff of the base, or one that is searched, is larger than that of a store."""
+    """Raise InputError where a cutoff is larger than that of a store."""
     key = "model.cutoff"
     searched = {path: parameter for path, parameter in space.parameters.items() if place_of(path) == key}
     values = [(f'search.space."{path}"', value) for path, parameter in searched.items() for value in ends_of(parameter)]
@@ -137,7 +137,7 @@ def _check_config(settings: CampaignSettings, config: AnyConfig) -> None:
 
 
 def _check_references(settings: CampaignSettings, config: AnyConfig) -> None:
-    """InputError where a head gives energies of isolated atoms, and not of every element in its store."""
+    """Raise InputError where energies of isolated atoms are incomplete."""
     for branch in config.branches:
         for head in branch.heads:
             given = getattr(head, "references", None)
@@ -148,7 +148,10 @@ def _check_references(settings: CampaignSettings, config: AnyConfig) -> None:
 
 
 def _classes_of(settings: CampaignSettings, branch: BranchSettings) -> list[str]:
-    """The names of a branch's categorical targets; InputError where its store lacks a field."""
+    """Return a branch's categorical targets.
+
+    InputError where its store lacks a field.
+    """
     fields = {field.name: field for field in open_store(branch.data.store).fields()}
     missing = [name for name in [*branch.targets, *(branch.data.inputs or [])] if name not in fields]
     if missing:
@@ -160,7 +163,7 @@ def _classes_of(settings: CampaignSettings, branch: BranchSettings) -> list[str]
 
 
 def plan_of(settings: CampaignSettings) -> Plan:
-    """What the scheduler needs to know of the settings."""
+    """Return the scheduler's part of the settings."""
     search = settings.search
     epochs = settings.base.get("train", {}).get("epochs", 100)
     epochs = settings.runs[0].config.train.epochs if settings.runs else epochs
@@ -180,7 +183,10 @@ def plan_of(settings: CampaignSettings) -> Plan:
 
 
 def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
-    """The plan on what the launcher has; InputError where a trial needs more nodes."""
+    """Return the plan for a launcher.
+
+    InputError where a trial needs more nodes.
+    """
     plan = plan_of(settings)
     if isinstance(launcher, AllocationLauncher):
         plan = replace(plan, sizes=launcher.sizes)
@@ -213,7 +219,7 @@ def check_folder(
     resume: bool,
     on_note: Callable[[str], None] | None = None,
 ) -> list[Point]:
-    """The configurations that are tried first, after a look at the campaign's folder.
+    """Check the campaign's folder and return the first configurations.
 
     ``on_note`` is called with what was left out of earlier campaigns.
 
@@ -242,7 +248,7 @@ def is_begun(out: Path) -> bool:
 
 
 def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
-    """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one.
+    """Return the settings as a campaign in ``out`` was begun with.
 
     A default space is the one that the campaign began with, whatever it is by now, as many trials share a process as were chosen then,
     and a sampler that was the default then goes on.
@@ -263,7 +269,7 @@ def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
 
 
 def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
-    """Write ``campaign.json``, and where the stores lie into the configurations of trials; only the holder of the journal's lock may."""
+    """Write ``campaign.json`` and the stores' paths; needs the journal's lock."""
     if is_begun(out):
         follow_stores(settings, open_campaign(out), out)
     own = {"version": VERSION, "enqueued": enqueued, "stores": fingerprints_of(settings)}
@@ -273,7 +279,10 @@ def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path)
 
 
 def open_campaign(out: Path) -> CampaignSettings:
-    """The settings of the campaign in a folder; InputError where there is none or it is from a newer version."""
+    """Return the settings of the campaign in a folder.
+
+    InputError where there is none or it is from a newer version.
+    """
     return _settings_of(campaign_table(out), out / NAME)
 
 

@@ -1,4 +1,4 @@
-"""What a campaign found: run records, the course of every trial, and which parameters mattered."""
+"""Results of a campaign: records, histories, importances."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ class CampaignHistory:
 
 
 def campaign_records(out: Path | str) -> list[tuple[int, RunRecord, Path]]:
-    """(trial number, record, run folder) of every trial that left a record, in order; paused and failed ones too.
+    """Return (number, record, folder) of every trial with a record.
 
     InputError where ``out`` is not a campaign, or a record is damaged.
     """
@@ -78,7 +78,10 @@ def campaign_records(out: Path | str) -> list[tuple[int, RunRecord, Path]]:
 
 
 def finished_runs(out: Path | str) -> list[Path]:
-    """Run folders of the trials that were trained to their end, best objective first; InputError where there is none yet."""
+    """Return the run folders of finished trials, best first.
+
+    InputError where there is none yet.
+    """
     out = Path(out)
     trials = [trial for trial in campaign_history(out).trials if trial.status == "finished"]
     if not trials:
@@ -87,7 +90,7 @@ def finished_runs(out: Path | str) -> list[Path]:
 
 
 def campaign_history(out: Path | str) -> CampaignHistory:
-    """The course of the campaign in folder ``out``, read from its journal; safe while the campaign runs."""
+    """Return the history of a campaign, also while it runs."""
     out = Path(out)
     settings = open_campaign(out)
     builder = _timeline_builder(out / JOURNAL)
@@ -122,7 +125,7 @@ def campaign_history(out: Path | str) -> CampaignHistory:
 
 
 def _timeline_builder(path: Path) -> TimelineBuilder:
-    """The whole course of a campaign; InputError where a line of its journal does not follow from those before it."""
+    """Return the timeline of a journal."""
     builder = TimelineBuilder()
     with no_garbage_collection():
         for entry, state in courses(path, read_entries(path)):
@@ -131,7 +134,7 @@ def _timeline_builder(path: Path) -> TimelineBuilder:
 
 
 def parameter_importance(out: Path) -> dict[str, float]:
-    """Share of the objective's variance that each parameter explains (fANOVA), largest first; sums to 1.
+    """Return each parameter's share of the objective's variance (fANOVA).
 
     Trials are compared where all are equally far: at the first rung. A parameter that is inactive in a trial counts with
     a value drawn at random, so that it explains nothing there. Empty with fewer than six results.

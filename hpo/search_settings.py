@@ -1,4 +1,4 @@
-"""What a campaign searches: the [search] section of CAMPAIGN.toml, typed."""
+"""The [search] section of CAMPAIGN.toml, typed."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ WIDE = 64
 
 
 class SearchSettings(Settings):
-    """How many configurations are tried, which, for how long, and what makes one better than another."""
+    """Number of trials, sampler, budgets and objective."""
 
     acts_with: ClassVar = {
         **dict.fromkeys(
@@ -143,7 +143,10 @@ class SearchSettings(Settings):
 
 
 def search_settings(table: object, source: str) -> SearchSettings:
-    """The section that a table describes, its space given as a table; InputError on anything wrong."""
+    """Return the section of a table.
+
+    InputError on anything wrong.
+    """
     if not isinstance(table, Mapping):
         raise InputError(f"{source}: [search] must be a table of settings; correct it")
     space = table.get("space", {})
@@ -156,7 +159,7 @@ def search_settings(table: object, source: str) -> SearchSettings:
 
 
 def sampler_for(sampler: str, width: int) -> str:
-    """The sampler of a campaign in which so many attempts can run at once.
+    """Return the sampler for a number of attempts at once.
 
     >>> sampler_for("auto", 63), sampler_for("auto", 64), sampler_for("qmc", 64)
     ('tpe', 'gp', 'qmc')
@@ -165,7 +168,7 @@ def sampler_for(sampler: str, width: int) -> str:
 
 
 def sampler_text(sampler: str, widths: Sequence[int]) -> str:
-    """Which sampler found configurations, and why where the program chose it; ``widths``: how many trials could run at once, by controller.
+    """Return the samplers of a campaign, and why, as text.
 
     >>> sampler_text("auto", [4, 100, 128]).partition(" (")[0]
     'tpe, later gp, since 4, later 128 can run at once'
@@ -181,6 +184,6 @@ def sampler_text(sampler: str, widths: Sequence[int]) -> str:
 
 
 def together_text(search: SearchSettings, because: str) -> str:
-    """How many trials share a process and why, where the program chose the number; otherwise, without a reason, empty."""
+    """Return the trials per process and why, or an empty text."""
     who = f"{search.members} trials share" if search.members > 1 else "no trials share"
     return f"{who} a process: {because}" if because else ""

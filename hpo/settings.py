@@ -1,4 +1,4 @@
-"""A campaign as CAMPAIGN.toml describes it: what all trials share, and the [search] section around it."""
+"""A campaign as CAMPAIGN.toml describes it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from hydragnn.hpo.space.default import default_space
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenRun:
-    """A run that is given completely, so that a campaign only trains it."""
+    """A given run, which a campaign only trains."""
 
     config: AnyConfig
     work: float | None = None
@@ -31,7 +31,7 @@ class GivenRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CampaignSettings:
-    """A campaign: the configuration that all trials share, and what is searched around it.
+    """A campaign: a shared configuration, and what is searched around it.
 
     ``base`` stays a table because it is complete only together with the sampled values.
     """
@@ -51,7 +51,7 @@ class CampaignSettings:
 
     @property
     def together_text(self) -> str:
-        """How many trials share a process and why, where the program chose the number; otherwise empty."""
+        """Return the trials per process and why, or an empty text."""
         return together_text(self.search, self.together_because)
 
     def to_json(self) -> dict[str, Any]:
@@ -62,12 +62,18 @@ class CampaignSettings:
 
 
 def read_campaign(path: Path, assignments: Sequence[str] = ()) -> CampaignSettings:
-    """The campaign that a TOML file and ``--set key=value`` assignments describe; relative paths count from the file."""
+    """Return the campaign of a TOML file and assignments.
+
+    Relative paths count from the file.
+    """
     return campaign_settings(with_overrides(read_toml(path), assignments), path)
 
 
 def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
-    """The campaign in a parsed table; relative paths count from the folder of ``path``, which also names it in errors."""
+    """Return the campaign of a parsed table.
+
+    Relative paths count from the folder of ``path``, which names it in errors.
+    """
     shared = {key: value for key, value in table.items() if key not in ("search", "job", "runs")}
     base = json.loads(json.dumps(with_isolated_atoms(shared, path)))
     if not isinstance(table.get("search"), Mapping):

@@ -1,4 +1,4 @@
-"""The stores of a campaign, which may lie elsewhere when it is resumed: their graphs have to be the same."""
+"""Stores of a campaign, which may be moved but not changed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from hydragnn.runs.moved import is_data, write_places
 
 
 def places_of(settings: CampaignSettings) -> list[tuple[str, str]]:
-    """Branch and path of every store that the campaign's configurations name, in their order."""
+    """Return branch and path of every store."""
     tables = [run.config.to_json() for run in settings.runs] or [settings.base]
     sections = [section for table in tables for section in table.get("branches") or [table]]
     return [(section.get("name", ""), section["data"]["store"]) for section in sections if "data" in section]
@@ -24,7 +24,7 @@ def fingerprints_of(settings: CampaignSettings) -> dict[str, str]:
 
 
 def check_stores(now: CampaignSettings, saved: CampaignSettings, fingerprints: Mapping[str, str], out: Path) -> None:
-    """InputError where a store that is named now has other graphs than the one of the campaign in ``out`` had when it began.
+    """Raise InputError where a store has other graphs than before.
 
     A campaign of an earlier version has no ``fingerprints``: the records of its trials say what they were trained on.
     """
@@ -42,7 +42,7 @@ def check_stores(now: CampaignSettings, saved: CampaignSettings, fingerprints: M
 
 
 def follow_stores(settings: CampaignSettings, saved: CampaignSettings, out: Path) -> None:
-    """Let the configurations of all trials name the stores where they lie now, so that an ensemble finds them, too."""
+    """Write the present paths of stores into all trials."""
     places = {branch: Path(path) for branch, path in places_of(settings)}
     if places != {branch: Path(path) for branch, path in places_of(saved)}:
         for config in sorted(out.glob("trials/*/config.json")):
@@ -50,7 +50,7 @@ def follow_stores(settings: CampaignSettings, saved: CampaignSettings, out: Path
 
 
 def _is_of_trials(store: GraphStore, branch: str, out: Path) -> bool:
-    """Return True where the first trial with a record was trained on this store, or none has one."""
+    """Return True where the first recorded trial used this store."""
     for record in sorted(out.glob("trials/*/record.json")):
         if trained := read_record(record.parent).of_branch(branch).data_hash:
             return is_data(store, trained)

@@ -1,4 +1,4 @@
-"""The campaign as an Optuna study on disk, for optuna-dashboard; written from the journal, never read back.
+"""The campaign as an Optuna study, for optuna-dashboard.
 
 What changed is noted when it happens, put into Optuna's terms between the controller's looks, and flushed beside them. Nobody
 else writes the file, so that it needs none of Optuna's locks, which outlive the process that took them. Where it cannot be
@@ -38,7 +38,7 @@ OUTCOMES = {
 
 
 class StudyLog:
-    """Keeps ``optuna.log`` in step with the campaign; made afresh from the state whenever a controller begins."""
+    """Writer of ``optuna.log``, made afresh by every controller."""
 
     def __init__(self, path: Path, space: Space, state: State, files: Executor) -> None:
         """``files`` writes, beside everything else."""
@@ -74,14 +74,14 @@ class StudyLog:
         self._changed[action.trial] = None
 
     def write(self, state: State, seconds: float) -> None:
-        """Write what changed, for so many seconds at most and not too often."""
+        """Write what changed, for some seconds at most."""
         if self.busy:
             self._write(state, time.monotonic() + seconds)
             self._next = time.monotonic() + INTERVAL
             self._flushing = self._files.submit(self._lines.flush)
 
     def complete(self, state: State, seconds: float = math.inf) -> None:
-        """Write all that changed, as far as so many seconds allow, and wait until it is on disk."""
+        """Write all that changed, and wait until it is on disk."""
         if self._flushing is not None:
             self._flushing.result()
         if not self._lines.given_up:
@@ -125,10 +125,10 @@ class StudyLog:
 
 
 class _Lines(BaseJournalBackend):
-    """Optuna's journal, collected in memory and appended to its file many lines at a time; for one writer, which reads nothing back."""
+    """Optuna's journal, appended many lines at a time."""
 
     def __init__(self, path: Path) -> None:
-        """A new file takes the place of one that is there, and of a lock that Optuna left beside it."""
+        """Replace an existing file and its lock."""
         self._unread: list[dict[str, Any]] = []
         self._unwritten: list[dict[str, Any]] = []
         self._path, self._file = path, -1

@@ -1,4 +1,4 @@
-"""How many trials share a process where ``search.together = "auto"``: decided before the first one, by what all of them are."""
+"""Number of trials that share a process."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ SAMPLE = 8
 def with_together(
     settings: CampaignSettings, space: Space, workers: Workers | None, machine: Machine | None
 ) -> CampaignSettings:
-    """The campaign with so many trials for each worker (None: those of the campaign) as are known to gain by sharing its process, and why.
+    """Return the campaign with its number of trials per process.
 
     The same for the same campaign, data and machine (None: trials are not processes of this one). Whatever speaks against it makes it one.
     """
@@ -54,7 +54,10 @@ def with_together(
 
 
 def chosen_number(settings: CampaignSettings, space: Space, workers: Workers, machine: Machine) -> tuple[int, str]:
-    """How many trials each worker trains at once, and what decides it; NotStackable where they do not gain, or nobody knows."""
+    """Return how many trials a worker trains at once, and why.
+
+    NotStackable where sharing gains nothing, or that is unknown.
+    """
     if machine.gpus:
         raise NotStackable("what trials gain by sharing a GPU was not measured")
     branch, sample = one_shape(list(islice(valid_configs(settings, space), POINTS)))
@@ -70,7 +73,10 @@ def chosen_number(settings: CampaignSettings, space: Space, workers: Workers, ma
 
 
 def one_shape(configs: Sequence[AnyConfig]) -> tuple[BranchPlan, GraphBatch]:
-    """The data set of all runs, and some of its graphs; NotStackable unless their steps are known to gain by being taken as one."""
+    """Return the shared data set, and some of its graphs.
+
+    NotStackable unless their steps are known to gain.
+    """
     first, stores = configs[0], cache(open_store)
     if len(first.branches) > 1:
         raise NotStackable("models with branches are trained one after the other")

@@ -1,4 +1,4 @@
-"""The run that each point of a search space is, and what is checked of all of them."""
+"""Run configurations of points, and checks of them."""
 
 import json
 import re
@@ -27,7 +27,7 @@ MISSES = 1000
 
 
 def valid_configs(settings: CampaignSettings, space: Space) -> Iterator[AnyConfig]:
-    """The runs of valid points that are drawn at random, always the same; InputError after so many points in a row that are none."""
+    """Yield the runs of valid random points, always the same."""
     generator, misses = np.random.default_rng(0), 0
     while True:
         try:
@@ -44,7 +44,9 @@ def valid_configs(settings: CampaignSettings, space: Space) -> Iterator[AnyConfi
 
 
 def trial_config(settings: CampaignSettings, space: Space, values: Point, number: int) -> AnyConfig:
-    """The run of trial ``number``: the base with the point's values; InputError where they do not go together.
+    """Return the run of trial ``number``.
+
+    InputError where the base and the point do not go together.
 
     Of given runs, the one that the values name. The seed is ``train.seed + number`` unless the space has ``train.seed``. Where ``model.kind`` is searched, keys of
     the base's [model] that the chosen kind does not know are left out, provided that another of the kinds knows them.
@@ -64,7 +66,7 @@ def trial_config(settings: CampaignSettings, space: Space, values: Point, number
 
 
 def check_space(settings: CampaignSettings, space: Space) -> None:
-    """InputError unless every value at the ends of every parameter takes part in at least one valid configuration."""
+    """Raise InputError for an end of a range without a valid run."""
     _check_paths(settings, space)
     _check_places(settings, space)
     check_values(settings, space, lambda config: None)
@@ -77,7 +79,7 @@ def check_space(settings: CampaignSettings, space: Space) -> None:
 
 
 def check_values(settings: CampaignSettings, space: Space, check: Callable[[AnyConfig], object]) -> None:
-    """InputError unless every value at the ends of parameters, and every combination of kinds, is part of a run that passes ``check``.
+    """Raise InputError for values or kinds without a run that passes ``check``.
 
     Kinds are the choices of all parameters that are called so (``model.kind``, ``heads.0.kind``); ``check`` raises InputError. No value is blamed where
     all points drawn at random fail like it.
@@ -107,7 +109,7 @@ def _problem(
     rng: np.random.Generator,
     check: Callable[[AnyConfig], object],
 ) -> str:
-    """What is wrong with every configuration that has the given values; empty where one is right."""
+    """Return the problem of all configurations with given values, if any."""
     problem = ""
     for _ in range(TRIES):
         try:
@@ -120,13 +122,13 @@ def _problem(
 
 
 def _refuse_all(problem: str) -> None:
-    """Raise InputError where all points have a problem, whatever this or that value."""
+    """Raise InputError where all points have a problem."""
     if problem and not UNKNOWN_KEY.search(problem):
         raise InputError(f"no point of search.space makes a valid run: {problem}")
 
 
 def _refuse(what: str, problem: str, space: Space, path: str) -> None:
-    """Raise InputError where there is a problem; the sentence says what to do about a parameter, or is that of the base."""
+    """Raise InputError where there is a problem."""
     if not problem:
         return
     unknown = UNKNOWN_KEY.search(problem)
@@ -137,7 +139,7 @@ def _refuse(what: str, problem: str, space: Space, path: str) -> None:
 
 
 def _combinations_of_kinds(space: Space) -> list[Point]:
-    """Every combination of the choices of several parameters called kind that are active together."""
+    """Return every combination of kinds that are active together."""
     kinds = {path: p for path, p in space.parameters.items() if path.endswith(".kind") and isinstance(p, Choices)}
     if len(kinds) < 2:
         return []

@@ -1,4 +1,4 @@
-"""Configurations worth trying first: every architecture once, the best of earlier campaigns and of DeepHyper's result files."""
+"""First configurations: every architecture, then the best known ones."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ OnNote = Callable[[str], None]
 
 
 def first_points(settings: CampaignSettings, space: Space, on_note: OnNote | None = None) -> list[Point]:
-    """The configurations that are tried first: in a default space every architecture once, then the best of earlier campaigns.
+    """Return the first configurations of a campaign.
 
     That of an architecture has the middle of every range and the first of all choices. ``on_note`` is called with what was left out.
     """
@@ -46,7 +46,7 @@ def first_points(settings: CampaignSettings, space: Space, on_note: OnNote | Non
 
 
 def warm_points(settings: CampaignSettings, space: Space, on_note: OnNote | None = None) -> list[Point]:
-    """The best configurations of ``search.warm_start`` that are points of the space, source by source in turn.
+    """Return the best points of ``search.warm_start``.
 
     Given runs, all in their order; else at most a quarter of the trials. InputError for a source that is not one, or that has no point of the space.
     """
@@ -70,7 +70,7 @@ def warm_points(settings: CampaignSettings, space: Space, on_note: OnNote | None
 
 @dataclass(kw_only=True, slots=True)
 class Source:
-    """Configurations of an earlier campaign, best first, and why others are not tried."""
+    """Return an earlier campaign's configurations, and why others are skipped."""
 
     path: Path
     total: int
@@ -103,7 +103,10 @@ class Source:
 
 
 def warm_source(path: Path, space: Space) -> Source:
-    """The configurations of an earlier campaign or of a CSV file; InputError where none is a point of the space."""
+    """Return the configurations of a source.
+
+    InputError where none is a point of the space.
+    """
     source = Source(path=path, total=0, points=[], reasons={})
     if (path / JOURNAL).is_file():
         scored = _from_campaign(path, source)
@@ -146,7 +149,7 @@ def _from_campaign(folder: Path, source: Source) -> Scored:
 
 
 def _from_deephyper(path: Path, space: Space, source: Source) -> Scored:
-    """DeepHyper maximises ``objective`` and writes parameters as ``p:name``; failures have ``F...`` as objective."""
+    """Return the rows of DeepHyper's results, which maximise ``objective``."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -170,7 +173,7 @@ def _from_deephyper(path: Path, space: Space, source: Source) -> Scored:
 
 
 def _column(path: str, columns: list[str], space: Space) -> str | None:
-    """The column of a parameter: its whole path, or its last word where that is unambiguous."""
+    """Return the column of a parameter: its path or last word."""
     last = path.rpartition(".")[2]
     alone = sum(other.rpartition(".")[2] == last for other in space.parameters) == 1
     names = [f"p:{path}", *([f"p:{last}"] if alone else [])]
@@ -185,7 +188,7 @@ def _reader(row: dict[str, str], columns: dict[str, str]) -> Callable[[str, Para
 
 
 def _value(parameter: Parameter, text: str) -> Any:
-    """The value that a cell stands for; None where it is none of the parameter's."""
+    """Return the value of a cell; None where it is none."""
     if isinstance(parameter, Choices):
         exact = (c for c in parameter.choices if text in (str(c), json.dumps(c)))
         return next(exact, next((c for c in parameter.choices if _is_number(c) and c == _number(text)), None))

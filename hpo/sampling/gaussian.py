@@ -1,4 +1,4 @@
-"""A Gaussian process over a conditional space, for many workers: one fit serves all requests of an answer.
+"""A Gaussian process over a conditional space, for many workers.
 
 A trial is a point of the unit cube, where an inactive range lies in its middle. Its result counts by its place among all
 results, as a quantile of the normal distribution, so that neither the objective's scale nor what diverged matters
@@ -50,7 +50,7 @@ LEAST_NOISE = 1e-6
 
 
 class Coordinates:
-    """Points as rows of numbers: a range has one column, a choice one for each of its values."""
+    """Encoding of points: one column per range, one per choice."""
 
     def __init__(self, space: Space) -> None:
         self._places: list[tuple[str, Parameter, int]] = []
@@ -65,12 +65,12 @@ class Coordinates:
         """The columns of choices."""
 
     def ranges(self, points: Sequence[Point]) -> Matrix:
-        """Where points lie in ranges; nothing is meant by the numbers of choices: [points, parameters]."""
+        """Return positions in ranges: [points, parameters]; choices have no meaning."""
         first = np.searchsorted(self.parameter_of, np.arange(len(self._places)))
         return self.of(points)[:, first]
 
     def of(self, points: Sequence[Point]) -> Matrix:
-        """The rows of points, in which two different choices are at distance 1: [points, columns]."""
+        """Return the rows of points; different choices have distance 1."""
         rows = np.zeros((len(points), len(self.parameter_of)))
         for path, parameter, column in self._places:
             active = np.array([path in point for point in points], dtype=bool)
@@ -84,7 +84,7 @@ class Coordinates:
 
 
 def fractions_of(parameter: FloatRange | IntRange, values: Matrix) -> Matrix:
-    """Where values lie in a range, on its scale; the middle where the range is one value.
+    """Return the positions of values in a range, on its scale.
 
     >>> fractions_of(FloatRange(low=1e-4, high=1e-2, log=True), np.array([1e-3])).round(12).tolist()
     [0.5]
@@ -96,7 +96,7 @@ def fractions_of(parameter: FloatRange | IntRange, values: Matrix) -> Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Matern's kernel with nu = 5/2, and the noise of what it explains."""
+    """Matern's kernel with nu = 5/2, with noise."""
 
     scales: Matrix
     """One over the length of each column's parameter: [columns]."""
@@ -110,12 +110,12 @@ class Kernel:
 
 
 def matern(distances: Matrix) -> Matrix:
-    """Matern's correlation with nu = 5/2 at distances in units of length / sqrt(5)."""
+    """Return Matern's correlation at distances in lengths / sqrt(5)."""
     return np.asarray((1 + distances + distances * distances / 3) * np.exp(-distances))
 
 
 def likely_kernel(points: Matrix, scores: Matrix, parameter_of: NDArray[np.int64]) -> Kernel:
-    """The kernel that explains scores best, given what is likely of any objective; logarithms of all its numbers are normal a priori."""
+    """Return the kernel with the largest posterior."""
     parameters, identity = int(parameter_of[-1]) + 1, np.eye(len(points))
     squares = np.zeros((parameters, len(points), len(points)))
     for column, parameter in enumerate(parameter_of):
@@ -150,7 +150,7 @@ def likely_kernel(points: Matrix, scores: Matrix, parameter_of: NDArray[np.int64
 
 
 def normal_scores(trials: Sequence[Trial]) -> Matrix:
-    """The place of each trial among all, as a quantile of the normal distribution with variance 1; equal ones have one place.
+    """Return the rank of each trial as a normal quantile.
 
     Those at the highest rung come first, as TPE has it; those that failed, last.
     """
@@ -162,7 +162,7 @@ def normal_scores(trials: Sequence[Trial]) -> Matrix:
 
 
 class Outlook:
-    """What the results of a campaign promise of candidates, found once and asked for many requests."""
+    """Posterior of a campaign, fitted once for many requests."""
 
     def __init__(self, space: Space, trials: Sequence[Trial], generator: np.random.Generator) -> None:
         """``trials``: with results, failed, or still without."""
@@ -193,7 +193,7 @@ class Outlook:
         self._variances = np.maximum(self._kernel.variance - (self._seen**2).sum(0), 1e-12)
 
     def ranked(self, generator: np.random.Generator) -> list[Point]:
-        """Candidates that nobody has, the most promising for a request first; the generator draws what this request looks for."""
+        """Return the free candidates, the most promising first."""
         bounds = self._means - generator.exponential(KAPPA) * np.sqrt(self._variances)
         focused, choice = generator.random() < FOCUSED, generator.choice(self._choices) if len(self._choices) else None
         of_choice = self._rows[:, choice] > 0 if focused and choice is not None else self._free
@@ -201,7 +201,7 @@ class Outlook:
         return [self._points[index] for index in order if self._free[index]]
 
     def expect(self, point: Point) -> None:
-        """Take it that a result of a candidate is on its way; nothing where it is none."""
+        """Note that a candidate is being trained."""
         index = self._index.get(point_key(point))
         if index is None:
             return
@@ -217,13 +217,13 @@ class Outlook:
         return np.asarray(self._kernel.between(rows * self._kernel.scales, known) @ self._explained)
 
     def _leaders(self, rows: Matrix) -> list[int]:
-        """Which rows have the lowest means, and which the lowest with each choice."""
+        """Return the rows with the lowest means, overall and per choice."""
         order = np.argsort(self._mean(rows), kind="stable")
         of_choices = (order[rows[order, column] > 0][:1] for column in self._choices)
         return list(dict.fromkeys([*order[:PARENTS].tolist(), *(int(index) for few in of_choices for index in few)]))
 
     def _candidates(self, parents: Sequence[Point], generator: np.random.Generator) -> tuple[list[Point], Matrix]:
-        """Random points and such near parents, the better half of them and some others, and points near the best of them; and their rows."""
+        """Return random points, points near good ones, and their rows."""
         drawn = [random_point(self._space, generator) for _ in range(CANDIDATES)]
         drawn += self._changed(parents, CANDIDATES, (-2.0, -0.5), generator)
         rows = self._coordinates.of(drawn)
@@ -236,7 +236,7 @@ class Outlook:
     def _changed(
         self, parents: Sequence[Point], count: int, exponents: tuple[float, float], generator: np.random.Generator
     ) -> list[Point]:
-        """Points near parents, the first ones oftener: one value or more is changed, a range's by a step of 10 to an exponent in between."""
+        """Return points near parents, more of the first ones."""
         numbers = {path: number for number, path in enumerate(self._space.parameters)}
         chosen = (len(parents) * generator.random(count) ** 2).astype(int)
         steps = 10 ** generator.uniform(*exponents, (count, 1)) * generator.normal(size=(count, len(numbers)))
@@ -261,13 +261,13 @@ class Outlook:
 
 
 class GaussianProcess(Sampler):
-    """A Gaussian process, fit once for an answer; every request weighs uncertainty in its own way."""
+    """A Gaussian process, fitted once per answer."""
 
     def __init__(self) -> None:
         self._learned: tuple[Trial, ...] | None = None
 
     def propose(self, history: History, number: int) -> Point:
-        """Return the best candidate that no trial has; at further draws the next ones."""
+        """Return the best free candidate; at further draws the next."""
         if not history.trials:
             return RandomSampler().propose(history, number)
         self._learn(history, number)
@@ -287,7 +287,7 @@ class GaussianProcess(Sampler):
 
 
 def _some(scores: Matrix) -> NDArray[np.int64]:
-    """Which results decide on the kernel."""
+    """Return the results that decide on the kernel."""
     order = np.argsort(scores, kind="stable")
     half = FITTED // 2
     rest = order[half:]

@@ -15,7 +15,10 @@ Distributions = dict[str, BaseDistribution]
 
 
 def frozen_trial(space: Space, rungs: tuple[int, ...], trial: Trial, unfinished: TrialState) -> FrozenTrial:
-    """Return a trial as Optuna holds it; ``unfinished`` is the state of one that has not come to its end."""
+    """Return a trial as Optuna holds it.
+
+    ``unfinished``: the state of one that has not come to its end.
+    """
     states = {"finished": TrialState.COMPLETE, "failed": TrialState.FAIL, "lost": TrialState.FAIL}
     outcome = states.get(trial.status, unfinished)
     failure = {} if trial.failure is None else {"failure": f"{trial.failure.kind}: {trial.failure.message}"}
@@ -51,7 +54,7 @@ def study_of(trials: Iterable[FrozenTrial]) -> optuna.Study:
 
 
 def distribution(parameter: Parameter) -> BaseDistribution:
-    """Return the parameter's range in Optuna's terms; choices that are lists become their JSON text."""
+    """Return the parameter's range; lists become their JSON text."""
     if isinstance(parameter, Choices):
         return CategoricalDistribution([optuna_value(parameter, choice) for choice in parameter.choices])
     if isinstance(parameter, IntRange):

@@ -1,4 +1,4 @@
-"""A pool of one process for samplers that learn: a model of many trials takes nothing from the controller's interpreter.
+"""A pool of one process for samplers that learn.
 
 An answer depends on its question only, so that a process that died or does not answer is replaced by another.
 """
@@ -33,7 +33,7 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A request for configurations, with all that the answer depends on but the points that trials have."""
+    """A request for configurations, with the history."""
 
     first: int
     """Number of the first trial."""
@@ -61,7 +61,10 @@ class SamplerProcess:
         return self._children[0].pid if self._children else None
 
     def start(self) -> ProcessPoolExecutor:
-        """Start the process if there is none, without waiting for it; BrokenProcessPool once the pool is closed."""
+        """Start the process if there is none, without waiting for it.
+
+        BrokenProcessPool once the pool is closed.
+        """
         with self._lock:
             if self._closed:
                 raise BrokenProcessPool("the sampler is closed")
@@ -76,14 +79,14 @@ class SamplerProcess:
                 self._children = [child for child in multiprocessing.active_children() if child not in before]
             return self._pool
 
-    def ask(self, question: Question, known: Sequence[str]) -> list[Point] | None:
-        """Return the points for a question, fewer where no more are left; None where no process answers.
+    def ask(self, question: Question, excluded: Sequence[str]) -> list[Point] | None:
+        """Return the points for a question; None without an answer.
 
-        ``known``: keys of all points that trials have.
+        ``excluded``: keys of all points that trials have.
         """
         for _ in range(ATTEMPTS):
             try:
-                return self.start().submit(_answer, self._settings, question, frozenset(known)).result(self.hang)
+                return self.start().submit(_answer, self._settings, question, frozenset(excluded)).result(self.hang)
             except (BrokenProcessPool, TimeoutError, RuntimeError):
                 self._end()
             if self._closed:
@@ -120,7 +123,7 @@ def clean_children() -> Iterator[None]:
 
 
 def _begin(log: Path, code: list[str]) -> None:
-    """Make the process one with one thread and no rank, whose output goes to the log and which ends with its controller."""
+    """Prepare the process: one thread, no rank, output to the log."""
     with open_log(log) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -137,5 +140,5 @@ def _end_with(sentinel: int) -> None:
     os._exit(0)
 
 
-def _answer(settings: CampaignSettings, question: Question, known: frozenset[str]) -> list[Point]:
-    return proposals(settings, question.history, question.first, question.count, known)
+def _answer(settings: CampaignSettings, question: Question, excluded: frozenset[str]) -> list[Point]:
+    return proposals(settings, question.history, question.first, question.count, excluded)

@@ -1,4 +1,4 @@
-"""Configurations for new trials, computed beside the controller's loop, so that a slow sampler delays no event.
+"""Configurations for new trials, computed beside the controller's loop.
 
 A sampler that learns runs in a process and is asked for all open requests at once. Where several trials can run at once, a slow
 one is asked ahead, and after a while random configurations replace its answers (origin ``stand-in``). Where one trial runs at
@@ -47,7 +47,7 @@ class Answer:
 
 
 class Proposals:
-    """Answers to requests, in the order of the trials, each from the history when the sampler was asked."""
+    """Answers to requests, in the order of the trials."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Proposals:
         log: Path,
         ring: Callable[[], None] = lambda: None,
     ) -> None:
-        """``enqueued``: configurations of the first trials; ``log``: output of the process; ``ring``: called after an answer."""
+        """``enqueued``: first configurations; ``ring``: called after an answer."""
         self._settings, self._space, self._enqueued, self._estimates = settings, space, enqueued, estimates
         self._known = dict.fromkeys(point_key(trial.values) for trial in state.trials.values() if trial.values)
         self._asked: deque[tuple[int, float]] = deque()
@@ -75,7 +75,7 @@ class Proposals:
 
     @property
     def busy(self) -> bool:
-        """Return True where something can be done for an open request at once."""
+        """Return True where an open request can be served."""
         return bool(self._asked) and (self._coming is None or self._coming.done() or bool(self._ready))
 
     def ask(self, trial: int) -> None:
@@ -84,7 +84,7 @@ class Proposals:
         self._met += self._coming is not None
 
     def answer(self, state: State, deadline: float) -> Event | None:
-        """Return the answer to the oldest request; None before it is known, or without a request."""
+        """Return the answer to the oldest request, if there is one."""
         if not self._asked or time.monotonic() >= deadline:
             return None
         number, since = self._asked[0]
@@ -111,7 +111,7 @@ class Proposals:
         self._thread.shutdown(cancel_futures=True)
 
     def _warm_start(self, number: int) -> Event:
-        """Return a configuration of an earlier campaign, or a run of a final training."""
+        """Return a configuration of an earlier campaign or a given run."""
         cost: Cost = (None, None)
         if self._settings.runs:
             cost = self._settings.runs[number].work, self._settings.runs[number].scaling
@@ -123,7 +123,7 @@ class Proposals:
         return Proposed(trial=number, values=point, origin=origin, work=cost[0], scaling=cost[1])
 
     def _take_answer(self, state: State, number: int) -> None:
-        """Ask the sampler if it is not asked yet, and take its answer; points that trials have meanwhile are dropped."""
+        """Ask the sampler, or take its answer."""
         if self._coming is None:
             self._begin(state, number, min(BATCH, len(self._asked)))
         assert self._coming is not None
@@ -132,7 +132,7 @@ class Proposals:
             self._ready.extend(entry for entry in self._last.points if point_key(entry[0]) not in self._known)
 
     def _ask_ahead(self, state: State, number: int) -> None:
-        """Ask a slow sampler for the configurations that will be requested while it works."""
+        """Ask a slow sampler for configurations of later requests."""
         wanted = min(BATCH, self._met)
         slow = self._last.seconds > SLOW and not self._last.exhausted
         if slow and self._coming is None and is_wide(state) and len(self._ready) <= wanted // 2:
@@ -142,20 +142,20 @@ class Proposals:
         history = history_of(self._settings, self._space, state)
         if self._has_process and state.best is not None:
             self._process.start()  # this takes seconds, so that it begins with the first result
-        known = [*self._known, *(point_key(point) for point, _ in self._ready)]
+        excluded = [*self._known, *(point_key(point) for point, _ in self._ready)]
         self._met, self._last = 0, replace(self._last, silent=False)
         question = Question(first=first, count=count, history=history)
-        self._coming = self._thread.submit(self._answer, state, question, known)
+        self._coming = self._thread.submit(self._answer, state, question, excluded)
         self._coming.add_done_callback(lambda _: self._ring())
 
-    def _answer(self, state: State, question: Question, known: list[str]) -> Answer:
-        """Ask the process where there are results to learn from; other proposals are made here."""
+    def _answer(self, state: State, question: Question, excluded: list[str]) -> Answer:
+        """Ask the process where there are results to learn from."""
         begun = time.monotonic()
         points: list[Point] | None
         if question.history.trials and self._has_process:
-            points = self._process.ask(question, known)
+            points = self._process.ask(question, excluded)
         else:
-            points = proposals(self._settings, question.history, question.first, question.count, set(known))
+            points = proposals(self._settings, question.history, question.first, question.count, set(excluded))
         return Answer(
             points=[(point, self._estimates.of(state, point)) for point in points or []],
             exhausted=points is not None and len(points) < question.count,

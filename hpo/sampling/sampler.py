@@ -1,4 +1,4 @@
-"""Samplers: the protocol, the built-in ones by name, and those of other packages.
+"""Samplers: the protocol, and classes by name.
 
 Every answer has a fresh sampler whose proposals depend on the history and the trial's number only. So a resumed campaign asks
 exactly as the undisturbed one would.
@@ -28,7 +28,7 @@ HISTORY = 300
 """Largest number of trials in a history."""
 
 DRAWS = 100
-"""Proposals that are invalid or known before a sampler counts as exhausted."""
+"""Proposals that are invalid or excluded before a sampler counts as exhausted."""
 
 STAND_IN = 1_000_000
 """First draw of stand-ins; samplers have smaller ones."""
@@ -55,7 +55,7 @@ class History:
         return np.random.default_rng(self.seed_of(number, draw))
 
     def seed_of(self, number: int, draw: int | None = None) -> int:
-        """Return a seed made of the campaign's, the trial's number and the draw; the same on every machine."""
+        """Return a seed for a trial and a draw."""
         parts = (self.seed, number, self.draw if draw is None else draw)
         return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")
 
@@ -71,7 +71,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def propose(self, history: History, number: int) -> Point:
-        """Return a point of the space for trial ``number``; asked again with a larger ``history.draw`` where it cannot be used."""
+        """Return a point of the space for trial ``number``.
+
+        Asked again with a larger ``history.draw`` where it cannot be used.
+        """
 
 
 class RandomSampler(Sampler):
@@ -85,7 +88,7 @@ class RandomSampler(Sampler):
 
 
 class SobolSampler(Sampler):
-    """A scrambled Sobol sequence; a point that cannot be used is replaced by a random one."""
+    """A scrambled Sobol sequence; unusable points become random ones."""
 
     learns = False
 
@@ -115,16 +118,16 @@ GROUP = "hydragnn.samplers"
 
 
 def sampler_class(name: str) -> type[Sampler]:
-    """Return the sampler of that name: built in, announced by a package, or ``package.module:Name``; InputError names the nearest."""
+    """Return the sampler of that name; InputError names the nearest."""
     announced = {} if name in SAMPLERS else announced_classes(GROUP)
-    found = SAMPLERS.get(name, announced.get(name, name))
-    if isinstance(found, type):
-        return found
-    if not REFERENCE.fullmatch(found):
-        known = nearest(name, ["auto", *SAMPLERS, *announced])
-        raise InputError(f"unknown sampler {name!r}; {known} (a class of your own is named package.module:Name)")
+    reference = SAMPLERS.get(name, announced.get(name, name))
+    if isinstance(reference, type):
+        return reference
+    if not REFERENCE.fullmatch(reference):
+        hint = nearest(name, ["auto", *SAMPLERS, *announced])
+        raise InputError(f"unknown sampler {name!r}; {hint} (a class of your own is named package.module:Name)")
     return class_named(
-        found,
+        reference,
         Sampler,  # type: ignore[type-abstract]
         where=f"search.sampler = {name!r}",
         noun="sampler",
@@ -139,7 +142,7 @@ def learns(name: str) -> bool:
 
 
 def is_importable(name: str) -> bool:
-    """Return False for a sampler that is in ``SAMPLERS`` of this process only."""
+    """Return False for a sampler that only this process has."""
     return name in ("auto", *BUILT_IN) or name not in SAMPLERS
 
 
@@ -172,7 +175,7 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
 
 
 def _best_and_spread(state: State) -> set[int]:
-    """Return the best trials, those at the highest rung first, and some of all."""
+    """Return the best trials and some of all."""
     share = HISTORY // 3
     best = dict.fromkeys(number for rung in reversed(state.rungs) for _, number in islice(rung.reached, share))
     everyone = state.rungs[0].reached
@@ -187,41 +190,44 @@ def _latest_open(state: State) -> list[int]:
 
 
 def proposals(
-    settings: CampaignSettings, history: History, first: int, count: int, known: AbstractSet[str]
+    settings: CampaignSettings, history: History, first: int, count: int, excluded: AbstractSet[str]
 ) -> list[Point]:
-    """Return valid points for ``count`` trials from number ``first`` on, none of them ``known``; fewer where no more are left.
+    """Return valid new points for ``count`` trials; fewer where none are left.
 
     For each, those before it are trials without a result.
     """
     sampler = sampler_class(sampler_for(settings.search.sampler, history.width))()
-    taken, points = set(known), list[Point]()
+    used, points = set(excluded), list[Point]()
     for number in range(first, first + count):
-        point = _proposal(settings, sampler, history, number, taken)
+        point = _proposal(settings, sampler, history, number, used)
         if point is None:
             break
         points.append(point)
-        taken.add(point_key(point))
+        used.add(point_key(point))
         if history.trials:
             history = replace(history, trials=(*history.trials, Trial(number=number, status="waiting", values=point)))
     return points
 
 
 def _proposal(
-    settings: CampaignSettings, sampler: Sampler, history: History, number: int, known: AbstractSet[str]
+    settings: CampaignSettings, sampler: Sampler, history: History, number: int, excluded: AbstractSet[str]
 ) -> Point | None:
-    """Return a valid point for a trial that is not ``known``; None where there seems to be none left."""
+    """Return a valid new point; None where there seems to be none."""
     chance = RandomSampler()
     for draw in range(DRAWS):
         source = sampler if draw < DRAWS // 2 else chance
         point = _checked(settings, source, replace(history, draw=draw), number)
-        if point_key(point) not in known and _is_valid(settings, history.space, point, number):
+        if point_key(point) not in excluded and _is_valid(settings, history.space, point, number):
             return point
-    unknown = [point for point in all_points(history.space) or [] if point_key(point) not in known]
+    unknown = [point for point in all_points(history.space) or [] if point_key(point) not in excluded]
     return next((point for point in unknown if _is_valid(settings, history.space, point, number)), None)
 
 
 def _checked(settings: CampaignSettings, sampler: Sampler, history: History, number: int) -> Point:
-    """Return the sampler's point; InputError where it fails or gives no point of the space."""
+    """Return the sampler's point.
+
+    InputError where it fails or gives no point of the space.
+    """
     name = f"search.sampler = {settings.search.sampler!r}"
     try:
         point = sampler.propose(history, number)
@@ -237,11 +243,11 @@ def _checked(settings: CampaignSettings, sampler: Sampler, history: History, num
     return point
 
 
-def stand_in(settings: CampaignSettings, history: History, number: int, known: AbstractSet[str]) -> Point | None:
-    """Return a random point for a trial while the sampler is busy; None where no new one is found."""
+def stand_in(settings: CampaignSettings, history: History, number: int, excluded: AbstractSet[str]) -> Point | None:
+    """Return a random new point; None where none is found."""
     for draw in range(STAND_IN, STAND_IN + DRAWS // 10):
         point = RandomSampler().propose(replace(history, draw=draw), number)
-        if point_key(point) not in known and _is_valid(settings, history.space, point, number):
+        if point_key(point) not in excluded and _is_valid(settings, history.space, point, number):
             return point
     return None
 

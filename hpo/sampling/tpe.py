@@ -19,7 +19,7 @@ VALUED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 class ParzenEstimators(Sampler):
-    """Parzen estimators (Bergstra et al. 2011), joint over the parameters that occur together.
+    """Joint tree-structured Parzen estimators (Bergstra et al. 2011).
 
     The study of a history is kept while trials are only added to it, as they are within one answer.
     """
@@ -58,12 +58,12 @@ class ParzenEstimators(Sampler):
 
 
 def _tpe_trial(space: Space, trial: Trial, rungs: tuple[int, ...]) -> FrozenTrial:
-    """Return a trial in Optuna's terms; one that passed a rung counts with it, even while it is trained further."""
+    """Return a trial for TPE; a rung that was passed counts."""
     return frozen_trial(space, rungs, trial, TrialState.PRUNED if trial.results else TrialState.RUNNING)
 
 
 def _occurring_together(space: Space, study: optuna.Study) -> list[Distributions]:
-    """Return groups of parameters of which every trial with a value has all or none; those without a choice are left out."""
+    """Return groups of parameters that always occur together."""
     trials = study.get_trials(deepcopy=False, states=VALUED)
     groups: list[frozenset[str]] = []
     for names in dict.fromkeys(frozenset(trial.params) for trial in trials):
@@ -74,7 +74,7 @@ def _occurring_together(space: Space, study: optuna.Study) -> list[Distributions
 
 
 def _suggest(space: Space, study: optuna.Study, asked: FrozenTrial, groups: Iterable[Distributions]) -> Point:
-    """Return the point that a study's sampler suggests for a trial, jointly within groups; the study is not changed."""
+    """Return the point that a study's sampler suggests."""
     sampler = study.sampler
     joint = {k: value for group in groups for k, value in sampler.sample_relative(study, asked, group).items()}
 

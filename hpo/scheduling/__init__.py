@@ -1,4 +1,4 @@
-"""The campaign's state, and the pure rules by which it changes: no files, no clock, no processes.
+"""State of a campaign, and pure rules by which it changes.
 
 ``events`` are what happens and what is asked for; ``state`` is the campaign, and how it changes; ``scheduler`` decides. Of its
 rules, ``filling`` says who is next and, by ``promotion`` and ``sizing``, on how many slots, ``health`` on which nodes,

@@ -1,4 +1,4 @@
-"""What can happen to a campaign, and what the scheduler can ask for; both are plain values."""
+"""Events and actions of the scheduler: plain values."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -20,7 +20,7 @@ MACHINE_FAULTS: frozenset[FailureKind] = frozenset({"lost_node", "launch", "pree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What the campaign is asked for, as far as the scheduler needs to know."""
+    """The scheduler's part of the settings."""
 
     trials: int
     rungs: tuple[int, ...]
@@ -47,11 +47,11 @@ class Plan:
 
 
 class Happening(Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
-    """What can happen; in JSON the name of its kind is a member of its own."""
+    """Base of events; JSON has the kind's name as a member."""
 
 
 class Opened(Happening, frozen=True, kw_only=True):
-    """A controller begins, or begins again; whatever ran under an earlier one runs no more."""
+    """A controller begins; attempts of an earlier one have ended."""
 
     plan: Plan
     slots: tuple[str, ...]
@@ -72,13 +72,13 @@ class Proposed(Happening, frozen=True, kw_only=True):
 
 
 class Exhausted(Happening, frozen=True, kw_only=True):
-    """There is no configuration left that was not tried; answers the request for ``trial`` and all later ones."""
+    """No untried configuration is left, for this trial and later ones."""
 
     trial: int
 
 
 class Launched(Happening, frozen=True, kw_only=True):
-    """A process exists for an attempt, and waits for this line to be on disk before it works."""
+    """A process exists for an attempt, and waits for this line."""
 
     trial: int
     attempt: int
@@ -95,7 +95,10 @@ class Progressed(Happening, frozen=True, kw_only=True):
 
 
 class Reached(Happening, frozen=True, kw_only=True):
-    """An attempt ended its segment with a record; ``over`` where training needs no further segment (early stop)."""
+    """An attempt ended its segment with a record.
+
+    ``over``: training needs no further segment (early stop).
+    """
 
     trial: int
     attempt: int
@@ -122,7 +125,7 @@ class Failed(Happening, frozen=True, kw_only=True):
 
 
 class Probed(Happening, frozen=True, kw_only=True):
-    """What a node's probe found, asked for or not: an unhealthy node leaves the pool."""
+    """Result of a node's probe, requested or not."""
 
     node: str
     healthy: bool
@@ -132,7 +135,7 @@ class Probed(Happening, frozen=True, kw_only=True):
 
 
 class Stopping(Happening, frozen=True, kw_only=True):
-    """The user, or the end of the allocation, wants the campaign to leave with everything saved."""
+    """The user or the allocation ends the campaign."""
 
     reason: str
     ending: Literal["stopped", "walltime"] = "stopped"
@@ -207,7 +210,7 @@ DECODER = msgspec.json.Decoder(Event)
 
 
 def node_of(slot: str) -> str:
-    """The node that a slot belongs to: slots are whole nodes, or numbered shares of one.
+    """Return the node of a slot.
 
     >>> node_of("n7"), node_of("n7/3")
     ('n7', 'n7')
@@ -216,7 +219,7 @@ def node_of(slot: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """A number of numpy, which samplers and objectives may give, as one of Python."""
+    """Return a number of numpy as one of Python."""
     if isinstance(value, np.generic):
         return value.item()
     raise NotImplementedError(type(value).__name__)
@@ -233,7 +236,9 @@ def event_to_json(event: Event) -> dict[str, Any]:
 
 
 def event_from_json(value: dict[str, Any]) -> Event:
-    """The event that a JSON object describes; InputError for an unknown kind or missing members.
+    """Return the event of a JSON object.
+
+    InputError for an unknown kind or missing members.
 
     >>> event_from_json({"event": "exhausted", "trial": 3})
     Exhausted(trial=3)

@@ -1,4 +1,4 @@
-"""Free slots get their next work: who is ready, the longest first, on how many slots, and what may jump the line.
+"""Next work for free slots: which trials, on how many slots.
 
 In order: trials that wait, trials that a rung lets through (highest rung first), new trials, finalists. Nothing starts that
 could not save its first epoch before the budgets end, and on a machine in trouble only what tries whether it works again.
@@ -53,7 +53,7 @@ class Reservation:
 
 
 def fill_slots(state: State, now: float) -> tuple[list[Action], bool]:
-    """Use every slot that can be used; True where something was left only because time is short."""
+    """Start what free slots allow; True where time is too short."""
     starts = state.starts
     actions, late = _fill(state, now)
     if state.trouble.since < math.inf and state.starts > starts:
@@ -100,7 +100,7 @@ def _fill(state: State, now: float) -> tuple[list[Action], bool]:
 
 
 def num_free_elsewhere(state: State) -> Callable[[Trial], int]:
-    """Return a function that counts the free slots on nodes that did not just disturb a trial.
+    """Return a counter of free slots that did not disturb a trial.
 
     While others run, the trial waits for those, since one more failure elsewhere proves nothing.
     """
@@ -119,7 +119,7 @@ def _num_free(state: State, nodes: Iterable[str]) -> int:
 
 
 def ready_trials(state: State) -> Iterator[int | None]:
-    """Yield the trials that can go on, in the order in which they may; None for a new one."""
+    """Yield the trials that can go on; None: a new one."""
     below = state.rungs[-2::-1]
     counts = promotable_counts(state)[::-1]
     new = _num_unasked(state)
@@ -141,14 +141,14 @@ def promotable_counts(state: State) -> list[int]:
 
 
 def untried_first(state: State) -> Iterator[int | None]:
-    """Yield the trials that can go on; those that met the present outage are last."""
+    """Yield ready trials; those that met the outage are last."""
     tried = {number for number in state.waiting if state.trials[number].trouble == state.trouble.number}
     yield from (number for number in ready_trials(state) if number not in tried)
     yield from (number for number in state.waiting if number in tried)
 
 
 def pending(state: State) -> int:
-    """Return how many trials could start if there were slots enough, those still to be proposed included."""
+    """Return how many trials could start if slots were enough."""
     promotable = sum(promotable_counts(state))
     new = _num_unasked(state) + state.asked
     short = state.plan.finalists - state.count("finished", "running", "waiting") - promotable - new
@@ -161,7 +161,7 @@ def _num_unasked(state: State) -> int:
 
 
 def start_attempt(state: State, trial: Trial, size: int, now: float) -> Start:
-    """Let a trial that is ready have its next attempt on the first free slots."""
+    """Start the next attempt of a trial on the first free slots."""
     slots = _take_slots(state, trial, size)
     trial = replace(
         trial,
@@ -191,7 +191,7 @@ def start_attempt(state: State, trial: Trial, size: int, now: float) -> Start:
 
 
 def in_time(state: State, trial: Trial, slots: int, now: float) -> bool:
-    """Return True where a trial that starts now is expected to save its first epoch before the budgets end; what is not known takes no time."""
+    """Return True where a trial can save an epoch before the end."""
     if state.ends == math.inf:
         return True
     work = state.work.value if trial.work is None else trial.work
@@ -200,7 +200,7 @@ def in_time(state: State, trial: Trial, slots: int, now: float) -> bool:
 
 
 def start_balanced(state: State, trials: list[Trial], now: float) -> list[Action]:
-    """Start trials on as many slots each as let all unfinished ones end together.
+    """Start trials on so many slots that all unfinished ones end together.
 
     One whose slots are not free yet starts on those that are, unless it ends its segment sooner by waiting; then the
     slots that it waits for are lent only to those that give them back in time.
@@ -232,7 +232,7 @@ def start_balanced(state: State, trials: list[Trial], now: float) -> list[Action
 
 
 def enlarge_attempt(state: State, now: float) -> list[Action]:
-    """Let the attempt that gains most from idle slots save itself, so that it goes on with more of them.
+    """Move the attempt that gains most to more slots.
 
     For the time when nothing is left to start but what runs will run for long. One at a time, and only where the idle slots
     do much more work up to the end of the segment than the move costs.
@@ -253,7 +253,7 @@ def enlarge_attempt(state: State, now: float) -> list[Action]:
 
 
 def _take_slots(state: State, trial: Trial, size: int) -> tuple[str, ...]:
-    """Take the first free slots, on nodes that have not just disturbed this very trial where there are enough."""
+    """Take free slots, preferably on nodes that did not disturb the trial."""
     if trial.faults:
         nodes = disturbing_nodes(state, trial)
         avoided = {slot for name in nodes for slot in state.nodes[name] if slot in state.free}
@@ -269,7 +269,7 @@ def _take_slots(state: State, trial: Trial, size: int) -> tuple[str, ...]:
 
 
 def _alike(state: State, slots: Iterable[str], size: int) -> tuple[str, ...]:
-    """Return the first slots; where nodes differ, the fastest of one size, since ranks wait for the slowest."""
+    """Return the first slots, or the fastest of one size."""
     if not state.plan.sizes:
         return tuple(islice(slots, size))
     by_speed: dict[float, list[str]] = {}
@@ -281,7 +281,7 @@ def _alike(state: State, slots: Iterable[str], size: int) -> tuple[str, ...]:
 
 
 def _gain(state: State, trial: Trial, work: float, now: float) -> float:
-    """Slot-seconds that a running trial wins by going on with idle slots, less what the move costs several times over."""
+    """Return the slot-seconds that a move to idle slots wins."""
     slots, cost = len(trial.slots), state.startup.value + LEAVING
     target_size = fewest_slots(_load_left(state, trial, work, now), state.target.time - now, state.least, state.most)
     more = min(target_size, slots + len(state.free)) - slots
@@ -289,7 +289,7 @@ def _gain(state: State, trial: Trial, work: float, now: float) -> float:
 
 
 def _aim(state: State, trials: list[Trial], work: float, now: float) -> None:
-    """Set the smallest time in which the slots can do all that is left; one that still serves is kept."""
+    """Set the time in which slots can do all remaining work."""
     unfinished, slots = len(state.active) + len(trials), state.healthy + sum(probing_slots(state))
     if unfinished > CROWD and now < state.target.time < math.inf and state.target.serves(unfinished, slots):
         return
@@ -300,7 +300,7 @@ def _aim(state: State, trials: list[Trial], work: float, now: float) -> None:
 
 
 def _worth_waiting(state: State, trial: Trial, slots: int, end: float, work: float, now: float) -> Reservation | None:
-    """The reservation with which a trial ends its segment soonest, before ``end``; None where none does.
+    """Return the reservation that ends a trial's segment before ``end``, if any.
 
     Nobody waits for longer than a move costs: it is better to start now and to move later.
     """
@@ -327,7 +327,7 @@ def probing_slots(state: State) -> list[int]:
 
 
 def _known_work(state: State, trials: list[Trial]) -> float:
-    """Seconds per epoch for trials of which nothing is known: the mean of the others, else a unit."""
+    """Return the assumed seconds per epoch of trials without an estimate."""
     if state.work.count:
         return state.work.value
     known = [trial.work for trial in trials if trial.work is not None]
@@ -335,14 +335,17 @@ def _known_work(state: State, trials: list[Trial]) -> float:
 
 
 def _segment_time(state: State, trial: Trial, slots: int, work: float, speed: float | None = None) -> float:
-    """Expected seconds from a start to the next rung, on slots that do the work of ``speed`` of the fastest (None: of as many)."""
+    """Return the expected seconds from a start to the next rung.
+
+    ``speed``: how many of the fastest slots do the work of these (None: as many).
+    """
     until = state.plan.rungs[min(len(trial.results), len(state.plan.rungs) - 1)]
     epoch = (work if trial.work is None else trial.work) / (speed or slots) * loss(slots, trial.scaling)
     return state.startup.value + epoch * max(0, until - trial.epochs)
 
 
 def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
-    """When a running trial is expected to reach its next rung, by its own pace where it has shown one; a late one gets as late again."""
+    """Return when a running trial should reach its next rung."""
     end = trial.started + _segment_time(state, trial, len(trial.slots), work, speed_of(state.plan, trial.slots))
     if len(trial.shown) > 1 and trial.shown[0][1] < trial.shown[-1][1]:
         (first, begun), (last, epochs) = trial.shown[0], trial.shown[-1]
@@ -352,7 +355,7 @@ def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
 
 
 def _load_left(state: State, trial: Trial, work: float, now: float) -> Load:
-    """What is left of a running trial, its progress judged by the clock."""
+    """Return the remaining load of a running trial."""
     load, slots, fast = remaining(state, trial, work), len(trial.slots), speed_of(state.plan, trial.slots)
     speed = fast / loss(slots, trial.scaling)
     whole = (_segment_time(state, trial, slots, work, fast) - state.startup.value) * speed

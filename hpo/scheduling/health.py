@@ -1,4 +1,4 @@
-"""Which nodes can be trusted: strikes, probes, quarantine and probation.
+"""Health of nodes: strikes, probes, quarantine and probation.
 
 A node that was part of a machine fault is probed before it is used again. At the second strike, or after a failed probe, it
 stays out for a time that doubles. What one bad node explains is not held against the others that worked with it.
@@ -31,7 +31,7 @@ PATIENCE = 600.0
 
 
 def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float, *, slow: bool = False) -> list[Action]:
-    """Count a machine fault, or slowness, of an attempt against the suspects; against all its nodes where there are none."""
+    """Count a fault or slowness against suspects, or all nodes used."""
     used: dict[str, tuple[str, ...]] = {}
     for slot in trial.slots:
         used[node_of(slot)] = (*used.get(node_of(slot), ()), slot)
@@ -59,7 +59,7 @@ def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float,
 
 
 def release_slots(state: State, slots: tuple[str, ...]) -> None:
-    """Give the slots of an attempt back: to the pool, or to nodes that are held back."""
+    """Return the slots of an attempt to the pool or their nodes."""
     good: list[str] = []
     for slot in slots:
         node = state.health.get(node_of(slot))
@@ -98,7 +98,7 @@ def apply_probe(state: State, event: Probed, now: float) -> list[Action]:
 
 
 def _take_back(state: State, name: str, now: float) -> None:
-    """Use a node again that passed its probe, unless it struck out or has to wait."""
+    """Readmit a node that passed its probe, unless it struck out."""
     node = state.health.get(name, Node())
     if node.status == "pool":
         return
@@ -115,7 +115,7 @@ def _take_back(state: State, name: str, now: float) -> None:
 
 
 def _compare_speed(state: State, name: str, seconds: float, now: float) -> None:
-    """Note how long a node's probe took; once all nodes of slow attempts have answered, take the slowest out."""
+    """Note a probe's duration, and compare nodes once all have answered."""
     node = replace(state.health[name], seconds=seconds)
     state.put_node(name, node)
     faults = {strike.fault for strike in node.strikes if strike.slow}
@@ -137,7 +137,7 @@ def _compare_speed(state: State, name: str, seconds: float, now: float) -> None:
 
 
 def revisit_nodes(state: State, now: float) -> list[Action]:
-    """Probe the nodes whose quarantine is over, and give up probes without an answer."""
+    """Probe nodes whose quarantine is over; give up unanswered probes."""
     actions: list[Action] = []
     for name in sorted(name for name, node in state.health.items() if node.status != "pool" and node.until <= now):
         if state.health[name].status == "quarantined":
@@ -151,7 +151,7 @@ def revisit_nodes(state: State, now: float) -> list[Action]:
 
 
 def reopen_nodes(state: State, now: float) -> list[Action]:
-    """Take over the nodes of a new controller: strikes stay, and nodes that were out are probed at once."""
+    """Take over nodes: strikes stay, quarantined nodes are probed at once."""
     before = sorted(state.health.items())
     state.free.clear()
     for name, _ in before:
@@ -169,7 +169,10 @@ def reopen_nodes(state: State, now: float) -> list[Action]:
 
 
 def disturbing_nodes(state: State, trial: Trial) -> Iterable[str]:
-    """The nodes that have a strike from the latest attempts of a trial; all that have anything against them, where one more fault may be its last."""
+    """Return the nodes that disturbed a trial's latest attempts.
+
+    All nodes with an entry, where one more fault may be its last.
+    """
     if is_last_chance(state, trial):
         return state.health
     latest = range(max(1, trial.attempt - trial.faults), trial.attempt + 1)
@@ -187,7 +190,7 @@ def all_out(state: State) -> bool:
 
 
 def next_visit(state: State) -> float:
-    """When the clock alone changes a node next."""
+    """Return when a node is due by the clock."""
     return min((node.until for node in state.health.values() if node.status != "pool"), default=math.inf)
 
 
@@ -206,7 +209,7 @@ def _quarantine(state: State, name: str, now: float, message: str, earliest: flo
 
 
 def _hold_back(state: State, name: str, node: Node) -> None:
-    """Keep a node's idle slots back with it; those in use follow when their attempts end."""
+    """Hold a node's idle slots back."""
     idle = tuple(slot for slot in state.nodes[name] if slot in state.free)
     state.free.remove(idle)
     state.put_node(name, replace(node, held=(*node.held, *idle)))
@@ -214,7 +217,7 @@ def _hold_back(state: State, name: str, node: Node) -> None:
 
 
 def _clear_partners(state: State, culprit: str) -> None:
-    """Forget the strikes that other nodes have from attempts in which the culprit took part."""
+    """Clear the strikes that others share with the culprit."""
     shared = {strike.fault for strike in state.health[culprit].strikes}
     for name in sorted({name for fault in shared for name in state.health.partners(culprit, fault)}):
         node = state.health[name]
@@ -224,7 +227,10 @@ def _clear_partners(state: State, culprit: str) -> None:
 
 
 def _has_to_wait(state: State, name: str) -> bool:
-    """True while another node that failed with this one is idle: in one attempt again, a second fault would not tell which is bad."""
+    """Return True while another node of the same fault is idle.
+
+    In one attempt again, a second fault would not tell which is bad.
+    """
     partners: set[str] = set()
     for strike in (strike for strike in state.health[name].strikes if not strike.slow):
         for partner in state.health.partners(name, strike.fault):
@@ -235,5 +241,5 @@ def _has_to_wait(state: State, name: str) -> bool:
 
 
 def _is_starved(state: State) -> bool:
-    """True where so many nodes are out that no attempt could start, or more than half: then a good probe is believed."""
+    """Return True where too many nodes are out to be choosy."""
     return 2 * state.health.out > len(state.nodes) or state.healthy < state.least

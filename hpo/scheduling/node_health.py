@@ -1,4 +1,4 @@
-"""Strikes, probes and quarantines of nodes, with the counts that rules ask for."""
+"""Strikes, probes and quarantines of nodes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ Fault = tuple[int, int]
 
 
 class Strike(Struct, frozen=True, kw_only=True):
-    """An attempt that a machine fault ended, or that was slow, on a node."""
+    """An attempt that failed or was slow on a node."""
 
     trial: int
     attempt: int
@@ -74,7 +74,7 @@ class NodeHealth(Mapping[str, Node]):
         return len(self.nodes) - self.counts["pool"]
 
     def put(self, name: str, node: Node | None) -> None:
-        """Replace the entry of a node; None removes it, KeyError where it has none.
+        """Replace the entry of a node; None removes it.
 
         >>> health = NodeHealth()
         >>> health.put("a", Node(status="probing", strikes=(Strike(trial=1, attempt=2, slots=("a/0",)),), held=("a/0",)))

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class FreeChange(Struct):
-    """Slots that left the pool or were added at its end; or ``all`` slots anew."""
+    """Change of the pool; ``all``: all slots anew."""
 
     head: int
     tail: int
@@ -88,7 +88,10 @@ class Pool:
             self._gone.add(slot)
 
     def changes(self, slots: Iterable[str], *, whole: bool) -> dict[str, object]:
-        """Return the changes since ``begin`` as plain JSON; ``slots``: all that can have left, in order."""
+        """Return the changes since ``begin`` as plain JSON.
+
+        ``slots``: all that can have left, in order.
+        """
         gone = [slot for slot in slots if slot in self._gone]
         came = [[seat, self.at[seat]] for seat in range(self._tail, self.tail) if seat in self.at]
         ends = {"head": self.head, "tail": self.tail}
@@ -97,7 +100,7 @@ class Pool:
         return {"gone": gone, "came": came, **ends}
 
     def apply(self, change: FreeChange) -> None:
-        """Change the pool as a journal says; KeyError for a slot that is not in it."""
+        """Apply a change; KeyError for a slot that is not free."""
         came = change.came
         if change.all is not None:
             self.at, self.seat, came = {}, {}, change.all

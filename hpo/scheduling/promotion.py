@@ -12,15 +12,15 @@ class Promotion(Protocol):
     """A rule by which rungs let trials through."""
 
     def promotable(self, rung: Rung) -> int:
-        """Return how many of the resting trials go on: always the best of them."""
+        """Return how many resting trials go on, the best first."""
 
     def continuing(self, share: float) -> float:
-        """Return the expected share of all trials that passes a rung which ``share`` of them reaches."""
+        """Return the share of trials that passes a rung, from its entrants'."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsynchronousHalving:
-    """The best ``1 / reduction`` of the trials that reached a rung go on.
+    """Promotion of the best ``1 / reduction`` that reached a rung.
 
     Li et al. 2020 (arXiv:1810.05934, algorithm 2).
     """
@@ -50,5 +50,5 @@ class NoHalving:
 
 
 def promotion_of(plan: Plan) -> Promotion:
-    """Return the promotion that a plan asks for; the one place that knows ``reduction``."""
+    """Return the promotion of a plan; nothing else reads ``reduction``."""
     return NoHalving() if plan.reduction == 1 else AsynchronousHalving(plan.reduction)

@@ -9,7 +9,7 @@ RankingEntry = tuple[float, int]
 
 @dataclass(slots=True)
 class Rung:
-    """Trials that reached a rung, and those of them that still rest there."""
+    """Trials that reached a rung, and those that rest there."""
 
     reached: list[RankingEntry] = field(default_factory=list)
     paused: list[RankingEntry] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Rung:
         insort(self.paused, entry)
 
     def leave(self, entry: RankingEntry) -> None:
-        """Remove a trial from those that rest; ValueError where it is not among them."""
+        """Remove a resting trial; ValueError where it does not rest."""
         at = bisect_left(self.paused, entry)
         if self.paused[at : at + 1] != [entry]:
             raise ValueError(f"trial {entry[1]} does not rest at this rung")

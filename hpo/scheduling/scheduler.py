@@ -1,4 +1,4 @@
-"""Decisions: a pure state machine that answers events with changes of the campaign and actions.
+"""Decisions: a pure state machine of events, changes and actions.
 
 ``decide`` reads no clock, file or random number, so that a simulator can drive the same decisions on a virtual clock. Free
 slots go to trials that wait, then to the best trials that a rung lets through (``promotion``), then to new trials.
@@ -96,7 +96,7 @@ class Decision(NamedTuple):
 
 
 def decide(state: State, event: Event, now: float) -> Decision:
-    """Let an event happen: change the campaign, and return what changed and what is to be done."""
+    """Change the campaign by an event; return the changes and actions."""
     if state.closed and not isinstance(event, Opened):
         state.ended = ()
         return Decision()
@@ -136,7 +136,7 @@ def _dispatch(state: State, event: Event, now: float) -> list[Action]:
 
 
 def _on_opened(state: State, event: Opened, now: float) -> list[Action]:
-    """Take over from an earlier controller: running trials wait for a new attempt, open requests are made again."""
+    """Take over: running trials wait, open requests are made again."""
     lost = [replace(trial, status="waiting", slots=(), cancelled="") for trial in state.running]
     asked = sorted(number for number, trial in state.trials.items() if trial.status == "asked") if state.asked else []
     before = max(0.0, _previous_end(state, now) - state.session_start)
@@ -163,7 +163,7 @@ def _on_opened(state: State, event: Opened, now: float) -> list[Action]:
 
 
 def _previous_end(state: State, now: float) -> float:
-    """Return when the controller before ended; a killed one may have run for a pulse after its last line."""
+    """Return when the earlier controller ended, as far as is known."""
     written_to_the_end = state.closed or not state.slots
     return state.last if written_to_the_end else max(state.last, min(now, state.last + PULSE))
 
@@ -201,7 +201,7 @@ def _on_proposal(state: State, event: Proposed | Exhausted) -> None:
 
 
 def _on_progress(state: State, event: Progressed, now: float) -> list[Action]:
-    """Note the first, the latest and the second latest sign of progress; the pace lies between."""
+    """Note the first and the two latest signs of progress."""
     trial = _current(state, event)
     if trial is None or trial.cancelled:
         return []
@@ -241,7 +241,7 @@ def _on_reached(state: State, event: Reached, now: float) -> list[Action]:
 
 
 def _with_measurement(state: State, trial: Trial, event: Reached, now: float) -> Trial:
-    """Return the trial with its measured seconds per epoch on one slot; the means of the campaign follow."""
+    """Return the trial with its measured seconds per epoch."""
     seconds, epochs, slots = event.seconds - trial.seconds, event.epochs - trial.passed, len(trial.slots)
     undisturbed = trial.epochs == trial.passed
     if seconds <= 0 or epochs <= 0 or not (undisturbed or trial.work is None):  # the parts can have had other sizes
@@ -254,7 +254,7 @@ def _with_measurement(state: State, trial: Trial, event: Reached, now: float) ->
 
 
 def _on_failed(state: State, event: Failed, now: float) -> list[Action]:
-    """Retry after a machine fault, let a cancelled attempt wait, and settle the trial's own failures.
+    """Retry after machine faults; settle the trial's own failures.
 
     A fault with suspects counts against them, an unexplained one against the machine where others fail as well, and else
     against all nodes of the attempt and the trial.
@@ -286,7 +286,7 @@ def _on_failed(state: State, event: Failed, now: float) -> list[Action]:
 
 
 def _settle_failure(state: State, trial: Trial, kind: FailureKind, in_trouble: bool) -> list[Action]:
-    """Let a trial wait for another attempt, or give it up; ``in_trouble``: the machine is at fault."""
+    """Let a trial wait again, or give it up."""
     stopped = bool(trial.cancelled)
     if in_trouble:
         put_in_line(state, excused_trial(state, trial))
@@ -332,7 +332,7 @@ def _stop(state: State, ending: Ending, reason: str) -> list[Action]:
 
 
 def _on_tick(state: State, now: float) -> list[Action]:
-    """Do what is due by the clock: attempts that take too long, nodes to probe, the pulse."""
+    """Cancel late attempts, probe nodes and write the pulse."""
     actions: list[Action] = []
     if now >= state.due:
         actions += _cancel_overdue(state, now)
@@ -361,7 +361,7 @@ def _next_due(state: State, now: float) -> float:
 
 
 def _fill_or_close(state: State, now: float) -> list[Action]:
-    """Give every free slot its next work; close the campaign where nothing runs and nothing is left to do."""
+    """Fill free slots; close the campaign where nothing is left."""
     actions: list[Action] = []
     late = False
     if state.ending is None and _time_is_up(state, now):
@@ -383,5 +383,5 @@ def _fill_or_close(state: State, now: float) -> list[Action]:
 
 
 def _current(state: State, event: Launched | Progressed | Reached | Failed) -> Trial | None:
-    """Return the running trial of an event; None for an attempt that is no longer the valid one."""
+    """Return the running trial of an event; None for an old attempt."""
     return state.trials[event.trial] if state.active.get(event.trial) == event.attempt else None

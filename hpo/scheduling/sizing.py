@@ -1,4 +1,4 @@
-"""How long work takes on so many slots, and how many slots every trial needs so that all end together."""
+"""Durations by number of slots, and sizes that end together."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Mean(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work that is left: seconds on one slot, and the number of slots at which half of the speed is lost."""
+    """Remaining seconds on one slot, and the scaling."""
 
     seconds: float
     scaling: float | None = None
@@ -43,7 +43,7 @@ class Load:
 
 
 def loss(slots: int, scaling: float | None) -> float:
-    """By how much longer than at full efficiency work takes on so many slots.
+    """Return the slowdown against full efficiency on several slots.
 
     >>> loss(16, None), loss(1, 8.0), loss(9, 8.0)
     (1.0, 1.0, 2.0)
@@ -52,7 +52,9 @@ def loss(slots: int, scaling: float | None) -> float:
 
 
 def fewest_slots(load: Load, seconds: float, least: int, most: int) -> int:
-    """The smallest number of slots from ``least`` to ``most`` that do the work in so many seconds; ``most`` where none does.
+    """Return the fewest slots that do the work in time.
+
+    ``most`` where none does.
 
     Solves ``load / p * (1 + (p - 1) / scaling) <= seconds`` for p. Where more slots make nothing faster: ``least``.
 
@@ -70,7 +72,9 @@ def fewest_slots(load: Load, seconds: float, least: int, most: int) -> int:
 
 
 def common_ending(loads: Sequence[Load], slots: int, least: int, most: int) -> float:
-    """The smallest time in which all loads are done when each has its fewest slots for it; infinite where all at once do not fit.
+    """Return the smallest time in which all loads can end.
+
+    Infinite where they do not fit at once.
 
     >>> round(common_ending([Load(300.0), Load(100.0)], 4, 1, 8), 6)
     100.0

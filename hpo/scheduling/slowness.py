@@ -1,4 +1,4 @@
-"""Attempts that are slower than they were, or than forecast, and the nodes that are to blame.
+"""Slow attempts, and the nodes that are to blame.
 
 An attempt is as slow as its slowest node. One that needs more than ``SLOW`` times as long as forecast saves itself and goes on elsewhere, and its nodes are probed: one whose probe takes more than ``SLOW`` times as long as that of another is kept out. Where many attempts are slow
 at once, that is news about the machine, and nobody moves.
@@ -32,7 +32,7 @@ REASON = "slow nodes"
 
 
 def move_if_slow(state: State, trial: Trial) -> list[Action]:
-    """Let an attempt save itself that two looks in a row found slow, where most others are not."""
+    """Move an attempt that was slow twice, if most are not."""
     if not state.plan.moves or state.ending is not None or trial.moved >= MOVES or trial.cancelled:
         return []
     slow = trial.slow + 1 if is_slow(state, trial) else 0
@@ -46,14 +46,14 @@ def move_if_slow(state: State, trial: Trial) -> list[Action]:
 
 
 def _are_many_slow(state: State, trial: Trial) -> bool:
-    """Return True where a third of the others were slow, too, when they were last looked at."""
+    """Return True where a third of the others were slow."""
     running = (state.trials[number] for number in state.active if number != trial.number)
     others = list(islice((one for one in running if len(one.shown) > 1), SAMPLE))
     return 3 * sum(one.slow > 0 for one in others) > len(others)
 
 
 def is_slow(state: State, trial: Trial) -> bool:
-    """Return True where the latest epochs took too long, beside the earlier ones of the attempt, or beside the forecast; none is no pace.
+    """Return True where epochs took too long against earlier ones or forecasts.
 
     What its nodes are known to be slower than others is part of the forecast.
     """
@@ -69,7 +69,7 @@ def is_slow(state: State, trial: Trial) -> bool:
 
 
 def _pace(shown: tuple[tuple[float, float], ...]) -> float | None:
-    """Seconds per epoch between two looks; None where they are too close, or nothing was gained."""
+    """Return seconds per epoch between two looks, if measurable."""
     if len(shown) < 2:
         return None
     (since, before), (time, epochs) = shown

@@ -1,4 +1,4 @@
-"""The whole campaign: trials, rungs, slots and budgets, with the indexes that make every decision quick.
+"""The state of a campaign, and how it changes.
 
 A campaign changes by the methods of ``State`` only. While a controller runs, the rules call them (``scheduler.decide``), and
 ``changes`` says as plain JSON what an event changed. A journal is read by ``apply``, which calls the same methods with what
@@ -89,19 +89,19 @@ class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Target(Struct, frozen=True):
-    """When all unfinished trials are to end together, and for what that was found."""
+    """Common end of all unfinished trials, and its assumptions."""
 
     time: float = math.inf
     trials: int = 0
     slots: int = 0
 
     def serves(self, trials: int, slots: int) -> bool:
-        """Return True where it is still good enough for so many unfinished trials on so many slots: within a tenth of both."""
+        """Return True where the assumptions still hold within a tenth."""
         return 10 * abs(trials - self.trials) <= self.trials and 10 * abs(slots - self.slots) <= self.slots
 
 
 class VainAttempt(Struct, frozen=True, kw_only=True):
-    """An attempt that a fault of the machine ended before it gained an epoch, for no reason that is known."""
+    """An attempt that failed without progress for no known reason."""
 
     trial: int
     attempt: int
@@ -113,7 +113,7 @@ class VainAttempt(Struct, frozen=True, kw_only=True):
 
 
 class Trouble(Struct, frozen=True, kw_only=True):
-    """What speaks against the machine as a whole."""
+    """Outage of the machine, or signs of one."""
 
     latest: tuple[VainAttempt, ...] = ()
     """The latest attempts in vain, each of another trial and on another node; empty while there is trouble."""
@@ -216,7 +216,7 @@ class State(Struct, kw_only=True, eq=False):
 
     @property
     def best(self) -> Trial | None:
-        """Return the trial with the lowest objective at its last rung; None before the first result."""
+        """Return the leading trial; None before the first result."""
         return None if self.leader is None else self.trials[self.leader]
 
     @property
@@ -235,11 +235,11 @@ class State(Struct, kw_only=True, eq=False):
         return max(self.least, min(self.plan.max_slots, len(self.slots)))
 
     def status(self, number: int) -> TrialStatus:
-        """Return the status of a trial; KeyError where there is no such trial."""
+        """Return the status of a trial; KeyError for unknown ones."""
         return self.trials[number].status
 
     def elapsed(self, now: float) -> float:
-        """Return the seconds of campaign up to now, pauses between controllers left out."""
+        """Return the seconds of campaign, pauses left out."""
         return self.spent + max(0.0, now - self.session_start)
 
     def node_seconds(self, now: float) -> float:
@@ -356,7 +356,10 @@ class State(Struct, kw_only=True, eq=False):
         return {name: part for name, part in parts.items() if part} | changed
 
     def apply(self, event: Event, changes: Written) -> None:
-        """Change what an event changed; InputError where the changes do not fit, or are of a newer program."""
+        """Apply the changes of an event.
+
+        InputError where they do not fit, or are of a newer program.
+        """
         self._end_attempts(event)
         self.before = {}
         try:
@@ -409,7 +412,10 @@ MISFITS = (KeyError, ValueError, TypeError, AttributeError, IndexError, Recursio
 
 
 def _decoder(key: type, cls: type[Struct]) -> Decoder[dict[Any, Any]]:
-    """Return a reader of changed members by name; fields in the order of journals, in which they are read soonest."""
+    """Return a reader of changed members by name.
+
+    Fields have the order of journals, in which they are read fastest.
+    """
     hints = get_type_hints(cls)
     members = [(name, hint | UnsetType, UNSET) for name, hint in sorted(hints.items()) if name != "number"]
     changed: Any = defstruct(f"Changed{cls.__name__}", members, forbid_unknown_fields=True, gc=False)
@@ -439,7 +445,7 @@ READERS: dict[str, Callable[[State, Raw], None]] = {
 
 
 def _changed_members(before: Struct, after: Struct | None) -> Changes | None:
-    """Return the members of a trial or node that changed; None where it was removed."""
+    """Return changed members of a trial or node; None: removed."""
     if after is None:
         return None
     names = after.__struct_fields__
@@ -447,7 +453,7 @@ def _changed_members(before: Struct, after: Struct | None) -> Changes | None:
 
 
 def edit_of(before: list[int], after: list[int]) -> list[Any]:
-    """Return which part of a line is replaced by what: [start, stop, numbers].
+    """Return the edit of a list: [start, stop, numbers].
 
     >>> edit_of([1, 2, 3, 4], [1, 9, 4])
     [1, 3, [9]]
@@ -459,7 +465,7 @@ def edit_of(before: list[int], after: list[int]) -> list[Any]:
 
 
 def _longest(limit: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number up to a limit for which a condition holds that holds for all smaller ones."""
+    """Return the largest number for which a monotonic condition holds."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -479,12 +485,12 @@ def _plain(value: Any) -> Any:
 
 
 def least_slots(plan: Plan, slots: Sequence[str]) -> int:
-    """Return how many slots every attempt gets at least; fewer than planned where there are not so many."""
+    """Return how many slots every attempt gets at least."""
     return max(1, min(plan.min_slots, len(slots)))
 
 
 def speed_of(plan: Plan, slots: Sequence[str]) -> float:
-    """Return how many of the fastest slots do the work of these; ranks wait for the slowest.
+    """Return the equivalent number of fastest slots.
 
     >>> speed_of(Plan(trials=1, rungs=(1,), sizes={"a": 1.0, "b": 0.5}), ("a", "b"))
     1.0
@@ -494,7 +500,7 @@ def speed_of(plan: Plan, slots: Sequence[str]) -> float:
 
 
 def attempts_at_once(plan: Plan, slots: Sequence[str]) -> int:
-    """Return how many attempts can run at once, each on as few slots as can be."""
+    """Return how many attempts can run at once."""
     return len(slots) // least_slots(plan, slots)
 
 
@@ -511,7 +517,7 @@ def nodes_of(slots: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def line_up(state: State, numbers: Iterable[int]) -> None:
-    """Let these trials wait and no others; the longest segment by measurement or estimate is first."""
+    """Replace the waiting trials; the longest segment is first."""
     state.put_waiting(sorted(numbers, key=lambda number: _position(state, number)))
 
 
@@ -534,7 +540,7 @@ def put_result(state: State, trial: Trial) -> None:
 
 
 def _leader(state: State, trial: Trial) -> int:
-    """Return the best trial after one has a new value; all are compared only where the leader itself got worse."""
+    """Return the best trial after one has a new value."""
     if state.leader is None:
         return trial.number
     best, value = state.trials[state.leader].results[-1], trial.results[-1]
@@ -546,14 +552,17 @@ def _leader(state: State, trial: Trial) -> int:
 
 
 def segment(state: State, trial: Trial) -> float | None:
-    """Return the seconds on one slot up to the trial's next rung; None where its work is not known."""
+    """Return one-slot seconds to the next rung; None if unknown."""
     rungs = state.plan.rungs
     until = rungs[min(len(trial.results), len(rungs) - 1)]
     return None if trial.work is None else trial.work * max(0, until - trial.epochs)
 
 
 def remaining(state: State, trial: Trial, work: float) -> Load:
-    """Return the expected rest of a trial; ``work`` where its own is not known."""
+    """Return a trial's expected remaining load.
+
+    ``work``: seconds per epoch where its own are not known.
+    """
     epochs, share, at = 0.0, 1.0, trial.epochs
     promotion = promotion_of(state.plan)
     for rung in state.plan.rungs[len(trial.results) :]:

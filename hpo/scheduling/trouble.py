@@ -1,4 +1,4 @@
-"""Faults that come together over nodes are one fault of the machine: no node is blamed, starts pause, and a few attempts try it again.
+"""Outages of the machine: faults on many nodes at once.
 
 News about a node (a named suspect, a probe) is in ``health.py``. What nobody can explain, and came to nothing, is news about
 its trial and its nodes as long as others get through, and about the machine where others do not: starts have numbers, and
@@ -29,7 +29,7 @@ LONGEST = 1200.0
 
 
 def note_failure(state: State, trial: Trial, event: Failed, now: float) -> bool:
-    """Note a failed attempt; True where an outage of the machine is to blame, and neither nodes nor the trial."""
+    """Note a failed attempt; True where an outage is to blame."""
     outage = state.trouble
     if event.kind not in MACHINE_FAULTS:
         note_life(state, trial)
@@ -44,13 +44,13 @@ def note_failure(state: State, trial: Trial, event: Failed, now: float) -> bool:
 
 
 def _is_in_vain(state: State, trial: Trial, event: Failed) -> bool:
-    """Return True where an attempt ended before it gained an epoch, for no known reason."""
+    """Return True for an unexplained failure without progress."""
     unexplained = event.kind in ("launch", "lost_node") and not event.suspects and not trial.cancelled
     return unexplained and event.epochs <= trial.epochs and _num_together(state) > 1
 
 
 def _note_vain_attempt(state: State, trial: Trial, now: float) -> None:
-    """Note an attempt in vain; too many of them in a row begin an outage."""
+    """Note an unexplained failure; too many begin an outage."""
     node, count = node_of(trial.slots[0]), _num_together(state)
     others = (one for one in state.trouble.latest if one.trial != trial.number and one.node != node)
     seconds = max(0.0, now - trial.started)
@@ -65,7 +65,7 @@ def _note_vain_attempt(state: State, trial: Trial, now: float) -> None:
 
 
 def begin_trouble(state: State, now: float) -> None:
-    """Begin an outage: the faults and strikes of the latest attempts in vain are taken back."""
+    """Begin an outage, and take the latest faults and strikes back."""
     outage = state.trouble
     number = outage.number + 1
     for one in outage.latest:
@@ -93,7 +93,7 @@ def excused_trial(state: State, trial: Trial) -> Trial:
 
 
 def is_bad_luck(state: State, trial: Trial) -> bool:
-    """Return True where a machine that disturbs this share of attempts explains so many faults of one trial in a row.
+    """Return True where chance explains a trial's faults in a row.
 
     Then more than ``CHANCE`` trials of the campaign are expected to meet as many. Where most attempts are disturbed, or the
     trial has three times its retries, luck is no reason.
@@ -110,7 +110,7 @@ def note_life(state: State, trial: Trial) -> None:
 
 
 def note_probe(state: State, healthy: bool) -> None:
-    """End the outage once enough probes have failed and then half as many in a row succeeded."""
+    """End the outage once enough probes failed and then succeeded."""
     outage, enough = state.trouble, _num_together(state)
     if outage.since == math.inf:
         return
@@ -125,7 +125,10 @@ def note_probe(state: State, healthy: bool) -> None:
 
 
 def follow_trouble(state: State, now: float) -> None:
-    """End the outage by the clock: where an attempt lasts long enough, or after the longest time."""
+    """End the outage by the clock.
+
+    An attempt lasted long enough, or the longest time is over.
+    """
     outage = state.trouble
     if outage.since == math.inf:
         return
@@ -142,7 +145,7 @@ def is_beyond_hope(state: State, now: float) -> bool:
 
 
 def num_startable(state: State, now: float) -> int:
-    """Return how many attempts may start now: any number, or one after the other during an outage."""
+    """Return how many attempts may start now."""
     outage = state.trouble
     if outage.since == math.inf:
         return len(state.slots)
@@ -151,7 +154,7 @@ def num_startable(state: State, now: float) -> int:
 
 
 def note_try(state: State, now: float) -> None:
-    """Note a start during an outage; the next follows a while later, so that one begins soon after its end."""
+    """Note a start during an outage, and schedule the next."""
     failing = (state.trouble.proof - PAUSE) / 2
     _pause(state, state.trouble, now, (PAUSE + failing) / _num_together(state))
 
@@ -164,7 +167,7 @@ def next_look(state: State, now: float) -> float:
 
 
 def _num_together(state: State) -> int:
-    """Return how many attempts in vain make an outage; 1 where so few run at once that none does."""
+    """Return how many unexplained failures make an outage."""
     return min(TOGETHER, len(state.nodes), len(state.slots) // state.least)
 
 

@@ -1,4 +1,4 @@
-"""What architectures can do with the data of a campaign: what it asks of each, and which are able to."""
+"""Architectures that are able to do a campaign's task."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ from hydragnn.runs.plan import described_branches, idle_on_data
 
 
 def check_model(config: AnyConfig, stores: Callable[[Path], GraphStore]) -> dict[str, str]:
-    """InputError where a run asks for a model that its data do not allow; ``stores`` opens them. Cutoffs are checked by themselves.
+    """Raise InputError where a run's model does not fit its data.
 
     Gives the settings that cannot act on these data, by path, each with the sentence that refuses it.
     """
@@ -33,7 +33,7 @@ def check_model(config: AnyConfig, stores: Callable[[Path], GraphStore]) -> dict
 
 
 def known_keys(model: dict[str, Any], kind: str, kinds: Iterable[str]) -> dict[str, Any]:
-    """The keys of a [model] table without those that only other searched kinds know."""
+    """Return a [model] table without keys of other kinds."""
     known = {
         name: set(architecture_of(name).Settings.model_fields) for name in [kind, *kinds]
     }  # in this order, so that errors do not depend on the run
@@ -42,7 +42,7 @@ def known_keys(model: dict[str, Any], kind: str, kinds: Iterable[str]) -> dict[s
 
 
 def able_kinds(base: Mapping[str, Any], source: str) -> tuple[list[str], dict[str, str]]:
-    """The architectures that can do what a table without ``model.kind`` asks, and the reason of every other.
+    """Return the architectures for a table, and why others are left out.
 
     InputError where there is none.
     """
@@ -63,7 +63,7 @@ def able_kinds(base: Mapping[str, Any], source: str) -> tuple[list[str], dict[st
 
 
 def has_positions(base: Mapping[str, Any], kind: str) -> bool:
-    """Return True where graphs of a table's data have positions, or cannot be read, which others refuse."""
+    """Return True where graphs have positions, or cannot be read."""
     try:
         branches = parse_config({**base, "model": {"kind": kind}}).branches
         return any(open_store(branch.data.store).dim for branch in branches)

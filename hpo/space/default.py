@@ -1,4 +1,4 @@
-"""The search space that ships: every architecture that can do the task with its own settings, and how it is trained."""
+"""The default space: all able architectures and their training."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ RELATED = {"batch.max_graphs": ("batch",)}
 
 
 def default_space(base: Mapping[str, Any], source: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The space around a configuration, as a table, and why architectures are left out of it.
+    """Return the default space, and why architectures are left out.
 
     What the configuration gives is not searched. InputError where no architecture can do what it asks.
     """
@@ -54,13 +54,13 @@ def left_out_words(left_out: Mapping[str, str]) -> str:
 
 
 def _searched(kind: str, positions: bool) -> Searched:
-    """What the settings of a kind say is searched, as far as it acts on the data."""
+    """Yield the searched settings of a kind."""
     settings = architecture_of(kind).Settings
     return {key: one for key, one in settings.searched.items() if positions or settings.acts_on.get(key) != "lengths"}
 
 
 def _model_parameters(searched: Mapping[str, Searched]) -> dict[str, dict[str, Any]]:
-    """What is searched of each kind; kinds with the same range share a parameter."""
+    """Return the searched settings; kinds with one range share it."""
     parameters: dict[str, dict[str, Any]] = {}
     for key in dict.fromkeys(key for ranges in searched.values() for key in ranges):
         groups = list(_groups({kind: ranges[key] for kind, ranges in searched.items() if key in ranges}))
@@ -72,14 +72,14 @@ def _model_parameters(searched: Mapping[str, Searched]) -> dict[str, dict[str, A
 
 
 def _groups(ranges: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """The ranges of a setting, each with the kinds that search it there."""
+    """Return the ranges of a setting, with their kinds."""
     known = {json.dumps(dict(one)): dict(one) for one in ranges.values()}
     for text, parameter in known.items():
         yield parameter, [kind for kind, one in ranges.items() if json.dumps(dict(one)) == text]
 
 
 def _value(base: Mapping[str, Any], path: str) -> Any:
-    """What a configuration gives at a path; None where it gives nothing."""
+    """Return a configuration's value at a path, or None."""
     here: Any = base
     for key in path.split("."):
         here = here.get(key) if isinstance(here, Mapping) else None

@@ -1,4 +1,4 @@
-"""What a search varies: ranges of numbers and choices, typed."""
+"""Parameters of a search: ranges of numbers, and choices."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Choice = Scalar | list[Scalar]
 
 
 class _Parameter(Settings):
-    """What every parameter has."""
+    """Base of parameters."""
 
     when: dict[str, Choice | list[Choice]] = Field(default_factory=dict)
     """Only searched where the named parameters have (one of) these values, for example ``{"model.kind" = ["egnn"]}``."""
@@ -70,7 +70,7 @@ class IntRange(_Parameter):
 
 
 class Choices(_Parameter):
-    """One of several values; a single choice with ``when`` is a conditional constant."""
+    """One of several values; a single one is a conditional constant."""
 
     type: Literal["categorical"] = "categorical"
 
@@ -93,7 +93,9 @@ PARAMETERS: dict[str, type[FloatRange] | type[IntRange] | type[Choices]] = {
 
 
 def place_of(path: str) -> str:
-    """The path in the configuration that a parameter sets; several with other ranges set one, and differ in what follows a #.
+    """Return the configuration path of a parameter.
+
+    Several with other ranges share a path, and differ in what follows a #.
 
     >>> place_of("model.hidden_dim#mace")
     'model.hidden_dim'
@@ -102,7 +104,10 @@ def place_of(path: str) -> str:
 
 
 def parsed_parameter(path: str, table: Any, source: str) -> Parameter:
-    """The parameter in a table; InputError that names its path where it is none."""
+    """Return the parameter of a table.
+
+    InputError that names its path where it is none.
+    """
     where = f'{source}: search.space."{path}"'
     kind = table.get("type") if isinstance(table, Mapping) else None
     if kind is None:

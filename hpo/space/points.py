@@ -1,4 +1,4 @@
-"""The search space: which points there are."""
+"""Points of the search space."""
 
 import json
 import math
@@ -23,7 +23,7 @@ ENUMERATED = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """Parameters by configuration path, those named in a ``when`` before those that depend on them."""
+    """Parameters by configuration path, conditions before dependents."""
 
     parameters: dict[str, Parameter]
 
@@ -37,7 +37,10 @@ class Space:
 
 
 def space_of(parameters: Mapping[str, Parameter], source: str = "campaign") -> Space:
-    """The space with its parameters in order; InputError where a ``when`` names nothing, cannot come true or is circular."""
+    """Return the space with its parameters in order.
+
+    InputError where a ``when`` names nothing, cannot come true or is circular.
+    """
     for path, parameter in parameters.items():
         for parent, condition in parameter.when.items():
             _check_condition(path, parent, condition, parameters, source)
@@ -52,7 +55,7 @@ def space_of(parameters: Mapping[str, Parameter], source: str = "campaign") -> S
 
 
 def is_active(parameter: Parameter, values: Point) -> bool:
-    """Return True where the conditions of a parameter hold; a parameter without conditions is always active.
+    """Return True where the conditions of a parameter hold.
 
     >>> is_active(FloatRange(low=0, high=1, when={"model.kind": ["egnn"]}), {"model.kind": "schnet"})
     False
@@ -64,7 +67,7 @@ def is_active(parameter: Parameter, values: Point) -> bool:
 
 
 def is_equal(value: Any, allowed: Any) -> bool:
-    """Return True for one value, of numbers to the rounding of a grid.
+    """Return True for equal values; numbers are compared with tolerance.
 
     >>> is_equal(0.1 + 2 * 0.1, 0.3)
     True
@@ -75,12 +78,12 @@ def is_equal(value: Any, allowed: Any) -> bool:
 
 
 def allowed_values(condition: Any) -> list[Any]:
-    """The values that a condition lists; a single value counts as a list of one."""
+    """Return the values of a condition as a list."""
     return condition if isinstance(condition, list) else [condition]
 
 
 def contains(parameter: Parameter, value: Any) -> bool:
-    """Return True where a value lies in a parameter's range and on its grid.
+    """Return True for a value in range and on the grid.
 
     >>> contains(IntRange(low=16, high=64, step=16), 40)
     False
@@ -98,13 +101,13 @@ def contains(parameter: Parameter, value: Any) -> bool:
 
 
 def is_point(space: Space, values: Point) -> bool:
-    """Return True where ``values`` has a value in range for exactly the active parameters."""
+    """Return True for values of exactly the active parameters."""
     active = {path for path, parameter in space.parameters.items() if is_active(parameter, values)}
     return active == set(values) and all(contains(space.parameters[path], value) for path, value in values.items())
 
 
 def value_at(parameter: Parameter, fraction: float) -> Any:
-    """The value at a fraction in [0, 1) of a parameter's range, on its scale.
+    """Return the value at a fraction in [0, 1) of a range.
 
     >>> value_at(FloatRange(low=1e-4, high=1e-2, log=True), 0.5)
     0.001
@@ -139,7 +142,7 @@ def random_point(space: Space, generator: np.random.Generator, given: Point | No
 
 
 def all_points(space: Space) -> list[Point] | None:
-    """Every point of a small discrete space; None where a parameter is continuous or there are too many."""
+    """Return all points of a small discrete space, else None."""
     grids = [_grid(parameter) for parameter in space.parameters.values()]
     if any(grid is None for grid in grids) or np.prod([float(len(grid or [])) for grid in grids]) > ENUMERATED:
         return None
@@ -170,7 +173,7 @@ def _check_condition(path: str, parent: str, condition: Any, parameters: Mapping
 
 
 def check_conditions(space: Space, source: str) -> None:
-    """InputError for a ``when`` on a continuous range, of which no single value is ever drawn."""
+    """Raise InputError for a ``when`` on a continuous range."""
     for path, parameter in space.parameters.items():
         for parent in parameter.when:
             of = space.parameters[parent]
@@ -182,14 +185,14 @@ def check_conditions(space: Space, source: str) -> None:
 
 
 def ends_of(parameter: Parameter) -> list[Choice]:
-    """All values of a choice; the least and the largest of a range."""
+    """Return all values of a choice, or the ends of a range."""
     if isinstance(parameter, Choices):
         return list(parameter.choices)
     return [parameter.low] if parameter.low == parameter.high else [parameter.low, parameter.high]
 
 
 def _grid(parameter: Parameter) -> list[Any] | None:
-    """All values of a discrete parameter; None for a continuous one or a very fine grid."""
+    """Return all values of a discrete parameter, else None."""
     if isinstance(parameter, Choices):
         return list(parameter.choices)
     if isinstance(parameter, FloatRange) and parameter.low == parameter.high:
