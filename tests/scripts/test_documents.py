@@ -14,11 +14,14 @@ import jaxtyping
 import pytest
 import torch
 import typer
+from ase.build import bulk
 
 import hydragnn
 from hydragnn.base.imports import allow_named
 from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.ensemble import build_ensemble
 from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.scripts.demo import make_alloys
 
 CHARGE = Field(name="charge", on="node")
 
@@ -42,7 +45,7 @@ def test_the_custom_dataset_of_the_readme_trains_and_predicts(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = _blocks(root / "README.md", "python")
+    code, _ = _blocks(root / "README.md", "python")
     exec(compile(code, "README.md", "exec"), {})  # the block is ours, not input
     assert "valid/moment/mae" in capsys.readouterr().out
     assert (tmp_path / "chains-run" / "model" / "weights.safetensors").is_file()
@@ -60,6 +63,27 @@ def acme(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "acme", raising=False)
     return tmp_path
+
+
+def test_the_calculator_of_the_documents_gives_energies_and_forces(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_alloys(Path("alloys.h5"), samples=24)
+    for seed in (0, 1):
+        run = {
+            "data": {"store": "alloys.h5"},
+            "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1},
+            "heads": [{"kind": "energy", "field": "energy", "references": True, "forces": "forces"}],
+            "train": {"epochs": 1, "seed": seed},
+        }
+        hydragnn.train(run, out=f"run-{seed}")
+    build_ensemble([Path("run-0"), Path("run-1")], Path("ensemble"))
+    _, readme = _blocks(root / "README.md", "python")
+    for code in (readme, *_blocks(root / "docs" / "predict.md", "python")):
+        atoms = bulk("Cu", cubic=True)
+        exec(compile(code, "page", "exec"), {"atoms": atoms})
+        assert atoms.calc.results["forces_std"].shape == (4, 3)
 
 
 def test_the_kernels_of_the_documents_are_traced(root: Path) -> None:
@@ -131,7 +155,6 @@ def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Pat
     from hydragnn.datasets import read_build_settings
     from hydragnn.hpo import campaign_settings
     from hydragnn.hpo.job import JobSettings
-    from hydragnn.scripts.demo import make_alloys
 
     make_alloys(tmp_path / "alloys.h5", samples=8)
     seen = 0
