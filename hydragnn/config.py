@@ -85,7 +85,7 @@ class TrainSettings(Settings):
 
 
 class BranchSettings(Settings):
-    """One data set of a run, and the heads that learn from it."""
+    """One data set of a run and its heads."""
 
     name: str = Field(default="", pattern="^[A-Za-z0-9_-]*$")
     """Stands behind the names of its targets, ``energy@metals``; letters, digits, ``_`` and ``-``."""
@@ -119,7 +119,7 @@ def check_heads(heads: Sequence[HeadSettings]) -> None:
 
 
 def _has_stages(config: "AnyConfig") -> bool:
-    """Return True where a second stage of training would differ from the first."""
+    """Return True where a second training stage differs from the first."""
     heads = [head for branch in config.branches for head in branch.heads]
     return any(head.derivatives and getattr(head, "stage_two_factor", 1.0) != 1.0 for head in heads)
 
@@ -171,18 +171,18 @@ class RunConfig(Settings):
 
     @property
     def branches(self) -> list[BranchSettings]:
-        """The one data set with its heads, as a branch without a name."""
+        """Return the one data set with its heads as a nameless branch."""
         return [BranchSettings.model_construct(data=self.data, split=self.split, heads=self.heads)]  # checked already
 
     def of_branch(self, name: str) -> "RunConfig":
-        """This configuration, for no name; InputError for a name, since there are no branches."""
+        """Return this configuration for no name; InputError for a name."""
         if name:
             raise InputError(f"it has no branch {name}: it was trained on one data set; leave the branch out")
         return self
 
 
 class BranchedConfig(Settings):
-    """The sections of CONFIG.toml for several data sets: each has a branch of heads, and all share one trunk."""
+    """Sections of CONFIG.toml for several data sets on one trunk."""
 
     acts_with: ClassVar = ON_STAGES
 
@@ -222,7 +222,7 @@ class BranchedConfig(Settings):
         return [f"{name}@{branch.name}" for branch in self.branches for name in branch.targets]
 
     def of_branch(self, name: str) -> RunConfig:
-        """The run that trains this branch alone; InputError that lists the branches where there is no such."""
+        """Return the run of one branch; InputError lists the branches."""
         names = [branch.name for branch in self.branches]
         if name not in names:
             problem = (
@@ -251,19 +251,19 @@ def parse_config(table: Any, source: str = "configuration") -> AnyConfig:
 
 
 def stored_config(path: Path | str) -> AnyConfig:
-    """The run whose ``config.json`` is ``path``, as it was begun; InputError where it is missing or damaged."""
+    """Return the run of a ``config.json``; InputError if missing or damaged."""
     path = Path(path)
     return parse_config(read_json(path), str(path))
 
 
 def read_config(path: Path | str, assignments: list[str] | None = None) -> AnyConfig:
-    """The run that a TOML file and ``--set key=value`` assignments describe; InputError on anything wrong."""
+    """Return the run of a TOML file and ``--set`` assignments."""
     path = Path(path)
     return config_from_table(with_overrides(read_toml(path), assignments or []), path)
 
 
 def config_from_table(table: dict[str, Any], path: Path, *, stored: bool = False) -> AnyConfig:
-    """The run that a user's table describes, or one that a program ``stored``; relative paths count from the folder of ``path``.
+    """Return the run of a table; paths count from ``path``'s folder.
 
     InputError on anything wrong, and for a setting that a user gave and that cannot act.
     """
@@ -281,7 +281,7 @@ def config_from_table(table: dict[str, Any], path: Path, *, stored: bool = False
 
 
 def with_isolated_atoms(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """A copy of a run's or a campaign's table that has the energies in place of every file of isolated atoms that its heads name."""
+    """Return a table with energies in place of files of isolated atoms."""
     result: dict[str, Any] = copy.deepcopy(dict(table))
     branches = result.get("branches")
     for section in (result, *(branches if isinstance(branches, list) else ())):

@@ -1,4 +1,4 @@
-"""What one training run leaves behind for search and ensemble."""
+"""Run records: what search and ensembles read of a run."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +33,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What the run used so far, all segments together."""
+    """Cost of a run so far, over all segments."""
 
     seconds: float = 0.0
     """Wall time."""
@@ -51,7 +51,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BranchRecord:
-    """What a run with several data sets says of one of them."""
+    """Record of one data set among several."""
 
     data_hash: str
     parts: dict[str, int]
@@ -59,7 +59,9 @@ class BranchRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """Configuration, data, curves, cost and end of one run; JSON on disk as ``record.json`` in the run's folder.
+    """Configuration, data, curves, cost and end of a run.
+
+    ``record.json`` in its folder.
 
     ``curves`` has one value per finished epoch under names such as ``train/loss``, ``valid/loss``, ``learning_rate`` and
     ``valid/<field>/mae|rmse|r2`` in the field's unit. ``best`` holds the values of the epoch with the lowest
@@ -100,14 +102,14 @@ class RunRecord:
     branches: dict[str, BranchRecord] = member(default_factory=dict)
 
     def __str__(self) -> str:
-        """How the run ended, and its best validation loss."""
+        """Describe the run's end and its best validation loss."""
         why = "" if self.failure is None else f" ({self.failure.kind}: {self.failure.message})"
         best = f"; best valid/loss {self.best['valid/loss']:.6g}" if "valid/loss" in self.best else ""
         at = f" in epoch {self.best['epoch']:.0f}" if best and "epoch" in self.best else ""
         return f"{self.status}{why} after {self.epochs} epochs, {self.parameters} parameters{best}{at}"
 
     def of_branch(self, name: str) -> "RunRecord":
-        """The record as one branch sees it: its data and its parts; the record itself where ``name`` is empty."""
+        """Return the record of a branch; itself for no name."""
         if not name:
             return self
         if name not in self.branches:
@@ -121,12 +123,12 @@ _RECORD = pydantic.TypeAdapter(RunRecord)
 
 
 def write_record(record: RunRecord, folder: Path, check: Callable[[], None] | None = None) -> None:
-    """Write ``record.json`` into the run's folder, atomically; what ``check`` raises at the last moment prevents it."""
+    """Write ``record.json`` atomically, unless ``check`` raises."""
     write_sealed(folder / "record.json", asdict(record), check)
 
 
 def read_record(folder: Path | str) -> RunRecord:
-    """The record of the run in ``folder``; InputError where it is missing, damaged or from a newer version."""
+    """Return a run's record; InputError if missing, damaged or newer."""
     folder = Path(folder)
     path = folder / "record.json"
     value = read_sealed(path)

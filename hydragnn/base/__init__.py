@@ -1,1 +1,1 @@
-"""Tools of every room: errors, files, settings, plug-ins by name, the terminal, the machine."""
+"""Tools of every room: errors, files, settings, plug-ins, terminal, machine."""

@@ -1,4 +1,7 @@
-"""Freed memory kept by the process: steps make and free large tensors, and fresh pages cost more than sums."""
+"""Memory allocator of processes that compute on CPUs.
+
+Steps make and free large tensors, and fresh pages cost more than sums.
+"""
 
 import ctypes
 import os
@@ -19,7 +22,7 @@ STRICT = "2"
 
 
 def keep_memory() -> bool:
-    """Let a process that computes on CPUs keep freed memory; return True where it does.
+    """Keep freed memory in this process; return True on success.
 
     Otherwise every tensor above some MiB is mapped and its pages are zeroed each time that it is made: gathers of 50 MB take three times
     as long. The heap asks for pages of 2 MiB, with which a step takes a tenth less time on a CPU. Nothing changes where ``GLIBC_TUNABLES``
@@ -40,14 +43,14 @@ def keep_memory() -> bool:
 
 
 def address_space_is_limited() -> bool:
-    """Return True where this process has a limit on addresses (``ulimit -v``), of which a reserve would leave too few for libraries."""
+    """Return True where a limit on addresses leaves too few for libraries."""
     import resource  # not on every system
 
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def _ask_for_large_pages(libc: ctypes.CDLL, size: int) -> None:
-    """Ask for pages of 2 MiB for the next ``size`` bytes of the heap.
+    """Ask for pages of 2 MiB for the heap's next bytes.
 
     No page is taken before it is used. The heap is grown once and freed again, which ``OPTIONS`` keep. Where it may not
     grow so far, pages stay small.

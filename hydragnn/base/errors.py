@@ -1,51 +1,66 @@
-"""What goes wrong because of what came in from outside; every other exception is a defect of ours."""
+"""Errors of input; every other exception is a defect of ours."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class InputError(ValueError):
-    """Bad input: one sentence with what, where and the next move; the command line prints it and exits with 2."""
+    """Bad input: what, where and the next move; exit code 2.
+
+    The message is one sentence, which the command line prints.
+    """
 
     code = 2
 
 
 class Busy(InputError):
-    """Somebody else works there: the same may succeed later; the command line exits with 75."""
+    """Another process works there; the same may succeed later (exit code 75)."""
 
     code = 75
 
 
 class AllocationEnded(InputError):
-    """The allocation that a command is to run in is over: the same may succeed in a new one; the command line exits with 75."""
+    """The allocation of a command is over (exit code 75).
+
+    The same may succeed in a new one.
+    """
 
     code = 75
 
 
 class TakenOver(InputError):
-    """Another process goes on with the same work, and this one must leave; the command line exits with 4, as attempts do."""
+    """Another process continues the work, and this one leaves (exit code 4)."""
 
     code = 4
 
 
 class SaidByFirst(InputError):
-    """What the first of several ranks says for all of them: the others exit as it does and print nothing."""
+    """Input error reported by rank 0 on behalf of all ranks.
+
+    The others exit with the same code and print nothing.
+    """
 
 
 class Interrupted(Exception):
-    """Ctrl-C or a signal: everything finished is saved; the message says how to go on; the command line exits with 130."""
+    """Ctrl-C or a signal after everything finished was saved (exit code 130).
+
+    The message says how to continue.
+    """
 
     code = 130
 
 
 class OutOfWalltime(Interrupted):
-    """The allocation ends: everything finished is saved, and there is more to do; the command line exits with 75."""
+    """The allocation ends before the work does (exit code 75).
+
+    Everything finished is saved.
+    """
 
     code = 75
 
 
 class MissingPackageError(InputError):
-    """An optional package is not installed; the message names the extra that brings it."""
+    """An optional package is missing; the message names its extra."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(
@@ -60,7 +75,7 @@ NO_MEMORY = (
 
 
 def wants_memory(error: BaseException | None) -> bool:
-    """Return True where an error, or one that led to it, says that the system gives no memory.
+    """Return True for an error that means that memory is short.
 
     >>> wants_memory(ImportError("libx.so: failed to map segment from shared object")), wants_memory(ImportError("no x"))
     (True, False)
@@ -74,7 +89,7 @@ def wants_memory(error: BaseException | None) -> bool:
 
 
 def nearest(word: str, valid: list[str]) -> str:
-    """The hint for a misspelled word: the closest valid one, whatever its case, or the whole list where none is close.
+    """Return the closest valid word for a misspelled one, or all.
 
     >>> nearest("cutof", ["cutoff", "kind"])
     'did you mean cutoff?'
@@ -92,7 +107,7 @@ def nearest(word: str, valid: list[str]) -> str:
 
 @contextmanager
 def about(subject: str) -> Iterator[None]:
-    """Sentences of input errors inside begin with the subject; none where it is empty.
+    """Begin the messages of input errors in the block with a subject.
 
     >>> with about("branch metals"): raise InputError("the store is empty; fill it")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Files that are complete or absent: written beside their name, flushed to disk, then renamed."""
+"""Files that are complete or absent: written aside, flushed, renamed."""
 
 import contextlib
 import errno
@@ -20,7 +20,9 @@ from hydragnn.base.errors import Busy, InputError
 
 
 def write_atomically(path: Path, content: bytes | str, check: Callable[[], None] | None = None) -> None:
-    """Put content at path so that a reader sees the old file or the new one, never half; OSError becomes InputError.
+    """Write a file; readers see the old or the new one.
+
+    InputError where the disk refuses.
 
     ``check`` is called at the last moment, and what it raises leaves the old file. InputError for text with names that are no UTF-8.
     """
@@ -43,7 +45,10 @@ def write_atomically(path: Path, content: bytes | str, check: Callable[[], None]
 
 
 def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` make a file beside ``path``, then rename it into place; nothing is left behind on failure."""
+    """Write a file aside with ``write``, then rename it into place.
+
+    Nothing is left behind on failure.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +68,7 @@ def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def rename_all(finals: Mapping[Path, Path]) -> None:
-    """Give files or folders, by their names so far, names that nobody has, for good; where that fails, OSError, and they keep those so far."""
+    """Rename files or folders to free names; restore all on OSError."""
     try:
         for temporary, final in finals.items():
             temporary.rename(final)
@@ -90,18 +95,18 @@ def flush_directory(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any, check: Callable[[], None] | None = None) -> None:
-    """Write value as indented JSON, atomically; NaN and infinities are refused because JSON has none."""
+    """Write indented JSON atomically; NaN and infinities are refused."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n", check)
 
 
 def write_sealed(path: Path, table: Mapping[str, Any], check: Callable[[], None] | None = None) -> None:
-    """Write a table as ``write_json`` does, with a checksum of itself under ``checksum``, whatever stood there."""
+    """Write a table as JSON with its checksum under ``checksum``."""
     content = {key: value for key, value in table.items() if key != "checksum"}
     write_json(path, {**content, "checksum": checksum_of(content)}, check)
 
 
 def read_sealed(path: Path) -> Any:
-    """The value in a JSON file, without its checksum; InputError as of ``read_json``, and where the checksum is another.
+    """Return a JSON value without its checksum; InputError for a wrong one.
 
     A file without a checksum was changed by hand, and is taken as it is.
     """
@@ -127,7 +132,7 @@ def check_version(version: object, path: Path, *, oldest: int, newest: int) -> N
 
 
 def checksum_of(value: Any) -> str:
-    """SHA-256 of a JSON value, before it is written or after it was read.
+    """Return the SHA-256 of a JSON value, written or read.
 
     >>> checksum_of({"b": (1, 2), 3: None}) == checksum_of({"3": None, "b": [1, 2]})
     True
@@ -147,12 +152,12 @@ KINDS = {
 
 
 def kind_of_folder(folder: Path) -> str:
-    """What this program keeps in a folder, as "a store" and its like; empty where it is nothing of ours."""
+    """Return the kind of our folder, such as "a store"; or ""."""
     return next((kind for name, kind in KINDS.items() if (folder / name).is_file()), "")
 
 
 def check_target(folder: Path, own: Collection[str], mark: str = "") -> None:
-    """Raise InputError where ``folder`` is no place for a command that keeps the files ``own`` there.
+    """Raise InputError where a folder cannot take the files ``own``.
 
     That is a file, a broken link, something else that this program made, or a folder with other files. Where a folder holds
     files of these names without the file ``mark``, they are somebody else's.
@@ -173,7 +178,10 @@ def check_target(folder: Path, own: Collection[str], mark: str = "") -> None:
 
 
 def check_page_target(place: Path, mark: bytes, what: str) -> None:
-    """Raise InputError where something else is at ``place`` than an earlier page, which has ``mark`` at its beginning; ``what`` as in "report"."""
+    """Raise InputError where something other than an earlier page stands there.
+
+    Pages have ``mark`` at their beginning; ``what`` is a noun such as "report".
+    """
     if place.is_dir():
         raise InputError(
             f"{place} is a folder; give the file that the {what} becomes as --out, in a folder of its own or in this one"
@@ -194,7 +202,7 @@ def is_free(path: Path) -> bool:
 
 @contextlib.contextmanager
 def empty_folders_removed(path: Path) -> Iterator[None]:
-    """Remove the folders on the way to ``path`` that were not there before, itself included, where they are empty in the end."""
+    """Remove new folders on the way to a path that stay empty."""
     new = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     try:
         yield
@@ -210,7 +218,9 @@ NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSU
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
-    """Lock an open file or folder: True where it is held now, False where another process holds it, None where its file system knows no locks.
+    """Lock an open file; False if another process has it.
+
+    None where the file system has no locks.
 
     OSError where locking fails otherwise.
     """
@@ -218,12 +228,12 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
 
 
 def wait_for_lock(descriptor: int) -> None:
-    """Lock an open file, once nobody else holds it; at once where its file system knows no locks."""
+    """Lock an open file, waiting for its holder if there is one."""
     _lock(descriptor, fcntl.LOCK_EX)
 
 
 def _lock(descriptor: int, kind: int) -> bool | None:
-    """Lock as ``try_lock`` says; every lock of this package is taken here, or in ``guest.py``, which imports nothing."""
+    """Lock a file; the only place that locks, besides ``guest.py``."""
     try:
         fcntl.flock(descriptor, kind)
     except BlockingIOError:
@@ -236,7 +246,7 @@ def _lock(descriptor: int, kind: int) -> bool | None:
 
 
 def knows_locks(folder: Path) -> bool:
-    """Return True where the file system of a folder knows locks; OSError where the folder cannot be opened."""
+    """Return True where the file system has locks; OSError if unreadable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return try_lock(descriptor, shared=True) is not None
@@ -245,7 +255,9 @@ def knows_locks(folder: Path) -> bool:
 
 
 def lock_file(path: Path) -> int | None:
-    """A file descriptor that locks ``path`` until it is closed or the process ends, however it ends; None where another one does, or did.
+    """Return a descriptor that locks a path, None if another process does.
+
+    The lock ends with the process or when the descriptor is closed.
 
     Where the file system knows no locks, nobody is kept out. OSError where the file cannot be written.
     """
@@ -268,14 +280,14 @@ def lock_file(path: Path) -> int | None:
 
 
 def unlock_file(path: Path, descriptor: int) -> None:
-    """Remove a lock and let go of it, also where a child that was forked meanwhile holds the descriptor, too."""
+    """Remove a lock and release it, also in forked children."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
     let_go(descriptor)
 
 
 def let_go(descriptor: int) -> None:
-    """Close a descriptor that may hold a lock, which ends also where a child that was forked meanwhile holds it, too."""
+    """Close a descriptor and release its lock, also in forked children."""
     with contextlib.suppress(OSError):  # no locks there
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
@@ -283,7 +295,9 @@ def let_go(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def alone_in_folder(folder: Path, what: str) -> Iterator[None]:
-    """Keep a folder, made where it is not there, for this process; Busy where another one ``what`` there, as in "makes".
+    """Reserve a folder for this process; Busy where another one uses it.
+
+    ``what`` is the verb for the message, such as "makes".
 
     Nothing is left in the folder, which goes where it was not there before and is empty in the end. Where the file system knows no
     locks of folders, nobody looks.
@@ -305,7 +319,7 @@ def alone_in_folder(folder: Path, what: str) -> Iterator[None]:
 
 
 def check_no_link(path: Path) -> None:
-    """Raise InputError where ``path`` is a symbolic link: what is written there would come to lie somewhere else."""
+    """Raise InputError for a symbolic link, which would redirect what is written."""
     if path.is_symlink():
         raise InputError(
             f"{path} is a symbolic link, and nothing is written through one; put what it points to in its place, or delete it"
@@ -313,7 +327,7 @@ def check_no_link(path: Path) -> None:
 
 
 def open_regular(path: Path | str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of the file at ``path``, which a new one is made for where ``flags`` say so; OSError as of ``os.open``.
+    """Open a regular file; OSError as of ``os.open``.
 
     InputError where a link, a pipe, a device or a folder is there: nothing is followed out of a folder, and nothing waits for a writer.
     """
@@ -329,7 +343,7 @@ def open_regular(path: Path | str, flags: int = os.O_RDONLY) -> int:
 
 
 def check_own(path: Path) -> None:
-    """Raise InputError where a link, a pipe, a device or a folder is at ``path``, where a file should be or come to be."""
+    """Raise InputError where something other than a regular file is there."""
     check_no_link(path)
     check_regular(path)
 
@@ -340,13 +354,13 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def check_inside(path: Path, folder: Path) -> None:
-    """Raise InputError where ``path`` leads out of ``folder`` by links or its own name: what lies there belongs to somebody else."""
+    """Raise InputError for a path that leaves a folder, also by links."""
     if not path.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{path} leads out of {folder}, and is not followed; put what it points to in its place")
 
 
 def check_regular(path: Path) -> None:
-    """Raise InputError where a device, a pipe or a folder is at ``path``, or links to one: reading it might never end."""
+    """Raise InputError for devices, pipes and folders, whose reading might not end."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -356,7 +370,7 @@ def check_regular(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file; InputError that names the file where it is missing or damaged."""
+    """Return the value in a JSON file; InputError if missing or damaged."""
     check_regular(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -372,7 +386,7 @@ def read_json(path: Path) -> Any:
 
 
 def digest(value: Any) -> str:
-    """A short, stable hash of a JSON value; equal values hash equally on every machine.
+    """Return a short hash of a JSON value, equal on every machine.
 
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     True
@@ -381,7 +395,7 @@ def digest(value: Any) -> str:
 
 
 def allow_many_files() -> int:
-    """Let this process, and those that it starts, open as many files as the system grants; many sites begin with 1,024. Gives their number."""
+    """Raise the limit of open files to the system's maximum; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # a system that promises more than it gives

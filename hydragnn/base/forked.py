@@ -1,4 +1,4 @@
-"""Local workers whose libraries load once, in a process beside this one, which then forks them."""
+"""Local workers, forked from a process that loads libraries once."""
 
 import multiprocessing
 import signal
@@ -9,7 +9,7 @@ _begun = False
 
 
 def load_early(*modules: str) -> None:
-    """Begin the process that loads these modules; called before this one loads them, which takes as long."""
+    """Start the process that loads these modules, while this one loads them."""
     global _begun
     multiprocessing.set_forkserver_preload([*modules])
     ctrl_c = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: this process ends the workers
@@ -19,5 +19,5 @@ def load_early(*modules: str) -> None:
 
 
 def workers_context() -> ForkServerContext | SpawnContext:
-    """How workers start: forked from the process of ``load_early``; where there is none, as processes that load everything themselves."""
+    """Return the context that starts workers: forked if ``load_early`` was called."""
     return multiprocessing.get_context("forkserver") if _begun else multiprocessing.get_context("spawn")

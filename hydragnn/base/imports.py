@@ -1,4 +1,7 @@
-"""Classes of other packages by name, ``package.module:Name``: never from where a stranger's files may lie, and only as the user allows."""
+"""Classes of other packages by entry point or ``package.module:Name``.
+
+None is imported from folders of strangers' files, and only what the user allows.
+"""
 
 import os
 import re
@@ -26,7 +29,7 @@ _allowed: set[str] = set()
 
 
 def allow_code(modules: Iterable[str]) -> None:
-    """Let files name classes of these modules, and of modules inside them, from now on; InputError where one is no module's name."""
+    """Let files name classes of these modules; InputError for a bad name."""
     for module in modules:
         if not all(part.isidentifier() for part in module.split(".")):
             raise InputError(f"--allow-code {module} names no module; write package or package.module")
@@ -34,7 +37,7 @@ def allow_code(modules: Iterable[str]) -> None:
 
 
 def allow_named(value: Any) -> None:
-    """Let files name the modules of classes that ``value`` names, a table that the user wrote."""
+    """Let files name the modules in a table that the user wrote."""
     if isinstance(value, str):
         if match := REFERENCE.fullmatch(value):
             _allowed.add(match[1])
@@ -44,18 +47,21 @@ def allow_named(value: Any) -> None:
 
 
 def allowed_code() -> list[str]:
-    """Return what ``allow_code`` of a process that this one starts is to be called with."""
+    """Return the modules for ``allow_code`` in a child process."""
     return sorted(_allowed)
 
 
 def is_allowed(module: str) -> bool:
-    """Return True where a file may name a class of the module: one of this package, one that is imported already, or one that the user allowed."""
+    """Return True where a file may name a class of the module.
+
+    Modules of this package, imported ones and allowed ones.
+    """
     parents = {module[: match.start()] for match in re.finditer(r"\.|$", module)}
     return is_own(module) or module in sys.modules or bool(parents & _allowed)
 
 
 def is_own(module: str) -> bool:
-    """Return True for a module of this package; another one that lies in its checkout is none.
+    """Return True for a module of this package, not of its checkout.
 
     >>> is_own("hydragnn.scripts.recipes.fept"), is_own("hydragnn.base.imports"), is_own("hydragnn.setup"), is_own("downloads.model")
     (True, True, False, False)
@@ -66,7 +72,7 @@ def is_own(module: str) -> bool:
 
 
 def names_in(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package whose names lie in these modules of it, each of which is imported where one of them is first asked for."""
+    """Return a package's ``__getattr__`` that imports its modules on first use."""
     homes = {name: module for module, names in modules.items() for name in names}
 
     def value_of(name: str) -> Any:
@@ -78,7 +84,7 @@ def names_in(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[
 
 
 def announced(group: str) -> dict[str, str]:
-    """Return the classes that installed packages register in an entry-point group, by name."""
+    """Return the classes in an entry-point group by name."""
     with without_the_current_folder():
         return {entry.name: entry.value for entry in entry_points(group=group)}
 
@@ -86,7 +92,7 @@ def announced(group: str) -> dict[str, str]:
 def class_of_kind(
     kind: str, own: Mapping[str, type[T]], base: type[T], *, group: str, where: str, noun: str, parent: str
 ) -> type[T]:
-    """Return the class of a kind: one of our own, a registered one, or ``package.module:Name``.
+    """Return the class of a kind: own, registered, or ``package.module:Name``.
 
     InputError names the nearest kind, or says why a class cannot be used (``class_named``).
     """
@@ -105,7 +111,7 @@ def class_of_kind(
 def class_named(
     reference: str, base: type[T], *, where: str, noun: str, parent: str, registered: bool = False
 ) -> type[T]:
-    """The class ``package.module:Name`` of an installed package or one on PYTHONPATH; never of the current folder.
+    """Return the class ``package.module:Name``, never one of the current folder.
 
     A file that came from a stranger may name any class. So a module is imported only where it ``is_allowed``, or where an entry point of
     an installed package ``registered`` the class. Modules are not looked for where strangers' files may lie, and
@@ -138,14 +144,14 @@ def class_named(
 
 
 def announced_classes(group: str) -> dict[str, str]:
-    """Return the classes that installed packages announce in an entry-point group, by name."""
+    """Return the classes in an entry-point group by name."""
     with without_the_current_folder():
         return {entry.name: entry.value for entry in entry_points(group=group)}
 
 
 @contextmanager
 def without_the_current_folder() -> Iterator[None]:
-    """Import as ``python -P`` does: the current folder counts only where PYTHONPATH or an installation names it.
+    """Import as ``python -P``, without the current folder.
 
     An empty entry of PYTHONPATH, as ``$UNSET:/site`` has one, names no folder.
     """

@@ -1,4 +1,4 @@
-"""What this process may use of its machine, and how many workers that is enough for."""
+"""Cores, memory and GPUs of this process, and workers that fit."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ ROOM = 10**9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Cores, free memory and GPUs of this process: limits of a job or a container are those of the machine."""
+    """Cores, free memory and GPUs of this process, within its limits."""
 
     cores: int
     """That do not share their arithmetic with another one."""
@@ -26,7 +26,9 @@ class Machine:
     """That a training would see."""
 
     def workers(self, batches: int = 0) -> int:
-        """One per GPU, or per core where there is none, that finds ``ROOM``, and without GPUs so many bytes for ``batches``; at least one.
+        """Return the workers that fit: per GPU, otherwise per core.
+
+        Each needs ``ROOM``, and without GPUs the bytes of its ``batches``.
 
         >>> Machine(cores=8, memory=3 * 10**9, gpus=0).workers()
         3
@@ -35,7 +37,7 @@ class Machine:
         return max(1, min(self.gpus or self.cores, self.memory // each))
 
     def __str__(self) -> str:
-        """What there is, in words."""
+        """Describe the resources in words."""
         gpus = f"{self.gpus} GPU{'s' * (self.gpus > 1)}" if self.gpus else "no GPU"
         return f"{self.cores} core{'s' * (self.cores > 1)}, {self.memory / 1e9:.1f} GB of free memory, {gpus}"
 
@@ -45,17 +47,20 @@ class Machine:
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
-    """What this process has now."""
+    """Return the resources of this process."""
     return Machine(cores=cores(), memory=free_memory(root), gpus=visible_gpus())
 
 
 def workers_here(wanted: Workers, batches: int = 0) -> int:
-    """The number that is wanted, or the one that this machine has room for; see ``Machine.workers``."""
+    """Return the wanted number of workers, or one that fits."""
     return this_machine().workers(batches) if wanted == "auto" else wanted
 
 
 def cores() -> int:
-    """Cores that this process may use: by its affinity, by the quota of its container, at most those of the machine without their second threads."""
+    """Return the cores of this process, by affinity and container quota.
+
+    At most the machine's physical cores.
+    """
     import joblib  # a tenth of a second, which few commands need
 
     allowed: int = joblib.cpu_count()
@@ -63,7 +68,7 @@ def cores() -> int:
 
 
 def visible_gpus() -> int:
-    """How many GPUs a training of this process would see; 0 where they are hidden or torch was built for CPUs.
+    """Return the number of GPUs that a training would see.
 
     What the user, or Slurm or Flux for a job, has narrowed through the environment is not counted.
     """
@@ -73,12 +78,15 @@ def visible_gpus() -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process can still take: of the machine, and within the limits of its control groups."""
+    """Return the bytes that this process can still allocate.
+
+    Limits of its control groups count.
+    """
     return max(0, min([psutil.virtual_memory().available, *_left_in_groups(root)]))
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    """What the memory groups of this process, and those around them, have left; files in the cache count as free."""
+    """Return the free bytes of all memory groups around this process."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -95,7 +103,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _left(group: Path, limit: str, used: str) -> Iterator[int]:
-    """What one group has left; nothing where it has no limit."""
+    """Return the free bytes of one group; none without a limit."""
     try:
         most = int((group / limit).read_text(encoding="ascii"))
         taken = int((group / used).read_text(encoding="ascii"))

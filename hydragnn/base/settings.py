@@ -1,4 +1,4 @@
-"""Typed settings read from TOML: unknown keys are errors that name the nearest valid one."""
+"""Typed settings read from TOML; an unknown key names the nearest."""
 
 import json
 import os
@@ -29,7 +29,7 @@ LARGEST = 10**7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActsWith:
-    """Condition under which a setting has an effect; given where it has none, the setting is refused."""
+    """Condition under which a setting has an effect; otherwise it is refused."""
 
     words: str
     """The condition, after "acts only"."""
@@ -44,7 +44,7 @@ class ActsWith:
 
 
 class Settings(pydantic.BaseModel):
-    """Base of every configuration model: frozen, no unknown keys, attribute docstrings become ``--help`` texts."""
+    """Base of configuration models: frozen, no unknown keys, documented attributes."""
 
     model_config = pydantic.ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
@@ -56,7 +56,7 @@ class Settings(pydantic.BaseModel):
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _meant(cls, value: Any, info: Any) -> Any:
-        """Refuse true for the number 1, numbers of more than 64 bits, and texts with NUL."""
+        """Refuse true for numbers, numbers over 64 bits, and NUL."""
         if isinstance(value, bool) and not _takes(cls.model_fields[info.field_name].annotation, bool):
             raise ValueError("Input should not be true or false")
         for item in value if isinstance(value, list) else [value]:
@@ -68,7 +68,10 @@ class Settings(pydantic.BaseModel):
 
     @classmethod
     def parse(cls: type[T], value: Any, source: str = "configuration") -> T:
-        """Return the settings in ``value`` (parsed TOML or JSON); InputError names key, source and remedy."""
+        """Return the settings in parsed TOML or JSON; InputError otherwise.
+
+        The message names key, source and remedy.
+        """
         try:
             return cls.model_validate(value)
         except pydantic.ValidationError as error:
@@ -76,7 +79,7 @@ class Settings(pydantic.BaseModel):
 
     @classmethod
     def class_for(cls, value: Any) -> "type[Settings]":
-        """The class that a table is parsed with; bases of several kinds of settings look at ``value``."""
+        """Return the class that a table is parsed with."""
         return cls
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +89,7 @@ class Settings(pydantic.BaseModel):
 
 
 def idle_settings(settings: Settings) -> dict[str, str]:
-    """Return the settings that were given and cannot act, by path, each with the sentence that refuses it.
+    """Return the refusals of settings that have no effect, by path.
 
     Defaults that were left alone are none of them. A complete table was written by a program, and has none.
     """
@@ -111,32 +114,34 @@ def _idle(settings: Settings, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def is_given(settings: Settings, path: str) -> bool:
-    """Return True where somebody gave the setting at a path of sections, be it the default."""
+    """Return True where the user set the value at a path."""
     section, _, rest = path.partition(".")
     here = section in settings.model_fields_set
     return here and is_given(getattr(settings, section), rest) if rest else here
 
 
 def is_complete(settings: Settings) -> bool:
-    """Return True where every key was given at every depth, as only a program does."""
+    """Return True where every key is set, as only programs do."""
     parts = [part for _, value in settings for part in (value if isinstance(value, list) else [value])]
     whole = settings.model_fields_set >= type(settings).model_fields.keys()
     return whole and all(is_complete(part) for part in parts if isinstance(part, Settings))
 
 
 def _takes(annotation: Any, kind: type) -> bool:
-    """Return True where a value of that type is among what an annotation allows."""
+    """Return True where an annotation allows values of that type."""
     return annotation in (kind, Any) or any(_takes(part, kind) for part in get_args(annotation))
 
 
 def first_problem(error: pydantic.ValidationError) -> str:
-    """Where the first problem of a validation error lies, and what it is."""
+    """Return location and message of a validation error's first problem."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file, or in what comes through a pipe such as /dev/stdin; the user's own, so that it may name code.
+    """Return the table of a TOML file or pipe of the user.
+
+    It may name code. InputError for what is missing, malformed, larger than ``LARGEST``, or a device.
 
     InputError where it is missing, malformed, larger than ``LARGEST`` or a device, which may have no end.
     """
@@ -165,7 +170,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def store_override(store: Path | str | None) -> list[str]:
-    """The assignment that says where the data lie now; none where nobody said."""
+    """Return the assignment that sets the store, if any."""
     return [] if store is None else [f"data.store={json.dumps(str(Path(store).resolve()))}"]
 
 
@@ -177,7 +182,9 @@ def with_overrides(
     example: str = "model.hidden_dim=128",
     own: bool = True,
 ) -> dict[str, Any]:
-    """A copy of ``table`` with ``a.b=value`` assignments applied; values are TOML, bare words are strings.
+    """Return a copy of a table with ``a.b=value`` assignments applied.
+
+    Values are TOML; bare words are strings.
 
     Assignments are the user's own, so that they may name code; so may a table that is the user's ``own``. ``option`` and ``example`` are named where one is no assignment.
 
@@ -198,7 +205,7 @@ def with_overrides(
 
 
 def plain_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a table as JSON has it, with paths as texts; InputError for what a file could not say.
+    """Return a copy of a table in plain JSON; InputError otherwise.
 
     >>> plain_table({"data": {"store": Path("a.h5")}, "heads": ({"field": "energy"},)})
     {'data': {'store': 'a.h5'}, 'heads': [{'field': 'energy'}]}
@@ -223,7 +230,7 @@ def plain_table(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_value(table: dict[str, Any], path: str, value: Any) -> None:
-    """Set ``path`` (dots between keys, list positions as numbers) in a nested table, in place.
+    """Set a path (dots, list positions as numbers) in a table.
 
     >>> table = {"heads": [{"weight": 1.0}]}
     >>> with_value(table, "heads.0.weight", 5.0); table
@@ -277,7 +284,7 @@ def _sentence(cls: type[Settings], error: pydantic.ValidationError, value: Any) 
 
 
 def _without_tags(cls: type[Settings], location: tuple[int | str, ...], value: Any) -> list[int | str]:
-    """The location without the tags that pydantic inserts for discriminated unions: model.painn.cutoff is model.cutoff."""
+    """Return a location without tags that pydantic inserts for unions."""
     keys: list[int | str] = []
     for position, part in enumerate(location):
         is_key = isinstance(part, int) or part in _keys_at(cls, location[:position], value)
@@ -288,7 +295,7 @@ def _without_tags(cls: type[Settings], location: tuple[int | str, ...], value: A
 
 
 def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]:
-    """The valid keys of the settings class found at ``location``; empty where the annotation is not a settings class."""
+    """Return the valid keys of the settings at a location."""
     candidates: list[Any] = [cls]
     for part in location:
         following: list[Any] = []
@@ -306,7 +313,7 @@ def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]
 
 
 def _inside(value: Any, part: int | str) -> Any:
-    """What stands at a key or position of a table or list; the value itself at a tag that pydantic inserted."""
+    """Return the value at a key or position; itself at a tag."""
     if isinstance(value, dict) and part in value:
         return value[part]
     if isinstance(value, list) and isinstance(part, int) and part < len(value):

@@ -1,4 +1,4 @@
-"""What is printed for people, much of which came from files of others: no string styles, hides or steers anything."""
+"""Printing; control sequences in user data are escaped."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ WRITTEN_OUT = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for 
 
 
 def visible(text: str) -> str:
-    r"""The text with what steers a terminal (escape sequences, bells, carriage returns, directions of writing) written out.
+    r"""Return a text with its terminal control characters escaped.
 
     >>> print(visible("\x1b[2Jgone"))
     \x1b[2Jgone
@@ -34,15 +34,15 @@ def visible(text: str) -> str:
 
 
 class PlainConsole(Console):
-    """A console on which ``[brackets]`` are brackets, not markup, and strings are ``visible``; our own styles are ``rich.text.Text``."""
+    """Console without markup, whose strings are ``visible``; styles are ``rich.text.Text``."""
 
     def __init__(self, *, work: bool = False, **settings: Any) -> None:
-        """``work`` goes on while this console shows how far it is, also where the reader has gone."""
+        """Show progress of ``work``, which continues after the reader has gone."""
         super().__init__(markup=False, emoji=False, highlight=False, **settings)
         self.work = work
 
     def on_broken_pipe(self) -> None:
-        """What rich calls where the reader has gone; SystemExit where nothing but printing is done."""
+        """Handle a closed pipe; SystemExit where only printing is done."""
         if not self.work:
             super().on_broken_pipe()
         self.quiet = True
@@ -53,10 +53,10 @@ class PlainConsole(Console):
 
 
 class Printed:
-    """A stream whose failures end no work: what cannot be written is lost, and the first ``failure`` is remembered."""
+    """Stream whose failures end no work; the first one is kept."""
 
     def __init__(self, stream: Any, raised: tuple[type[OSError], ...] = ()) -> None:
-        """``raised`` are raised all the same; characters that the stream cannot encode are written out."""
+        """Escape what the stream cannot encode; let ``raised`` pass."""
         self.stream, self.raised = stream, raised
         self.failure: OSError | None = None
         if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
@@ -88,7 +88,7 @@ class Printed:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """For the length of the block, printing ends no work where a log is on a full disk or its reader has gone.
+    """Let printing in the block fail without ending work.
 
     InputError at the end where results went to stdout and were lost. BrokenPipeError where the reader of stdout has gone.
     """

@@ -1,4 +1,4 @@
-"""Distributed: who started this process, how its peers are found, and how all of them leave together."""
+"""Launchers, ranks, how they meet and how they end."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import ranks when they are needed: with torch, which commands without tensors do not wait for."""
+    """Import ranks, and torch with them, on first use."""
     if name in ("Ranks", "join_ranks"):
         from hydragnn.distributed import ranks
 

@@ -1,4 +1,4 @@
-"""Addresses: at which address of this node the ranks of a run reach each other."""
+"""Addresses at which ranks of a run reach each other."""
 
 import ipaddress
 import socket
@@ -14,7 +14,7 @@ _ANY_PORT = 9  # no packet is sent: connecting a datagram socket only asks the k
 
 
 def address_of_job(launch: Launch, peers: Sequence[str] = ()) -> str:
-    """The address of this node that its peers reach: one interface, never all of them.
+    """Return the address of this node that peers reach.
 
     That of ``GLOO_SOCKET_IFNAME`` where the user set it; else what the node's name resolves to (the scheduler's name
     first), unless that is the loopback; else the address from which the route to a peer starts; else the loopback.
@@ -29,7 +29,7 @@ def address_of_job(launch: Launch, peers: Sequence[str] = ()) -> str:
 
 
 def route_to(peer: str) -> str:
-    """The address of this node from which packets to ``peer`` start; empty where there is no way to it."""
+    """Return this node's source address towards a peer, or ""."""
     with suppress(OSError):
         family, kind, _, _, there = socket.getaddrinfo(peer, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -39,7 +39,7 @@ def route_to(peer: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The name of the interface that has the address; empty where none of this node has it.
+    """Return the interface that has an address, or "".
 
     >>> interface_of("192.0.2.255")
     ''
@@ -66,7 +66,7 @@ def _address_of_interface(name: str) -> str:
 
 
 def _addresses(name: str) -> list[str]:
-    """What the name resolves to; nothing where it is empty or unknown."""
+    """Return the addresses of a name, or none."""
     with suppress(OSError):
         return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)] if name else []
     return []

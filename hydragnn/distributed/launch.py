@@ -15,7 +15,7 @@ from hydragnn.base.errors import InputError
 
 
 class LaunchError(InputError):
-    """Ranks were not started as they were asked for, or do not find each other."""
+    """The ranks started are not those asked for, or cannot meet."""
 
 
 _MPI_SIZES = {
@@ -41,7 +41,7 @@ RANK_VARIABLE = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """Who started this process, read from the environment."""
+    """Launcher of this process, read from the environment."""
 
     by: Literal["alone", "torchrun", "mpi", "slurm"]
     rank: int = 0
@@ -58,7 +58,7 @@ class Launch:
 
     @property
     def evidence(self) -> str:
-        """Words for errors: the variables that say that there are so many ranks, and the way out where there are not.
+        """Return words for errors: the variables that prove several ranks.
 
         >>> Launch(by="mpi", rank=0, size=3, variables=("PMI_SIZE=3", "PMI_RANK=0")).evidence
         'PMI_SIZE=3 and PMI_RANK=0 say that a launcher started 3 ranks; if none did, unset PMI_SIZE and PMI_RANK'
@@ -72,7 +72,7 @@ class Launch:
 
 
 def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launch:
-    """Who started this process; torchrun wins over MPI, MPI over Slurm, because that is how they nest.
+    """Return the launcher: torchrun before MPI before Slurm, as they nest.
 
     A process in the shell of an interactive step of Slurm is no rank of that step: only the step's own task is, whose number
     (``pid``) Slurm knows.
@@ -129,7 +129,7 @@ def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launc
 
 
 def _number(environment: Mapping[str, str], name: str, absent: int | None = None, below: int | None = None) -> int:
-    """Return the number in a launcher's variable, ``absent`` where there is none; LaunchError for what no launcher writes."""
+    """Return the number in a launcher's variable; LaunchError for other text."""
     text = environment.get(name, "").strip()
     if not text and absent is not None:
         return absent
@@ -146,17 +146,17 @@ def _named(environment: Mapping[str, str], *names: str) -> tuple[str, ...]:
 
 
 def _in_shell_of_slurm(environment: Mapping[str, str], pid: int | None) -> bool:
-    """Return True below the shell of ``srun --pty`` or ``salloc``, whose step has one shell, however many tasks it was asked for."""
+    """Return True inside the one shell of ``srun --pty`` or ``salloc``."""
     return "SLURM_PTY_PORT" in environment and environment.get("SLURM_TASK_PID") != str(pid)
 
 
 def this_launch() -> Launch:
-    """Who started this process."""
+    """Return the launcher of this process."""
     return launch_from(environment(), os.getpid())
 
 
 def environment_alone(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for a process that is no rank: without what launchers tell the ranks that they start.
+    """Return the environment without the variables of ranks.
 
     >>> environment_alone({"PMI_RANK": "1", "RANK": "1", "SLURM_JOB_ID": "7", "SLURM_STEPMGR": "n1", "OMPI_MCA_btl": "self"})
     {'SLURM_JOB_ID': '7', 'SLURM_STEPMGR': 'n1', 'OMPI_MCA_btl': 'self'}
@@ -166,12 +166,12 @@ def environment_alone(variables: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def leave_launch() -> None:
-    """Make this process, and what it starts, a process alone, whatever launcher started it."""
+    """Remove the variables of ranks from this process."""
     change_environment(dict.fromkeys(environment().keys() - environment_alone().keys()))
 
 
 def threads_are_chosen(variables: Mapping[str, str] | None = None) -> bool:
-    """Return True where the user or a launcher has said how many threads a process has.
+    """Return True where the number of threads was chosen.
 
     >>> threads_are_chosen({"OMP_NUM_THREADS": "4"}), threads_are_chosen({})
     (True, False)
@@ -190,7 +190,7 @@ def host_name() -> str:
 
 
 def machine_name() -> str:
-    """A name that processes share if and only if they run on one machine; nodes that were cloned differ in their boot."""
+    """Return a name that exactly the processes of one machine share."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -200,7 +200,9 @@ def machine_name() -> str:
 
 @contextmanager
 def on_interfaces(gloo: str, nccl: str) -> Iterator[None]:
-    """For the length of the block, gloo and NCCL use these network interfaces; what the user set stays, "" changes nothing.
+    """Let gloo and NCCL use these interfaces in the block.
+
+    Variables that the user set stay; "" changes nothing.
 
     Environment variables are the one way that both libraries offer through ``torch.distributed``.
     """

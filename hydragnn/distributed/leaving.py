@@ -1,4 +1,4 @@
-"""Leaving: how the ranks of a run end together, also those that hang."""
+"""How the ranks of a run end together, also hanging ones."""
 
 import atexit
 import os
@@ -19,7 +19,9 @@ _abandoned = threading.Event()
 
 
 def leave(code: int, seconds: float = SECONDS_FOR_THE_FIRST) -> NoReturn:
-    """End the process with ``code``; with several ranks past the interpreter's shutdown, which can abort under gloo.
+    """End the process with ``code``.
+
+    With several ranks it skips the interpreter's shutdown, which can abort under gloo.
 
     A failing rank other than the first stays for so many ``seconds``.
     """
@@ -38,13 +40,13 @@ def leave(code: int, seconds: float = SECONDS_FOR_THE_FIRST) -> NoReturn:
 
 
 def abandon() -> None:
-    """From now on this process does not wait for other ranks, which hang: its end, by ``leave`` or not, is that of the job."""
+    """Stop waiting for other ranks, and end the job on leaving."""
     _abandoned.set()
     atexit.register(lambda: end_job(1 if hasattr(sys, "last_value") else 0))
 
 
 def end_job(code: int) -> None:
-    """End all ranks of MPI with ``code``, after the launcher had time to pass on what this one said."""
+    """End all MPI ranks after the launcher printed this one's output."""
     _flush()
     time.sleep(SECONDS_TO_BE_READ)
     if code == 0:  # a success, of which MPI would say "Abort(0)"

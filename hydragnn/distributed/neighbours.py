@@ -1,4 +1,4 @@
-"""Neighbours: every rank looks after the next one on its machine, and ends it where it stays stopped.
+"""Ranks that watch the next on their machine, and end it.
 
 A stopped process (SIGSTOP) holds up all others in the next collective, and they cannot tell it from one that takes a long step. The system
 can: it has the state of every process. Once a stopped rank is ended its connections break, and all others leave as they do
@@ -26,7 +26,7 @@ OnStopped = Callable[[int, str], None]
 
 
 def next_on_machine(rank: int, machines: Sequence[int]) -> int | None:
-    """Return the rank that follows among those of the same machine, the first after the last; None for one that is alone there.
+    """Return the next rank on the same machine, None if alone.
 
     >>> [next_on_machine(rank, [7, 8, 7, 7]) for rank in range(4)]
     [2, None, 3, 0]
@@ -38,7 +38,7 @@ def next_on_machine(rank: int, machines: Sequence[int]) -> int | None:
 
 @contextmanager
 def watch_neighbour(rank: int, pid: int, on_stopped: OnStopped) -> Iterator[None]:
-    """For the length of the block, a thread of its own looks at the process of another rank, and ends it where it stays stopped."""
+    """Watch another rank's process from a thread in the block."""
     over = threading.Event()
     with suppress(psutil.Error):  # it has died; the next collective says so
         neighbour = psutil.Process(pid)
@@ -66,7 +66,7 @@ def _watch(neighbour: psutil.Process, rank: int, on_stopped: OnStopped, over: th
 
 
 def process_namespace() -> int:
-    """Return the number of the system's table in which this process has its number; 0 where there is only one."""
+    """Return the number of this process's namespace; 0 for the only one."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:

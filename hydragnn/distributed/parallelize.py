@@ -1,4 +1,4 @@
-"""What is done to a model so that ranks train it together: everything there is, in the order in which it is applied."""
+"""Wrappers that let ranks train a model, in their order."""
 
 from torch import nn
 
@@ -9,7 +9,7 @@ from hydragnn.training.parameters import FlatParameters, Parameters
 
 
 def parallelize(model: nn.Module, ranks: Ranks, placement: DevicePlacement, settings: TrainSettings) -> Parameters:
-    """Place the model and give the parameters that the loop moves; the model itself knows nothing of ranks.
+    """Place the model and return the parameters that the loop updates.
 
     Every rank holds all weights and computes its share of every batch (replicated data parallelism).
     """

@@ -23,7 +23,7 @@ from hydragnn.distributed.rendezvous import PATIENCE, rendezvous
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """This process among its peers; a single process is rank 0 of 1."""
+    """This process among its peers; rank 0 of 1 when alone."""
 
     rank: int = 0
     size: int = 1
@@ -57,7 +57,7 @@ class Ranks:
 def join_ranks(
     folder: Path, device: torch.device | None = None, on_stopped: OnStopped = lambda rank, sentence: None
 ) -> Iterator[Ranks]:
-    """The ranks that the launcher started, connected for the length of the block.
+    """Connect the ranks of the launcher for the length of the block.
 
     A process group that the caller has made already is used as it is. ``folder`` is where ranks without MPI meet. A rank that
     stays stopped is ended by another one on its machine, which calls ``on_stopped`` before.
@@ -94,7 +94,7 @@ def join_ranks(
 
 @contextmanager
 def _watching(ranks: Ranks, device: torch.device, on_stopped: OnStopped) -> Iterator[None]:
-    """Look after the next rank of this machine for the length of the block."""
+    """Watch the next rank of this machine in the block."""
     here = _number(f"{machine_name()} {process_namespace()}")
     machines, pids = ranks.gather(torch.tensor([here, os.getpid()], dtype=torch.int64, device=device)).T.tolist()
     neighbour = next_on_machine(ranks.rank, machines)
@@ -103,7 +103,7 @@ def _watching(ranks: Ranks, device: torch.device, on_stopped: OnStopped) -> Iter
 
 
 def _number(text: str) -> int:
-    """Return a hash of a text, because collectives carry numbers; 62 bits keep it positive."""
+    """Return a positive hash of a text, for collectives."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
 
 
@@ -117,12 +117,12 @@ def _ranks_of(launch: Launch) -> Ranks:
 
 
 def own_gpu(local_rank: int) -> torch.device:
-    """Return the GPU of a rank among those that it sees: one, where ranks are bound to their own."""
+    """Return the GPU of a rank among those it sees."""
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def check_gpus(store: dist.Store, launch: Launch) -> None:
-    """Raise LaunchError on every rank where two ranks have one GPU, which NCCL cannot join.
+    """Raise LaunchError on every rank where two share a GPU.
 
     Ranks on AMD are left to RCCL: whether dies of one card have different identities was never seen.
     """
@@ -143,7 +143,7 @@ def check_gpus(store: dist.Store, launch: Launch) -> None:
 
 
 def _device(launch: Launch) -> torch.device:
-    """Where tensors must be for the collectives of this process group."""
+    """Return the device of tensors for this group's collectives."""
     if dist.get_backend() != "nccl":
         return torch.device("cpu")
     return own_gpu(launch.local_rank)

@@ -1,4 +1,4 @@
-"""Rendezvous: how the ranks of one run find each other, and nobody else among them.
+"""How the ranks of one run find each other, without strangers.
 
 Ranks of MPI tell each other by MPI. All others, also torchrun's, meet in a folder of their own inside the run's folder: it
 has mode 0700, and one that is a link, belongs to another user or is open to others is refused. Every rank leaves a fresh
@@ -59,7 +59,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Invitation:
-    """Where the store of a run is: a file on the node of all ranks, or an address with a secret."""
+    """Address of a run's store: a file, or host and secret."""
 
     file: str = ""
     address: str = LOOPBACK
@@ -82,7 +82,7 @@ class Invitation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """What a rank needs to join a process group: the launch as all ranks count it, the store, its network interfaces."""
+    """Launch, store and network interfaces for joining a process group."""
 
     launch: Launch
     store: dist.Store
@@ -96,7 +96,7 @@ class Meeting:
     """The store, where it is a file."""
 
     def clear(self, store: bool) -> None:
-        """Remove what nobody needs once all ranks have joined the process group; called by rank 0, before the others go on.
+        """Remove the files of the meeting after all ranks have joined.
 
         With ``store`` also the store's file, which gloo needs no longer, so that a killed run leaves nothing behind.
         """
@@ -108,7 +108,7 @@ class Meeting:
 
 @contextmanager
 def rendezvous(launch: Launch, folder: Path, patience: timedelta = PATIENCE) -> Iterator[Meeting]:
-    """Meet all ranks of the launch; the store lives as long as the block.
+    """Meet all ranks of the launch; the store lasts for the block.
 
     ``folder`` is seen by all nodes; ranks of MPI do not need it. LaunchError that says who did not come within
     ``patience``, where the launcher's count and MPI's disagree, or where the meeting place is not this user's alone.
@@ -144,7 +144,7 @@ def _join(launch: Launch, invitation: Invitation, patience: timedelta) -> Meetin
 
 @contextmanager
 def _host(launch: Launch, peers: Sequence[Peer]) -> Iterator[Invitation]:
-    """The store that rank 0 keeps for its peers, for the length of the block."""
+    """Serve rank 0's store for the length of the block."""
     if len({peer.machine for peer in peers}) == 1:
         place = Path(tempfile.mkdtemp(prefix="hydragnn-ranks-"))  # mode 0700
         try:
@@ -160,7 +160,7 @@ def _host(launch: Launch, peers: Sequence[Peer]) -> Iterator[Invitation]:
 
 @contextmanager
 def note_of_waiting(launch: Launch, missing: Callable[[], str]) -> Iterator[None]:
-    """Say once on stderr for whom this rank waits, and which variables say that there are others, where the block takes long.
+    """Print once for which ranks a long block waits, and why.
 
     ``missing`` names them when it is said; nothing is said where it is empty.
     """
@@ -180,7 +180,7 @@ def note_of_waiting(launch: Launch, missing: Callable[[], str]) -> Iterator[None
 
 
 def world_of(launch: Launch) -> Any:
-    """Return MPI's communicator of all ranks; LaunchError where the launcher started another number than MPI sees."""
+    """Return MPI's communicator; LaunchError for another number of ranks."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -220,7 +220,7 @@ def _through_mpi(launch: Launch, folder: Path, patience: timedelta) -> Iterator[
 
 @contextmanager
 def _through_folder(launch: Launch, folder: Path, patience: timedelta) -> Iterator[tuple[Launch, Invitation]]:
-    """Tell all ranks by files in a folder that is this user's alone: rank 0 calls, the others answer, rank 0 invites."""
+    """Meet through files in the user's private folder."""
     place = meeting_place(launch, folder)
     _make_private(place)
     deadline = time.monotonic() + patience.total_seconds()
@@ -242,12 +242,12 @@ def _through_folder(launch: Launch, folder: Path, patience: timedelta) -> Iterat
 
 
 def meeting_place(launch: Launch, folder: Path) -> Path:
-    """Where ranks without MPI meet."""
+    """Return the folder in which ranks without MPI meet."""
     return folder / f".ranks-{launch.step}"
 
 
 def _peers(launch: Launch, place: Path, own: Peer, deadline: float) -> tuple[Peer, ...]:
-    """All ranks, once each has answered this call; LaunchError that names who did not come."""
+    """Return all ranks after each answered; LaunchError names the missing."""
     peers = {0: own}
     while len(peers) < launch.size:
         present = {path.name for path in place.iterdir()}
@@ -266,7 +266,7 @@ def _peers(launch: Launch, place: Path, own: Peer, deadline: float) -> tuple[Pee
 
 
 def _missing(launch: Launch, place: Path) -> str:
-    """Return the words for the ranks that have not answered a call; empty where all have."""
+    """Return words for the ranks that have not answered."""
     present = {path.name for path in place.iterdir()}
     answered = [0, *(rank for rank in range(1, launch.size) if _answer(rank) in present)]
     return f"{_named(launch, answered)}, which did not come to {place} yet" if len(answered) < launch.size else ""
@@ -279,7 +279,7 @@ def _named(launch: Launch, present: Collection[int]) -> str:
 
 
 def _invitation(launch: Launch, place: Path, own: Peer, deadline: float) -> Invitation:
-    """Answer every call of rank 0, until there is an invitation that repeats this rank's number."""
+    """Answer rank 0's calls until an invitation names this rank."""
     answered = ""
     while True:
         if not place.is_dir():
@@ -304,7 +304,7 @@ def _answer(rank: int) -> str:
 
 
 def _table(path: Path, keys: set[str]) -> dict[str, Any]:
-    """What a file of the meeting says; LaunchError where it is not what a rank writes."""
+    """Return a file of the meeting; LaunchError if not written by ranks."""
     try:
         value = read_json(path)
     except InputError as error:
@@ -315,7 +315,7 @@ def _table(path: Path, keys: set[str]) -> dict[str, Any]:
 
 
 def _make_private(place: Path) -> None:
-    """Make a folder that only this user can enter; LaunchError where something else is there already."""
+    """Make a private folder; LaunchError where something else is there."""
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -326,7 +326,7 @@ def _make_private(place: Path) -> None:
 
 
 def check_private(place: Path) -> None:
-    """LaunchError unless this is a folder, no link, of this user, and closed to all others."""
+    """Raise LaunchError unless a folder is private to this user."""
     status = place.lstat()
     if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
         return

@@ -1,4 +1,4 @@
-"""A store of keys and values for ranks on several nodes, which serves only those that know the secret of the run.
+"""Store of keys for ranks on several nodes, guarded by a secret.
 
 torch's ``TCPStore`` has no secret and lists its keys to everyone who connects, so that not even a secret prefix would
 protect them. Here both sides prove that they know the secret (HMAC-SHA256 over fresh numbers of both) before anything is
@@ -44,7 +44,7 @@ _SECONDS_OF_ONE_ANSWER = 2.0
 
 @contextmanager
 def served_store(address: str, secret: bytes, ranks: int) -> Iterator[int]:
-    """Serve an empty store at this address for the length of the block; gives the port, which the system chose."""
+    """Serve an empty store in the block; yield its port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family, backlog=max(128, ranks))
     server = _Server(secret, ranks)
@@ -58,7 +58,7 @@ def served_store(address: str, secret: bytes, ranks: int) -> Iterator[int]:
 
 
 class _Server:
-    """Keys and values, and the connections to them; all of it in one thread."""
+    """Keys, values and connections, all in one thread."""
 
     def __init__(self, secret: bytes, ranks: int) -> None:
         self._secret, self._absent, self._strangers = secret, ranks, 0
@@ -88,7 +88,7 @@ class _Server:
         writer.close()
 
     async def _knows_secret(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Return True where the other side has proved itself; then this side has done so as well. Nothing is said to strangers."""
+        """Return True after both sides proved that they know the secret."""
         if self._strangers >= STRANGERS:
             return False
         self._strangers += 1
@@ -142,7 +142,7 @@ class _Server:
 
 
 class SecretStore(dist.Store):
-    """A rank's side of the store, with the operations that torch asks of one.
+    """Client of the store, with the operations that torch needs.
 
     LaunchError where the store cannot be reached within ``patience``, or does not know the secret.
     """
@@ -163,7 +163,7 @@ class SecretStore(dist.Store):
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values, once all are there; DistStoreError that names what is missing after the patience."""
+        """Return the values of all keys; DistStoreError names missing ones."""
         return self._present(keys, self._patience)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
@@ -171,7 +171,7 @@ class SecretStore(dist.Store):
         self._ask("set", keys, values)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return once all keys are there; DistStoreError that names what is missing after the timeout."""
+        """Wait until all keys are set; DistStoreError names missing ones."""
         self._present(keys, timeout or self._patience)
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -214,7 +214,7 @@ class SecretStore(dist.Store):
         self._socket.close()
 
     def _present(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        """The values of all keys, asked for in short questions, so that other threads of this rank come to speak."""
+        """Return the values of all keys, by short requests between threads."""
         deadline = time.monotonic() + timeout.total_seconds()
         while True:
             left = deadline - time.monotonic()
@@ -264,7 +264,7 @@ def _connect(address: str, port: int, secret: bytes, seconds: float) -> socket.s
 
 
 def _prove(connection: socket.socket, secret: bytes) -> None:
-    """Prove this side, then check the other; LaunchError where it does not know the secret."""
+    """Prove this side, then check the other; LaunchError on failure."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     theirs, ours = _receive(connection, _NONCE), secrets.token_bytes(_NONCE)
     connection.sendall(ours + _proof(secret, b"rank", theirs, ours))
@@ -292,7 +292,7 @@ async def _read_message(reader: asyncio.StreamReader) -> bytes:
 
 
 def _receive(connection: socket.socket, count: int) -> bytes:
-    """So many bytes; ConnectionError where the other side closes before."""
+    """Return that many bytes; ConnectionError at an early end."""
     parts = bytearray()
     while len(parts) < count:
         part = connection.recv(min(count - len(parts), 2**20))

@@ -14,7 +14,7 @@ from hydragnn.distributed.ranks import Ranks
 
 
 def shared_rows(ranks: Ranks, device: torch.device) -> Rows:
-    """Return ``rows(count, width, row)``, which computes every row on one rank, in turn, and gives all rows to all.
+    """Return ``rows(count, width, row)``, which shares the rows among ranks.
 
     Collectives travel over ``device``. All ranks call it together.
     """
@@ -29,7 +29,7 @@ def shared_rows(ranks: Ranks, device: torch.device) -> Rows:
 
 
 def first_ranks_value(make: Callable[[], Any], ranks: Ranks, device: torch.device) -> Any:
-    """Return on all ranks what ``make`` gives on the first, a JSON value; the others do not call it.
+    """Return rank 0's JSON value of ``make`` on all ranks.
 
     An InputError of the first rank is raised on all.
     """
@@ -42,7 +42,7 @@ def first_ranks_value(make: Callable[[], Any], ranks: Ranks, device: torch.devic
 
 
 def shared_problem(problem: str | None, ranks: Ranks, device: torch.device) -> str | None:
-    """Return on all ranks the problem of the first that has one, with its number; None where none has. All ranks call it together."""
+    """Return on all ranks the first rank's problem, or None."""
     if ranks.size == 1:
         return problem
     failed = ranks.gather(torch.tensor(int(problem is not None), device=device))  # [ranks]
@@ -60,7 +60,7 @@ def _outcome(make: Callable[[], Any]) -> str:
 
 
 def _only_text(text: str, ranks: Ranks, device: torch.device) -> str:
-    """The text of the one rank that has any; its bytes travel as a sum to which the other ranks add zeros."""
+    """Return the text of the one rank that has any."""
     encoded = bytearray(text.encode())
     length = int(ranks.sum_in_place(torch.tensor(len(encoded), device=device)))
     letters = torch.frombuffer(encoded, dtype=torch.uint8) if encoded else torch.zeros(length, dtype=torch.uint8)

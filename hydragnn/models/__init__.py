@@ -1,4 +1,4 @@
-"""Models: encoders and heads built from settings and fields, forces and stress, models on disk."""
+"""Models: encoders, heads, derivatives, and their files."""
 
 from hydragnn.architectures import GraphStatistics, ModelSettings
 from hydragnn.models.branched import BranchedModel, build_branched, check_shared

@@ -1,4 +1,4 @@
-"""Several data sets on one model: a trunk that all share, and a branch of heads for each."""
+"""Several data sets on one trunk, each with heads of its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,13 +18,15 @@ from hydragnn.models.graph_model import GraphModel, build_heads
 
 
 class BranchedModel(nn.Module):
-    """One trunk and the heads of every branch; ``views`` are the branches as models of their own.
+    """One trunk with the heads of every branch.
+
+    ``views`` are the branches as models.
 
     A batch goes through the view of its data set: the trunk and the heads of that branch, and nothing else.
     """
 
     def __init__(self, descriptions: Sequence[ModelDescription]) -> None:
-        """Trusts its caller: the descriptions differ in heads and targets only, see ``build_branched``."""
+        """Build the trunk and heads of descriptions that ``build_branched`` checked."""
         super().__init__()
         degrees = frozenset[int]().union(*(description.degrees for description in descriptions))
         self.trunk = GraphModel(replace(descriptions[0], heads=(), shared_degrees=degrees))
@@ -34,7 +36,7 @@ class BranchedModel(nn.Module):
 
 
 class BranchView(GraphModel):
-    """A branch as a model of one data set; its weights are those of the whole."""
+    """One branch as a model that shares the whole's weights."""
 
     def __init__(self, trunk: GraphModel, heads: nn.ModuleList, description: ModelDescription) -> None:
         nn.Module.__init__(self)
@@ -50,7 +52,10 @@ class BranchView(GraphModel):
 
 
 def build_branched(descriptions: Sequence[ModelDescription], seed: int) -> BranchedModel:
-    """The model of several branches in float32; equal seeds give equal weights. InputError where they cannot share a trunk."""
+    """Return a branched model in float32; equal seeds give equal weights.
+
+    InputError where the branches cannot share a trunk.
+    """
     check_shared({one.branch: (one.dim, one.input_fields) for one in descriptions})
     for description in descriptions:
         with about(f"branch {description.branch}"):
@@ -61,7 +66,7 @@ def build_branched(descriptions: Sequence[ModelDescription], seed: int) -> Branc
 
 
 def check_shared(branches: Mapping[str, tuple[int, Sequence[Field]]]) -> None:
-    """InputError unless the graphs of all branches (name: dimension and input fields) look alike to one trunk."""
+    """Raise InputError unless all branches have the same inputs."""
     (first, (dim, inputs)), *others = branches.items()
     ours = {field.name: field for field in inputs}
     for name, (other_dim, other_inputs) in others:

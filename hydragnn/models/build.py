@@ -1,4 +1,4 @@
-"""One way to make a model: checked, with every parameter in place, initial weights from the seed alone."""
+"""Build checked models whose weights depend on the seed alone."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ def build_model(
     statistics: GraphStatistics | None = None,
     edges: bool = True,
 ) -> GraphModel:
-    """A model for these heads and data, in float32; equal seeds give equal weights and leave other random states alone.
+    """Return a checked model in float32; equal seeds give equal weights.
 
     ``statistics`` are needed by architectures that say so; without ``edges`` the trained model takes them away at prediction. Raises InputError for combinations that cannot work.
     """
@@ -32,7 +32,7 @@ def build_model(
 
 
 def build_from_description(description: ModelDescription, seed: int) -> GraphModel:
-    """The model of a description; InputError where it asks for what no model can give."""
+    """Return the model of a description; InputError where it cannot work."""
     check(description)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Combinations of encoder, heads and data that cannot work, each refused with its remedy."""
+"""Checks of encoder, heads and data, each with a remedy."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,7 +14,7 @@ GEOMETRY = frozenset({"lengths", "directions", "triplets"})
 
 
 def check(description: ModelDescription, *, measured: bool = True) -> None:
-    """Raise InputError where the description asks for what no model can give; the sentence names the remedy.
+    """Raise InputError, with the remedy, where a description cannot work.
 
     Before the training part was ``measured`` nothing is said of statistics that the architecture needs.
     """
@@ -123,7 +123,7 @@ def _check_edge_kinds(description: ModelDescription, name: str) -> None:
 
 
 def _kinds(able: Callable[[type[Architecture]], bool]) -> str:
-    """The kinds of the architectures that are able to do what is asked."""
+    """Return the kinds of the architectures that satisfy a condition."""
     return ", ".join(kind for kind, architecture in architectures().items() if able(architecture))
 
 

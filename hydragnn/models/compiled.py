@@ -1,4 +1,4 @@
-"""A model as one compiled function: predictions, forces and stress, and the gradient of all of them.
+"""Models as one compiled function: predictions, derivatives and gradient.
 
 A model is traced once, on a batch that stands for all, with its weights and the tensors of a batch as arguments and their
 numbers of nodes, edges and graphs as symbols. What comes out is compiled before the first step, so that nothing about it
@@ -58,7 +58,7 @@ class Traced:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CompiledModel:
-    """What a model predicts, by a compiled function; batches that have hardly any nodes, edges or graphs go through the model itself."""
+    """Compiled predictions of a model; tiny batches use the model itself."""
 
     model: GraphModel
     flat: Mapping[str, FlatTensor]
@@ -70,7 +70,7 @@ class CompiledModel:
     """What tracing and compiling took."""
 
     def __call__(self, batch: GraphBatch) -> dict[str, Distribution]:
-        """Predictions by field name, differentiable in the weights where the caller records gradients."""
+        """Predict by field name, differentiable where gradients are recorded."""
         if min(batch.num_items(location) for location in LOCATIONS) < LEAST:
             predictions: dict[str, Distribution] = self.model(batch)
             return predictions
@@ -92,7 +92,9 @@ class CompiledModel:
 
 
 def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> CompiledModel:
-    """The model as a compiled function that was found to give what the model gives; NotCompiled where there is none.
+    """Return a compiled function that was compared with the model.
+
+    NotCompiled where there is none.
 
     Weights stay where they are, and may move. ``autocast`` is the arithmetic in which it will be called.
     """
@@ -138,7 +140,7 @@ def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> Compi
 
 
 def of_known_sizes(description: ModelDescription) -> None:
-    """NotCompiled for models that pool, and for those whose attention has pairs of its own."""
+    """Raise NotCompiled for models that pool or attend to pairs."""
     attention = description.model.global_attention
     if description.model.pooling is not None:
         raise NotCompiled(
@@ -157,7 +159,7 @@ def traced_model(
     strip: bool = True,
     recording: bool = True,
 ) -> Traced:
-    """The model as it computes batches like ``batch``, of any size; NotCompiled where it depends on sizes otherwise.
+    """Return the model traced for batches of any size, or NotCompiled.
 
     ``fields`` are its inputs. ``strip``: without nodes that detach. Those of tracing itself (values kept for a derivative) would hide the way from weights
     to forces, and forces would come out right with gradients that are wrong. ``recording``: for gradients in the weights; without,
@@ -205,7 +207,10 @@ def remove_detach(graph: Graph) -> None:
 
 
 def _remove_unused(graph: Graph, weights: int) -> set[int]:
-    """Remove what nobody reads; gives the numbers of the arguments behind the weights that are gone. NotCompiled where one is written to."""
+    """Remove unused code; return the positions of the dropped arguments.
+
+    NotCompiled where one is written to.
+    """
     graph.eliminate_dead_code()
     arguments = graph.find_nodes(op="placeholder")
     for node in graph.nodes:
@@ -227,13 +232,13 @@ def _written(node: Node) -> Iterator[object]:
 
 
 def compiled_function(module: GraphModule) -> Function:
-    """The module, to be compiled for batches of all sizes at its first call."""
+    """Return the module, to be compiled at its first call."""
     function: Function = torch.compile(module, dynamic=True, fullgraph=True, options=dict(OPTIONS))
     return function
 
 
 def check_equal(compiled: CompiledModel, batch: GraphBatch, autocast: Autocast, *, training: bool) -> None:
-    """Compute a batch both ways; NotCompiled unless predictions and gradients are the same.
+    """Raise NotCompiled unless both ways give the same numbers.
 
     The tolerance is the root of the arithmetic's step: rounding stays far below, and a gradient that misses one of its ways is wrong by
     much of its size.
@@ -256,7 +261,7 @@ def check_equal(compiled: CompiledModel, batch: GraphBatch, autocast: Autocast, 
 
 
 def _with_gradient(predictions: Mapping[str, Distribution], model: GraphModel) -> dict[str, Tensor]:
-    """All predicted numbers by name, and the gradient of a sum of them in all weights."""
+    """Return all predictions, and the gradient of their sum."""
     parts = {
         f"{name} ({part})": values.double()
         for name, prediction in predictions.items()
@@ -272,11 +277,11 @@ def _with_gradient(predictions: Mapping[str, Distribution], model: GraphModel) -
 
 
 def ordered_weights(model: nn.Module) -> list[Tensor]:
-    """Parameters and buffers, in the order in which a traced function takes them."""
+    """Return parameters and buffers in the order of traced functions."""
     return [*model.parameters(), *model.buffers()]
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, on one line of at most 200 characters."""
+    """Return an error's message as one line of 200 characters."""
     lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200]

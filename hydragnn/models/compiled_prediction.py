@@ -1,4 +1,4 @@
-"""What a model predicts, by a compiled function: values, forces and stress, and the states that heads read; no gradient in weights.
+"""Compiled predictions: values, derivatives and states, without gradient in weights.
 
 Models of one description share the function, since it takes weights as arguments. It serves batches of all sizes: what is
 alone in its batch is given an empty graph for company, as compilers take a size of 1 for a constant.
@@ -57,7 +57,7 @@ class WithStates(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CompiledPrediction:
-    """What ``model`` predicts; batches with hardly any nodes or edges go through the model itself."""
+    """Compiled predictions of ``model``; tiny batches use the model itself."""
 
     model: GraphModel
     weights: tuple[Tensor, ...]
@@ -85,7 +85,7 @@ class CompiledPrediction:
         return predictions, states
 
     def of(self, model: GraphModel) -> "CompiledPrediction":
-        """The same function with the weights of another model of the same description."""
+        """Return the function with the weights of an equal model."""
         assert model.description == self.model.description
         return replace(self, model=model, weights=tuple(ordered_weights(model)))
 
@@ -100,7 +100,10 @@ def eager_prediction(model: GraphModel, batch: GraphBatch) -> Predicted:
 
 
 def compiled_prediction(model: GraphModel) -> CompiledPrediction:
-    """The compiled function of a model, which was found to predict what the model predicts; NotCompiled where there is none."""
+    """Return a compiled prediction that was compared with the model.
+
+    NotCompiled where there is none.
+    """
     description, parameter = model.description, next(model.parameters())
     of_known_sizes(description)
     extent = getattr(description.model, "cutoff", None) or 1.0
@@ -132,7 +135,7 @@ def compiled_prediction(model: GraphModel) -> CompiledPrediction:
 
 
 def check_same(compiled: CompiledPrediction, batch: GraphBatch) -> None:
-    """Predict a batch both ways; NotCompiled unless all numbers are the same to the root of the arithmetic's step."""
+    """Raise NotCompiled unless both predictions agree to rounding."""
     ours, theirs = (
         {**predictions, "states": Point(mean=states)}
         for predictions, states in (compiled(batch), eager_prediction(compiled.model, batch))
@@ -146,6 +149,6 @@ def check_same(compiled: CompiledPrediction, batch: GraphBatch) -> None:
 
 
 def _with_empty_graph(tensor: FlatTensor, batch: GraphBatch) -> Tensor:
-    """A tensor of the batch as if a graph without nodes stood behind its own."""
+    """Return a tensor of the batch with an empty graph appended."""
     values = tensor.read(batch)
     return torch.cat([values, torch.zeros_like(values[:1])]) if tensor.on == "graph" else values

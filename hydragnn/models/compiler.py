@@ -1,4 +1,4 @@
-"""torch's compiler as models need it: quiet, in this process, and without two of its faults."""
+"""torch's compiler: quiet, in this process, with two faults mended."""
 
 import math
 import warnings
@@ -14,7 +14,7 @@ MENDED = b"hydragnn 1"
 
 @contextmanager
 def mended_compiler() -> Iterator[None]:
-    """Without the warnings of compilers, and with their work in this process: a killed run leaves none behind."""
+    """Compile without warnings, in this process, for the length of the block."""
     import torch._inductor.config as inductor
     from torch._inductor.codegen.cpp import CppKernel
     from torch._inductor.scheduler import SchedulerNode
@@ -30,7 +30,7 @@ def mended_compiler() -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Within it a method is what ``make`` makes of it; nothing where this version of torch has no such method."""
+    """Replace a method for the length of the block, if it exists."""
     former = getattr(owner, name, None)
     if former is None:
         yield
@@ -43,7 +43,10 @@ def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
 
 
 def _adds_in_cascades(kernel: Any, reduction: str, dtype: torch.dtype, use_scalar: bool) -> bool:
-    """Sums over nodes, edges or graphs keep their digits; torch would compile one function for less than 4,096 of them and one for more."""
+    """Keep the digits of sums below 4,096 rows in compiled functions.
+
+    torch would compile one function for less than 4,096 rows and one for more.
+    """
     size = math.prod(kernel.call_ranges[kernel.reduction_depth :])
     symbolic = bool(getattr(size, "free_symbols", False))
     return reduction == "welford_reduce" or (
@@ -52,7 +55,9 @@ def _adds_in_cascades(kernel: Any, reduction: str, dtype: torch.dtype, use_scala
 
 
 def _remembers_what_is_written_to(recompute: Any) -> Any:
-    """Loops that read what another loop adds to stay behind it when their shape is changed to fuse them with a third.
+    """Keep loops after those that write what they read.
+
+    torch forgets this when it changes a loop's shape to fuse it with a third.
 
     Up to torch 2.13 they forget it, and what was to be added is not there yet when it is read: gradients were wrong by 6 %
     (pytorch/pytorch#185509).
@@ -71,7 +76,7 @@ def _remembers_what_is_written_to(recompute: Any) -> Any:
 
 
 def _mark() -> Any:
-    """A pass that changes no graph, and says to the caches of torch that functions come from a mended compiler."""
+    """Mark compiled functions in torch's caches as those of a mended compiler."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     class Mark(CustomGraphPass):

@@ -1,4 +1,4 @@
-"""Forces and stress as derivatives of an energy with respect to edge vectors.
+"""Forces and stress: derivatives of an energy by edge vectors.
 
 Models see positions only through edge vectors v_e = x_sender + shift - x_receiver, so dE/dv holds everything:
 F_i = sum of dE/dv over the edges that i receives, minus that over the edges it sends, and the virial is the sum of
@@ -19,7 +19,7 @@ from hydragnn.kernels import segment_sum
 def energy_gradients(
     energy: Float[Tensor, "graphs *shape"], vectors: Sequence[Float[Tensor, "_ dim"]], *, differentiable: bool
 ) -> Sequence[Float[Tensor, "_ dim"]]:
-    """dE/dv of every edge of every set; zeros where the energy does not depend on an edge."""
+    """Return dE/dv of every edge; zeros for edges without effect."""
     if not energy.requires_grad:
         return [torch.zeros_like(one) for one in vectors]
     return torch.autograd.grad(
@@ -28,7 +28,7 @@ def energy_gradients(
 
 
 def forces_from(gradient: Float[Tensor, "edges dim"], batch: GraphBatch) -> Float[Tensor, "nodes dim"]:
-    """Minus the derivative of the energy with respect to positions; they sum to zero over every graph."""
+    """Return forces, which sum to zero over every graph."""
     received = segment_sum(gradient, batch.receivers, batch.num_nodes)  # [nodes, dim]
     sent = segment_sum(gradient, batch.senders, batch.num_nodes)
     return received - sent
@@ -37,7 +37,7 @@ def forces_from(gradient: Float[Tensor, "edges dim"], batch: GraphBatch) -> Floa
 def stress_from(
     gradient: Float[Tensor, "edges dim"], vectors: Float[Tensor, "edges dim"], batch: GraphBatch
 ) -> Float[Tensor, "graphs dim dim"]:
-    """Derivative of the energy with respect to a symmetric strain, divided by the volume: positive under tension.
+    """Return the stress: strain derivative over volume, positive under tension.
 
     A graph without a volume gets zeros.
     """

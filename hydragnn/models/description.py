@@ -18,7 +18,9 @@ from hydragnn.models.target import Target
 
 
 def degree_statistics(batches: Iterable[GraphBatch]) -> GraphStatistics:
-    """Statistics over all nodes of ``batches``, with their species where they have any; InputError where there is no node.
+    """Return the statistics of all nodes, with species if there are any.
+
+    InputError where there is no node.
 
     The order of the batches does not matter beyond rounding.
     """
@@ -32,18 +34,18 @@ def degree_statistics(batches: Iterable[GraphBatch]) -> GraphStatistics:
 
 
 def species_in(batch: GraphBatch) -> list[int]:
-    """Atomic numbers of the nodes of a batch, once each, ascending; none where it has no such field."""
+    """Return the distinct atomic numbers of a batch, ascending."""
     return batch.nodes[ATOMIC_NUMBERS].unique().tolist() if ATOMIC_NUMBERS in batch.nodes else []
 
 
 def degree_sums(batch: GraphBatch) -> tuple[float, int, int]:
-    """Sum of log(degree + 1) over the nodes of a batch, number of nodes, number of edges."""
+    """Return the sum of log(degree + 1), the nodes and the edges."""
     degrees = torch.bincount(batch.receivers, minlength=batch.num_nodes)
     return float(torch.log1p(degrees.double()).sum()), batch.num_nodes, batch.num_edges
 
 
 def merged_degrees(sums: Iterable[tuple[float, int, int]]) -> GraphStatistics:
-    """The statistics of several batches from their sums, added in the order given; InputError where there is no node."""
+    """Return the statistics of several batches; InputError without nodes."""
     total, nodes, edges = 0.0, 0, 0
     for sum_here, nodes_here, edges_here in sums:
         total, nodes, edges = total + sum_here, nodes + nodes_here, edges + edges_here
@@ -61,7 +63,7 @@ DEGREE_OF = {"scalar": 0, "vector": 1, "tensor": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """Settings of the encoder and the heads, the fields they speak of, and what was measured on the training part."""
+    """Encoder, heads, their fields, and statistics of the training data."""
 
     model: ArchitectureSettings
     heads: tuple[HeadSettings, ...]
@@ -104,11 +106,11 @@ class ModelDescription:
 
     @property
     def structure_fields(self) -> tuple[str, ...]:
-        """Inputs that say how the graph is laid out, and are no features of it."""
+        """Return the inputs that describe structure and are no features."""
         return (*self.kind_fields, CLUSTERS) if self.model.pooling is not None else self.kind_fields
 
     def spec(self, edge_width: int) -> GraphSpec:
-        """What data and heads ask of the encoder; edge inputs have ``edge_width`` numbers."""
+        """Return what data and heads ask of the encoder."""
         return GraphSpec(
             dim=self.dim,
             edge_width=edge_width,
@@ -132,7 +134,10 @@ class ModelDescription:
 
 
 def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
-    """The description that ``ModelDescription.to_json`` wrote; KeyError, TypeError or ValueError where it is damaged."""
+    """Return the description in ``to_json``'s value; an error if damaged.
+
+    KeyError, TypeError or ValueError.
+    """
     fields = {field.name: field for field in map(field_from_json, value["fields"])}
     heads = [parse_head(head, "model.json") for head in value["heads"]]
     named = [*value["inputs"], *(name for head in heads for name in head.outputs)]
@@ -168,7 +173,7 @@ def _statistics(value: Mapping[str, Any] | None) -> GraphStatistics | None:
 
 
 def _statistics_to_json(statistics: GraphStatistics | None) -> dict[str, Any] | None:
-    """Plain JSON; without species where there are none, as it was before any architecture asked for them."""
+    """Return plain JSON, without an empty list of species."""
     if statistics is None:
         return None
     table = {name: value for name, value in asdict(statistics).items() if name != "species"}
@@ -182,7 +187,7 @@ def _encoder_settings(value: Mapping[str, Any]) -> ArchitectureSettings:
 
 
 def as_derivative(field: Field, what: str, dim: int) -> Field:
-    """The field of forces or of a stress, which turns with the graph whatever it was declared as."""
+    """Return the field of forces or a stress with its parity."""
     shape, parity = {"forces": ((dim,), "vector"), "stress": ((dim, dim), "tensor")}[what]
     return replace(field, parity=parity) if field.shape == shape else field  # type: ignore[arg-type]
 
@@ -198,7 +203,7 @@ def make_description(
     edges: bool = True,
     branch: str = "",
 ) -> ModelDescription:
-    """A description that keeps the fields it needs; InputError names a field that the data do not have."""
+    """Return a description with the fields it needs; InputError for others."""
     known = dict(fields) if isinstance(fields, Mapping) else {field.name: field for field in fields}
     needed = [*inputs, *(name for head in heads for name in head.outputs)]
     for name in needed:

@@ -1,4 +1,4 @@
-"""A prediction is a distribution: a point, a normal distribution, or probabilities of classes.
+"""Predictions as distributions: point, normal, or probabilities of classes.
 
 Losses, metrics, normalisation and ensembles speak to the methods of these objects and never ask which one they hold.
 """
@@ -26,7 +26,7 @@ N = TypeVar("N", bound="_Number")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Distribution(ABC):
-    """What is said about every item of a field; its tensors have one row per item."""
+    """Prediction of every item of a field; one row per item."""
 
     kind: ClassVar[str]
 
@@ -37,15 +37,18 @@ class Distribution(ABC):
 
     @abstractmethod
     def error(self, target: Tensor) -> Float[Tensor, "items *shape"]:
-        """How far the likeliest value is from the label: prediction minus label, or 1 for a wrong class and 0 for a right one."""
+        """Return prediction minus label, or 1 for a wrong class."""
 
     @abstractmethod
     def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
-        """Negative log-likelihood of the labels without constants; with ``divisor`` that of value over divisor."""
+        """Return the negative log-likelihood, without constants.
+
+        With ``divisor``, that of value over divisor.
+        """
 
     @abstractmethod
     def denormalise(self, mean: Tensor, std: Tensor) -> "Distribution":
-        """The distribution of value times ``std`` plus ``mean``; classes have no unit and stay as they are."""
+        """Return the distribution of value times ``std`` plus ``mean``."""
 
     @abstractmethod
     def shift_by(self, by: Tensor) -> "Distribution":
@@ -72,7 +75,7 @@ class Distribution(ABC):
         return self.mapped(lambda values: values[index])
 
     def finite(self) -> Bool[Tensor, " items"]:
-        """Which items have finite numbers only."""
+        """Return which items have finite numbers only."""
         every = [values.isfinite().unsqueeze(-1).flatten(1).all(dim=1) for values in self.tensors().values()]
         return torch.stack(every).all(dim=0)
 
@@ -81,7 +84,7 @@ class Distribution(ABC):
         return self.mapped(lambda values: torch.where(items.view(-1, *[1] * (values.ndim - 1)), float("nan"), values))
 
     def to_arrays(self) -> dict[str, NDArray[np.float64]]:
-        """The numbers as float64 arrays by name; ``distribution_from_arrays`` gives the same distribution back."""
+        """Return the numbers as float64 arrays by name."""
         return {name: values.detach().to("cpu", torch.float64).numpy() for name, values in self.tensors().items()}
 
 
@@ -96,11 +99,11 @@ class _Number(Distribution):
         """The distribution of value times ``factor``."""
 
     def mean_over(self: N, counts: Tensor) -> N:
-        """The distribution of a mean of ``counts`` independent values, given the means of their means and of their variances."""
+        """Return the distribution of a mean of ``counts`` independent values."""
         return self
 
     def floor_variance(self: N) -> N:
-        """The distribution with a variance above the floor, so that its logarithm and its inverse stay finite."""
+        """Return the distribution with a variance above the floor."""
         return self
 
     def error(self, target: Tensor) -> Float[Tensor, "items *shape"]:
@@ -129,7 +132,7 @@ class Point(_Number):
         return torch.zeros_like(self.mean)
 
     def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
-        """Half the squared error: the likelihood of a normal distribution whose variance nobody knows."""
+        """Return half the squared error."""
         error = self.error(target)
         return 0.5 * (error if divisor is None else error / divisor).square()
 
@@ -156,7 +159,10 @@ class Normal(_Number):
         return Normal(mean=_nan(items, *field.shape), variance=_nan(items, *field.shape))
 
     def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
-        """(log variance + (mean - label)^2 / variance) / 2 (Nix and Weigend 1994, doi:10.1109/ICNN.1994.374138)."""
+        """Return (log variance + (mean - label)^2 / variance) / 2.
+
+        Nix and Weigend 1994, doi:10.1109/ICNN.1994.374138.
+        """
         error, variance = self.error(target), self.variance
         if divisor is not None:
             error, variance = error / divisor, variance / divisor.square()
@@ -171,7 +177,7 @@ class Normal(_Number):
         return Normal(mean=self.mean + by, variance=self.variance)
 
     def mean_over(self, counts: Tensor) -> "Normal":
-        """A mean of ``counts`` independent values has a variance that many times smaller than theirs."""
+        """Divide means and variances of ``counts`` independent values."""
         counts = counts.to(self.variance.dtype).view(-1, *[1] * (self.variance.dim() - 1))
         return Normal(mean=self.mean, variance=self.variance / counts)
 
@@ -182,7 +188,7 @@ class Normal(_Number):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Categorical(Distribution):
-    """Probabilities of classes for every item, as logits (their logarithms up to a constant) over the last axis."""
+    """Probabilities of classes, as logits over the last axis."""
 
     kind = "categorical"
 
@@ -195,7 +201,7 @@ class Categorical(Distribution):
 
     @property
     def classes(self) -> int:
-        """How many classes there are."""
+        """Return the number of classes."""
         return self.logits.shape[-1]
 
     @property
@@ -221,7 +227,7 @@ class Categorical(Distribution):
         return value.masked_fill(~mine.any(-1), math.nan)  # a label that is no class
 
     def temper(self, temperature: float) -> "Categorical":
-        """The distribution with logits divided by ``temperature``: above 1 less sure, below 1 surer."""
+        """Return the distribution with logits over ``temperature``."""
         return Categorical(logits=self.logits / temperature)
 
     def denormalise(self, mean: Tensor, std: Tensor) -> "Categorical":
@@ -247,7 +253,7 @@ def distribution_from_arrays(kind: str, arrays: Mapping[str, NDArray[np.float64]
 
 
 def concatenate_distributions(parts: Sequence[Distribution]) -> Distribution:
-    """Distributions of one kind about consecutive items as one; points count as normals without variance among normals."""
+    """Concatenate distributions; among normals, points have no variance."""
     kinds = {type(part) for part in parts}
     if kinds == {Point, Normal}:
         parts = [Normal(mean=part.mean, variance=part.variance) for part in parts if isinstance(part, Point | Normal)]

@@ -1,4 +1,4 @@
-"""A batch as flat tensors by name, for functions that take nothing else; what follows from edges is derived outside of them."""
+"""Batches as flat tensors by name, for traced functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from hydragnn.graphs.topology import Topology
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FlatTensor:
-    """One tensor of a batch: where its rows live, and how it is read."""
+    """One tensor of a batch: its location, and how to read it."""
 
     on: Location
     read: Callable[[GraphBatch], Tensor]
@@ -41,7 +41,7 @@ STRUCTURE: Mapping[str, FlatTensor] = {
 
 
 def flat_tensors(fields: Sequence[Field]) -> dict[str, FlatTensor]:
-    """All tensors of batches with these input fields, which are named ``node/NAME``, ``edge/NAME``, ``graph/NAME``."""
+    """Return the tensors of batches with these fields, as ``node/NAME``."""
     return {**STRUCTURE, **{f"{field.on}/{field.name}": _of_field(field) for field in fields}}
 
 
@@ -50,7 +50,7 @@ def _of_field(field: Field) -> FlatTensor:
 
 
 def batch_from_flat(tensors: Mapping[str, Tensor], fields: Sequence[Field]) -> GraphBatch:
-    """The batch of all its flat tensors, with everything derived in it, so that nobody derives it once more."""
+    """Return the batch of flat tensors, with all that derives from edges."""
     senders, nodes = tensors["senders"], tensors["positions"].shape[0]
     topology = Topology.square(senders, tensors["receivers"], nodes)
     topology._derived.update(
@@ -90,7 +90,9 @@ def batch_from_flat(tensors: Mapping[str, Tensor], fields: Sequence[Field]) -> G
 def random_batch(
     fields: Sequence[Field], dim: int, extent: float, sizes: Mapping[Location, int], dtype: torch.dtype
 ) -> GraphBatch:
-    """A batch of these sizes with the given inputs, whose edges have lengths up to about ``extent``; always the same.
+    """Return a fixed random batch of these sizes and inputs.
+
+    Edges have lengths up to about ``extent``.
 
     It means nothing: edges have no reverse, and ``reverse_edges`` is any permutation.
     """

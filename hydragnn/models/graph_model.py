@@ -1,4 +1,4 @@
-"""An encoder and its heads: from a normalised batch to a prediction of every target."""
+"""Encoder and heads: from a normalised batch to predictions."""
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
@@ -48,11 +48,11 @@ class GraphModel(nn.Module):
         self.heads = build_heads(description, self)
 
     def forward(self, batch: GraphBatch) -> dict[str, Distribution]:
-        """Predictions by field name: every head's field, then its forces and its stress where declared."""
+        """Predict by field name: every head, then its derivatives."""
         return self.with_states(batch)[0]
 
     def with_states(self, batch: GraphBatch) -> tuple[dict[str, Distribution], States]:
-        """Predictions by field name, and the final states of all nodes that heads read.
+        """Predict by field name, with the final states of all nodes.
 
         Derivatives are differentiable again where the caller records gradients, and all is detached where it does not.
         """
@@ -78,20 +78,20 @@ class GraphModel(nn.Module):
         return {name: value.detach() for name, value in predictions.items()}, {d: s.detach() for d, s in states.items()}
 
     def edge_sets(self, batch: GraphBatch) -> list[GraphBatch]:
-        """The batch, and where global attention looks at pairs of its own, the same graphs with these as edges."""
+        """Return the batch, and its pairs of equivariant attention if any."""
         attention = self.description.model.global_attention
         if self.basis_of_pairs is None or attention is None:
             return [batch]
         return [batch, wider(batch, attention.cutoff)]
 
     def edge_vectors(self, batch: GraphBatch) -> Float[Tensor, "edges dim"] | None:
-        """Vectors of all edges; None for graphs without geometry, and where no layer looks at it."""
+        """Return vectors of all edges; None where no layer uses them."""
         seen = self.description.architecture.sees_positions()
         return edge_vectors(batch) if self.description.dim and seen else None
 
     @property
     def without_vectors(self) -> str:
-        """Why layers get no vectors of edges where they get none, and what the author of the architecture does then."""
+        """Return the error for layers that ask for absent edge vectors."""
         kind = self.description.model.kind
         if self.description.architecture.sees_positions():
             return (
@@ -111,7 +111,10 @@ class GraphModel(nn.Module):
         *,
         derived_once: bool = False,
     ) -> MessageGraph:
-        """What the layers see of a batch whose edges have these vectors, and ``of_pairs`` the pairs of attention; absent: those of the positions."""
+        """Return the message graph of a batch with these edge vectors.
+
+        ``of_pairs`` are vectors of the pairs of attention; absent: those of the positions.
+        """
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
         return MessageGraph(
             topology=batch.topology,
@@ -130,7 +133,7 @@ class GraphModel(nn.Module):
         )
 
     def graph_of_pairs(self, batch: GraphBatch, vectors: Float[Tensor, "pairs dim"] | None) -> MessageGraph | None:
-        """What global attention sees of its own pairs, with these vectors or those of the positions; None where it has none."""
+        """Return the graph of attention's pairs; None where it has none."""
         if self.basis_of_pairs is None:
             return None
         pairs = self.edge_sets(batch)[1]
@@ -143,7 +146,7 @@ class GraphModel(nn.Module):
         )
 
     def levels(self, batch: GraphBatch) -> tuple[Level, ...]:
-        """The coarser levels on which layers work, made where the batch does not know them yet; none for models that do not pool by clusters."""
+        """Return the coarser levels of a batch that layers work on."""
         pooling = self.description.model.pooling
         if pooling is None:
             return ()
@@ -184,7 +187,10 @@ def build_heads(description: ModelDescription, trunk: GraphModel) -> nn.ModuleLi
 
 
 def side_by_side(of_layers: list[States]) -> States:
-    """The channels of all layers in one row, for every degree that all of them have (Xu et al. 2018, arXiv:1806.03536)."""
+    """Return the channels of all layers side by side, by degree.
+
+    Xu et al. 2018, arXiv:1806.03536.
+    """
     degrees = set.intersection(*(set(states) for states in of_layers))
     return {degree: torch.cat([states[degree] for states in of_layers], dim=-1) for degree in sorted(degrees)}
 
@@ -192,7 +198,7 @@ def side_by_side(of_layers: list[States]) -> States:
 def _derivatives(
     head: HeadSettings, energy: Tensor, vectors: Sequence[Tensor], seen: Sequence[GraphBatch], *, differentiable: bool
 ) -> dict[str, Distribution]:
-    """Forces and stress, which all sets of edges that layers have ``seen`` contribute to."""
+    """Return forces and stress, summed over all sets of edges."""
     gradients = energy_gradients(energy, vectors, differentiable=differentiable)
     values = {
         "forces": lambda: sum_of(map(forces_from, gradients, seen)),

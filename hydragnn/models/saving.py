@@ -1,4 +1,4 @@
-"""A model on disk: ``model.json`` says what it is, ``weights.safetensors`` holds its numbers; no pickle."""
+"""Models on disk: ``model.json`` and ``weights.safetensors``, no pickle."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,9 @@ def save_model(
     weights: Mapping[str, Tensor] | None = None,
     check: Callable[[], None] | None = None,
 ) -> None:
-    """Write the model into ``folder``, weights first and atomically; ``weights`` replaces the model's own (averages).
+    """Write a model atomically, weights first.
+
+    ``weights`` replaces the model's own (averages).
 
     ``check`` is called right before each file gets its name, and what it raises leaves the old one.
     """
@@ -48,7 +50,7 @@ def save_branched(
     weights: Mapping[str, Tensor] | None = None,
     check: Callable[[], None] | None = None,
 ) -> None:
-    """Write a model with all its branches, each with its normalisation, as ``save_model`` does."""
+    """Write a model with all branches, as ``save_model`` does."""
     branches = [
         _content_of(view.description, normalisation) for view, normalisation in zip(model.views, normalisations)
     ]
@@ -80,15 +82,14 @@ def _checksum(weights: Mapping[str, Tensor]) -> str:
 
 
 def read_description(folder: Path | str, branch: str = "") -> tuple[ModelDescription, Normalisation]:
-    """What ``model.json`` says, of one branch where there are several; InputError where it is missing or damaged, comes from a
-    newer version or has no such branch."""
+    """Return the description in ``model.json``; InputError if unusable."""
     folder = Path(folder)
     branches = _read(folder)
     return branches[_position([description for description, _ in branches], branch, folder)]
 
 
 def _read(folder: Path) -> list[tuple[ModelDescription, Normalisation]]:
-    """What ``model.json`` says of every branch, or of the one model; InputError where it is missing or damaged."""
+    """Return every branch in ``model.json``; InputError if damaged."""
     path = folder / "model.json"
     value: Any = read_sealed(path)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int):
@@ -107,7 +108,7 @@ def _read(folder: Path) -> list[tuple[ModelDescription, Normalisation]]:
 
 
 def _position(descriptions: Sequence[ModelDescription], branch: str, folder: Path) -> int:
-    """The place of a branch; InputError that lists the branches where there is no such."""
+    """Return a branch's position; InputError lists the branches."""
     names = [description.branch for description in descriptions]
     if branch in names:
         return names.index(branch)
@@ -118,7 +119,7 @@ def _position(descriptions: Sequence[ModelDescription], branch: str, folder: Pat
 
 
 def load_graph_model(folder: Path | str, branch: str = "") -> tuple[GraphModel, Normalisation]:
-    """The model in ``folder`` with its weights, of several branches the one that is named.
+    """Return a model with its weights, and its normalisation.
 
     InputError where files are missing, damaged or do not fit together, and where there is no such branch.
     """
@@ -146,7 +147,10 @@ def load_graph_model(folder: Path | str, branch: str = "") -> tuple[GraphModel, 
 
 
 def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, Tensor], path: Path) -> None:
-    """InputError where a width, a depth or classes are more than there are weights, before anything is made for each of them."""
+    """Raise InputError where sizes exceed the number of weights.
+
+    Nothing is allocated before.
+    """
     known = sum(value.numel() for value in weights.values())
     largest = max(_whole_numbers([_with_known_keys(description) for description in descriptions]), default=0)
     if largest > known:
@@ -154,7 +158,7 @@ def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, 
 
 
 def _with_known_keys(description: ModelDescription) -> dict[str, Any]:
-    """The description without what need not be a size: keys that a user's architecture adds, and how many clusters there may be."""
+    """Return the description without entries that are no sizes."""
     table = description.to_json()
     ours: Any = next(cls for cls in type(description.model).__mro__ if cls.__module__.startswith("hydragnn."))
     if description.model.pooling is not None:

@@ -1,4 +1,4 @@
-"""A model whose filters of length come from tables: what it predicts, with less work for every edge."""
+"""Models with tables in place of filters: less work per edge."""
 
 import copy
 
@@ -9,7 +9,7 @@ from hydragnn.models.graph_model import GraphModel
 
 
 def tabulated(model: GraphModel) -> GraphModel:
-    """The model with tables in place of the networks that see lengths alone; the same model where it has none, or tables bring nothing.
+    """Return the model with tables for filters, where they help.
 
     The same numbers but for rounding, and forces are the derivative of the energy that tables give. For fixed weights in single precision on a CPU, where reading a
     row of a table takes less time than computing it; elsewhere the networks serve.

@@ -1,4 +1,4 @@
-"""One target: a field with all that learning, judging and predicting it needs to know, said in one place."""
+"""Targets: fields with all that learning and judging them needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ Loss = Literal["mse", "mae", "huber", "nll", "relative", "cross_entropy"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A predicted field: how it is distributed, how its errors are measured and weighed, and how it scales with size."""
+    """A predicted field: distribution, loss, weight and scaling with size."""
 
     field: Field
     loss: Loss = "mse"
@@ -43,7 +43,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The target's name in predictions, records and files: its field's, with the branch where there are several.
+        """Return the name in files: ``field``, or ``field@branch``.
 
         >>> Target(field=Field(name="energy", on="graph"), branch="metals").name
         'energy@metals'
@@ -52,7 +52,10 @@ class Target:
 
     @property
     def centred(self) -> bool:
-        """Return True where normalisation may move zero: not for errors relative to the label's size, nor for values with a sign of direction."""
+        """Return True where normalisation may shift zero.
+
+        Not for errors relative to the label, nor for values with a sign of direction.
+        """
         return self.loss != "relative" and not self.odd
 
     def to_json(self) -> dict[str, Any]:

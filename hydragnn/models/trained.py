@@ -26,7 +26,7 @@ from hydragnn.models.target import Target
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainedModel:
-    """A model with the normalisation it was trained in; predictions come in the units of the data."""
+    """A model with its normalisation; it predicts in units of the data."""
 
     model: GraphModel
     normalisation: Normalisation
@@ -56,7 +56,7 @@ class TrainedModel:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """What is predicted."""
+        """Return the targets."""
         return self.model.description.targets
 
     @property
@@ -66,11 +66,11 @@ class TrainedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device of the weights."""
         return next(self.model.parameters()).device
 
     def predict(self, batch: GraphBatch) -> dict[str, Distribution]:
-        """Predictions of every target in physical units, float64; InputError where the batch lacks an input."""
+        """Predict every target in physical units; InputError for missing inputs."""
         return self.predict_with_states(batch)[0]
 
     def predict_with_states(self, batch: GraphBatch) -> tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]:
@@ -84,7 +84,7 @@ class TrainedModel:
         }, states
 
     def states(self, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
-        """The final states of all nodes, of which heads read these invariant channels (last-layer features); as the model computes them.
+        """Return the final states of all nodes, unscaled.
 
         InputError where the batch lacks an input.
         """
@@ -93,7 +93,7 @@ class TrainedModel:
             return model.encode(inputs, model.message_graph(inputs, model.edge_vectors(inputs)))[0]
 
     def compiled(self, others: Sequence["TrainedModel"] = ()) -> "TrainedModel":
-        """Return the model with predictions by a compiled function: the same numbers but for rounding.
+        """Return the model with compiled predictions, equal to rounding.
 
         One of the ``others`` that were compiled lends its function where it differs in weights only. NotCompiled where the model
         cannot be compiled here.
@@ -104,29 +104,29 @@ class TrainedModel:
         return replace(self, function=compiled_prediction(self.model))
 
     def tabulated(self) -> "TrainedModel":
-        """Return the model with filters of length from tables: the same numbers but for rounding, in less time (``models/tabulated.py``)."""
+        """Return the model with tabulated filters, equal to rounding."""
         return replace(self, model=tabulated(self.model))
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """What models that differ in their weights only have in common."""
+        """Return what models share that differ in weights only."""
         return self.model.description, self.dtype, self.device
 
     def _seen(self, batch: GraphBatch) -> GraphBatch:
-        """The batch as the model sees it; InputError where it lacks an input."""
+        """Return the batch with the model's inputs; InputError for missing ones."""
         seen = batch if self.model.description.edges else without_edges(batch)
         self.check(seen)
         return seen
 
     def _normalised(self, batch: GraphBatch) -> GraphBatch:
-        """The batch with normalised inputs, where and in the precision in which the model computes."""
+        """Return the normalised batch on the model's device and dtype."""
         self.model.levels(batch)  # which the batch keeps, for other members that see it
         of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
         inputs = normalise(batch, replace(self.normalisation, scales=of_inputs, references={}))
         return inputs.to(self.device, self.dtype)
 
     def check(self, batch: GraphBatch) -> None:
-        """Raise InputError unless the batch has everything that the model reads, with the same meaning."""
+        """Raise InputError unless the batch has all the model's inputs."""
         if batch.dim != self.dim:
             raise InputError(
                 f"the graphs have dimension {batch.dim}, but the model was trained on dimension {self.dim}"
@@ -146,7 +146,10 @@ class TrainedModel:
 def denormalise(
     prediction: Distribution, field: Field, normalisation: Normalisation, batch: GraphBatch
 ) -> Distribution:
-    """A prediction in the field's unit, float64; ``batch`` is the raw one predicted for (references need its nodes)."""
+    """Return a prediction in the field's unit, in float64.
+
+    ``batch`` is the raw one (references need its nodes).
+    """
     device = batch.positions.device
     prediction = prediction.to(device, torch.float64)
     if field.name in normalisation.scales:
@@ -165,7 +168,7 @@ def load_model(
     *,
     allow_code: Sequence[str] = (),
 ) -> TrainedModel:
-    """The model that was saved in ``folder``, ready to predict in ``dtype``; where it has branches, the one that is named.
+    """Return the saved model of a folder, ready to predict.
 
     The model may be a class of the modules in ``allow_code``. InputError where files are missing, damaged, from a newer version or
     do not fit together, or there is no such branch.

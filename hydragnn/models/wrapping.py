@@ -1,4 +1,4 @@
-"""What stands around the layers of any architecture, applied in one visible order."""
+"""Wrappers around the layers of any architecture, in their order."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ from hydragnn.layers import (
 def wrap_layers(
     architecture: Architecture, settings: ArchitectureSettings, degrees: frozenset[int], *, conditioned: bool
 ) -> None:
-    """Put around every layer, from the inside: residual, global attention, conditioning, activation checkpointing; and pooling around all.
+    """Wrap every layer: residual, attention, conditioning, checkpointing; pooling around all.
 
     Every parameter is made here, at construction. ``degrees`` of states are read by heads. ``conditioned``: there are graph
     inputs to condition on.
@@ -46,7 +46,7 @@ def wrap_layers(
 
 
 def _attending(layer: nn.Module, settings: ArchitectureSettings, carried: Sequence[frozenset[int]]) -> nn.Module:
-    """The layer with attention beside it; ``carried`` are the degrees of the states before and after."""
+    """Return a layer with attention; ``carried`` are degrees before and after."""
     attention, channels = settings.global_attention, settings.hidden_dim
     assert attention is not None and attention.kind != "none"  # settings of a model have no such section
     if attention.kind != "equivariant":
@@ -57,7 +57,7 @@ def _attending(layer: nn.Module, settings: ArchitectureSettings, carried: Sequen
 
 
 def basis_of_pairs(attention: GlobalAttentionSettings, basis: RadialFeatures | None) -> RadialFeatures:
-    """Radial functions and envelope of the pairs that equivariant attention looks at, beside the ``basis`` of the architecture's edges.
+    """Return radial functions and envelope of attention's pairs.
 
     Without a cutoff of attention there is no envelope, and lengths are told apart up to ``FAR`` cutoffs of the basis (15 where there is none).
     """

@@ -1,4 +1,4 @@
-"""Runs: the life of one training run, from a configuration to a record, on any number of ranks."""
+"""Life of one training run, on any number of ranks."""
 
 from hydragnn.runs.progress import Progress, console_progress
 from hydragnn.runs.session import train

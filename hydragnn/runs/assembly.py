@@ -1,4 +1,4 @@
-"""From the plan of a run to everything that its loop takes, ready for the first step."""
+"""From the plan of a run to a state ready to train."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ def assemble(
     *,
     shared: bool = False,
 ) -> Assembly:
-    """Read the data, build the model and spread it over the ranks; all ranks call it together.
+    """Read data, build the model and distribute it; collective.
 
     ``shared`` says that other processes of the node read the same stores (``prepare_data``).
     """
@@ -65,7 +65,7 @@ def assemble(
 
 
 def build(plan: RunPlan, statistics: GraphStatistics | None) -> GraphModel | BranchedModel:
-    """The model of the plan's one data set, or of its branches; ``statistics`` are those of the training parts."""
+    """Return the model of the plan's data set or branches."""
     descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
     if len(descriptions) == 1:
         return build_from_description(descriptions[0], plan.training.seed)

@@ -1,4 +1,4 @@
-"""One of several attempts at a run: it writes only while no later attempt has taken over, and shows that it lives.
+"""Attempts at a run: fenced by number, with a heartbeat.
 
 Whoever starts attempts writes ``RUN/attempt.json`` before each. An attempt thought dead that wakes up reads another number
 there and leaves without a trace.
@@ -22,7 +22,7 @@ BEAT_SECONDS = "beat_seconds"
 
 
 class Fenced(Exception):
-    """A later attempt has taken the run over; this one must leave without writing anything."""
+    """A later attempt owns the run; this one writes nothing more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Attempt:
         self.note()
 
     def note(self) -> dict[str, Any]:
-        """What ``attempt.json`` tells this attempt, nothing where nobody counts; Fenced as in ``check``."""
+        """Return ``attempt.json``, or nothing; Fenced as of ``check``."""
         if self.number is None:
             return {}
         try:
@@ -60,7 +60,7 @@ class Attempt:
 
 
 class Heartbeat:
-    """``RUN/heartbeat``, written by the first rank at most once a second while it gets on: a watchdog reads its age.
+    """``RUN/heartbeat``: written once a second while the run progresses.
 
     Where thousands of runs share a file system, ``attempt.json`` asks for more seconds between beats; a file on the node itself
     (``Attempt.beats``) is written every second all the same. Inside are the time, the attempt and, once steps are taken, the epochs done.
@@ -74,13 +74,13 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
         beside: Callable[[], Iterable["Heartbeat"]] = tuple,
     ) -> None:
-        """Only the ``first`` rank writes; the hearts ``beside`` it, of runs that wait for this one, beat with it."""
+        """Write on the first rank only; beat ``beside`` others that wait."""
         self.attempt, self.first, self.clock, self.beside = attempt, first, clock, beside
         self.every, self.beaten_at, self.felt_at = SECONDS_BETWEEN_BEATS, -math.inf, -math.inf
         self.epochs: float | None = None
 
     def beat(self, epochs: float | None = None) -> None:
-        """Say that the run lives, and has done so many epochs; raises Fenced where it belongs to a later attempt."""
+        """Write a heartbeat with the epochs; Fenced for a later attempt."""
         now = self.clock()
         self.epochs = self.epochs if epochs is None else epochs
         if not self.first or now - self.felt_at < SECONDS_BETWEEN_BEATS:
@@ -92,7 +92,10 @@ class Heartbeat:
                     other.show(now)
 
     def show(self, now: float) -> None:
-        """Write the time, the attempt and its epochs: on the node now, in the run's folder where it is time; Fenced where the run belongs to a later attempt."""
+        """Write time, attempt and epochs, on the node and in the folder.
+
+        Fenced where the run belongs to a later attempt.
+        """
         self.felt_at = now
         if self.attempt.beats is not None:
             self._write(self.attempt.beats)
@@ -115,7 +118,7 @@ class Heartbeat:
 
 
 def shown_epochs(folder: Path, attempt: int) -> float | None:
-    """The epochs that an attempt's heartbeat says are done; None where it says nothing, or speaks of another attempt."""
+    """Return the epochs in an attempt's heartbeat, or None."""
     try:
         with os.fdopen(open_regular(folder / "heartbeat")) as file:
             _, number, epochs = file.read().split()

@@ -1,4 +1,4 @@
-"""What happens around the loop: checkpoints, the exported model, the record, curves for TensorBoard, progress."""
+"""Callback of runs: checkpoints, model, record, TensorBoard, progress."""
 
 import time
 from dataclasses import replace
@@ -23,7 +23,7 @@ from hydragnn.training.state import TrainState
 
 
 class RunCallback:
-    """The callback of a run in a folder; ranks other than the first only take part in checkpoints."""
+    """Callback of a run in a folder; only the first rank writes."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RunCallback:
             self.record = replace(self.record, notes=[*self.record.notes, sentence])
 
     def begin(self, state: TrainState, steps: int) -> None:
-        """Write what there is before the next of ``steps`` steps of the epoch: configuration, model, record."""
+        """Write configuration, model and record before the next step."""
         if self.ranks.first:
             if self.settings.tensorboard:
                 self.board = summary_writer(self.folder / "tensorboard", state.epoch)
@@ -77,7 +77,7 @@ class RunCallback:
             self.progress.step(epochs, loss if self.ranks.size == 1 else None, self.stopwatch.graphs_per_second)
 
     def on_epoch_end(self, state: TrainState) -> None:
-        """Write a checkpoint where one is due, the record now and then, and show the epoch's values."""
+        """Write a due checkpoint and record, and show the epoch."""
         if self.due(state):
             self.save(state)
         if time.monotonic() - self.written_at > self.heart.every:
@@ -92,7 +92,7 @@ class RunCallback:
         self.stopwatch.begin_steps()
 
     def due(self, state: TrainState) -> bool:
-        """Return True where it is time for a checkpoint, not oftener than thousands of runs beat together; the first rank's clock decides for all."""
+        """Return True where a checkpoint is due; the first rank's clock decides."""
         if state.epoch % self.settings.checkpoint_epochs:
             return False
         least = self.heart.every if self.heart.every > SECONDS_BETWEEN_BEATS else 0.0
@@ -100,13 +100,13 @@ class RunCallback:
         return bool(self.ranks.sum_in_place(torch.tensor(float(late), device=state.totals.device)) > 0)
 
     def save(self, state: TrainState) -> None:
-        """Write a checkpoint, and the weights of the best epoch as the model of the run."""
+        """Write a checkpoint and the best epoch's model."""
         save_checkpoint(self.folder / "checkpoints", state, self.ranks, identity(self.record), self.heart.attempt)
         self.export(state)
         self.saved_at = time.monotonic()
 
     def export(self, state: TrainState) -> None:
-        """Write the weights of the best epoch as the model of the run, unless they are there already."""
+        """Write the best epoch's weights as the model, once."""
         if not self.ranks.first or state.best_epoch == self.exported:
             return
         with state.parameters.best():
@@ -120,7 +120,7 @@ class RunCallback:
         self.exported = state.best_epoch
 
     def write(self, state: TrainState, **changes: Any) -> RunRecord:
-        """Write the record of the state, with ``changes`` such as its status, and give it back."""
+        """Write the record of the state with ``changes``; return it."""
         at_best = {name: curve[state.best_epoch] for name, curve in state.curves.items() if state.best_epoch >= 0}
         best = {name: value for name, value in at_best.items() if value is not None}
         self.record = replace(
@@ -145,7 +145,7 @@ class RunCallback:
 
 
 def summary_writer(folder: Path, epochs: int) -> Any:
-    """TensorBoard's writer, which forgets what a lost segment wrote after ``epochs``; MissingPackageError without it."""
+    """Return TensorBoard's writer, which drops values after ``epochs``."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, safetensors and JSON, readable by any number of ranks.
+"""Checkpoints: complete or absent, safetensors and JSON, for any ranks.
 
 ``checkpoints/<epoch>-<step>/`` holds the tensors in safetensors files and ``state.json``, which says everything else: the
 position, the curves, whose checkpoint it is, which file holds what, and the checksum of every file and of itself.
@@ -29,7 +29,7 @@ TENSORS = "tensors.safetensors"
 
 
 class SavedState(Settings):
-    """What ``state.json`` says beside its version and checksum."""
+    """Content of ``state.json`` beside version and checksum."""
 
     epoch: Count
     step: Count
@@ -50,7 +50,7 @@ class SavedState(Settings):
 
 
 def save_checkpoint(folder: Path, state: TrainState, ranks: Ranks, identity: dict[str, Any], attempt: Attempt) -> Path:
-    """Write the state as the newest checkpoint of ``folder``; all ranks call it together, rank 0 writes.
+    """Write the newest checkpoint of a folder; collective, rank 0 writes.
 
     ``identity`` says whose state it is (hashes of configuration and data). InputError where the disk is full or refuses;
     the checkpoint before stays the newest then. Fenced where a later attempt owns the run.
@@ -101,7 +101,7 @@ def _write(folder: Path, state: TrainState, totals: torch.Tensor, identity: dict
 
 
 def _put_in_place(temporary: Path, target: Path, attempt: Attempt) -> None:
-    """Give the finished folder its name, point to it, and remove what is no longer needed."""
+    """Rename the finished folder, point to it, and remove older ones."""
     folder = target.parent
     attempt.check()
     shutil.rmtree(target, ignore_errors=True)
@@ -112,7 +112,10 @@ def _put_in_place(temporary: Path, target: Path, attempt: Attempt) -> None:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint in ``folder``; None before the first. InputError where the pointer is damaged."""
+    """Return the newest checkpoint, None before the first.
+
+    InputError where the pointer is damaged.
+    """
     pointer = folder / "latest.json"
     if not pointer.exists():
         return None
@@ -127,7 +130,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def load_checkpoint(path: Path, state: TrainState, ranks: Ranks, identity: dict[str, Any]) -> None:
-    """Put the state of a checkpoint into ``state``, whatever the number of ranks that wrote it.
+    """Load a checkpoint into ``state``, whatever wrote it.
 
     InputError where it belongs to another configuration or other data, was made by another version, or is damaged.
     """
@@ -146,7 +149,7 @@ def load_checkpoint(path: Path, state: TrainState, ranks: Ranks, identity: dict[
 
 
 def _read_saved(path: Path) -> SavedState:
-    """What ``state.json`` says; InputError where it is damaged or of another version."""
+    """Return ``state.json``; InputError if damaged or of another version."""
     file = path / "state.json"
     content = read_json(file)
     if not isinstance(content, dict) or not isinstance(version := content.pop("version", None), int):
@@ -171,7 +174,7 @@ def _check(path: Path, saved: SavedState, state: TrainState, identity: dict[str,
 
 
 def _remove_old(folder: Path, keep: str, attempt: Attempt) -> None:
-    """Remove all but the newest checkpoints, and what an interrupted writer left behind."""
+    """Remove older checkpoints and unfinished ones."""
     complete = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     later = [path for path in complete if path.name > keep]  # of a future that a resumed run has not reached yet
     earlier = [path for path in complete if path.name < keep]

@@ -1,4 +1,6 @@
-"""A process that trains the runs of several attempts together: each as if it were alone, their steps as one where that is faster.
+"""One process that trains the runs of several attempts together.
+
+Each trains as if alone; steps are stacked where that is faster.
 
     python -m hydragnn.runs.company PLACE --members N
 
@@ -62,7 +64,7 @@ class Guest:
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
-        """What is printed in the block goes to the log of the run."""
+        """Send what is printed in the block to the run's log."""
         with redirect_stdout(self.log), redirect_stderr(self.log):
             yield
             self.log.flush()
@@ -79,7 +81,7 @@ class Guest:
         return words != b""
 
     def dismiss(self, code: int | None) -> None:
-        """Tell the exit code, if there is one, and forget the run; nothing more is written for it."""
+        """Report the exit code, if any, and forget the run."""
         with suppress(OSError):
             if code is not None:
                 self.connection.sendall(f"{code}\n".encode())
@@ -90,7 +92,7 @@ class Guest:
 
 
 class Company:
-    """The guests that are present; each look lets them come, takes one step of all, and lets them go."""
+    """Clients of a shared process; each round takes one step of all."""
 
     def __init__(self, listener: socket.socket, device: torch.device, members: int) -> None:
         """``members``: so many share the memory, however many are present."""
@@ -114,7 +116,7 @@ class Company:
             guest.outcome = outcomes.get(guest.member) if guest.member is not None else None
 
     def welcome(self, connection: socket.socket) -> None:
-        """Make the run of a new guest ready; where that cannot be done, it hears why in its log."""
+        """Prepare the run of a new client, or write why not."""
         try:
             line, _, more = line_from(connection).partition(b"\n")
             request = json.loads(line)
@@ -135,7 +137,7 @@ class Company:
                 self.remove(guest, code_after(error, attempt))
 
     def make_ready(self, guest: Guest, options: argparse.Namespace) -> None:
-        """The run of a guest, before its first step or where its last checkpoint left it."""
+        """Return a client's run, new or from its last checkpoint."""
         attempt = guest.attempt
         attempt.check()
         config, store = what_to_train(options, attempt)
@@ -162,7 +164,7 @@ class Company:
         return [guest.heart for guest in self.guests if guest.heart is not None]
 
     def next_step(self, guest: Guest) -> StepRequest | None:
-        """The step that a run asks for next; None where it has ended."""
+        """Return the next step of a run; None at its end."""
         assert guest.steps is not None
         with guest.speaking():
             try:
@@ -182,7 +184,7 @@ class Company:
 
 
 def line_from(connection: socket.socket) -> bytes:
-    """What a guest says first, up to the end of a line, and whatever came with it; OSError where it says nothing in time."""
+    """Return a client's first line and what follows; OSError on time-out."""
     connection.settimeout(REQUEST)
     received = b""
     while b"\n" not in received:
@@ -193,7 +195,7 @@ def line_from(connection: socket.socket) -> bytes:
 
 
 def code_after(error: Exception, attempt: Attempt) -> int:
-    """Leave a record of how a run ended, as it would have left alone; gives the exit code."""
+    """Record how a run ended; return its exit code."""
     try:
         return ended_by(error, attempt)
     except Fenced as note:
@@ -203,7 +205,7 @@ def code_after(error: Exception, attempt: Attempt) -> int:
 
 @contextmanager
 def listening(place: Path) -> Iterator[socket.socket]:
-    """A socket at ``place``, which appears there once it can be connected to."""
+    """Open a socket at ``place`` that accepts connections at once."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         early = place.with_name(f"{place.name}.{os.getpid()}")
         listener.bind(str(early))

@@ -1,4 +1,4 @@
-"""The compiled step of a run: all ranks take it, or none, and the run shows that it lives while compilers work."""
+"""Compiled steps of a run, on all ranks or none."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ def compiled_on_all(
     device: torch.device,
     heartbeat: Callable[[], None],
 ) -> tuple[tuple[CompiledModel, ...], list[str]]:
-    """The branches of a model, compiled; or none on every rank, and the sentence that says why one of them could not.
+    """Return compiled branches on every rank, or none and why.
 
     All ranks call it together; ``device`` is where their collectives work. Interrupted and Fenced as ``heartbeat`` raises them.
     """
@@ -38,7 +38,7 @@ def compiled_on_all(
 def compiled_branches(
     model: GraphModel | BranchedModel, autocast: Callable[[], AbstractContextManager[object]]
 ) -> tuple[tuple[CompiledModel, ...], str | None]:
-    """The branches of a model, compiled on this rank; or none, and why."""
+    """Return compiled branches on this rank, or none and why."""
     branches = model.views if isinstance(model, BranchedModel) else (model,)
     try:
         with compile_cache():
@@ -51,7 +51,7 @@ def compiled_branches(
 def keep_beating(
     heartbeat: Callable[[], None], every: float = SECONDS_BETWEEN_BEATS, longest: float = LONGEST
 ) -> Iterator[None]:
-    """Call ``heartbeat`` from a thread while the block is busy, for at most so many seconds; what it raises is raised at the end."""
+    """Call ``heartbeat`` from a thread during the block; reraise its errors."""
     done = threading.Event()
     errors: list[Exception] = []
 

@@ -1,4 +1,4 @@
-"""Where compiled steps are kept, for all runs of a user: the second run of a model takes seconds to compile.
+"""Cache of compiled steps, for all runs of a user.
 
 torch keeps them as shared libraries and pickles, and what is read there is run. The folder is therefore private, and never one
 of a run or a campaign, which may be given to others. Processes may share it: files appear whole or not at all.
@@ -20,7 +20,7 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def cache_folder(variables: Mapping[str, str], processor: str) -> Path:
-    """The folder for steps that were compiled for a kind of processor: code for one may stop another.
+    """Return the folder of compiled steps for a kind of processor.
 
     >>> cache_folder({"XDG_CACHE_HOME": "/home/ada/.cache"}, "") == cache_folder({"HOME": "/home/ada"}, "")
     True
@@ -31,14 +31,14 @@ def cache_folder(variables: Mapping[str, str], processor: str) -> Path:
 
 
 def user_cache(variables: Mapping[str, str] | None = None) -> Path:
-    """The folder for what this program keeps for all runs of a user."""
+    """Return the folder of what this program caches for a user."""
     variables = environment() if variables is None else variables
     caches = variables.get("XDG_CACHE_HOME") or Path(variables.get("HOME") or Path.home()) / ".cache"
     return Path(caches) / "hydragnn"
 
 
 def this_processor() -> str:
-    """What this machine's processor is and can do, as the system says it."""
+    """Return the processor's name and features."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -48,7 +48,10 @@ def this_processor() -> str:
 
 @contextmanager
 def compile_cache() -> Iterator[None]:
-    """For the length of the block, torch keeps what it compiles in the user's folder; InputError where others could write there."""
+    """Keep what torch compiles in the user's folder.
+
+    InputError where others could write there.
+    """
     folder = cache_folder(environment(), this_processor())
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Whether a run gains by compiled steps: decided before the first one, by what the run is, so that it is decided the same again."""
+"""Choice whether a run compiles its steps, made before the first."""
 
 import tomllib
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def compile_gains() -> Mapping[tuple[str, bool], CompileGain]:
 
 
 def choose_compiling(plan: RunPlan, device: torch.device, ranks: int) -> tuple[bool, list[str]]:
-    """Return True where the steps of a run are to be compiled, and what its record should say of the choice.
+    """Return whether to compile, and the note for the record.
 
     The same for the same configuration, graphs, kind of device and number of ranks. ``auto`` compares what all epochs would save
     with what compiling takes; where nothing was measured, steps stay as they are.
@@ -57,7 +57,7 @@ def choose_compiling(plan: RunPlan, device: torch.device, ranks: int) -> tuple[b
 
 
 def gain_of(branch: BranchPlan) -> CompileGain | None:
-    """What is known to be gained for one data set; None where nothing is."""
+    """Return the gain that was measured for a data set, or None."""
     model = branch.model
     encoder = model.model
     if encoder.checkpoint_activations or encoder.global_attention is not None or encoder.pooling is not None:
@@ -75,7 +75,7 @@ def seconds_saved(branch: BranchPlan, gain: CompileGain) -> float:
 
 
 def for_company(plan: RunPlan) -> RunPlan:
-    """The plan of a run that is trained together with others, whose steps are taken as one where nobody compiles without being told."""
+    """Disable automatic compilation for runs that share a process."""
     if plan.training.compile != "auto":
         return plan
     return replace(plan, training=plan.training.model_copy(update={"compile": "off"}))

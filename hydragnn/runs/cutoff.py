@@ -1,4 +1,4 @@
-"""The cutoffs of the model beside that of the store: their defaults, what they may be, and the edges that an envelope silences.
+"""Cutoffs of model and store: defaults, limits, and silenced edges.
 
 A store that was built with a cutoff says so in its attributes. Stores of grains, meshes and edges of their own have none, and
 unless somebody asks for an envelope no edge of theirs is silenced.
@@ -26,7 +26,7 @@ ROUNDING = 1 + 1e-9
 
 
 def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.cutoff") -> None:
-    """InputError for a cutoff beyond that of the store, whose edges would break off before the envelope ends them."""
+    """Raise InputError for a cutoff beyond the store's."""
     known = cutoff_of(attributes)
     if known is not None and isinstance(cutoff, int | float) and cutoff > known * ROUNDING:
         raise InputError(
@@ -36,7 +36,7 @@ def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.c
 
 
 def check_pairs(attention: GlobalAttentionSettings | None, store: GraphStore) -> None:
-    """InputError for attention among all pairs of nodes where graphs are periodic, by some of them from the first to the last, and pairs have no end."""
+    """Raise InputError for attention among all pairs of periodic graphs."""
     if attention is None or not attention.has_pairs or attention.cutoff is not None or not len(store):
         return
     if store.read(np.unique(np.linspace(0, len(store) - 1, LOOKED_AT).astype(np.int64)), []).periodic.any():
@@ -47,7 +47,7 @@ def check_pairs(attention: GlobalAttentionSettings | None, store: GraphStore) ->
 
 
 def check_edges_exist(kind: str, attention: GlobalAttentionSettings | None, store: GraphStore) -> None:
-    """InputError for a store in which no graph has an edge, where nothing but edges carries messages."""
+    """Raise InputError where no graph has an edge and messages need them."""
     sizes = store.sizes()
     several = int((sizes.nodes > 1).sum())
     if attention is None and several and not sizes.edges.any():
@@ -58,13 +58,13 @@ def check_edges_exist(kind: str, attention: GlobalAttentionSettings | None, stor
 
 
 def can_be_silenced(attributes: Mapping[str, Any], cutoff: float) -> bool:
-    """Return True where edges of the store may be longer than the model's cutoff."""
+    """Return True where edges may be longer than the model's cutoff."""
     known = cutoff_of(attributes)
     return known is None or cutoff * ROUNDING < known
 
 
 def sentence_on(silenced: int, edges: int, cutoff: float) -> str:
-    """What to tell where an envelope silences some of the edges."""
+    """Return the note on edges that an envelope silences."""
     return (
         f"the envelope silences {silenced} of the {edges} edges of the training part ({silenced / edges:.1%}): they are as long as "
         f'model.cutoff = {cutoff:g} or longer; raise it, or say envelope = "none" where edges do not come from a cutoff'
@@ -72,7 +72,7 @@ def sentence_on(silenced: int, edges: int, cutoff: float) -> str:
 
 
 def without_envelope(attributes: Mapping[str, Any]) -> str:
-    """What to tell where forces are asked of a model without an envelope."""
+    """Return the note on forces of a model without envelope."""
     known = cutoff_of(attributes)
     where = "wherever edges come and go" if known is None else f"where neighbours cross the store's cutoff of {known:g}"
     return (
@@ -82,7 +82,7 @@ def without_envelope(attributes: Mapping[str, Any]) -> str:
 
 
 def without_the_farther(attributes: Mapping[str, Any]) -> str | None:
-    """What to tell where forces are asked on edges to the nearest neighbours alone; None where a store keeps all."""
+    """Return the note on forces with nearest neighbours only, or None."""
     most = attributes.get("max_neighbours")
     if not isinstance(most, int) or isinstance(most, bool):
         return None
@@ -95,7 +95,7 @@ def without_the_farther(attributes: Mapping[str, Any]) -> str | None:
 def silenced_edges(
     store: GraphStore, graphs: NDArray[np.int64], cutoff: float, rows: Rows, heartbeat: Callable[[], None]
 ) -> tuple[int, int]:
-    """How many edges of the graphs are as long as the cutoff or longer, and how many there are; the ranks share the blocks."""
+    """Count the edges at or beyond the cutoff, and all edges; collective."""
 
     def counts(block: int) -> NDArray[np.float64]:
         heartbeat()

@@ -1,4 +1,4 @@
-"""Why a run ended without a result, decided from the exception and from what peers left behind."""
+"""Reasons of failed runs, from exceptions and from peers."""
 
 import mmap
 import time
@@ -37,7 +37,7 @@ RESERVE = 2**24  # bytes
 
 
 class PeerFailed(Exception):
-    """What this rank noticed began on another, which said what it was."""
+    """A failure that began on another rank, in its words."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -45,7 +45,7 @@ class PeerFailed(Exception):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The kind of a failure and one line about it; a defect comes with the place it happened."""
+    """Return kind and message of a failure; defects name their place."""
     if isinstance(error, PeerFailed):
         return error.failure
     message = str(error).strip()
@@ -70,12 +70,12 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def says_no_memory(message: str) -> bool:
-    """Return True where an allocator wrote this message, in small letters, or what it had memory for."""
+    """Return True for an allocator's message that memory is short."""
     return message == NO_MEMORY_FOR_A_MESSAGE or any(text in message for text in OUT_OF_MEMORY)
 
 
 def first_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
-    """The failure that the first rank records: that of the rank where it began, which tells it through a file."""
+    """Return the failure of the rank where it began."""
     if ranks.size == 1:
         return failure
     if not ranks.first:
@@ -94,7 +94,7 @@ def first_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
 
 
 def note_stopped_rank(attempt: Attempt, rank: int, sentence: str) -> None:
-    """Record that a rank is lost because it was stopped, and leave word for the first one, which launchers may end before it can."""
+    """Record that a stopped rank was lost, and notify the first one."""
     failure = Failure(kind="lost_node", message=sentence)
     with suppress(Fenced, InputError, OSError):
         attempt.check()
@@ -106,14 +106,14 @@ def note_stopped_rank(attempt: Attempt, rank: int, sentence: str) -> None:
 
 @contextmanager
 def reserve_memory() -> Iterator[None]:
-    """Hold a little memory that is free again when what is inside fails, to say why where the system gives no more."""
+    """Hold memory in reserve, to report why an allocation failed."""
     with mmap.mmap(-1, RESERVE):
         yield
 
 
 @contextmanager
 def propagate_failure(attempt: Attempt, ranks: Ranks) -> Iterator[None]:
-    """Where another rank failed first, the first rank fails of what that one says it was."""
+    """Fail on the first rank with another rank's failure."""
     try:
         with reserve_memory():
             yield

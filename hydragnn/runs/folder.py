@@ -1,4 +1,4 @@
-"""The folder of a run as it stands on disk: what was begun there, with which configuration, and what does not belong."""
+"""Folders of runs: what was begun there, and what does not belong."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ sees calibrate an ensemble, how much memory a step may take, and what else is wr
 
 
 def table_as_begun(config: AnyConfig, out: Path) -> dict[str, Any]:
-    """The configuration as JSON, to the letter of ``config.json`` where the run in ``out`` was begun with it.
+    """Return the configuration as JSON, as ``config.json`` has it.
 
     A later program knows more keys; what it would add would make another hash of it, and checkpoints those of another run. Only what no
     training depends on is that of today.
@@ -50,7 +50,7 @@ def table_as_begun(config: AnyConfig, out: Path) -> dict[str, Any]:
 
 
 def _with_indifferent(begun: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """A table as it was begun with today's values of what no training depends on."""
+    """Return a table with today's values of indifferent settings."""
     table = dict(begun)
     if "branches" in begun:
         table["branches"] = [_with_indifferent(*pair) for pair in zip(begun["branches"], now["branches"], strict=True)]
@@ -61,7 +61,7 @@ def _with_indifferent(begun: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
 
 
 def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
-    """Raise InputError where ``out`` is no place for the run with this configuration (as JSON).
+    """Raise InputError where ``out`` cannot hold the run.
 
     That is where it holds something else, a run and nobody said resume, another run, or nothing to resume. An empty folder
     will do, and so will one that whoever starts the run has prepared with ``config.json``.
@@ -92,7 +92,7 @@ LOCK = ".lock"
 
 @contextmanager
 def alone_in(attempt: Attempt, ranks: Ranks, device: torch.device) -> Iterator[None]:
-    """No other process trains in the folder of a run for the length of the block; Busy where one does.
+    """Reserve the folder of a run; Busy where another process trains.
 
     Attempts that somebody counts are told apart by their number, since one that hangs would keep its lock. Where the file system
     knows no locks, nobody looks. All ranks call it together.
@@ -114,7 +114,7 @@ def alone_in(attempt: Attempt, ranks: Ranks, device: torch.device) -> Iterator[N
 
 
 def _is_locked(folder: Path, held: list[int]) -> bool:
-    """Return True once the folder is this process's, with a descriptor in ``held`` where there are locks."""
+    """Return True once the folder is this process's."""
     with suppress(OSError):  # who writes there says what is wrong
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = lock_file(folder / LOCK)
@@ -125,7 +125,7 @@ def _is_locked(folder: Path, held: list[int]) -> bool:
 
 
 def check_nothing_else(out: Path, resume: bool) -> None:
-    """Raise InputError where the folder is something else than a run's, or a new run would be mixed with other files."""
+    """Raise InputError where the folder holds something else."""
     kind = kind_of_folder(out)
     if kind and kind != "a run":
         raise InputError(f"{out} is {kind}, and a run would be mixed into it; choose another --out")
@@ -144,12 +144,12 @@ def check_nothing_else(out: Path, resume: bool) -> None:
 
 
 def is_left_behind(name: str) -> bool:
-    """Return True for files that ranks and interrupted writes leave in the folder of a run."""
+    """Return True for files that ranks and interrupted writes leave."""
     return name == LOCK or name.startswith((".ranks-", ".failure-")) or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def trained_config(run: Path) -> AnyConfig:
-    """The configuration in the folder of a run; InputError where it is not what was trained, as the record has it.
+    """Return a run's configuration; InputError unless it was trained.
 
     Which graphs trained a model, and may not calibrate it, is known from its configuration alone.
     """
@@ -165,13 +165,13 @@ def trained_config(run: Path) -> AnyConfig:
 
 
 def identity(record: RunRecord) -> dict[str, Any]:
-    """Whose checkpoint it is."""
+    """Return the hashes that identify a run's checkpoints."""
     budget = {"memory_budget_hash": digest(record.memory_budget)} if record.memory_budget else {}
     return {"configuration_hash": digest(decisive(record.config)), "data_hash": record.data_hash, **budget}
 
 
 def decisive(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a configuration that results depend on; two runs that agree in it are one run.
+    """Return the part of a configuration that results depend on.
 
     >>> decisive({"data": {"store": "here.h5", "inputs": None}})
     {'data': {'inputs': None}}
@@ -205,14 +205,14 @@ def differences(before: object, now: object, path: str = "") -> list[str]:
 
 
 def earlier_budget(out: Path) -> dict[str, Any]:
-    """The batches that the run in ``out`` began with, where they fill memory; empty where there is no such run yet."""
+    """Return the batches that a run began with; empty if none."""
     if not (out / "record.json").exists():
         return {}
     return read_record(out).memory_budget
 
 
 def earlier_cost(out: Path) -> Cost:
-    """What earlier segments of the run cost, as far as they could say."""
+    """Return the cost of the run's earlier segments."""
     if not (out / "record.json").exists():
         return Cost()
     return read_record(out).cost

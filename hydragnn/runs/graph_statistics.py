@@ -1,4 +1,4 @@
-"""What architectures need to know of the training part: degrees and species of its nodes, read in blocks that the ranks share."""
+"""Statistics of the training part that architectures need."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -22,7 +22,7 @@ DEGREE_BLOCK = 4096
 def training_statistics(
     data: RunData, needs: Collection[Statistic], ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
 ) -> GraphStatistics | None:
-    """What an architecture needs to know of the training parts of all branches; None where that is nothing."""
+    """Return the statistics of all branches; None where none are needed."""
     if not needs:
         return None
     caches = [
@@ -46,7 +46,7 @@ def _degrees_of(branch: BranchData, cache: StatisticsCache) -> list[tuple[float,
 
 
 def _species_of(branch: BranchData, cache: StatisticsCache) -> list[int]:
-    """Atomic numbers in the training part, ascending; none where they are no field."""
+    """Return the atomic numbers of the training part, ascending."""
     if ATOMIC_NUMBERS not in {field.name for field in branch.store.fields()}:
         return []
 
@@ -68,7 +68,7 @@ def _training_rows(
     width: int,
     row_of: Callable[[NDArray[np.int64]], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """A row for every block of the training part, each computed by one rank."""
+    """Return a row per block of the training part, shared by ranks."""
     indices = branch.split.train
 
     def row(block: int) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Labels of a data set: how many there are, what composition leaves open, forces that look turned round."""
+"""Labels of a data set: counts, open compositions, reversed forces."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +23,7 @@ LEAST_PAIRS = 12
 
 
 def label_notes(store: GraphStore, train: NDArray[np.int64], targets: Sequence[Target]) -> list[str]:
-    """Return what one should know of the labels of a training part before the first step."""
+    """Return notes on the labels of a training part."""
     notes: list[str] = []
     for target in targets:
         if target.references and not target.given_references:
@@ -60,7 +60,7 @@ def undetermined_references(store: GraphStore, train: NDArray[np.int64], energy:
 
 
 def turned_forces(store: GraphStore, train: NDArray[np.int64], energy: str, forces: str) -> Iterator[str]:
-    """Return that energies rise along the forces, where neighbouring structures of the training part show it."""
+    """Return a note where energies rise along the forces."""
     known = {field.name for field in store.fields()}
     if not {ATOMIC_NUMBERS, energy, forces} <= known or store.dim != 3:
         return
@@ -80,7 +80,7 @@ def turned_forces(store: GraphStore, train: NDArray[np.int64], energy: str, forc
 
 
 def neighbour_changes(batch: GraphBatch, energy: str, forces: str) -> Float64[ndarray, "pairs 2"]:
-    """Return minus the work of the mean force and the change of the energy, between structures that follow each other.
+    """Return work and energy change between consecutive structures.
 
     Compared are structures of the same atoms, in coordinates of their cells, so that strain adds to the energy alone.
     """

@@ -1,4 +1,4 @@
-"""A run within the memory of its ranks: batches that fill it, and parts of batches that fit into it."""
+"""Runs within limited memory: batches that fill it, parts that fit."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +46,7 @@ def within_memory(
     heartbeat: Callable[[], None],
     members: int = 1,
 ) -> Assembly:
-    """The run with batches, where the plan lets them fill memory, and parts of batches that fit; all ranks call it together.
+    """Return the run with batches and parts that fit; collective.
 
     ``earlier`` are the batches that the run began with; a process that trains several ``members`` computes parts that leave each its
     share, and its batches are those of separate runs. InputError names a graph that does not fit.
@@ -74,7 +74,10 @@ def within_memory(
 
 
 def memory_of(plan: RunPlan, device: torch.device) -> int | None:
-    """The bytes that a rank may take; None for no limit. InputError where batches fill memory that nobody knows."""
+    """Return the bytes of a rank, None without limit.
+
+    InputError where batches should fill memory of unknown size.
+    """
     if plan.memory:
         return bytes_of(plan.memory)
     if not plan.fills_memory:
@@ -87,7 +90,7 @@ def memory_of(plan: RunPlan, device: torch.device) -> int | None:
 
 
 def size_of_state(run: Assembly) -> int:
-    """Bytes that are there in every step: weights with what belongs to them, and the validation part."""
+    """Return the bytes of weights, optimizer and validation part."""
     vectors = run.state.parameters.state().values()
     weights = sum(parameter.nbytes for parameter in run.state.model.parameters())
     # their gradient, and a copy of the weights while others are validated
@@ -97,7 +100,7 @@ def size_of_state(run: Assembly) -> int:
 
 
 def size_of_levels(branch: BranchData, model: ModelDescription) -> int:
-    """Bytes of the coarser levels of the validation part, which stay once they were made."""
+    """Return the bytes of the validation part's coarser levels."""
     pooling = model.model.pooling
     if pooling is None:
         return 0
@@ -106,7 +109,10 @@ def size_of_levels(branch: BranchData, model: ModelDescription) -> int:
 
 
 def shares_of_levels(feed: Feed, model: ModelDescription) -> tuple[Shares, ...]:
-    """How large the coarser levels of the training part are; none for models without. Where they are made in every step, some graphs of all sizes stand for all."""
+    """Return the sizes of the training part's coarser levels.
+
+    Where they are made in every step, a sample of graphs stands for all.
+    """
     pooling, loader = model.model.pooling, feed.loader
     if pooling is None:
         return ()
@@ -121,7 +127,7 @@ def shares_of_levels(feed: Feed, model: ModelDescription) -> tuple[Shares, ...]:
 
 
 def footprint_in_training(run: Assembly, number: int, model: ModelDescription) -> dict[str, Any]:
-    """The footprint of steps on batches of a branch, beside the state, as JSON; by probes."""
+    """Return the footprint of steps on a branch as JSON, by probes."""
     branch, context, state = run.data.branches[number], run.context, run.state
     predict, own = context.predictor(state, number), context.branches[number]
     scale = torch.zeros_like(context.loss_weights[own])  # probes leave a gradient of zero
@@ -138,7 +144,7 @@ def footprint_in_training(run: Assembly, number: int, model: ModelDescription) -
 
 
 def sample_of(feed: Feed) -> GraphBatch:
-    """Some of the smaller graphs of a training part that have edges, where there are such, as the model takes them."""
+    """Return some of the smaller training graphs with edges."""
     loader = feed.loader
     edges = loader.sizes.edges[loader.indices]
     order = np.argsort(edges, kind="stable")
@@ -150,7 +156,7 @@ def sample_of(feed: Feed) -> GraphBatch:
 
 
 def filling(here: MemoryLimit, ranks: int, earlier: dict[str, Any] | None) -> MemoryLimit:
-    """What a batch over all ranks may take, or what the run began with: that stays, also on another machine."""
+    """Return the budget of batches, kept from the run's beginning."""
     if earlier:
         return MemoryLimit(footprint=footprint_from_json(earlier), size=earlier["size"])
     fixed = min(form[0] for form in here.footprint.forms)
@@ -164,7 +170,10 @@ def filling(here: MemoryLimit, ranks: int, earlier: dict[str, Any] | None) -> Me
 
 
 def fitted(branch: BranchData, here: MemoryLimit, filled: MemoryLimit | None, ranks: int) -> BranchData:
-    """The branch with batches that fill memory, where there is such a budget, and in parts that fit. InputError for a graph that does not."""
+    """Return the branch with batches and parts that fit.
+
+    InputError for a graph that does not.
+    """
     for part in (branch.split.train, branch.split.valid):
         check_fits(here, branch.store.sizes(), part, 0 if filled else branch.train.loader.budget.max_graphs, ranks)
     train = branch.train
@@ -178,7 +187,10 @@ def fitted(branch: BranchData, here: MemoryLimit, filled: MemoryLimit | None, ra
 
 
 def check_fits(here: MemoryLimit, sizes: Sizes, graphs: NDArray[np.int64], most: int, ranks: int) -> None:
-    """InputError where a graph does not fit beside the tensors of the others in its batch, of ``most`` graphs (0: it fills memory)."""
+    """Raise InputError for a graph that does not fit its batch.
+
+    ``most`` graphs are in it; 0: it fills memory.
+    """
     held = np.sort(here.footprint.each_held(sizes, graphs))[::-1]
     share = most if ranks == 1 else min(most, 3 * -(-most // ranks))  # shares have equal costs, not equal numbers
     here.check(sizes, graphs, beside=float(held[:share].sum()))

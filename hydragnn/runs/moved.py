@@ -1,4 +1,4 @@
-"""Stores that lie elsewhere now: configurations of runs name the new place, once it is known to hold the same graphs."""
+"""Stores that were moved: configurations follow after a check."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,12 +10,12 @@ from hydragnn.record import read_record
 
 
 def is_data(store: GraphStore, data_hash: str) -> bool:
-    """Return True where a run with this hash of its data was trained on the graphs of the store, with or without edges."""
+    """Return True where a run was trained on the store's graphs."""
     return data_hash in (store.fingerprint, WithoutEdges(store).fingerprint)
 
 
 def name_store(runs: Iterable[Path], place: Path, branch: str = "") -> None:
-    """Let the configurations of these runs name the store at ``place``, that of one branch where they have several.
+    """Let configurations of runs name the store at ``place``.
 
     InputError, and nothing is changed, where a run was trained on other graphs.
     """
@@ -32,7 +32,7 @@ def name_store(runs: Iterable[Path], place: Path, branch: str = "") -> None:
 
 
 def write_places(run: Path, places: Mapping[str, Path]) -> None:
-    """Let ``config.json`` of a run name the stores of these branches (``""``: of a run without) where they lie now."""
+    """Write the stores' places into a run's ``config.json``."""
     path = run / "config.json"
     check_no_link(path)
     config = read_json(path)

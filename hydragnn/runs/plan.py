@@ -1,4 +1,4 @@
-"""What a run does with each of its data sets, and how it trains: the one place where a configuration is taken apart.
+"""Plan of a run: the one reader of its configuration.
 
 ``train`` hands the configuration to ``plan_run``; everybody after that takes values of the plan.
 """
@@ -30,7 +30,7 @@ Stores = GraphStore | Mapping[str, GraphStore]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BranchPlan:
-    """One data set of a run, and what is learned from it; a run without branches has one without a name."""
+    """One data set of a run, and what it learns."""
 
     name: str
     weight: Fraction
@@ -47,13 +47,13 @@ class BranchPlan:
 
     @property
     def subject(self) -> str:
-        """What its errors are about: the branch, where there are several."""
+        """Return the prefix of error messages, for several branches."""
         return _subject(self.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunPlan:
-    """A run as values; of the configuration there is its JSON, for those who write and compare it."""
+    """A run as values, with its configuration as JSON."""
 
     table: dict[str, Any]
     branches: tuple[BranchPlan, ...]
@@ -68,7 +68,7 @@ class RunPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DescribedBranch:
-    """A data set of a run and the model for it, before anything is read but what the store says of itself."""
+    """A data set and its model, before any graph is read."""
 
     settings: BranchSettings
     store: GraphStore
@@ -84,7 +84,7 @@ def described_branches(
     *,
     begun: bool = False,
 ) -> list[DescribedBranch]:
-    """What a run learns from each of its data sets, and with which model.
+    """Return the data sets of a run with their models.
 
     InputError where a store or a field is missing, where the branches cannot share a trunk, or where the model's cutoff is larger
     than a store's, unless the run has ``begun`` with it.
@@ -131,7 +131,10 @@ def described_branches(
 
 
 def head_factors(head: HeadSettings, model: ModelDescription, store: GraphStore) -> dict[str, float]:
-    """Return the factors between derivatives of an energy head and their labels; InputError where units do not fit together."""
+    """Return the unit factors between an energy's derivatives and their labels.
+
+    InputError where units do not fit.
+    """
     if head.kind != "energy":
         return {}
     derived = {what: model.fields[name] for what, name in head.derivatives.items()}
@@ -154,7 +157,7 @@ ACTS_ON: dict[EdgeData, ActsWith] = {
 
 
 def idle_on_data(config: AnyConfig, described: Sequence[DescribedBranch]) -> dict[str, str]:
-    """Return the settings of the model that were given and cannot act on these data, each with the sentence that refuses it."""
+    """Return the refusals of model settings without effect on these data."""
     idle = {}
     for key, what in {} if is_complete(config) else config.model.acts_on.items():
         condition, path = ACTS_ON[what], f"model.{key}"
@@ -170,7 +173,7 @@ def plan_run(
     *,
     begun: bool = False,
 ) -> RunPlan:
-    """The plan of a run on the stores that it names, or on ``stores`` that are open already.
+    """Return the plan of a run, on its stores or ``stores``.
 
     InputError for what ``described_branches`` refuses, where a part is missing, and for a setting that cannot act, unless the run has ``begun``.
     """
@@ -214,14 +217,14 @@ def _open(path: Path, name: str, stores: Stores | None) -> GraphStore:
 
 
 def unseen_inputs(fields: Iterable[Field], reads: Callable[[Field], bool]) -> tuple[str, ...]:
-    """Names of the fields with role input that the architecture does not read."""
+    """Return the inputs that the architecture does not read."""
     return tuple(field.name for field in fields if field.role == "input" and not reads(field))
 
 
 def input_fields(
     asked: Sequence[str] | None, targets: Collection[str], fields: Mapping[str, Field], unseen: Collection[str]
 ) -> list[Field]:
-    """The input fields of a data set: those ``asked`` for, or all with role input that are not ``unseen``.
+    """Return the inputs of a data set: ``asked``, or all readable ones.
 
     InputError where one is no input, or where the store lacks one or a target.
     """

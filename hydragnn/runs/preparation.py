@@ -1,4 +1,4 @@
-"""From the plan of a run to the data that its loop takes: checked values, normalisation, feeds.
+"""Data of a run: checks, normalisation, feeds.
 
 Whatever is measured on the data is read once, shared by the ranks and, of large stores, kept for later runs
 (``statistics_cache``). Each rank keeps the training part and its shares of the validation part in memory, or reads them batch by
@@ -80,7 +80,7 @@ def prepare_data(
     *,
     shared: bool = False,
 ) -> RunData:
-    """Normalisation and feeds of a run; InputError where a graph is not valid or a field has no value.
+    """Return normalised feeds of a run; InputError for invalid graphs.
 
     All ranks call it together. ``heartbeat`` is called between reads, for whoever watches. ``shared`` says that other processes
     of the node read the same stores, so that large ones are not copied into the memory of this one.
@@ -139,12 +139,12 @@ WEIGHTS = ("weight", "stage_two_factor", "per_node")
 
 
 def without_weights(target: Target) -> dict[str, Any]:
-    """A target as JSON, as far as something that is measured depends on it."""
+    """Return a target as JSON, without what measurements ignore."""
     return {name: value for name, value in target.to_json().items() if name not in WEIGHTS}
 
 
 def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
-    """What a run needs to know of its training and validation part, as JSON; the ranks share the reading."""
+    """Return the measurements of training and validation part; collective."""
     store, model, train, valid = plan.store, plan.model, plan.split.train, plan.split.valid
     ranks, device = cache.ranks, cache.device
     targets = with_class_weights(model.targets, store, train, ranks, device)
@@ -168,13 +168,13 @@ def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
 
 
 def refuse_lost_digits(survey: Survey, target: Target) -> None:
-    """InputError for labels whose numbers stand farther apart than what there is to learn."""
+    """Raise InputError for labels with too few digits."""
     if sentence := lost_digits(survey, target.field, extensive=target.extensive):
         raise InputError(sentence)
 
 
 def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
-    """InputError where a graph that is used is not valid, or not as it was written.
+    """Raise InputError for invalid or changed graphs, checked once.
 
     Values are looked at once per store; later runs make sure that its files are those that were looked at.
     """
@@ -197,7 +197,7 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
 
 
 def as_written(store: GraphStore, cache: StatisticsCache) -> bool:
-    """Return True on all ranks where every part file of a store on disk has the hash that was written; the ranks share the files.
+    """Return True where every part file has its hash; collective.
 
     Where there are many more ranks than files, their shares of the graphs' digests are compared sooner.
     """
@@ -212,7 +212,7 @@ RANKS_PER_FILE = 4
 
 
 def with_joint_inputs(drafts: Sequence[Draft]) -> list[Draft]:
-    """The drafts with one scale for every input, from the training parts of all: equal values look equal to the trunk."""
+    """Return drafts with one common scale for every input."""
     if len(drafts) == 1:
         return list(drafts)
     first = drafts[0]
@@ -232,7 +232,7 @@ def branch_data(
     *,
     shared: bool,
 ) -> BranchData:
-    """Feeds of the training and the validation part, and what is known of the latter; ``batches`` makes this rank's loaders."""
+    """Return feeds of a branch; ``batches`` makes this rank's loaders."""
     plan, normalisation = draft.plan, draft.normalisation
     store, split, names = plan.store, plan.split, [*plan.model.fields]
     needed, window = with_elements(names, normalisation), plan.window or None
@@ -270,7 +270,7 @@ def branch_data(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValidationParts:
-    """This rank's shares of a validation part, read anew whenever they are gone through."""
+    """This rank's shares of a validation part, read at each pass."""
 
     feed: Feed
 
@@ -280,13 +280,13 @@ class ValidationParts:
 
 
 def is_in_page_cache(store: GraphStore) -> bool:
-    """Return True for a large store whose graphs are copied out of its files as they lie in the system's memory."""
+    """Return True for a large store copied from the page cache."""
     disk = disk_store(store)
     return disk is not None and len(disk) >= LEAST_GRAPHS and disk.direct
 
 
 def check_weight(weight: Fraction, batches: int) -> None:
-    """InputError where an epoch would show less than one of a branch's batches."""
+    """Raise InputError where an epoch has no batch of a branch."""
     if weight * batches < 1:
         raise InputError(
             f"weight = {float(weight):g} leaves an epoch less than one of its {batches} batches; raise it to {1 / batches:.2g} or more"
@@ -296,7 +296,7 @@ def check_weight(weight: Fraction, batches: int) -> None:
 def with_class_weights(
     targets: Sequence[Target], store: GraphStore, train: NDArray[np.int64], ranks: Ranks, device: torch.device
 ) -> tuple[Target, ...]:
-    """The targets with balanced class weights in numbers; the labels are counted by one rank."""
+    """Return targets with balanced class weights in numbers."""
     if all(target.class_weights != "balanced" for target in targets):
         return tuple(targets)
     weights = first_ranks_value(
@@ -318,7 +318,7 @@ def check_values(
     device: torch.device,
     heartbeat: Callable[[], None],
 ) -> None:
-    """InputError on all ranks that names the first of the graphs that is not valid; every rank looks at a share of them."""
+    """Raise InputError, on all ranks, for the first invalid graph."""
 
     def problem_of(numbers: NDArray[np.int64]) -> None:
         check_graphs(store, numbers, names, needed=inputs, stress=stress, alive=heartbeat)
@@ -356,7 +356,7 @@ def normalise_store(
     normalisation: Normalisation,
     dtype: torch.dtype,
 ) -> MemoryStore:
-    """The graphs ``indices`` in memory, with the named fields in normalised units, floats in ``dtype``."""
+    """Return graphs in memory with normalised fields."""
     raw = store.read(indices, with_elements(names, normalisation)).near_origin(dtype)
     batch = normalise(raw, normalisation)
     named_fields = tuple(field for name, field in raw.fields.items() if name in names)
@@ -371,7 +371,7 @@ def normalise_store(
 
 
 def with_levels(memory: MemoryStore, model: ModelDescription) -> MemoryStore:
-    """The graphs with the coarser levels that a model pools by, made once; as they are where it does not, or will be refused."""
+    """Return the graphs with the coarser levels that a model needs."""
     pooling, known = model.model.pooling, {field.name: field for field in memory.fields()}
     if pooling is None or not known.keys() >= {*model.structure_fields}:
         return memory
@@ -388,7 +388,7 @@ def valid_statistics(
     targets: Sequence[Target],
     normalisation: Normalisation,
 ) -> dict[str, Any]:
-    """Moments of the validation part's labels and the trivial predictor's errors there, as JSON."""
+    """Return validation moments and trivial errors as JSON."""
     check_species(store, valid, normalisation)
     predict = trivial_predictor(store, train, targets, normalisation)
     trivial = errors_on(predict, store, valid, targets, Budget(max_graphs=1024))
@@ -401,7 +401,7 @@ def valid_statistics(
 
 
 def check_species(store: GraphStore, valid: NDArray[np.int64], normalisation: Normalisation) -> None:
-    """InputError that names the first graph of the validation part with an element that has no reference value."""
+    """Raise InputError for an element without reference value."""
     for name, references in normalisation.references.items():
         counts, species = species_counts(store)
         unknown = ~np.isin(species, list(references))
@@ -413,7 +413,7 @@ def check_species(store: GraphStore, valid: NDArray[np.int64], normalisation: No
 
 
 def labels_of(store: GraphStore, graphs: NDArray[np.int64], target: Target) -> Tensor:
-    """The labels that are present in graphs with ascending numbers ``[items, components]``, read block by block."""
+    """Return the labels of graphs ``[items, components]``, read block by block."""
     sizes, chosen = store.sizes(), np.zeros(len(store), dtype=np.bool_)
     chosen[graphs] = True
     counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[target.field.on]

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a bar in a terminal, a line now and then elsewhere."""
+"""Progress on screen: a bar in terminals, lines elsewhere."""
 
 import time
 from typing import Protocol, runtime_checkable
@@ -15,13 +15,13 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @runtime_checkable
 class Progress(Protocol):
-    """Who shows the progress of a run."""
+    """Shows the progress of a run."""
 
     def begin(self, epochs: float, total: int) -> None:
         """The run stands at ``epochs`` (with fraction) of ``total``."""
 
     def step(self, epochs: float, loss: float | None, graphs_per_second: float) -> None:
-        """The run has come to ``epochs``; the loss is that of the last step."""
+        """Show ``epochs`` and the loss of the last step."""
 
     def epoch(self, number: int, values: dict[str, float | None]) -> None:
         """Epoch ``number`` (from 1) ended with these values of the curves."""

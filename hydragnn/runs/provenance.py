@@ -1,4 +1,4 @@
-"""What a run record says before the first step: configuration, data, versions, machine."""
+"""First run record: configuration, data, versions, machine."""
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ from hydragnn.training.data import RunData
 def first_record(
     plan: RunPlan, data: RunData, parameters: int, device: torch.device, notes: Sequence[str]
 ) -> RunRecord:
-    """What is known before the first step of a model with so many parameters."""
+    """Return the record before the first step."""
     hashes = {branch.name: branch.store.fingerprint for branch in data.branches}
     parts = {branch.name: branch.split.counts for branch in data.branches}
     unseen = [name for branch in plan.branches for name in branch.unseen_inputs]
@@ -58,7 +58,7 @@ def first_record(
 def notes_on(
     plan: RunPlan, data: RunData, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
 ) -> list[str]:
-    """Sentences on what limits the results of a run; all ranks call it together."""
+    """Return notes on what limits the results of a run; collective."""
     notes = []
     for branch, known in zip(plan.branches, data.branches):
         model, of = branch.model, f"branch {branch.name}: " if branch.name else ""
@@ -85,7 +85,7 @@ def notes_on(
 
 
 def _conversions(head: HeadSettings, model: ModelDescription, store: GraphStore) -> Iterator[str]:
-    """What to tell of labels in other units than the derivatives of their energy, or of another parity."""
+    """Return notes on labels in other units or of other parity."""
     for what, factor in head_factors(head, model, store).items():
         field = model.fields[head.derivatives[what]]
         stored = next(one for one in store.fields() if one.name == field.name)
@@ -102,7 +102,7 @@ def _conversions(head: HeadSettings, model: ModelDescription, store: GraphStore)
 
 
 def _silenced(cache: StatisticsCache, train: NDArray[np.int64], cutoff: float) -> list[int]:
-    """How many edges of the training part are as long as the cutoff or longer, and how many there are."""
+    """Return the counts of edges beyond the cutoff and of all."""
     of = {"what": "silenced edges", "train": digest_of(train), "cutoff": cutoff}
     rows = shared_rows(cache.ranks, cache.device)
     counts: list[int] = cache.value(of, lambda: silenced_edges(cache.store, train, cutoff, rows, cache.heartbeat))
@@ -110,7 +110,7 @@ def _silenced(cache: StatisticsCache, train: NDArray[np.int64], cutoff: float) -
 
 
 def _copies(cache: StatisticsCache, split: Split) -> Copies:
-    """How many graphs outside training are copies of others; one rank looks at the digests."""
+    """Return the counts of copies outside training; collective."""
     of = {"what": "copies", **{name: digest_of(getattr(split, name)) for name in PARTS}}
     rows = shared_rows(cache.ranks, cache.device)
 

@@ -1,4 +1,6 @@
-"""Entry for worker processes: ``python -m hydragnn.runs.run RUN [--until N]``, also under torchrun, mpirun or srun.
+"""Entry of worker processes: ``python -m hydragnn.runs.run RUN [--until N]``.
+
+Also under torchrun, mpirun or srun.
 
 Reads RUN/config.json, begins or resumes, writes RUN/record.json. Exit code 0: the record says finished, paused or
 stopped; 3: it says failed, with a typed reason; 2: bad input; 4: a later attempt owns the run, and nothing was written.
@@ -93,7 +95,7 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
 
 
 def what_to_train(options: argparse.Namespace, attempt: Attempt) -> tuple[AnyConfig, GraphStore | None]:
-    """The configuration in the folder, and the copy of its store that lies on this node, where there is one."""
+    """Return the folder's configuration, and the store's local copy if any."""
     allow_code(options.allow_code)
     check_ranks(options.ranks)
     config = stored_config(options.folder / "config.json")
@@ -106,7 +108,7 @@ def code_of(record: RunRecord) -> int:
 
 
 def local_copy_of_store(attempt: Attempt) -> GraphStore | None:
-    """The copy of the store that this attempt was told of, where this node has it; checkpoints know if it is another one."""
+    """Return this node's copy of the store, or None."""
     if attempt.number is None:
         return None
     with suppress(InputError):
@@ -117,7 +119,10 @@ def local_copy_of_store(attempt: Attempt) -> GraphStore | None:
 
 
 def check_ranks(asked: int | None) -> None:
-    """LaunchError where another number of ranks was started: a wrong MPI makes many single ranks without a word."""
+    """Raise LaunchError for another number of ranks than asked for.
+
+    A wrong MPI silently starts many single ranks.
+    """
     actual = this_launch()
     if asked is not None and actual.size != asked:
         raise LaunchError(
@@ -127,7 +132,10 @@ def check_ranks(asked: int | None) -> None:
 
 
 def ended_by(error: Exception, attempt: Attempt) -> int:
-    """Leave a record of the end and say what it was; gives the exit code. Fenced where a later attempt owns the run."""
+    """Record and print the end; return the exit code.
+
+    Fenced where a later attempt owns the run.
+    """
     attempt.check()
     if isinstance(error, Interrupted):
         note_interruption(attempt)
@@ -143,7 +151,9 @@ def ended_by(error: Exception, attempt: Attempt) -> int:
 
 
 def note_failure(failure: Failure, attempt: Attempt) -> None:
-    """Leave a record of a run that failed before it could write one itself; what this attempt has recorded already stays.
+    """Record a failure that happened before the run wrote one.
+
+    Ranks other than the first wait for it and stand in where it hangs.
 
     Other ranks than the first leave that to it, and stand in where it does not come to it, hanging in a collective.
     """
@@ -160,7 +170,7 @@ def note_failure(failure: Failure, attempt: Attempt) -> None:
 
 
 def note_interruption(attempt: Attempt) -> None:
-    """Leave a record of an attempt that was told to leave before it had anything to save, where attempts are counted."""
+    """Record that a counted attempt was interrupted before its first save."""
     if this_launch().rank or attempt.number is None:
         return
     with suppress(InputError):
@@ -180,7 +190,7 @@ def record_of_begin(folder: Path) -> RunRecord:
 
 
 def is_recorded_in_time(attempt: Attempt) -> bool:
-    """Return True where the first rank records how the attempt ended, within the time that a failing rank stays."""
+    """Return True where the first rank records the end in time."""
     deadline = time.monotonic() + SECONDS_FOR_THE_FIRST
     while time.monotonic() < deadline:
         with suppress(InputError):

@@ -1,4 +1,4 @@
-"""One run in its folder: begin or resume, train to the end of a segment, leave a record that says how it ended."""
+"""One run in its folder: begin or resume, train, record."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -58,7 +58,7 @@ def train(
     attempt: int | None = None,
     beats: Path | None = None,
 ) -> RunRecord:
-    """Train the model that ``config`` describes into the folder ``out``, up to epoch ``until`` (all epochs if absent).
+    """Train a configuration into ``out`` up to epoch ``until``.
 
     The record ends as ``finished``, ``stopped`` (early), ``paused`` (end of a segment) or ``failed`` with a typed reason.
     Started by torchrun, mpirun or srun, all ranks train together and each gets the record. ``store`` saves opening it (a mapping by name, where there are branches).
@@ -91,7 +91,7 @@ def train(
 
 @contextmanager
 def errors_of_configuration_first(config: AnyConfig, store: Stores | None, *, resume: bool) -> Iterator[None]:
-    """Where the folder in this block is no place for the run, raise what is wrong with the configuration instead, if anything is."""
+    """Raise the configuration's error before the folder's."""
     try:
         yield
     except InputError:
@@ -112,7 +112,7 @@ def ready_run(
     members: int = 1,
     beside: Callable[[], Iterable[Heartbeat]] = tuple,
 ) -> tuple[Assembly, Heartbeat, Stopwatch]:
-    """The run of this attempt, before its first step or where its last checkpoint left it, with its heart and its clock.
+    """Return the run before its next step, with heartbeat and clock.
 
     Batches are computed in so many ``parts``, or as many as the ``memory`` asks for, by a process that trains so many ``members``; those ``beside`` it live while it does. InputError for a folder that is no place for it.
     """
@@ -147,7 +147,7 @@ def ready_run(
 
 
 def steps_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Steps[RunRecord]:
-    """Train to the end of epoch ``until``, at most of the whole budget, and leave a record that says how it ended, whatever happens."""
+    """Train to the end of epoch ``until``, and record the end."""
     state, settings = run.state, run.context.settings
     callback.begin(state, run.data.steps(state.epoch))
     until = settings.epochs if until is None else min(until, settings.epochs)
@@ -178,7 +178,7 @@ def steps_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Ste
 
 
 def sentence_of(record: RunRecord) -> str:
-    """How a run stands, in one line."""
+    """Return the state of a run in one line."""
     compiled = f", {record.cost.compile_seconds:,.0f} of them to compile" if record.compiled else ""
     best = (
         f"; best valid loss {record.best['valid/loss']:.4g} in epoch {record.best['epoch']:.0f}" if record.best else ""
@@ -194,7 +194,7 @@ def select_device(device: torch.device | str | None) -> torch.device:
 
 
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
-    """The GPU of this rank where there are several ranks; otherwise the device itself."""
+    """Return this rank's GPU where there are several ranks."""
     if device.type != "cuda" or ranks.size == 1:
         return device
     own = own_gpu(ranks.local_rank)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: noticed between steps, or at once while there is nothing to save yet."""
+"""Signals that stop a run, between steps or at once."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ class Signals:
 
 @contextmanager
 def trap_signals() -> Iterator[Signals]:
-    """Note what asks to stop for the length of the block, outside the main thread nothing.
+    """Note signals in the block; only in the main thread.
 
     A second SIGINT ends the process as usual. A second SIGTERM does not, because launchers send several while they wait for
     their ranks.
@@ -46,7 +46,7 @@ def trap_signals() -> Iterator[Signals]:
 def raise_signals(
     numbers: Sequence[signal.Signals], error: Callable[[signal.Signals], BaseException]
 ) -> Iterator[Callable[[], None]]:
-    """Let signals raise ``error`` for the length of the block; gives a check that raises it again.
+    """Raise ``error`` on signals in the block; yield a check.
 
     Python drops what a signal raises while it is inside ``__del__`` or a callback of a weak reference, and so do libraries
     inside their callbacks. So the signal is noted as well: whoever works in the block calls the check before every unit of work.
@@ -67,7 +67,7 @@ def raise_signals(
 
 @contextmanager
 def interrupt_at_once() -> Iterator[Callable[[], None]]:
-    """Let what asks to stop raise Interrupted for the length of the block, while there is nothing to save yet.
+    """Raise Interrupted on signals in the block, before anything is saved.
 
     Gives the check of ``raise_signals``, which is made once more at the end of the block.
     """
@@ -78,7 +78,7 @@ def interrupt_at_once() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def handled_by(handler: Handler, numbers: Sequence[signal.Signals] = STOPPING) -> Iterator[None]:
-    """Give signals to ``handler`` for the length of the block; only the main thread may, in others the block runs as it is.
+    """Handle signals in the block; only in the main thread.
 
     SIGHUP stays ignored where it is (``nohup``). Else the terminal is gone once it comes, and what is printed goes nowhere.
     """
@@ -103,7 +103,7 @@ def handled_by(handler: Handler, numbers: Sequence[signal.Signals] = STOPPING) -
 
 
 def _leave_terminal() -> None:
-    """Let what is printed to a terminal go to the null device: writing to one that was closed is an error."""
+    """Redirect terminal output to the null device."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What follows from a store and its split, computed once: small values in files beside the graphs, found by what they follow from.
+"""Cache of values that follow from a store and its split.
 
 They lie in the folder ``statistics`` of the store, or of the user where the store cannot be written. A file is complete or absent
 and has a checksum; one that is damaged, or of another version, is computed anew. What follows from a store without a folder, or
@@ -42,7 +42,7 @@ def digest_of(graphs: NDArray[np.int64]) -> str:
 
 
 def cache_folder(store: GraphStore) -> Path | None:
-    """Where values of a store are kept; None where they are not.
+    """Return the cache folder of a store, or None.
 
     In the user's folder every store has its own, whatever fingerprint its manifest claims; one that moved or was touched is measured anew.
     """
@@ -56,7 +56,7 @@ def cache_folder(store: GraphStore) -> Path | None:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class StatisticsCache:
-    """The values of a store, for all ranks of a run, which ask for them together and in one order."""
+    """Cached values of a store; all ranks ask in one order."""
 
     store: GraphStore
     ranks: Ranks = field(default_factory=Ranks)
@@ -64,7 +64,7 @@ class StatisticsCache:
     heartbeat: Callable[[], None] = lambda: None
 
     def value(self, of: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        """What ``make`` gives, a JSON value that follows from the store and ``of`` alone; read where it was computed before.
+        """Return the JSON value of ``make``, computed once per store.
 
         Trials that ask at once wait for the first of them. ``make`` is called on all ranks or on none.
         """
@@ -83,7 +83,7 @@ class StatisticsCache:
             _unlock(path, locks)
 
     def _look(self, path: Path | None, table: dict[str, Any], locks: list[int]) -> dict[str, Any] | None:
-        """The value with its key, or None with a lock where this run is to compute it."""
+        """Return the value with its key, or None with a lock."""
         if path is None:
             return None
         end = time.monotonic() + PATIENCE
@@ -106,7 +106,7 @@ class StatisticsCache:
 
 
 def _read(path: Path, table: dict[str, Any]) -> dict[str, Any] | None:
-    """The value of a file; None where there is none, or not that of ``table``."""
+    """Return the value of a file, None unless of ``table``."""
     try:
         there = read_sealed(path)
     except InputError:

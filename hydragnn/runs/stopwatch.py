@@ -1,4 +1,4 @@
-"""What a run costs: seconds, memory, graphs per second; over all its segments."""
+"""Cost of a run: seconds, memory, graphs per second."""
 
 import resource
 import sys
@@ -14,7 +14,7 @@ class Stopwatch:
     """Cost of this segment on top of what earlier segments cost."""
 
     def __init__(self, earlier: Cost, ranks: Ranks, device: torch.device, members: int = 1) -> None:
-        """Begin now, in a process that trains so many ``members`` of a group at once."""
+        """Begin now; the process trains ``members`` runs at once."""
         self.earlier, self.ranks, self.device, self.members = earlier, ranks, device, members
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
         self.compile_seconds = 0.0
@@ -37,7 +37,7 @@ class Stopwatch:
         return self.graphs * self.ranks.size / self.training_seconds if self.training_seconds else 0.0
 
     def cost(self) -> Cost:
-        """All segments together; CPU seconds and memory as if every rank were like this one.
+        """Return the cost of all segments, as if ranks were alike.
 
         Members of a group share the process's CPU seconds equally; the memory and the seconds on the wall are those of all.
         """

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files, found through an index that says which file holds which slice of which tensor.
+"""Tensors in safetensors files, found through an index of slices.
 
 One file written by one rank is the common case; a tensor may as well lie in pieces in several files. Nothing is allocated
 before the sizes in the index are those of the files, and nothing is used before every file has its checksum.
@@ -43,14 +43,14 @@ FileName = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9_-]+\.
 
 
 class FileInfo(Settings):
-    """What one file has to be."""
+    """Size and checksum of one file."""
 
     bytes: Count
     sha256: str
 
 
 class Piece(Settings):
-    """A slice of a tensor; in its file it has the tensor's name."""
+    """Slice of a tensor, stored under the tensor's name."""
 
     file: FileName
     start: tuple[Count, ...]
@@ -74,7 +74,9 @@ class TensorIndex(Settings):
 
 
 def write_tensors(folder: Path, file_name: str, tensors: Mapping[str, Tensor]) -> TensorIndex:
-    """Write whole tensors into one new file of ``folder``, flushed to disk; gives their index. OSError where the disk refuses.
+    """Write tensors into a new file; return their index.
+
+    OSError where the disk refuses.
 
     One tensor after the other is copied to the host, so that no second copy of all is ever in memory.
     """
@@ -114,7 +116,7 @@ class TensorFiles:
     """Reads tensors through their index, whoever wrote it."""
 
     def __init__(self, folder: Path, index: TensorIndex) -> None:
-        """Check sizes, then checksums, of all files; InputError, naming the file, where one is not what was written."""
+        """Check sizes and checksums of all files; InputError names one."""
         self.folder, self.index = folder, index
         for name, entry in index.tensors.items():
             self._check_pieces(name, entry)
@@ -122,7 +124,7 @@ class TensorFiles:
             self._check_file(file, info)
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor, put together from its pieces; InputError unless it is there with this shape and dtype."""
+        """Return a tensor; InputError for another shape or dtype."""
         entry = self.index.tensors.get(name)
         if entry is None or (entry.shape, DTYPES[entry.dtype]) != (shape, dtype):
             actual = "absent" if entry is None else f"{entry.dtype} {list(entry.shape)}"
@@ -147,7 +149,7 @@ class TensorFiles:
         return values
 
     def _check_pieces(self, name: str, entry: TensorInfo) -> None:
-        """InputError unless the pieces lie inside the tensor, side by side, and fill it."""
+        """Raise InputError unless the pieces fill the tensor exactly."""
         inside = all(
             len(piece.start) == len(piece.shape) == len(entry.shape)
             and all(start + size <= limit for start, size, limit in zip(piece.start, piece.shape, entry.shape))

@@ -1,4 +1,4 @@
-"""Several runs in one process: each in a folder of its own, as if it were alone, and their steps taken together."""
+"""Several runs in one process, each in its folder."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -29,7 +29,7 @@ def train_together(
     store: GraphStore | None = None,
     device: torch.device | str | None = None,
 ) -> list[RunRecord]:
-    """Train the models that ``configs`` describe into the folders ``outs``, in one process; gives their records in this order.
+    """Train several configurations in one process; return their records.
 
     Every folder is what ``train`` would leave there, and either goes on where the other was killed. Runs whose models have
     one shape take their steps as one where that is faster, which is measured in their first steps; the numbers differ by
@@ -66,7 +66,7 @@ def check_folders(configs: Sequence[AnyConfig], outs: Sequence[Path]) -> None:
 
 
 def records_of(members: dict[Member, Steps[RunRecord]]) -> list[RunRecord]:
-    """Take the steps of all until each has ended; its record stands in the order of the members.
+    """Take the steps of all runs; return their records in order.
 
     What a member raises ends that member alone, and is raised again when all have ended.
     """
@@ -90,7 +90,7 @@ def records_of(members: dict[Member, Steps[RunRecord]]) -> list[RunRecord]:
 
 
 def advance(steps: Steps[RunRecord], outcome: Outcome | None) -> StepRequest:
-    """The next step that a run asks for, after what the last one gave (None: before the first); StopIteration with its record at its end."""
+    """Return a run's next step; StopIteration carries its record."""
     if isinstance(outcome, Exception):
         return steps.throw(outcome)
     return next(steps) if outcome is None else steps.send(outcome)

@@ -1,4 +1,4 @@
-"""Training: the mathematics of one run: steps, losses, metrics, schedules; it knows no process and no file."""
+"""Mathematics of training; it knows no process and no file."""
 
 from hydragnn.training.evaluate import (
     errors_of_folds,

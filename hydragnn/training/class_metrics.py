@@ -1,4 +1,4 @@
-"""Classes: how often they occur, how they weigh in a loss, and how good their predicted probabilities are."""
+"""Metrics and weights of classes."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ BINS = 15
 
 
 def label_counts_of(field: Field, store: GraphStore, graphs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many labels of the graphs with these numbers belong to each class."""
+    """Return the number of labels of each class in these graphs."""
     column, sizes = store.column(field.name), store.sizes()
     selection = np.zeros(len(store), dtype=np.bool_)
     selection[graphs] = True
@@ -34,13 +34,16 @@ def label_counts_of(field: Field, store: GraphStore, graphs: NDArray[np.int64]) 
 
 
 def label_frequencies(field: Field, store: GraphStore, graphs: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Share of each class among the labels, with one label of every class added so that none is impossible."""
+    """Return the smoothed share of each class among the labels."""
     counts = label_counts_of(field, store, graphs) + 1.0
     return np.asarray(counts / counts.sum(), dtype=np.float64)
 
 
 def balanced_weights(target: Target, store: GraphStore, train: NDArray[np.int64]) -> Target:
-    """The target with weights in numbers where it asks for balanced ones; a class without training labels weighs 0."""
+    """Return the target with balanced weights in numbers.
+
+    A class without training labels weighs 0.
+    """
     if target.class_weights != "balanced":
         return target
     counts = label_counts_of(target.field, store, train)
@@ -51,7 +54,7 @@ def balanced_weights(target: Target, store: GraphStore, train: NDArray[np.int64]
 def class_sums(
     probabilities: Float[Tensor, "rows classes"], nll: Float[Tensor, " rows"], labels: Int[Tensor, " rows"]
 ) -> Float[Tensor, " sums"]:
-    """Confusion matrix, summed nll and Brier score, and confidence and hits of every bin, end to end."""
+    """Return confusion, nll, Brier score and calibration bins as sums."""
     classes = probabilities.shape[1]
     confidence, predicted = probabilities.max(dim=1) if len(labels) else (nll, labels)
     one = torch.ones_like(nll)
@@ -65,7 +68,9 @@ def class_sums(
 
 
 def class_values(sums: NDArray[np.float64], classes: int) -> dict[str, float | None]:
-    """accuracy, balanced_accuracy, error_rate, nll, brier, ece and count from ``class_sums``; None where there is no label.
+    """Return accuracy, balanced_accuracy, error_rate, nll, brier, ece and count.
+
+    From ``class_sums``; None where there is no label.
 
     Balanced accuracy: the mean over the classes that occur of the share of their labels that was found. Brier: squared
     distance of the probabilities from the truth, summed over classes (0 best, 2 worst). ece: expected calibration error, the

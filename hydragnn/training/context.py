@@ -1,4 +1,4 @@
-"""What the loop is told, and whom it tells."""
+"""Context of the training loop and its callback protocol."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,10 @@ class Diverged(ArithmeticError):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepResult:
-    """What one step gave; tensors on the device, so that the host can queue the next step before it reads them."""
+    """Result of one step, as tensors on the device.
+
+    So the host can queue the next step before it reads them.
+    """
 
     step: int
     """Its number in the epoch, from 1."""
@@ -37,7 +40,7 @@ class StepResult:
 
 @runtime_checkable
 class Callback(Protocol):
-    """Who is told what happens in the loop: writes checkpoints and records, shows progress, notices signals."""
+    """Receives the loop's events: checkpoints, records, progress, interruption."""
 
     @property
     def interrupted(self) -> bool:
@@ -47,7 +50,9 @@ class Callback(Protocol):
         """The run gets on, though no step was taken."""
 
     def on_step_end(self, state: TrainState, steps: int, graphs: int, loss: float | None) -> None:
-        """One of ``steps`` steps of the epoch was queued, with so many graphs of this rank.
+        """Note that one of ``steps`` steps was queued.
+
+        It had ``graphs`` graphs on this rank.
 
         ``loss`` is this rank's part of the newest loss that is known, None in the first step.
         """
@@ -66,7 +71,7 @@ def alone(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainingContext:
-    """What the loop needs beside state and data; it never changes."""
+    """Constants of the loop beside state and data."""
 
     settings: TrainSettings
     targets: tuple[Target, ...]
@@ -98,7 +103,7 @@ class TrainingContext:
         return nullcontext()
 
     def predictor(self, state: TrainState, branch: int) -> Callable[[GraphBatch], dict[str, Distribution]]:
-        """Return what predicts the targets of a branch with the weights of the state."""
+        """Return the function that predicts a branch with the state's weights."""
         return self.compiled[branch] if self.compiled else state.of_branch(branch)
 
     def weights_in(self, epoch: int) -> Float64[Tensor, " fields"]:
@@ -107,7 +112,7 @@ class TrainingContext:
 
     @staticmethod
     def weighted_mean(weights: Float[Tensor, " fields"], totals: Float[Tensor, "2 fields"]) -> float:
-        """The weighted sum over fields of summed loss over number of labels; raises Diverged where it is not finite."""
+        """Return the weighted mean loss; Diverged where not finite."""
         value = float((weights * totals[0] / totals[1].clamp(min=1.0)).sum())
         if not math.isfinite(value):
             raise Diverged(f"the loss is {value}")
@@ -121,7 +126,7 @@ def training_context(
     rank: int = 0,
     reduce: Callable[[Tensor], Tensor] = alone,
 ) -> TrainingContext:
-    """The context for the targets of every branch, with their loss weights on the device."""
+    """Return the context of the targets of all branches."""
     targets = tuple(target for branch in branches for target in branch)
     changes = any(target.stage_two_factor != 1.0 for target in targets)
     ends = [0, *accumulate(len(branch) for branch in branches)]

@@ -1,4 +1,4 @@
-"""What the loop takes: batches in parts, normalised, cast and on the device; and what a run knows of its data."""
+"""Data of the loop: normalised batches in parts on the device."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from hydragnn.training.uploading import upload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePlacement:
-    """Where batches are computed, with which numbers and in how many parts."""
+    """Device, dtype and number of parts of batches."""
 
     device: torch.device
     dtype: torch.dtype
@@ -33,7 +33,7 @@ class DevicePlacement:
     """What a part may take; more parts are made where they take more."""
 
     def parts(self, batch: GraphBatch) -> tuple[GraphBatch, ...]:
-        """The batch in parts, in place; cut where it is, so that nobody waits for the device. Without graphs, no part.
+        """Return the batch in parts on the device; none without graphs.
 
         A GPU gets them while it computes.
         """
@@ -46,7 +46,7 @@ class DevicePlacement:
 
 
 class Feed:
-    """This rank's share of every batch of one part of a store, as the model takes it.
+    """This rank's shares of all batches of a store's part.
 
     The store is normalised already, or this happens batch by batch.
     """
@@ -68,7 +68,7 @@ class Feed:
         return self._counted[1]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[GraphBatch, ...]]:
-        """The batches of an epoch from step ``start`` on, each in its parts; a share without graphs has no part."""
+        """Return the batches of an epoch from step ``start`` on."""
         for _, batch in self.loader.epoch(number, start):
             if self.normalisation is not None:
                 batch = normalise(batch, self.normalisation)
@@ -77,7 +77,7 @@ class Feed:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BranchData:
-    """One data set as a run sees it; a run without branches has one without a name."""
+    """One data set of a run; nameless without branches."""
 
     name: str = ""
     weight: Fraction = Fraction(1)
@@ -103,7 +103,7 @@ class BranchData:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """This rank's share of a batch, in the parts in which it is computed; all its graphs are of one branch."""
+    """This rank's share of a batch of one branch, in parts."""
 
     branch: int
     parts: tuple[GraphBatch, ...]
@@ -111,7 +111,10 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunData:
-    """The data sets of a run, and the order in which they take turns: by seed and epoch only, whatever the ranks."""
+    """Data sets of a run, and the order of their batches.
+
+    The order depends on seed and epoch only.
+    """
 
     branches: tuple[BranchData, ...]
     seed: int = 0
@@ -123,7 +126,7 @@ class RunData:
 
     @property
     def valid_moments(self) -> dict[str, RunningMoments]:
-        """Those of all branches."""
+        """Return the validation moments of all branches."""
         return {name: moments for branch in self.branches for name, moments in branch.valid_moments.items()}
 
     @property
@@ -136,7 +139,7 @@ class RunData:
         return len(self.turns(epoch))
 
     def turns(self, epoch: int) -> NDArray[np.int64]:
-        """The branch of every batch of an epoch ``[steps]``: the batches of each are spread evenly over it.
+        """Return the branch of every batch of an epoch ``[steps]``.
 
         Batch i of the n of a branch stands at (i + u) / n of the epoch, with one u in [0, 1) drawn per branch and epoch. In
         any order that is drawn, batches of one branch follow each other, and each of them moves the trunk away from the others.
@@ -147,7 +150,7 @@ class RunData:
         return np.repeat(np.arange(len(counts)), counts)[np.argsort(np.concatenate(places), kind="stable")]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Share]:
-        """This rank's shares of the batches of an epoch from step ``start`` on."""
+        """Return this rank's shares of an epoch from ``start`` on."""
         turns = self.turns(number)
         done = np.bincount(turns[:start], minlength=len(self.branches)).tolist()
         feeds = [_batches(branch, number, first) for branch, first in zip(self.branches, done)]
@@ -166,7 +169,9 @@ class Piece:
 
 
 def pieces_of(branch: BranchData, epoch: int) -> list[Piece]:
-    """What an epoch takes of a branch's passes over its training part: where the epoch before ended, ``weight`` passes on.
+    """Return what an epoch takes of passes over the training part.
+
+    It begins where the epoch before ended, and covers ``weight`` passes.
 
     No batch of a pass is left out or taken twice, and a weight of 1 is one whole pass.
     """
@@ -180,7 +185,7 @@ def pieces_of(branch: BranchData, epoch: int) -> list[Piece]:
 
 
 def _batches(branch: BranchData, epoch: int, skipped: int) -> Iterator[tuple[GraphBatch, ...]]:
-    """The branch's batches of an epoch in their order, without the first ones."""
+    """Return the branch's batches of an epoch after the first ones."""
     for piece in pieces_of(branch, epoch):
         here = min(skipped, piece.batches)
         skipped -= here

@@ -1,4 +1,4 @@
-"""How good a model is on a part of a store, in the fields' units, and how good the trivial predictor is there."""
+"""Errors of models and of the trivial predictor, in physical units."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,8 +21,7 @@ Metrics = dict[str, dict[str, float | None]]
 def evaluate(
     model: TrainedModel, store: GraphStore, indices: NDArray[np.int64], budget: Budget | None = None
 ) -> Metrics:
-    """Errors of a trained model on the graphs ``indices``: target name to mae, rmse, r2, count (and per
-    node) in its unit, for classes to accuracy and its like."""
+    """Return errors of a trained model by target and metric."""
     return errors_on(model.predict, store, indices, model.targets, budget or Budget(max_graphs=32))
 
 
@@ -33,7 +32,7 @@ def errors_on(
     targets: Sequence[Target],
     budget: Budget,
 ) -> Metrics:
-    """Errors of any predictor (raw batch to values in the fields' units) on the graphs ``indices``."""
+    """Return errors of any predictor of physical values."""
     return errors_of_folds([(predict, indices)], store, targets, budget)
 
 
@@ -59,7 +58,7 @@ def errors_of_folds(
 def trivial_predictor(
     store: GraphStore, train: NDArray[np.int64], targets: Sequence[Target], normalisation: Normalisation
 ) -> Callable[[GraphBatch], dict[str, Distribution]]:
-    """What anyone can predict without a model: the mean of the training part for each component.
+    """Return the predictor of training means, which needs no model.
 
     Extensive fields: the fit on composition where there are references, also where they are given (atoms in molecules are bound), otherwise the mean per node times the nodes. Forces
     and stress: zero. Classes: their shares of the training labels.
@@ -92,7 +91,7 @@ def _fitted(
     targets: Sequence[Target],
     references: Mapping[str, Mapping[int, float]],
 ) -> dict[str, Mapping[int, float]]:
-    """Reference values that fit the training part; given ones for elements that it does not hold."""
+    """Return fitted reference values, given ones for absent elements."""
     given = {target.field.name: target.field for target in targets if target.given_references}
     return {
         name: {**values, **fitted_references(Survey(store, train), given[name])} if name in given else values
@@ -101,14 +100,14 @@ def _fitted(
 
 
 def _training_summary(store: GraphStore, train: NDArray[np.int64], target: Target) -> Tensor:
-    """Mean of each component over the training part, per node where the field is extensive; for classes their shares."""
+    """Return training means, or shares of classes."""
     if target.field.classes:
         return torch.from_numpy(label_frequencies(target.field, store, train))
     return _training_mean(store, train, target)
 
 
 def _training_mean(store: GraphStore, train: NDArray[np.int64], target: Target) -> Tensor:
-    """Mean of each component over the training part, per node where the field is extensive."""
+    """Return each component's training mean, per node if extensive."""
     column = store.column(target.field.name)
     sizes = store.sizes()
     selection = np.zeros(len(store), dtype=np.bool_)
@@ -127,13 +126,13 @@ def trivial_metrics(
     targets: Sequence[Target],
     normalisation: Normalisation,
 ) -> Metrics:
-    """Errors of the trivial predictor, fitted on the graphs ``train``, on the graphs ``part``."""
+    """Return errors of the trivial predictor on ``part``."""
     predict = trivial_predictor(store, train, targets, normalisation)
     return errors_on(predict, store, part, targets, Budget(max_graphs=1024))
 
 
 def flat_metrics(metrics: Metrics, part: str) -> dict[str, float]:
-    """Metrics under the names of a run record (``valid/energy/mae``), without counts and undefined values."""
+    """Return metrics under record names such as ``valid/energy/mae``."""
     return {
         f"{part}/{field}/{name}": value
         for field, values in metrics.items()

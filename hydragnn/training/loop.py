@@ -38,7 +38,7 @@ Steps = Generator[StepRequest, StepResult, T]
 
 
 def take_steps(steps: Steps[T], take: Callable[[StepRequest], StepResult]) -> T:
-    """Take the steps of one run until it ends; what a step raises is raised where the run asked for it."""
+    """Take the steps of a run; errors are raised inside it."""
     try:
         request = next(steps)
         while True:
@@ -56,7 +56,7 @@ def take_steps(steps: Steps[T], take: Callable[[StepRequest], StepResult]) -> T:
 def train_epochs(
     state: TrainState, data: RunData, context: TrainingContext, callback: Callback, until: int
 ) -> Steps[Ended]:
-    """Train from where the state stands to the end of epoch ``until``, or until validation stops improving.
+    """Train to the end of epoch ``until``, or out of patience.
 
     Raises Diverged, and Interrupted after saving when a signal asked this or another rank to stop.
     """
@@ -73,7 +73,7 @@ def train_epochs(
 
 
 def train_epoch(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> Steps[float]:
-    """The rest of the epoch that is under way; gives its mean weighted loss over all ranks.
+    """Train the rest of the epoch; return its mean loss.
 
     What a step gave is read while the device computes the next one, and before anything is saved.
     """
@@ -96,7 +96,9 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
 
 
 def read_step(queued: tuple[StepResult, Tensor] | None, epoch: int) -> tuple[bool, float | None]:
-    """Wait for a step; gives whether any rank was interrupted, and this rank's part of the loss (None without a step).
+    """Wait for a step; return the interruption and this rank's loss.
+
+    The loss is None without a step.
 
     Raises Diverged where the gradient was not finite; the weights moved are worth nothing then.
     """
@@ -110,7 +112,7 @@ def read_step(queued: tuple[StepResult, Tensor] | None, epoch: int) -> tuple[boo
 
 
 def take_step(state: TrainState, share: Share, context: TrainingContext, rate: float) -> StepResult:
-    """Move the weights once, as one rank would with the shares of all; the host never waits for the device.
+    """Update the weights once, without waiting for the device.
 
     The parts of this rank's ``share`` of the batch are computed one after the other, so that only one at a time needs memory;
     only the trunk and the heads of its branch are. Errors are summed and divided by the number of labels of all ranks, so gradients only have to be added
@@ -140,7 +142,7 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
 
 
 def move(state: TrainState, rate: float, loss: Tensor, counts: Tensor) -> StepResult:
-    """Move the weights along the gradient of a ``loss`` over so many labels; the step is done."""
+    """Update the weights along the gradient; finish the step."""
     norm = state.parameters.clip()
     state.parameters.step(rate)
     state.step += 1
@@ -157,7 +159,7 @@ def add_gradient(
     context: TrainingContext,
     scale: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Add what a part of a batch means for the weights to their gradient; gives its summed errors and its part of the loss.
+    """Add a part's gradient; return its errors and its loss.
 
     ``scale`` is the weight of every target over the number of its labels ``[targets]``. All that a step needs of memory it needs here.
     """
@@ -170,8 +172,10 @@ def add_gradient(
 
 
 def validate(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> dict[str, float | None]:
-    """``valid/loss`` and the errors of every target on the validation part of its branch, with the averaged weights where there
-    are any; the loss has the weights of the last stage in every epoch."""
+    """Return ``valid/loss`` and the errors of every target.
+
+    With averaged weights, and the loss weights of the last stage.
+    """
     totals = torch.zeros_like(state.totals)
     errors = Errors(context.targets, context.device)
     state.model.eval()

@@ -22,7 +22,7 @@ def absolute(error: Tensor) -> Tensor:
 
 
 def huber(error: Tensor) -> Tensor:
-    """Half the square up to 1, then linear (Huber 1964); errors are in normalised units."""
+    """Half the square up to 1, then linear (Huber 1964)."""
     size = error.abs()
     return torch.where(size <= 1.0, 0.5 * error.square(), size - 0.5)
 
@@ -33,7 +33,7 @@ POINT_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": squared_error, "ma
 
 
 def label_norms(batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
-    """Root of the summed squares of each graph's labels; 0 for a graph without them."""
+    """Return the norm of each graph's labels; 0 without any."""
     target, present = batch[name], batch.present_items(name)
     if present is not None:
         target = torch.where(present.view(-1, *[1] * (target.ndim - 1)), target, 0.0)
@@ -49,7 +49,9 @@ def _squares_per_graph(values: Tensor, batch: GraphBatch, name: str) -> Float[Te
 
 
 def label_counts(targets: Sequence[Target], batch: GraphBatch) -> Float64[Tensor, " targets"]:
-    """How many labels of each target are present (a vector of three counts three times); graphs for relative errors.
+    """Return the number of labels of each target.
+
+    Components count; graphs for relative errors.
 
     The counts stay on the batch's device, so that nobody waits for it.
     """
@@ -69,12 +71,12 @@ def _label_count(target: Target, batch: GraphBatch) -> Float64[Tensor, ""]:
 def loss_sums(
     targets: Sequence[Target], predictions: Mapping[str, Distribution], batch: GraphBatch
 ) -> Float[Tensor, " targets"]:
-    """The summed errors of each target over the labels that are present, in normalised units."""
+    """Return the summed errors of each target, normalised."""
     return torch.stack([loss_sum(target, predictions[target.name], batch) for target in targets])
 
 
 def loss_sum(target: Target, prediction: Distribution, batch: GraphBatch) -> Float[Tensor, ""]:
-    """The summed error of one target; a missing label contributes neither value nor gradient."""
+    """Return the summed error of one target; missing labels add nothing."""
     name = target.field.name
     labels, present = batch[name], batch.present_items(name)
     prediction = prediction.to(dtype=labels.dtype if labels.is_floating_point() else batch.positions.dtype)
@@ -103,5 +105,5 @@ def _present_only(values: Tensor, present: Tensor | None) -> Tensor:
 
 
 def _like_items(per_item: Tensor, values: Tensor) -> Tensor:
-    """One number per item, shaped so that it meets every component of ``values``."""
+    """Return numbers per item, shaped to broadcast to ``values``."""
     return per_item.view(-1, *[1] * (values.ndim - 1))

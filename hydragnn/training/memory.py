@@ -1,4 +1,4 @@
-"""What computing a batch takes of memory, from the allocations of a few small ones.
+"""Memory model of a step, from allocations of small batches.
 
 Every tensor of a step has a size that is linear in graphs, nodes, edges and, with attention among all nodes, in the squares of nodes; so
 is what lives at any moment. Probes of some sizes that allocate in the same order give these functions, all of them, and the
@@ -51,7 +51,7 @@ Sample = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Probe:
-    """A batch that was computed: its amounts, and the bytes that lived after every allocation and every release."""
+    """A measured batch: its amounts, and bytes after every allocation."""
 
     amounts: Float64[ndarray, " 5"]
     alive: Int64[ndarray, " moments"]
@@ -60,7 +60,7 @@ class Probe:
 
 
 def footprint_of(compute: Callable[[GraphBatch], object], like: GraphBatch, shares: Sequence[Shares] = ()) -> Footprint:
-    """What ``compute`` takes for batches that have the fields of ``like``, and pairs of opposite edges where it has them.
+    """Return the memory function of ``compute`` for batches like ``like``.
 
     ``like`` is from the data, with two graphs or more; where it takes more itself than probes foretell, so will all batches. ``shares`` are those of the
     coarser levels that are made of a batch.
@@ -83,7 +83,7 @@ def footprint_of(compute: Callable[[GraphBatch], object], like: GraphBatch, shar
 
 
 def _beyond(footprint: Footprint, probe: Probe) -> float:
-    """What a batch took, over what was foretold."""
+    """Return the bytes beyond the prediction."""
     return float(probe.alive.max()) / max(float(np.max(np.array(footprint.forms) @ probe.amounts)), 1.0)
 
 
@@ -110,7 +110,7 @@ def _probe(compute: Callable[[GraphBatch], object], batch: GraphBatch) -> Probe:
 
 
 def allocations(compute: Callable[[], object], device: torch.device) -> Int64[ndarray, " changes"]:
-    """Bytes of every allocation on the device while something is computed, in order; those of releases are negative."""
+    """Return the bytes of allocations in order; releases are negative."""
     from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
     from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
@@ -147,7 +147,7 @@ def fitted(probes: Sequence[Probe]) -> Footprint:
 def _solved(
     amounts: Float64[ndarray, "probes 5"], alive: Float64[ndarray, "probes moments"]
 ) -> Float64[ndarray, "moments 5"]:
-    """The functions through the probes; what is not one byte in any of them is none."""
+    """Return the functions through the probes, without zeros."""
     scale = amounts.max(axis=0).clip(min=1.0)
     forms = np.linalg.lstsq(amounts / scale, alive, rcond=1e-9)[0].T
     # at least: rounding must not make a batch larger than its parts
@@ -155,7 +155,7 @@ def _solved(
 
 
 def _largest(forms: Float64[ndarray, "moments 5"]) -> tuple[Form, ...]:
-    """Those of the functions that are the largest for some batch, and a little more for batches that were not looked at."""
+    """Return the functions that are largest somewhere, with a margin."""
     forms = np.unique(forms.round(6), axis=0)
     looked_at, others = _all_sizes(0), _all_sizes(1)
     chosen = forms[np.unique((looked_at @ forms.T).argmax(axis=1))]
@@ -164,7 +164,10 @@ def _largest(forms: Float64[ndarray, "moments 5"]) -> tuple[Form, ...]:
 
 
 def _all_sizes(seed: int, count: int = 4096) -> Float64[ndarray, "count 5"]:
-    """Amounts of batches of all sizes: 1 to 100,000 graphs of 1 to 30,000 nodes with 0 to 300 edges."""
+    """Return amounts of batches of all sizes.
+
+    1 to 100,000 graphs of 1 to 30,000 nodes with 0 to 300 edges.
+    """
     random = np.random.default_rng(seed)
     graphs, nodes = 10 ** random.uniform(0, 5, count), 10 ** random.uniform(0, 4.5, count)
     degrees = np.where(random.random(count) < 0.1, 0.0, 10 ** random.uniform(-1, 2.5, count))
@@ -172,7 +175,7 @@ def _all_sizes(seed: int, count: int = 4096) -> Float64[ndarray, "count 5"]:
 
 
 def samples_for(like: GraphBatch) -> list[Sample]:
-    """Sizes of probes; all graphs have as many nodes as those of ``like`` where they all have as many."""
+    """Return sizes of probes, with equal nodes if ``like`` has."""
     counts = like.counts("node").unique().tolist()
     size = max(1, counts[0]) if len(counts) == 1 else 20
     first = max(3, 100 // size)
@@ -189,7 +192,7 @@ def samples_for(like: GraphBatch) -> list[Sample]:
 
 
 def probe_batch(like: GraphBatch, sample: Sample) -> GraphBatch:
-    """A batch of equal graphs with the fields of ``like``, whose values it draws; always the same. Its edges mean nothing."""
+    """Return a fixed batch of equal graphs like ``like``."""
     random = torch.Generator().manual_seed(0)
     graphs, size, edges = sample
     paired = bool(like.num_edges) and is_paired(like)
@@ -230,13 +233,16 @@ def probe_batch(like: GraphBatch, sample: Sample) -> GraphBatch:
 
 
 def ragged_batch(like: GraphBatch, sample: Sample) -> GraphBatch:
-    """Twice as many graphs, half of them with twice as many nodes; amounts of both halves are in one ratio, so that what they take stays linear."""
+    """Return twice the graphs, half of them twice as large.
+
+    Amounts of both halves have one ratio, so that memory stays linear.
+    """
     graphs, size, edges = sample
     return concatenate([probe_batch(like, (graphs, nodes, edges)) for nodes in (size, 2 * size)])
 
 
 def padded_batches(like: GraphBatch) -> list[GraphBatch]:
-    """Batches in which attention among all nodes has as many rows of zeros as there can be, of small graphs and of those that probes have."""
+    """Return batches with the most padding that attention can have."""
     smallest = max(1, int(like.counts("node").min()))
     degree = 2 * (like.num_edges // max(2 * like.num_nodes, 1))
     batches = []

@@ -1,4 +1,4 @@
-"""Errors in the units of the fields, gathered as sums so that parts and ranks can be merged without loss."""
+"""Errors in units of fields, as sums that merge."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ from hydragnn.training.class_metrics import BINS, class_sums, class_values
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunningMoments:
-    """Number, mean and summed squared deviations of each component; two parts merge exactly (Chan et al. 1979)."""
+    """Number, mean and squared deviations of components.
+
+    Two parts merge exactly (Chan et al. 1979).
+    """
 
     count: Float[Tensor, ""]
     mean: Float[Tensor, " components"]
@@ -51,7 +54,7 @@ def moments_of(values: Float[Tensor, "items components"]) -> RunningMoments:
 
 
 class NumberTally:
-    """Number, absolute and squared errors of a numeric target, per graph and per node."""
+    """Absolute and squared errors of a numeric target."""
 
     size = 5
 
@@ -60,7 +63,7 @@ class NumberTally:
         self.target = target
 
     def row(self, prediction: Distribution, batch: GraphBatch, std: Tensor | None) -> Float[Tensor, " sums"]:
-        """The sums of one batch, errors in the field's unit after multiplication with ``std``."""
+        """Return the sums of a batch, in the field's unit."""
         name, width = self.target.field.name, self.target.field.width
         error = prediction.to(batch.positions.device, torch.float64).error(batch[name].to(torch.float64))
         values = error.reshape(-1, width) if std is None else error.reshape(-1, width) * std
@@ -81,7 +84,7 @@ class NumberTally:
         )
 
     def values(self, sums: Sequence[float], moments: RunningMoments | None) -> dict[str, float | None]:
-        """mae, rmse, r2 and count, for extensive targets also per node; None where there is no label.
+        """Return mae, rmse, r2 and count; None without labels.
 
         r2 is 1 minus squared errors over squared deviations from each component's mean; None where labels are all equal.
         """
@@ -102,7 +105,7 @@ class NumberTally:
 
 
 class ClassTally:
-    """The confusion matrix of a categorical target, and what its probabilities were worth."""
+    """Confusion matrix and scores of a categorical target."""
 
     def __init__(self, target: Target) -> None:
         """For one target."""
@@ -121,7 +124,7 @@ class ClassTally:
         return class_sums(output.probabilities, output.nll(labels), labels)
 
     def values(self, sums: Sequence[float], moments: RunningMoments | None) -> dict[str, float | None]:
-        """accuracy, balanced_accuracy, error_rate, nll, brier, ece and count; None where there is no label."""
+        """Return the metrics of classes; None without labels."""
         return class_values(np.asarray(sums), self.target.field.classes)
 
 
@@ -133,7 +136,7 @@ TALLIES: Mapping[type[Distribution], Callable[[Target], NumberTally | ClassTally
 
 
 class Errors:
-    """The errors of several targets as one vector of sums, so that parts and ranks are merged by adding up."""
+    """Errors of several targets, as one vector of sums."""
 
     def __init__(self, targets: Sequence[Target], device: torch.device | str = "cpu") -> None:
         """Nothing gathered yet."""
@@ -145,7 +148,7 @@ class Errors:
     def add(
         self, target: Target, prediction: Distribution, batch: GraphBatch, normalisation: Normalisation | None = None
     ) -> None:
-        """Gather the errors of one target; items whose label is missing are passed over.
+        """Add the errors of one target; missing labels are skipped.
 
         With ``normalisation`` prediction and batch are in its units, and errors are put into those of the field.
         """
@@ -160,7 +163,7 @@ class Errors:
 
 
 def target_moments(targets: Sequence[Target], batch: GraphBatch) -> dict[str, RunningMoments]:
-    """The moments of the labels that are present in a batch in the fields' units; classes have none."""
+    """Return the moments of a batch's labels; classes have none."""
     result = {}
     for target in targets:
         if target.field.classes:

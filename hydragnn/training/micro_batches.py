@@ -1,4 +1,4 @@
-"""A batch in parts of nearly equal cost, so that only one part at a time needs the memory of a step."""
+"""Batches in parts of nearly equal cost, to save memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from hydragnn.graphs.batch import GraphBatch
 
 
 def micro_batches(batch: GraphBatch, number: int) -> Iterator[GraphBatch]:
-    """The batch in at most ``number`` parts of consecutive graphs; views, and no part is empty.
+    """Return at most ``number`` non-empty parts of consecutive graphs.
 
     Where there are fewer graphs than parts, every graph is one; an empty batch has no parts.
     """
@@ -26,7 +26,7 @@ def micro_batches(batch: GraphBatch, number: int) -> Iterator[GraphBatch]:
 
 
 def parts_within(pieces: Iterable[GraphBatch], batch: GraphBatch, memory: MemoryLimit) -> Iterator[GraphBatch]:
-    """The pieces of a batch, those cut further that take more than the memory; as few parts as there can be of consecutive graphs.
+    """Return the pieces, cut further where memory requires it.
 
     The tensors of all parts are there while one is computed. A graph that fits only without those of its peers is a part of its own.
     """
@@ -45,13 +45,13 @@ def parts_within(pieces: Iterable[GraphBatch], batch: GraphBatch, memory: Memory
 
 
 def _sizes(batch: GraphBatch) -> Sizes:
-    """Nodes and edges of the graphs of a batch that is in memory."""
+    """Return nodes and edges of the graphs of a batch."""
     nodes, edges = (batch.counts(location).cpu().numpy() for location in ("node", "edge"))
     return Sizes(nodes=nodes, edges=edges)
 
 
 def even_cuts(costs: Sequence[int], number: int) -> list[int]:
-    """Where to cut a row of costs into at most ``number`` pieces whose largest is the least possible; begins with 0.
+    """Return cuts of costs that minimise the largest piece.
 
     >>> even_cuts([1, 1, 1, 9, 1, 1], 3)
     [0, 3, 4, 6]
@@ -66,7 +66,7 @@ def even_cuts(costs: Sequence[int], number: int) -> list[int]:
 
 
 def _cuts_within(costs: Sequence[int], limit: int) -> list[int]:
-    """Cuts that fill every piece up to the limit, which no single cost exceeds."""
+    """Return cuts that fill every piece up to the limit."""
     cuts, filled = [0], 0
     for position, cost in enumerate(costs):
         if position > cuts[-1] and filled + cost > limit:

@@ -1,4 +1,4 @@
-"""What trains: the weights of a model with their gradient, optimizer and average, in the form that the ranks hold them."""
+"""Weights with gradient, optimizer and average, as ranks hold them."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ Layout = list[tuple[str, list[int], int]]
 
 @runtime_checkable
 class Parameters(Protocol):
-    """The weights of a model as one rank holds them, and everything that moves them.
+    """Weights of a model on one rank, and their updates.
 
     The loop sees no more than this, so that weights may be one vector, or shards of tensors that backward reduces itself.
     Nothing here but ``state`` and the context managers makes the host wait for the device.
@@ -34,38 +34,41 @@ class Parameters(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Return where each weight lies in the tensors of ``state``; a checkpoint of another layout is refused."""
+        """Return the weights' positions in ``state``'s tensors.
+
+        A checkpoint of another layout is refused.
+        """
 
     def zero_gradient(self) -> None:
         """Forget the gradient of the step before."""
 
     def sum_gradient(self) -> None:
-        """Add up the gradients of all ranks; nothing is left to do where backward has done it."""
+        """Sum the gradients of all ranks."""
 
     def clip(self) -> Float[Tensor, ""]:
-        """Shorten the gradient to the largest norm allowed; give the norm before, NaN or infinite where it is diverging."""
+        """Clip the gradient; return the norm before."""
 
     def step(self, rate: float) -> None:
         """Move the weights once along their gradient."""
 
     def average(self, steps: int) -> None:
-        """Let the average of weights, where there is one, follow the weights after ``steps`` steps."""
+        """Update the average of weights after ``steps`` steps."""
 
     def swap_in_eval_parameters(self) -> AbstractContextManager[None]:
-        """Give the model the weights that are validated, the average where there is one, for the length of the block."""
+        """Use the validated weights for the length of the block."""
 
     def keep_best(self) -> None:
         """Remember the weights that are validated now as the best so far."""
 
     def best(self) -> AbstractContextManager[None]:
-        """Give the model the best weights so far for the length of the block."""
+        """Use the best weights so far in the block."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors by name; a checkpoint saves them and loads into them."""
+        """Return all tensors by name, for checkpoints."""
 
 
 class FlatParameters:
-    """All weights of a model as one vector, and their gradients as another; the model's parameters are views of them.
+    """All weights as one vector, which the parameters are views of.
 
     Every rank holds all weights. One reduction over ranks, one norm, one optimizer kernel and one average serve any number
     of layers. The vector has zeros between weights (for alignment); their gradient is zero, so they stay zero.
@@ -74,7 +77,7 @@ class FlatParameters:
     def __init__(
         self, model: nn.Module, settings: TrainSettings, reduce: Callable[[Tensor], Tensor] = lambda values: values
     ) -> None:
-        """Move the model's parameters into the vector, in the order of ``named_parameters``; all have one dtype.
+        """Move the parameters into the vector; all have one dtype.
 
         ``reduce`` sums a tensor over all ranks in place; without it there is one rank.
         """
@@ -113,17 +116,17 @@ class FlatParameters:
         self.optimizer.step(rate)
 
     def average(self, steps: int) -> None:
-        """Let the average of weights, where there is one, follow the weights after ``steps`` steps."""
+        """Update the average of weights after ``steps`` steps."""
         if self.average_vector is not None:
             average_in_place(self.average_vector, self.vector, self.decay, steps)
 
     @property
     def eval_parameters(self) -> Float[Tensor, " weights"]:
-        """Return the weights that are validated and kept as the model: the average where there is one."""
+        """Return the parameters used for validation: average or raw."""
         return self.vector if self.average_vector is None else self.average_vector
 
     def swap_in_eval_parameters(self) -> AbstractContextManager[None]:
-        """Give the model the weights that are validated for the length of the block."""
+        """Use the validated weights for the length of the block."""
         return self._swap_in(self.eval_parameters)
 
     def keep_best(self) -> None:
@@ -131,11 +134,11 @@ class FlatParameters:
         self.best_vector.copy_(self.eval_parameters)
 
     def best(self) -> AbstractContextManager[None]:
-        """Give the model the best weights so far for the length of the block."""
+        """Use the best weights so far in the block."""
         return self._swap_in(self.best_vector)
 
     def move_to(self, vector: Float[Tensor, " weights"], gradient: Float[Tensor, " weights"]) -> None:
-        """Keep weights and gradient in this memory from now on: rows of matrices that several models share."""
+        """Move weights and gradient into this shared memory."""
         self.vector, self.gradient = vector.copy_(self.vector), gradient.copy_(self.gradient)
         self.optimizer.weights, self.optimizer.gradient = self.vector, self.gradient
         self._make_views()
@@ -164,7 +167,7 @@ class FlatParameters:
 
 
 def aligned_layout(model: nn.Module) -> tuple[Layout, int]:
-    """Return where each parameter lies in one vector, each on an aligned boundary, and the length of the vector."""
+    """Return aligned positions of parameters in a vector, and its length."""
     layout: Layout = []
     total = 0
     for name, parameter in model.named_parameters():
@@ -175,7 +178,7 @@ def aligned_layout(model: nn.Module) -> tuple[Layout, int]:
 
 
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101), by torch's fused kernel."""
+    """AdamW by torch's fused kernel (arXiv:1711.05101)."""
 
     def __init__(self, weights: Tensor, gradient: Tensor, decay: float) -> None:
         """No moments yet."""
@@ -208,7 +211,10 @@ class AdamW:
 
 
 class SGD:
-    """Gradient descent with Nesterov momentum 0.9 (Sutskever et al. 2013) and L2 decay, by torch's fused kernel."""
+    """SGD with Nesterov momentum 0.9, by torch's fused kernel.
+
+    Sutskever et al. 2013; L2 decay.
+    """
 
     def __init__(self, weights: Tensor, gradient: Tensor, decay: float) -> None:
         """No momentum yet."""
@@ -237,7 +243,7 @@ OPTIMIZERS: dict[str, type[AdamW] | type[SGD]] = {"adamw": AdamW, "sgd": SGD}
 
 
 def clip_in_place(gradient: Float[Tensor, " weights"], largest: float) -> Float[Tensor, ""]:
-    """Shorten the gradient to norm ``largest`` (0: leave it); give the norm before, without waiting for the device.
+    """Clip the gradient to norm ``largest``; return the norm before.
 
     A gradient that is not finite stays as far from finite as it was, or farther: its norm tells.
     """

@@ -1,4 +1,4 @@
-"""Coarser levels without a meaning, as large as those of data: for batches that are computed only to see what they take of memory."""
+"""Random coarser levels of realistic size, for memory probes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from hydragnn.kernels import pairs_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """The nodes and edges of a level, over those of the graph itself, of the graph that has most."""
+    """Nodes and edges of a level, relative to its graph."""
 
     nodes: float
     """Nodes of the level, beyond one of every graph."""
@@ -32,7 +32,7 @@ class Shares:
 def shares_of(
     levels: Iterable[FlatLevel], nodes: Int64[ndarray, " graphs"], edges: Int64[ndarray, " graphs"]
 ) -> tuple[Shares, ...]:
-    """The shares of the levels of graphs that have so many nodes and edges; no graph of these has more."""
+    """Return the largest shares of the levels of graphs."""
 
     def most(offsets: Int64[ndarray, " graphs_plus_one"], of: Int64[ndarray, " graphs"], beyond: int = 0) -> float:
         return float(((np.diff(offsets) - beyond).clip(0) / of.clip(1)).max(initial=0.0))
@@ -48,7 +48,7 @@ def shares_of(
 
 
 def with_levels_as_in(batch: GraphBatch, like: GraphBatch, shares: Sequence[Shares]) -> GraphBatch:
-    """The batch, which now knows levels that mean nothing, with such shares of its nodes and edges, as those that ``like`` knows; none where that knows none.
+    """Return the batch with random levels sized like ``like``'s.
 
     Clusters without a meaning would have other numbers of edges between them than those of data, which do not grow with edges.
     """

@@ -1,4 +1,4 @@
-"""How fast weights move, and for how long: learning rate, plateaus, patience; functions of the curve so far."""
+"""Learning rate, plateaus and patience as functions of the curve."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,9 @@ from hydragnn.config import TrainSettings
 
 
 def learning_rate(settings: TrainSettings, epoch: float, valid_losses: Sequence[float | None] = ()) -> float:
-    """The rate of a step that ends at ``epoch`` (a step halfway through the first epoch ends at 0.5).
+    """Return the learning rate of a step that ends at ``epoch``.
+
+    A step halfway through the first epoch ends at 0.5.
 
     Warm-up rises linearly from zero; cosine then falls to zero at the last step, plateau halves whenever
     ``plateau_patience`` epochs of ``valid_losses`` brought nothing better. No state, so that a resumed run cannot differ.
@@ -29,7 +31,7 @@ def learning_rate(settings: TrainSettings, epoch: float, valid_losses: Sequence[
 
 
 def plateaus(losses: Sequence[float | None], patience: int) -> int:
-    """How often ``patience`` epochs in a row brought nothing better; each time the count begins anew.
+    """Return how often ``patience`` epochs brought nothing better.
 
     >>> plateaus([3.0, 2.0, 2.5, 2.5, 2.1, 2.2, 1.0], patience=2)
     2
@@ -46,7 +48,7 @@ def plateaus(losses: Sequence[float | None], patience: int) -> int:
 
 
 def best_epoch(losses: Sequence[float | None]) -> int:
-    """Position of the lowest loss, the first of equals; -1 where there is none.
+    """Return the first epoch of lowest loss; -1 without any.
 
     >>> best_epoch([3.0, 1.0, 1.0]), best_epoch([])
     (1, -1)
@@ -56,7 +58,9 @@ def best_epoch(losses: Sequence[float | None]) -> int:
 
 
 def out_of_patience(losses: Sequence[float | None], patience: int, start: int = 0) -> bool:
-    """Return True where the last ``patience`` epochs, of those after the first ``start``, brought no better loss; patience 0 waits for ever.
+    """Return True after ``patience`` epochs without a better loss.
+
+    The first ``start`` epochs do not count; 0 waits for ever.
 
     >>> out_of_patience([2.0, 1.0, 1.5, 1.2], patience=2)
     True

@@ -1,4 +1,4 @@
-"""Several models of one shape as one model: their weights as rows of one matrix, their batches end to end."""
+"""Several models of one shape as one, with stacked weights."""
 
 import copy
 import math
@@ -31,17 +31,17 @@ class StackedModel(GraphModel):
     def message_graph(
         self, batch: GraphBatch, vectors: Tensor | None, of_pairs: Tensor | None = None, *, derived_once: bool = False
     ) -> MessageGraph:
-        """What the layers see, without pairs of edges: members have different numbers of them."""
+        """Return the message graph, without pairs of edges."""
         graph = super().message_graph(batch, vectors, of_pairs, derived_once=derived_once)
         graph.cache["pairs"] = None
         return graph
 
 
 class Stack:
-    """The models of several runs as one; every run keeps its own weights, which are views of the same memory."""
+    """Models of several runs as one, with views of shared memory."""
 
     def __init__(self, states: Sequence[TrainState]) -> None:
-        """Move the weights of all runs into one matrix, a row for each; NotStackable where their models differ in shape."""
+        """Move all weights into one matrix; NotStackable for different shapes."""
         models, parameters = [], []
         for state in states:
             if not isinstance(state.model, GraphModel) or not isinstance(state.parameters, FlatParameters):
@@ -69,7 +69,7 @@ class Stack:
         self.inputs = {field.name for field in models[0].description.input_fields} | (fields.keys() & {ATOMIC_NUMBERS})
 
     def predict(self, batches: Sequence[GraphBatch]) -> list[dict[str, Distribution]]:
-        """What each model predicts of its own batch, in the order of the members."""
+        """Predict each model's own batch, in order."""
         whole = side_by_side([of_inputs(batch, self.inputs) for batch in batches])
         sizes = {at: whole.num_items(at) // len(batches) for at in LOCATIONS}
         predictions = self.model(whole)
@@ -83,14 +83,14 @@ class Stack:
         ]
 
     def differentiate(self, loss: Float[Tensor, ""]) -> None:
-        """Let the gradients of all runs be those of this sum of their losses."""
+        """Compute the gradients of all runs from their summed losses."""
         gradients = torch.autograd.grad(loss, self.weights, materialize_grads=True)
         for own, new in zip(self.gradients, gradients):
             own.copy_(new)
 
 
 def check_alike(models: Sequence[GraphModel]) -> None:
-    """NotStackable unless the models have one description, in which all layers with weights can be stacked."""
+    """Raise NotStackable unless the models are alike and stackable."""
     first = models[0]
     if any(model.description != first.description for model in models):
         raise NotStackable("models of different shapes are trained one after the other")
@@ -98,7 +98,7 @@ def check_alike(models: Sequence[GraphModel]) -> None:
 
 
 def check_layers(model: GraphModel) -> None:
-    """NotStackable unless all layers with weights of a model have a stacked form, and draw no random numbers."""
+    """Raise NotStackable for layers without stacked form."""
     settings = model.description.model
     if settings.dropout:
         raise NotStackable("random numbers of dropout belong to one run; without dropout, runs are trained together")
@@ -111,12 +111,12 @@ def check_layers(model: GraphModel) -> None:
 
 
 def stackable(context: TrainingContext) -> bool:
-    """Return True where the steps of a run may be taken with those of others, to the last bits but rounding."""
+    """Return True where a run's steps may be stacked."""
     return not context.compiled and context.settings.precision != "bf16"
 
 
 def become_stacked(model: GraphModel) -> None:
-    """Let a model and its layers be of their stacked classes, which have the same attributes and other ``forward``s."""
+    """Turn a model and its layers into their stacked classes."""
     for module in model.modules():
         stacked = STACKED.get(type(module))
         if stacked is not None:
@@ -130,7 +130,7 @@ def of_inputs(batch: GraphBatch, inputs: set[str]) -> GraphBatch:
 
 
 def side_by_side(batches: Sequence[GraphBatch]) -> GraphBatch:
-    """The batches end to end, each followed by empty graphs, so that all have as many nodes, edges and graphs.
+    """Return the batches end to end, padded to equal sizes.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> pair, triple = (graph_from_arrays(torch.zeros(size, 3), [0, 1], [1, 0]) for size in (2, 3))
@@ -147,7 +147,7 @@ def side_by_side(batches: Sequence[GraphBatch]) -> GraphBatch:
 
 
 def filler(like: GraphBatch, nodes: int, edges: int, graphs: int) -> GraphBatch:
-    """Graphs of zeros with so many nodes and edges in all: loops of the first node, which are longer than any cutoff.
+    """Return padding graphs, with self-loops beyond any cutoff.
 
     Sums over hundreds of edges that are near would overflow where layers multiply them, and no factor of zero takes that out of a gradient.
     """

@@ -1,4 +1,4 @@
-"""What changes while a run trains: parameters, position and curves."""
+"""State of training: parameters, position and curves."""
 
 from dataclasses import dataclass, field
 
@@ -40,11 +40,11 @@ class TrainState:
 
     @property
     def best_epoch(self) -> int:
-        """Position in the curves of the best epoch so far; -1 before the first."""
+        """Return the best epoch so far; -1 before the first."""
         return best_epoch(self.valid_losses)
 
     def finish_epoch(self, values: dict[str, float | None]) -> None:
-        """Put an epoch's values into the curves and begin the next one; keep the weights where they are the best so far."""
+        """Finish the epoch with its values; keep better weights."""
         for name, value in values.items():
             self.curves.setdefault(name, [None] * self.epoch).append(value)
         for curve in self.curves.values():
@@ -56,23 +56,23 @@ class TrainState:
         self.totals.zero_()
 
     def of_branch(self, number: int) -> nn.Module:
-        """The model that predicts the targets of a branch; where there are no branches, the whole."""
+        """Return the model of a branch, or the whole."""
         return self.model.views[number] if isinstance(self.model, BranchedModel) else self.model
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that the ranks have in common, by name; a checkpoint saves them and loads into them."""
+        """Return all tensors that ranks share, for checkpoints."""
         return self.parameters.state()
 
 
 def first_state(model: nn.Module, parameters: Parameters, fields: int) -> TrainState:
-    """The state before the first step, for a model that predicts so many fields."""
+    """Return the state before the first step."""
     device = next(model.parameters()).device
     totals = torch.zeros(2, fields, dtype=torch.float64, device=device)
     return TrainState(model=model, parameters=parameters, totals=totals)
 
 
 def seed_step(seed: int, epoch: int, step: int, rank: int, device: torch.device) -> None:
-    """Seed torch for one step of one rank, so that dropout is the same however often the run was interrupted.
+    """Seed torch for one step of one rank.
 
     The four numbers are mixed by multiplication with odd constants (Steele et al. 2014, splitmix).
     """

@@ -1,4 +1,4 @@
-"""Steps of several runs at once: stacked where that is faster, one after the other where it is not."""
+"""Steps of several runs: stacked or in turn, whichever is faster."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +55,7 @@ class Group:
     stack: Stack | None = None
 
     def take(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        """One step of every member, with what each gave or raised; whoever raised did not move."""
+        """Take one step of every member; return results or errors."""
         if self.way is None and self.stack is None:
             self.begin(requests)
         fewest: Way = min(WAYS, key=lambda one: len(self.seconds[one]))
@@ -69,7 +69,7 @@ class Group:
         return outcomes
 
     def begin(self, requests: Sequence[StepRequest]) -> None:
-        """Stack the models and compare them with themselves on the first batches; the loop is the way where that fails."""
+        """Stack the models and compare them on their first batches."""
         reason = "this was faster for as many runs of this shape before"
         if self.known == "loop":
             self.settle("loop", reason)
@@ -89,7 +89,7 @@ class Group:
         return self.way is not None and min(map(len, self.seconds.values())) >= TRIALS
 
     def note(self, way: Way, seconds: float) -> None:
-        """Remember what a step took; the faster way is the one from then on when both are known."""
+        """Note the time of a step; choose the faster way."""
         self.seconds[way].append(seconds)
         if min(map(len, self.seconds.values())) < TRIALS:
             return
@@ -102,7 +102,7 @@ class Group:
         return [take_alone(member, request) for member, request in zip(self.members, requests)]
 
     def take_stacked(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        """The steps as one; one after the other where that fails, so that a fault is that of the member it belongs to."""
+        """Take the steps stacked; in turn where that fails."""
         assert self.stack is not None
         try:
             gradients = stacked_gradients(self.stack, self.members, requests)
@@ -112,7 +112,7 @@ class Group:
         return [gradient.follow(*each) for gradient, each in zip(gradients, zip(self.members, requests))]
 
     def settle(self, way: Way, reason: str) -> None:
-        """Take all steps in this way from now on, and say why in the records of the members."""
+        """Take all steps in this way, and record why."""
         self.way = way
         words = {"stacked": f"as one with {len(self.members) - 1} other runs'", "loop": "one after the other"}
         if len(self.members) > 1:
@@ -130,14 +130,14 @@ def take_alone(member: Member, request: StepRequest) -> Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Gradient:
-    """The gradient of a step lies in the member's row of the stack; here is what its loss was."""
+    """Gradient of a member's step in the stack, with its loss."""
 
     sums: Float64[Tensor, " targets"]
     counts: Float64[Tensor, " targets"]
     loss: Float64[Tensor, ""]
 
     def follow(self, member: Member, request: StepRequest) -> Outcome:
-        """Move the weights of the member, with its own clip, optimizer and average."""
+        """Update a member's weights with its own optimizer."""
         try:
             member.state.totals += torch.stack([self.sums, self.counts])
             return move(member.state, request.rate, self.loss, self.counts)
@@ -146,7 +146,7 @@ class Gradient:
 
 
 def stacked_gradients(stack: Stack, members: Sequence[Member], requests: Sequence[StepRequest]) -> list[Gradient]:
-    """The gradients of a step of every member, each of its own batch and loss.
+    """Compute the gradients of every member's step.
 
     Members share no weight and no edge, so that the gradient of the sum of their losses is the gradient of each.
     """
@@ -165,7 +165,7 @@ def stacked_gradients(stack: Stack, members: Sequence[Member], requests: Sequenc
 
 
 def stack_of(members: Sequence[Member], requests: Sequence[StepRequest]) -> Stack:
-    """The members' models as one; NotStackable where it is not known to predict what they do."""
+    """Return the members' models as one; NotStackable if different."""
     if len(members) < 2:
         raise NotStackable("a single run is trained as ever")
     if not all(stackable(member.context) for member in members):
@@ -180,7 +180,7 @@ def stack_of(members: Sequence[Member], requests: Sequence[StepRequest]) -> Stac
 
 
 def check_predictions(predictions: Mapping[str, Distribution], model: torch.nn.Module, batch: GraphBatch) -> None:
-    """NotStackable where predictions are not those of the model itself, but for rounding."""
+    """Raise NotStackable unless predictions agree to rounding."""
     for name, distribution in model(batch).items():
         others = predictions[name].detach().tensors()
         for what, value in distribution.detach().tensors().items():
@@ -189,7 +189,7 @@ def check_predictions(predictions: Mapping[str, Distribution], model: torch.nn.M
 
 
 class Together:
-    """Takes the steps of several members, who may come and go; the faster way is measured once for as many of one shape."""
+    """Takes the steps of several runs, in the faster way."""
 
     def __init__(self) -> None:
         """No member yet."""
@@ -208,7 +208,7 @@ class Together:
         return {member: outcomes[member] for member in requests}
 
     def regroup(self, members: tuple[Member, ...]) -> None:
-        """Groups of those who are here now; a group that nobody left or joined goes on as it is."""
+        """Return groups of present members, keeping unchanged ones."""
         before = {group.members: group for group in self.groups}
         for group in self.groups:
             if group.measured and group.way is not None and self.way_of(group) is None:
@@ -218,7 +218,7 @@ class Together:
             group.known = self.way_of(group)
 
     def way_of(self, group: Group) -> Way | None:
-        """The faster way for as many models like these, where it is known."""
+        """Return the faster way of models like these, if known."""
         alike = (way for what, size, way in self.known if (what, size) == (group.description, len(group.members)))
         return next(alike, None)
 

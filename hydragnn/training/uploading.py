@@ -10,7 +10,7 @@ from hydragnn.graphs.batch import GraphBatch
 
 
 def upload(batch: GraphBatch, device: torch.device) -> GraphBatch:
-    """The batch on a GPU, what of it is not there yet copied while that computes what it was asked for before; what it is asked for next waits for the copy.
+    """Return the batch on a GPU, copied while the GPU computes.
 
     The copy runs on a stream of its own, so that it waits for no step, and from page-locked memory: before a copy from any other memory
     CUDA waits until the stream is idle (CUDA Runtime API, "API synchronization behavior").

@@ -71,7 +71,7 @@ class HeadSettings(Settings):
 
     @classmethod
     def class_for(cls, value: Any) -> "type[HeadSettings]":
-        """Return the class of the kind that a table names; this class for an unknown one."""
+        """Return the class of a table's kind; this one if unknown."""
         if cls is HeadSettings and isinstance(value, Mapping):
             try:
                 return head_kind(value.get("kind"))
@@ -109,7 +109,7 @@ class HeadSettings(Settings):
         return (Target(field=fields[self.field], weight=self.weight),)
 
     def check(self, field: Field) -> None:
-        """Raise InputError, with the remedy, for a field that this kind cannot predict."""
+        """Raise InputError, with the remedy, for an unsuitable field."""
 
     @abstractmethod
     def build(self, field: Field, context: HeadContext) -> nn.Module:
@@ -133,7 +133,7 @@ def head_kinds() -> Mapping[str, type[HeadSettings]]:
 
 
 def head_kind(kind: Any) -> type[HeadSettings]:
-    """Return the class of a kind; InputError names the nearest, or why a class cannot be used."""
+    """Return the class of a kind; InputError names the nearest."""
     if not isinstance(kind, str):
         raise InputError(f"a head has no kind; add one of {', '.join(head_kinds())}")
     return class_of_kind(
@@ -148,7 +148,7 @@ def head_kind(kind: Any) -> type[HeadSettings]:
 
 
 def _class_of(value: Mapping[str, Any]) -> type[HeadSettings]:
-    """Return the class that a table is parsed with; InputError for a key of another kind."""
+    """Return the class of a table; InputError for another kind's key."""
     cls = head_kind(value.get("kind"))
     for key in value:
         owners = [f'"{kind}"' for kind, other in head_kinds().items() if key in other.model_fields]
@@ -177,7 +177,7 @@ AnyHead = Annotated[SerializeAsAny[HeadSettings], WrapValidator(_parse)]
 
 
 def parse_head(value: Mapping[str, Any], source: str = "head") -> HeadSettings:
-    """Return the settings that a table describes; InputError for an unknown kind or key.
+    """Return the settings in a table; InputError for unknown kinds or keys.
 
     >>> parse_head({"kind": "classes", "field": "phase"}).loss
     'cross_entropy'

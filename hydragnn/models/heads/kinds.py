@@ -1,4 +1,4 @@
-"""Kinds of heads: the keys of each, the targets it predicts, and the fields it can predict."""
+"""Head kinds: keys, targets, and the fields they can predict."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -69,7 +69,7 @@ class _NumberHead(HeadSettings):
 
     @property
     def predicts(self) -> type[Distribution]:
-        """What is predicted for every item."""
+        """Class of the predicted distribution."""
         return Normal if self.distribution == "gaussian" else Point
 
 
@@ -155,7 +155,7 @@ class _PooledHead(_NumberHead):
 
 
 class ScalarHeadSettings(_ItemHead, _PooledHead):
-    """Numbers on nodes, edges or graphs that do not turn with the graph."""
+    """Numbers on nodes, edges or graphs that do not turn."""
 
     kind: Literal["scalar"] = "scalar"
 
@@ -200,7 +200,7 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
 
 
 class EnergyHeadSettings(_NumberHead):
-    """An extensive number of a graph, summed over nodes, with its derivatives and reference values."""
+    """Extensive number of a graph, with derivatives and reference values."""
 
     acts_with: ClassVar = WITH_DERIVATIVES
 
@@ -259,7 +259,7 @@ class EnergyHeadSettings(_NumberHead):
 
     @property
     def derivatives(self) -> dict[str, str]:
-        """``forces`` and ``stress`` to the names of their fields, where they are predicted."""
+        """Return the fields of ``forces`` and ``stress``, where predicted."""
         named = {"forces": self.forces, "stress": self.stress}
         return {what: name for what, name in named.items() if name}
 
@@ -343,7 +343,7 @@ class VectorHeadSettings(_TurningHead):
 
 
 class TensorHeadSettings(_TurningHead):
-    """Symmetric tensors on nodes or graphs that turn with the graph: polarisability, conductivity, stress."""
+    """Symmetric tensors on nodes or graphs: polarisability, conductivity, stress."""
 
     kind: Literal["tensor"] = "tensor"
 
@@ -431,7 +431,7 @@ _PLACES: Mapping[Location, tuple[str, ...]] = {
 
 
 def _refuse_keys_of_other_places(head: HeadSettings, field: Field) -> None:
-    """Raise InputError where a field is given what only fields that lie elsewhere use."""
+    """Raise InputError for keys of another location than the field's."""
     for place, keys in _PLACES.items():
         misplaced = [key for key in keys if place != field.on and getattr(head, key, None)]
         if misplaced:

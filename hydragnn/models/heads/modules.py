@@ -22,7 +22,7 @@ D = TypeVar("D", bound=Distribution)
 
 
 class DistributionHead(nn.Module, Generic[D]):
-    """Raw outputs of a network as a distribution; ``width`` is how many of them an item needs."""
+    """Raw outputs as a distribution; ``width`` outputs per item."""
 
     def __init__(self, field: Field, width: int) -> None:
         super().__init__()
@@ -42,7 +42,9 @@ class PointOutput(DistributionHead[Point]):
 
 
 class GaussianOutput(DistributionHead[Normal]):
-    """Normal(mean, softplus(raw) + floor): two outputs per number (Nix and Weigend 1994, doi:10.1109/ICNN.1994.374138).
+    """Normal(mean, softplus(raw) + floor): two outputs per number.
+
+    Nix and Weigend 1994, doi:10.1109/ICNN.1994.374138.
 
     Deviates from the paper: the variance is a softplus with a floor, where the paper has an exponential.
     """
@@ -75,19 +77,19 @@ NUMBER_OUTPUTS: Mapping[str, Callable[[Field], DistributionHead[Any]]] = {
 
 
 def positive(raw: Tensor) -> Tensor:
-    """A variance: never below the floor, so that its logarithm and its inverse stay finite."""
+    """Return a variance above the floor, so that logarithms are finite."""
     return nn.functional.softplus(raw) + VARIANCE_FLOOR
 
 
 def pool_numbers(of_node: Number, batch: GraphBatch, pool: Pool) -> Number:
-    """Node predictions as one of the graph; nodes count as independent, so variances add up (and shrink in a mean)."""
+    """Pool predictions of nodes into graphs; nodes count as independent."""
     owners, graphs = batch.owner("node"), batch.num_graphs
     of_graph = of_node.mapped(lambda values: pool_nodes(values, owners, graphs, pool))
     return of_graph.mean_over(batch.counts("node").clamp_min(1)) if pool == "mean" else of_graph
 
 
 class NodeHead(nn.Module):
-    """y_i = output(network(h_i)) [+ a x_i]: one network on every node, which may correct an input x."""
+    """y_i = output(network(h_i)) [+ a x_i]: one network on every node."""
 
     def __init__(
         self, output: DistributionHead[Any], hidden_dims: list[int], channels: int, corrected: str | None = None
@@ -104,7 +106,10 @@ class NodeHead(nn.Module):
 
 
 class CorrectedInput(nn.Module):
-    """a x_i: a node input times a learned number per component, which starts at 1. Both are normalised, so a is no ratio of units."""
+    """a x_i: a node input times learned numbers, which start at 1.
+
+    Both are normalised, so a is no ratio of units.
+    """
 
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -117,7 +122,9 @@ class CorrectedInput(nn.Module):
 
 
 class IndexedNodeHead(nn.Module):
-    """y_i = output(network_k(h_i)) for the k-th node of its graph, in graphs that all have the same nodes in the same order.
+    """y_i = output(network_k(h_i)) for the k-th node of each graph.
+
+    All graphs have the same nodes in the same order.
 
     The networks are computed as one batched product.
     """
@@ -132,7 +139,7 @@ class IndexedNodeHead(nn.Module):
         self.biases = nn.ParameterList(torch.stack([one.bias.detach() for one in of]) for of in zip(*layers))
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
-        """A distribution per node, of the field's shape; InputError for a graph with another number of nodes."""
+        """Predict every node; InputError for another number of nodes."""
         self.check(batch)
         # [nodes, graphs, channels], nodes of one graph first: the axis of the networks
         values = states[0].reshape(batch.num_graphs, self.nodes, states[0].shape[-1]).transpose(0, 1)
@@ -155,7 +162,9 @@ class IndexedNodeHead(nn.Module):
 
 
 class ScaledNodeHead(NodeHead):
-    """y_i = exp(scale(mean_j h_j)) (output(network(h_i)) [+ a x_i]) - origin: a pattern times a positive factor of the graph. No published form.
+    """y_i = exp(scale(mean_j h_j)) (output(network(h_i)) [+ a x_i]) - origin.
+
+    A pattern times a positive factor of the graph. No published form.
 
     The factor multiplies values that may have been shifted by their mean, so a learned origin is taken off afterwards.
     """
@@ -177,7 +186,9 @@ class ScaledNodeHead(NodeHead):
 
 
 class GraphHead(nn.Module):
-    """y = output(network(pool_i h_i)) with the mean or the largest, or y = sum_i output(network(h_i)): one value per graph.
+    """y = output(network(pool_i h_i)), or y = sum_i output(network(h_i)).
+
+    Pools with the mean or the largest; one value per graph.
 
     With ``sum`` the value is extensive: two graphs side by side hold the sum of their values.
     """
@@ -201,7 +212,10 @@ Symmetry = Literal["symmetric", "antisymmetric"]
 
 
 class PairInputs(nn.Module):
-    """z_ij = [h_j, h_i, e_ij, basis(r_ij)] of every edge j -> i: states of its ends, all edge inputs, and its length in the encoder's basis."""
+    """z_ij = [h_j, h_i, e_ij, basis(r_ij)] of every edge j -> i.
+
+    States of its ends, all edge inputs, and its length in the encoder's basis.
+    """
 
     def __init__(self, context: HeadContext) -> None:
         super().__init__()
@@ -224,7 +238,9 @@ class PairInputs(nn.Module):
 
 
 class EdgeHead(nn.Module):
-    """y_ij = output(network(z_ij)) of every edge; with a symmetry, joined with the raw outputs of the same edge in the other direction.
+    """y_ij = output(network(z_ij)) of every edge.
+
+    With a symmetry, it is joined with the raw outputs of the edge in the other direction.
 
     symmetric: f(i, j) + f(j, i), halved; antisymmetric: f(i, j) - f(j, i), halved, so that what flows from i to j is minus what flows
     from j to i (a variance stays the same). Both hold exactly, whatever the weights.
@@ -240,7 +256,7 @@ class EdgeHead(nn.Module):
         symmetry: Symmetry | None,
         values: int,
     ) -> None:
-        """``values`` is how many of the outputs, from the first on, change their sign with the direction."""
+        """Let the first ``values`` outputs change sign with the direction."""
         super().__init__()
         self.output = output
         self.symmetry = symmetry
@@ -252,7 +268,7 @@ class EdgeHead(nn.Module):
         self.register_buffer("signs", signs, persistent=False)
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
-        """A distribution per edge, of the field's shape; InputError for an edge without its reverse where there is a symmetry."""
+        """Predict every edge; InputError for a missing reverse edge."""
         raw = self.network(self.pairs(states, graph, batch))  # [edges, outputs]
         if self.symmetry is not None:
             raw = 0.5 * (raw + self.signs.to(raw.dtype) * spread(raw, batch.reverse_edges))
@@ -261,7 +277,9 @@ class EdgeHead(nn.Module):
 
 
 class VectorHead(nn.Module):
-    """y_i = GatedVectors(s_i, v_i), on nodes or (summed or averaged over nodes) on graphs: vectors that turn with the graph.
+    """y_i = GatedVectors(s_i, v_i): vectors that turn with the graph.
+
+    On nodes, or summed or averaged over nodes.
 
     After the read-out of Schuett et al. 2021 (arXiv:2102.03150, figure 3). Deviates from the paper: a dipole has no term of charges times positions.
     """
@@ -279,7 +297,7 @@ class VectorHead(nn.Module):
         self.variance = mlp([channels, *hidden_dims, outputs]) if gaussian else None
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
-        """Vectors of the field's shape; the variance of a vector is the same in all directions."""
+        """Predict vectors, with one variance for all directions."""
         vectors = self.vectors(states[0], states[1])  # [nodes, outputs, dim]
         prediction: Number = Point(mean=vectors.reshape(-1, *self.shape))
         if self.variance is not None:
@@ -289,7 +307,7 @@ class VectorHead(nn.Module):
 
 
 class TensorHead(nn.Module):
-    """Symmetric tensors that turn with the graph, on nodes or (summed or averaged over nodes) on graphs.
+    """Symmetric tensors that turn with the graph, on nodes or graphs.
 
     T_i = a_i 1 + sum_k g_ik (l_ik r_ik^T + r_ik l_ik^T) / 2 + sum_j w_ij d_ij d_ij^T, with numbers a, g, w from scalar states, vectors l, r from
     the vector states (where the encoder has any), and the directions d_ij of the edges that node i receives. The last term is there where the vectors
@@ -314,7 +332,7 @@ class TensorHead(nn.Module):
         self.variance = mlp([channels, *hidden_dims, outputs]) if gaussian else None
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
-        """Tensors of the field's shape; the variance of a tensor is the same for all its components."""
+        """Predict tensors, with one variance for all components."""
         sizes: Float[Tensor, "nodes outputs"] = self.isotropic(states[0])
         dim = self.shape[-1]
         tensors = sizes[..., None, None] * torch.eye(
@@ -332,7 +350,7 @@ class TensorHead(nn.Module):
     def along_edges(
         self, states: States, graph: MessageGraph, batch: GraphBatch
     ) -> Float[Tensor, "nodes outputs dim dim"]:
-        """The third term: squares of the directions of a node's edges, which end at the cutoff as messages do."""
+        """Return the third term, which ends at the cutoff."""
         weights = self.along(self.pairs(states, graph, batch))  # [edges, outputs]
         envelope = graph.envelope
         weights = weights if envelope is None else weights * envelope
@@ -343,7 +361,7 @@ class TensorHead(nn.Module):
 
 
 class ConvolvedHead(nn.Module):
-    """y = head(layers(narrow(h))): a head behind message-passing layers of the model's architecture that are its own.
+    """y = head(layers(narrow(h))): a head behind layers of its own.
 
     The layers start from the encoder's scalars.
 
@@ -364,7 +382,7 @@ class ConvolvedHead(nn.Module):
         self.head = head
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
-        """What the head says of the new states."""
+        """Predict from the new states."""
         states = self.layers.embed(self.narrow(states[0]), graph)  # degree 0: [nodes, hidden_dim]
         for layer in self.layers.layers:
             states = layer(states, graph)
@@ -373,7 +391,7 @@ class ConvolvedHead(nn.Module):
 
 
 def with_layers(model: ArchitectureSettings, layers: int) -> ArchitectureSettings:
-    """The settings with another number of layers, all on the graph itself; InputError where the architecture's other keys forbid it."""
+    """Return settings with another number of layers; InputError if impossible."""
     settings: ArchitectureSettings = type(model).parse(
         {**model.to_json(), **model.of_own_layers(layers)}, f"conv_layers = {layers}"
     )
