@@ -16,7 +16,7 @@ from pydantic import SerializeAsAny, WrapValidator, field_validator, model_valid
 from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.imports import announced, class_named
+from hydragnn.base.imports import announced_classes, class_named
 from hydragnn.base.settings import Settings
 from hydragnn.graphs.field import Field
 from hydragnn.layers import DistanceTransform, MessageGraph, RadialFeatures, States
@@ -428,7 +428,7 @@ def architecture_of(kind: str) -> type[Architecture]:
 @cache
 def _entry_points(kind: str) -> type[Architecture]:
     """Return the architecture that a package announces as ``kind``."""
-    others = announced(GROUP)
+    others = announced_classes(GROUP)
     if kind in others:
         return _load(others[kind], kind)
     kinds = [*architectures(), *others]
@@ -447,7 +447,7 @@ def _load(reference: str, kind: str) -> type[Architecture]:
         where=where,
         noun="architecture",
         parent="hydragnn.architectures.Architecture",
-        registered=reference in announced(GROUP).values(),
+        registered=reference in announced_classes(GROUP).values(),
     )
     if not issubclass(getattr(architecture, "Settings", type), ArchitectureSettings):
         raise InputError(f"{where}: {architecture.__name__} has no Settings; derive them from ArchitectureSettings")

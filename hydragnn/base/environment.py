@@ -24,9 +24,9 @@ def change_environment(changes: Mapping[str, str | None]) -> None:
 @contextmanager
 def changed_environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables for the length of the block, then restore them."""
-    before = {name: os.environ.get(name) for name in changes}
+    previous = {name: os.environ.get(name) for name in changes}
     change_environment(changes)
     try:
         yield
     finally:
-        change_environment(before)
+        change_environment(previous)

@@ -83,12 +83,6 @@ def names_in(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[
     return value_of
 
 
-def announced(group: str) -> dict[str, str]:
-    """Return the classes in an entry-point group by name."""
-    with without_the_current_folder():
-        return {entry.name: entry.value for entry in entry_points(group=group)}
-
-
 def class_of_kind(
     kind: str, own: Mapping[str, type[T]], base: type[T], *, group: str, where: str, noun: str, parent: str
 ) -> type[T]:
@@ -98,7 +92,7 @@ def class_of_kind(
     """
     if kind in own:
         return own[kind]
-    others = announced(group)
+    others = announced_classes(group)
     if kind not in others and ":" not in kind:
         raise InputError(
             f"unknown kind of {noun} {kind!r}; {nearest(kind, [*own, *others])} (a class of your own is named package.module:Name)"
@@ -137,10 +131,10 @@ def class_named(
             f"{where}: {module_name} cannot be imported ({error}); install its package, or put its folder on "
             "PYTHONPATH (the current folder is left out, because strangers' files may lie there)"
         ) from error
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    value = getattr(module, name, None)
+    if not (isinstance(value, type) and issubclass(value, base)):
         raise InputError(f"{where}: {module_name} has no {noun} {name}; derive it from {parent}")
-    return found
+    return value
 
 
 def announced_classes(group: str) -> dict[str, str]:
@@ -156,16 +150,16 @@ def without_the_current_folder() -> Iterator[None]:
     An empty entry of PYTHONPATH, as ``$UNSET:/site`` has one, names no folder.
     """
     search_path = list(sys.path)
-    here, entries = str(Path.cwd()), environment().get("PYTHONPATH", "").split(os.pathsep)
+    folder, entries = str(Path.cwd()), environment().get("PYTHONPATH", "").split(os.pathsep)
     doubtful = 0 if sys.flags.safe_path else 1  # what Python itself puts first
     library = str(Path(os.__file__).parent)
     if (
         "" in entries
         and library in search_path
-        and here not in {str(Path(entry).resolve()) for entry in entries if entry}
+        and folder not in {str(Path(entry).resolve()) for entry in entries if entry}
     ):
         doubtful = search_path.index(library)
-    sys.path[:] = [entry for number, entry in enumerate(search_path) if number >= doubtful or entry not in ("", here)]
+    sys.path[:] = [entry for number, entry in enumerate(search_path) if number >= doubtful or entry not in ("", folder)]
     try:
         yield
     finally:

@@ -51,9 +51,9 @@ def this_machine(root: Path = Path("/")) -> Machine:
     return Machine(cores=cores(), memory=free_memory(root), gpus=visible_gpus())
 
 
-def workers_here(wanted: Workers, batches: int = 0) -> int:
+def workers_here(request: Workers, batches: int = 0) -> int:
     """Return the wanted number of workers, or one that fits."""
-    return this_machine().workers(batches) if wanted == "auto" else wanted
+    return this_machine().workers(batches) if request == "auto" else request
 
 
 def cores() -> int:
@@ -106,8 +106,8 @@ def _left(group: Path, limit: str, used: str) -> Iterator[int]:
     """Return the free bytes of one group; none without a limit."""
     try:
         most = int((group / limit).read_text(encoding="ascii"))
-        taken = int((group / used).read_text(encoding="ascii"))
+        bytes_used = int((group / used).read_text(encoding="ascii"))
         rows = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-        yield most - taken + int(rows.get("total_inactive_file", rows.get("inactive_file", "0")))
+        yield most - bytes_used + int(rows.get("total_inactive_file", rows.get("inactive_file", "0")))
     except (OSError, ValueError):  # no such group here, or "max"
         return

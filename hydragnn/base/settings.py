@@ -116,8 +116,8 @@ def _idle(settings: Settings, prefix: str) -> Iterator[tuple[str, str]]:
 def is_given(settings: Settings, path: str) -> bool:
     """Return True where the user set the value at a path."""
     section, _, rest = path.partition(".")
-    here = section in settings.model_fields_set
-    return here and is_given(getattr(settings, section), rest) if rest else here
+    is_set = section in settings.model_fields_set
+    return is_set and is_given(getattr(settings, section), rest) if rest else is_set
 
 
 def is_complete(settings: Settings) -> bool:
@@ -237,19 +237,19 @@ def with_value(table: dict[str, Any], path: str, value: Any) -> None:
     {'heads': [{'weight': 5.0}]}
     """
     *parents, last = path.split(".")
-    here: Any = table
+    place: Any = table
     for key in parents:
-        if isinstance(here, list):
-            here = _item(here, key, path)
+        if isinstance(place, list):
+            place = _item(place, key, path)
         else:
-            here = here.setdefault(key, {})
-        if not isinstance(here, dict | list):
+            place = place.setdefault(key, {})
+        if not isinstance(place, dict | list):
             raise InputError(f"{path}: {key} is a value, not a section; check the path")
-    if isinstance(here, list):
-        _item(here, last, path)
-        here[int(last)] = value
+    if isinstance(place, list):
+        _item(place, last, path)
+        place[int(last)] = value
     else:
-        here[last] = value
+        place[last] = value
 
 
 def _item(items: list[Any], key: str, path: str) -> Any:
@@ -279,8 +279,8 @@ def _sentence(cls: type[Settings], error: pydantic.ValidationError, value: Any) 
         return f"missing key {path}; add it"
     message = first["msg"].removeprefix("Value error, ")
     more = len(error.errors()) - 1
-    given = "" if first["type"] == "value_error" else f" (given: {first['input']!r:.80})"
-    return f"{path + ': ' if path else ''}{message}{given}" + (f"; and {more} more problem(s)" if more else "")
+    value_given = "" if first["type"] == "value_error" else f" (given: {first['input']!r:.80})"
+    return f"{path + ': ' if path else ''}{message}{value_given}" + (f"; and {more} more problem(s)" if more else "")
 
 
 def _without_tags(cls: type[Settings], location: tuple[int | str, ...], value: Any) -> list[int | str]:

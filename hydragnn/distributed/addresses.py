@@ -31,9 +31,9 @@ def address_of_job(launch: Launch, peers: Sequence[str] = ()) -> str:
 def route_to(peer: str) -> str:
     """Return this node's source address towards a peer, or ""."""
     with suppress(OSError):
-        family, kind, _, _, there = socket.getaddrinfo(peer, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, target = socket.getaddrinfo(peer, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(there)
+            probe.connect(target)
             return str(probe.getsockname()[0])
     return ""
 
@@ -44,8 +44,8 @@ def interface_of(address: str) -> str:
     >>> interface_of("192.0.2.255")
     ''
     """
-    known = _interfaces()
-    return known.get(address, known.get(LOOPBACK, "") if _is_loopback(address) else "")
+    interfaces = _interfaces()
+    return interfaces.get(address, interfaces.get(LOOPBACK, "") if _is_loopback(address) else "")
 
 
 def _interfaces() -> dict[str, str]:
@@ -60,8 +60,8 @@ def _interfaces() -> dict[str, str]:
 def _address_of_interface(name: str) -> str:
     matches = [address for address, interface in _interfaces().items() if interface == name]
     if not matches:
-        known = ", ".join(sorted(set(_interfaces().values())))
-        raise LaunchError(f"GLOO_SOCKET_IFNAME is {name}, but {host_name()} has {known}; name one of these or unset it")
+        names = ", ".join(sorted(set(_interfaces().values())))
+        raise LaunchError(f"GLOO_SOCKET_IFNAME is {name}, but {host_name()} has {names}; name one of these or unset it")
     return matches[0]
 
 

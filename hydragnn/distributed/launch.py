@@ -206,7 +206,7 @@ def on_interfaces(gloo: str, nccl: str) -> Iterator[None]:
 
     Environment variables are the one way that both libraries offer through ``torch.distributed``.
     """
-    known = environment()
-    changes = {name: value for name, value in zip(_INTERFACES, (gloo, nccl)) if value and not known.get(name)}
+    variables = environment()
+    changes = {name: value for name, value in zip(_INTERFACES, (gloo, nccl)) if value and not variables.get(name)}
     with changed_environment(changes):
         yield

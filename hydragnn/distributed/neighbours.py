@@ -31,8 +31,8 @@ def next_on_machine(rank: int, machines: Sequence[int]) -> int | None:
     >>> [next_on_machine(rank, [7, 8, 7, 7]) for rank in range(4)]
     [2, None, 3, 0]
     """
-    there = [other for other, machine in enumerate(machines) if machine == machines[rank]]
-    following = there[(there.index(rank) + 1) % len(there)]
+    neighbours = [other for other, machine in enumerate(machines) if machine == machines[rank]]
+    following = neighbours[(neighbours.index(rank) + 1) % len(neighbours)]
     return None if following == rank else following
 
 

@@ -95,8 +95,8 @@ def join_ranks(
 @contextmanager
 def _watching(ranks: Ranks, device: torch.device, on_stopped: OnStopped) -> Iterator[None]:
     """Watch the next rank of this machine in the block."""
-    here = _number(f"{machine_name()} {process_namespace()}")
-    machines, pids = ranks.gather(torch.tensor([here, os.getpid()], dtype=torch.int64, device=device)).T.tolist()
+    machine = _number(f"{machine_name()} {process_namespace()}")
+    machines, pids = ranks.gather(torch.tensor([machine, os.getpid()], dtype=torch.int64, device=device)).T.tolist()
     neighbour = next_on_machine(ranks.rank, machines)
     with nullcontext() if neighbour is None else watch_neighbour(neighbour, pids[neighbour], on_stopped):
         yield

@@ -217,12 +217,12 @@ class SecretStore(dist.Store):
         """Return the values of all keys, by short requests between threads."""
         deadline = time.monotonic() + timeout.total_seconds()
         while True:
-            left = deadline - time.monotonic()
-            values = self._ask("get", keys, number=max(0.0, min(left, _SECONDS_OF_ONE_ANSWER)))
+            remaining = deadline - time.monotonic()
+            values = self._ask("get", keys, number=max(0.0, min(remaining, _SECONDS_OF_ONE_ANSWER)))
             missing = [key for key, value in zip(keys, values, strict=True) if value is None]
             if not missing:
                 return [bytes.fromhex(value) for value in values]
-            if left <= 0:
+            if remaining <= 0:
                 raise dist.DistStoreError(f"{', '.join(missing)} not set by a peer within {timeout}")
 
     def _ask(

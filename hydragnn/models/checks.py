@@ -161,15 +161,15 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
 
 
 def _check_corrected(field: Field, name: str, description: ModelDescription) -> None:
-    known = description.fields.get(name)
-    if known is None or name not in description.inputs or known.on != "node" or known.classes:
+    correction = description.fields.get(name)
+    if correction is None or name not in description.inputs or correction.on != "node" or correction.classes:
         numbers = [one.name for one in description.input_fields if one.on == "node" and not one.classes]
         raise InputError(
             f"head {field.name}: correction_of = {name!r} is no numeric node input; {nearest(name, numbers)}"
         )
-    if known.shape != field.shape:
+    if correction.shape != field.shape:
         raise InputError(
-            f"head {field.name}: correction_of = {name!r} has shape {known.shape}, the field {field.shape}; declare both with one shape"
+            f"head {field.name}: correction_of = {name!r} has shape {correction.shape}, the field {field.shape}; declare both with one shape"
         )
 
 

@@ -76,7 +76,7 @@ class CompiledModel:
             return predictions
         recording = torch.is_grad_enabled()
         function = self.training if self.model.encoder.training else self.evaluation
-        given = [self.flat[name].read(batch) for name in self.traced.tensors]
+        tensors = [self.flat[name].read(batch) for name in self.traced.tensors]
         # casts are part of what was traced
         # and nothing more is compiled: a batch of a size that the compiler set apart is computed as it was traced
         with (
@@ -84,7 +84,7 @@ class CompiledModel:
             torch.autocast(batch.device.type, enabled=False),
             torch.compiler.set_stance("eager_on_recompile"),
         ):
-            values = iter(function(*ordered_weights(self.model), *given))
+            values = iter(function(*ordered_weights(self.model), *tensors))
         return {
             name: kind(**{part: value if recording else value.detach() for part, value in zip(parts, values)})
             for name, kind, parts in self.traced.outputs
@@ -124,10 +124,10 @@ def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> Compi
                 evaluation=functions[False],
                 seconds=0.0,
             )
-            given = [flat[name].read(batch) for name in result.traced.tensors]
+            tensors = [flat[name].read(batch) for name in result.traced.tensors]
             for training in (True,) if same else (True, False):
                 with torch.random.fork_rng(devices=[]), torch.enable_grad():
-                    functions[training](*ordered_weights(model), *given)  # compiles
+                    functions[training](*ordered_weights(model), *tensors)  # compiles
                 check_equal(result, batch, autocast, training=training)
     except NotCompiled:
         raise
@@ -226,9 +226,9 @@ def _remove_unused(graph: Graph, weights: int) -> set[int]:
 def _written(node: Node) -> Iterator[object]:
     """The arguments that an operation writes to."""
     schema = getattr(node.target, "_schema", None)
-    for declared, given in zip(schema.arguments if schema else (), node.args):
+    for declared, argument in zip(schema.arguments if schema else (), node.args):
         if declared.alias_info is not None and declared.alias_info.is_write:
-            yield given
+            yield argument
 
 
 def compiled_function(module: GraphModule) -> Function:

@@ -71,11 +71,11 @@ class CompiledPrediction:
             return eager_prediction(self.model, batch)
         flat = flat_tensors(self.model.description.input_fields)
         pad = batch.num_graphs < LEAST
-        given = [
+        tensors = [
             _with_empty_graph(flat[name], batch) if pad else flat[name].read(batch) for name in self.traced.tensors
         ]
         with torch.no_grad(), torch.compiler.set_stance("eager_on_recompile"):
-            values = iter(self.function(*self.weights, *given))
+            values = iter(self.function(*self.weights, *tensors))
         predictions = {name: kind(**dict(zip(parts, values))) for name, kind, parts in self.traced.outputs}
         states = predictions.pop(WithStates.NAME).tensors()["mean"]
         if pad:

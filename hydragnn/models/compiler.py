@@ -64,13 +64,13 @@ def _remembers_what_is_written_to(recompute: Any) -> Any:
     """
     from torch._inductor.dependencies import StarDep, WeakDep
 
-    def recompute_and_remember(node: Any, *given: Any, **named: Any) -> None:
+    def recompute_and_remember(node: Any, *arguments: Any, **named: Any) -> None:
         order = [dependency for dependency in node.read_writes.reads if isinstance(dependency, WeakDep | StarDep)]
-        recompute(node, *given, **named)
-        known = node.read_writes
+        recompute(node, *arguments, **named)
+        accesses = node.read_writes
         for dependency in order:
-            known = known.with_read(dependency)
-        node.set_read_writes(known.rename(node.mutation_renames))
+            accesses = accesses.with_read(dependency)
+        node.set_read_writes(accesses.rename(node.mutation_renames))
 
     return recompute_and_remember
 

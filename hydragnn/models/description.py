@@ -24,13 +24,13 @@ def degree_statistics(batches: Iterable[GraphBatch]) -> GraphStatistics:
 
     The order of the batches does not matter beyond rounding.
     """
-    seen: set[int] = set()
+    species: set[int] = set()
 
     def sums(batch: GraphBatch) -> tuple[float, int, int]:
-        seen.update(species_in(batch))
+        species.update(species_in(batch))
         return degree_sums(batch)
 
-    return replace(merged_degrees(map(sums, batches)), species=tuple(sorted(seen)))
+    return replace(merged_degrees(map(sums, batches)), species=tuple(sorted(species)))
 
 
 def species_in(batch: GraphBatch) -> list[int]:
@@ -204,17 +204,17 @@ def make_description(
     branch: str = "",
 ) -> ModelDescription:
     """Return a description with the fields it needs; InputError for others."""
-    known = dict(fields) if isinstance(fields, Mapping) else {field.name: field for field in fields}
+    by_name = dict(fields) if isinstance(fields, Mapping) else {field.name: field for field in fields}
     needed = [*inputs, *(name for head in heads for name in head.outputs)]
     for name in needed:
-        if name not in known:
-            raise InputError(f"the data have no field {name}; {nearest(name, list(known))}")
+        if name not in by_name:
+            raise InputError(f"the data have no field {name}; {nearest(name, list(by_name))}")
     for head in heads:
-        known |= {name: as_derivative(known[name], what, dim) for what, name in head.derivatives.items()}
+        by_name |= {name: as_derivative(by_name[name], what, dim) for what, name in head.derivatives.items()}
     return ModelDescription(
         model=model,
         heads=tuple(heads),
-        fields={name: known[name] for name in dict.fromkeys(needed)},
+        fields={name: by_name[name] for name in dict.fromkeys(needed)},
         inputs=tuple(inputs),
         dim=dim,
         statistics=statistics,

@@ -64,15 +64,15 @@ class GraphModel(nn.Module):
                 heads = zip(self.description.heads, self.heads)
                 return {settings.field: head(states, graph, batch) for settings, head in heads}, states
         with torch.enable_grad():
-            seen = self.edge_sets(batch)
-            vectors = [edge_vectors(edges).detach().requires_grad_() for edges in seen]
+            edge_sets = self.edge_sets(batch)
+            vectors = [edge_vectors(edges).detach().requires_grad_() for edges in edge_sets]
             graph = self.message_graph(batch, *vectors, derived_once=not recording)
             states = self.encode(batch, graph)
             predictions: dict[str, Distribution] = {}
             for settings, head in zip(self.description.heads, self.heads):
                 prediction = predictions[settings.field] = head(states, graph, batch)
                 if settings.derivatives:
-                    predictions |= _derivatives(settings, prediction.mean, vectors, seen, differentiable=recording)
+                    predictions |= _derivatives(settings, prediction.mean, vectors, edge_sets, differentiable=recording)
         if recording:
             return predictions, states
         return {name: value.detach() for name, value in predictions.items()}, {d: s.detach() for d, s in states.items()}
@@ -86,8 +86,8 @@ class GraphModel(nn.Module):
 
     def edge_vectors(self, batch: GraphBatch) -> Float[Tensor, "edges dim"] | None:
         """Return vectors of all edges; None where no layer uses them."""
-        seen = self.description.architecture.sees_positions()
-        return edge_vectors(batch) if self.description.dim and seen else None
+        uses_positions = self.description.architecture.sees_positions()
+        return edge_vectors(batch) if self.description.dim and uses_positions else None
 
     @property
     def without_vectors(self) -> str:
@@ -160,13 +160,13 @@ class GraphModel(nn.Module):
         every = self.description.architecture.readout == "every layer"
         of_layers: list[States] = []
         for layer in self.encoder.layers:
-            after = (
+            outputs = (
                 layer.of_every_layer(states, graph)
                 if every and isinstance(layer, GraphUNet)
                 else [layer(states, graph)]
             )
-            states = after[-1]
-            of_layers += after
+            states = outputs[-1]
+            of_layers += outputs
         if every:
             states = side_by_side(of_layers)
         states = self.encoder.finish(states, graph)
@@ -196,13 +196,18 @@ def side_by_side(of_layers: list[States]) -> States:
 
 
 def _derivatives(
-    head: HeadSettings, energy: Tensor, vectors: Sequence[Tensor], seen: Sequence[GraphBatch], *, differentiable: bool
+    head: HeadSettings,
+    energy: Tensor,
+    vectors: Sequence[Tensor],
+    edge_sets: Sequence[GraphBatch],
+    *,
+    differentiable: bool,
 ) -> dict[str, Distribution]:
     """Return forces and stress, summed over all sets of edges."""
     gradients = energy_gradients(energy, vectors, differentiable=differentiable)
     values = {
-        "forces": lambda: sum_of(map(forces_from, gradients, seen)),
-        "stress": lambda: sum_of(map(stress_from, gradients, vectors, seen)),
+        "forces": lambda: sum_of(map(forces_from, gradients, edge_sets)),
+        "stress": lambda: sum_of(map(stress_from, gradients, vectors, edge_sets)),
     }
     return {name: Point(mean=values[what]()) for what, name in head.derivatives.items()}
 

@@ -151,10 +151,10 @@ def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, 
 
     Nothing is allocated before.
     """
-    known = sum(value.numel() for value in weights.values())
+    count = sum(value.numel() for value in weights.values())
     largest = max(_whole_numbers([_with_known_keys(description) for description in descriptions]), default=0)
-    if largest > known:
-        raise InputError(f"{path} is damaged (it asks for {largest} of something, with {known} weights); copy it again")
+    if largest > count:
+        raise InputError(f"{path} is damaged (it asks for {largest} of something, with {count} weights); copy it again")
 
 
 def _with_known_keys(description: ModelDescription) -> dict[str, Any]:

@@ -114,9 +114,9 @@ class TrainedModel:
 
     def _seen(self, batch: GraphBatch) -> GraphBatch:
         """Return the batch with the model's inputs; InputError for missing ones."""
-        seen = batch if self.model.description.edges else without_edges(batch)
-        self.check(seen)
-        return seen
+        visible = batch if self.model.description.edges else without_edges(batch)
+        self.check(visible)
+        return visible
 
     def _normalised(self, batch: GraphBatch) -> GraphBatch:
         """Return the normalised batch on the model's device and dtype."""

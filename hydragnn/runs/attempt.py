@@ -101,8 +101,8 @@ class Heartbeat:
             self._write(self.attempt.beats)
         if now - self.beaten_at < self.every:
             return
-        asked = self.attempt.note().get(BEAT_SECONDS)
-        self.every = max(SECONDS_BETWEEN_BEATS, asked) if isinstance(asked, float) else SECONDS_BETWEEN_BEATS
+        interval = self.attempt.note().get(BEAT_SECONDS)
+        self.every = max(SECONDS_BETWEEN_BEATS, interval) if isinstance(interval, float) else SECONDS_BETWEEN_BEATS
         self.beaten_at = now
         self._write(self.attempt.folder / "heartbeat")
 
@@ -111,8 +111,10 @@ class Heartbeat:
             # opened and closed each time, so that network file systems show the new time to others
             descriptor = open_regular(file, os.O_WRONLY | os.O_CREAT)
             try:
-                done = "" if self.epochs is None else f"{self.epochs:.6f}"
-                os.write(descriptor, f"{time.time():.0f} {self.attempt.name:8} {done:>16}\n".encode())  # always as long
+                epochs = "" if self.epochs is None else f"{self.epochs:.6f}"
+                os.write(
+                    descriptor, f"{time.time():.0f} {self.attempt.name:8} {epochs:>16}\n".encode()
+                )  # always as long
             finally:
                 os.close(descriptor)
 

@@ -52,13 +52,13 @@ def keep_beating(
     heartbeat: Callable[[], None], every: float = SECONDS_BETWEEN_BEATS, longest: float = LONGEST
 ) -> Iterator[None]:
     """Call ``heartbeat`` from a thread during the block; reraise its errors."""
-    done = threading.Event()
+    finished = threading.Event()
     errors: list[Exception] = []
 
     def beat() -> None:
         end = time.monotonic() + longest
         try:
-            while not done.wait(every) and time.monotonic() < end:
+            while not finished.wait(every) and time.monotonic() < end:
                 heartbeat()
         except Exception as error:  # a fenced or interrupted run
             errors.append(error)
@@ -69,7 +69,7 @@ def keep_beating(
     try:
         yield
     finally:
-        done.set()
+        finished.set()
         thread.join()
     heartbeat()
     if errors:

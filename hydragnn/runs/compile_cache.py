@@ -25,8 +25,8 @@ def cache_folder(variables: Mapping[str, str], processor: str) -> Path:
     >>> cache_folder({"XDG_CACHE_HOME": "/home/ada/.cache"}, "") == cache_folder({"HOME": "/home/ada"}, "")
     True
     """
-    if chosen := variables.get(VARIABLE):
-        return Path(chosen)
+    if folder := variables.get(VARIABLE):
+        return Path(folder)
     return user_cache(variables) / f"compiled-{digest(processor)}"
 
 

@@ -27,11 +27,11 @@ ROUNDING = 1 + 1e-9
 
 def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.cutoff") -> None:
     """Raise InputError for a cutoff beyond the store's."""
-    known = cutoff_of(attributes)
-    if known is not None and isinstance(cutoff, int | float) and cutoff > known * ROUNDING:
+    limit = cutoff_of(attributes)
+    if limit is not None and isinstance(cutoff, int | float) and cutoff > limit * ROUNDING:
         raise InputError(
-            f"{key} = {cutoff:.12g}, but the edges of the store end at its cutoff of {known:.12g}, where messages would break off; "
-            f"leave it out or use at most {known:.12g}, or build the store anew with a larger cutoff"
+            f"{key} = {cutoff:.12g}, but the edges of the store end at its cutoff of {limit:.12g}, where messages would break off; "
+            f"leave it out or use at most {limit:.12g}, or build the store anew with a larger cutoff"
         )
 
 
@@ -59,8 +59,8 @@ def check_edges_exist(kind: str, attention: GlobalAttentionSettings | None, stor
 
 def can_be_silenced(attributes: Mapping[str, Any], cutoff: float) -> bool:
     """Return True where edges may be longer than the model's cutoff."""
-    known = cutoff_of(attributes)
-    return known is None or cutoff * ROUNDING < known
+    limit = cutoff_of(attributes)
+    return limit is None or cutoff * ROUNDING < limit
 
 
 def sentence_on(silenced: int, edges: int, cutoff: float) -> str:
@@ -73,8 +73,8 @@ def sentence_on(silenced: int, edges: int, cutoff: float) -> str:
 
 def without_envelope(attributes: Mapping[str, Any]) -> str:
     """Return the note on forces of a model without envelope."""
-    known = cutoff_of(attributes)
-    where = "wherever edges come and go" if known is None else f"where neighbours cross the store's cutoff of {known:g}"
+    limit = cutoff_of(attributes)
+    where = "wherever edges come and go" if limit is None else f"where neighbours cross the store's cutoff of {limit:g}"
     return (
         f'energies jump and forces are not smooth {where}, since there is no envelope; envelope = "polynomial" ends messages '
         "smoothly at model.cutoff"

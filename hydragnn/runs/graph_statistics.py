@@ -31,8 +31,8 @@ def training_statistics(
     statistics = merged_degrees(sums for one in map(_degrees_of, data.branches, caches) for sums in one)
     if "species" not in needs:
         return statistics
-    seen = {number for one in map(_species_of, data.branches, caches) for number in one}
-    return replace(statistics, species=tuple(sorted(seen)))
+    species = {number for one in map(_species_of, data.branches, caches) for number in one}
+    return replace(statistics, species=tuple(sorted(species)))
 
 
 def _degrees_of(branch: BranchData, cache: StatisticsCache) -> list[tuple[float, int, int]]:

@@ -61,8 +61,8 @@ def undetermined_references(store: GraphStore, train: NDArray[np.int64], energy:
 
 def turned_forces(store: GraphStore, train: NDArray[np.int64], energy: str, forces: str) -> Iterator[str]:
     """Return a note where energies rise along the forces."""
-    known = {field.name for field in store.fields()}
-    if not {ATOMIC_NUMBERS, energy, forces} <= known or store.dim != 3:
+    names = {field.name for field in store.fields()}
+    if not {ATOMIC_NUMBERS, energy, forces} <= names or store.dim != 3:
         return
     batch = store.read(np.sort(train)[:LOOKED_AT], [ATOMIC_NUMBERS, energy, forces])
     changes = neighbour_changes(batch, energy, forces)
@@ -94,15 +94,17 @@ def neighbour_changes(batch: GraphBatch, energy: str, forces: str) -> Float64[nd
     numbers, energies = batch[ATOMIC_NUMBERS].numpy(), batch[energy].double().flatten().numpy()
     for graph in np.flatnonzero(usable.numpy()).tolist():
         here = slice(offsets[graph], offsets[graph + 1])
-        before = last.get(species := numbers[here].tobytes())
+        previous = last.get(species := numbers[here].tobytes())
         last[species] = graph
-        if before is None:
+        if previous is None:
             continue
-        there = slice(offsets[before], offsets[before + 1])
-        moved = _moved(positions[there], positions[here], cells[before], cells[graph], batch.periodic[graph].numpy())
+        previous_rows = slice(offsets[previous], offsets[previous + 1])
+        moved = _moved(
+            positions[previous_rows], positions[here], cells[previous], cells[graph], batch.periodic[graph].numpy()
+        )
         if np.abs(moved).max() < reach:
-            work = float((0.5 * (pull[there] + pull[here]) * moved).sum())
-            rows.append([-work, energies[graph] - energies[before]])
+            work = float((0.5 * (pull[previous_rows] + pull[here]) * moved).sum())
+            rows.append([-work, energies[graph] - energies[previous]])
     return np.array(rows, dtype=np.float64).reshape(-1, 2)
 
 

@@ -62,10 +62,10 @@ def within_memory(
         heartbeat()
         with about(f"branch {branch.name}" if branch.name else ""):
             value = first_ranks_value(partial(footprint_in_training, run, number, models[number]), ranks, device)
-            here = MemoryLimit(footprint=with_fixed(footprint_from_json(value), fixed), size=limit)
-            filled, shared = None, replace(here, size=limit // members)
+            within = MemoryLimit(footprint=with_fixed(footprint_from_json(value), fixed), size=limit)
+            filled, shared = None, replace(within, size=limit // members)
             if plan.fills_memory:
-                filled = filling(here, ranks.size, earlier.get(branch.name))
+                filled = filling(within, ranks.size, earlier.get(branch.name))
                 budgets[branch.name] = {"size": filled.size, **filled.footprint.to_json()}
             branches.append(fitted(branch, shared, filled, ranks.size))
     return replace(
@@ -155,42 +155,42 @@ def sample_of(feed: Feed) -> GraphBatch:
     return batch.to(feed.placement.device, feed.placement.dtype)
 
 
-def filling(here: MemoryLimit, ranks: int, earlier: dict[str, Any] | None) -> MemoryLimit:
+def filling(limit: MemoryLimit, ranks: int, earlier: dict[str, Any] | None) -> MemoryLimit:
     """Return the budget of batches, kept from the run's beginning."""
     if earlier:
         return MemoryLimit(footprint=footprint_from_json(earlier), size=earlier["size"])
-    fixed = min(form[0] for form in here.footprint.forms)
-    if fixed >= here.size:
+    fixed = min(form[0] for form in limit.footprint.forms)
+    if fixed >= limit.size:
         raise InputError(
-            f"weights and optimizer alone take {in_words(fixed)} of {in_words(here.size)}; give more memory"
+            f"weights and optimizer alone take {in_words(fixed)} of {in_words(limit.size)}; give more memory"
         )
     if ranks == 1:
-        return here
-    return replace(here, size=int(fixed + BALANCED * ranks * (here.size - fixed)))
+        return limit
+    return replace(limit, size=int(fixed + BALANCED * ranks * (limit.size - fixed)))
 
 
-def fitted(branch: BranchData, here: MemoryLimit, filled: MemoryLimit | None, ranks: int) -> BranchData:
+def fitted(branch: BranchData, limit: MemoryLimit, filled: MemoryLimit | None, ranks: int) -> BranchData:
     """Return the branch with batches and parts that fit.
 
     InputError for a graph that does not.
     """
     for part in (branch.split.train, branch.split.valid):
-        check_fits(here, branch.store.sizes(), part, 0 if filled else branch.train.loader.budget.max_graphs, ranks)
+        check_fits(limit, branch.store.sizes(), part, 0 if filled else branch.train.loader.budget.max_graphs, ranks)
     train = branch.train
     loader = train.loader
     if filled is not None:
         loader = loader.with_budget(replace(loader.budget, max_graphs=0, memory=filled))
-    placement = replace(train.placement, memory=here)
+    placement = replace(train.placement, memory=limit)
     # a batch of the validation part may be smaller than memory allows
     valid = tuple(piece for part in branch.valid for piece in placement.parts(part))
     return replace(branch, train=Feed(loader, train.normalisation, placement), valid=valid)
 
 
-def check_fits(here: MemoryLimit, sizes: Sizes, graphs: NDArray[np.int64], most: int, ranks: int) -> None:
+def check_fits(limit: MemoryLimit, sizes: Sizes, graphs: NDArray[np.int64], most: int, ranks: int) -> None:
     """Raise InputError for a graph that does not fit its batch.
 
     ``most`` graphs are in it; 0: it fills memory.
     """
-    held = np.sort(here.footprint.each_held(sizes, graphs))[::-1]
+    held = np.sort(limit.footprint.each_held(sizes, graphs))[::-1]
     share = most if ranks == 1 else min(most, 3 * -(-most // ranks))  # shares have equal costs, not equal numbers
-    here.check(sizes, graphs, beside=float(held[:share].sum()))
+    limit.check(sizes, graphs, beside=float(held[:share].sum()))

@@ -37,9 +37,9 @@ def write_places(run: Path, places: Mapping[str, Path]) -> None:
     check_no_link(path)
     config = read_json(path)
     sections = {section.get("name", ""): section for section in config.get("branches") or [config]}
-    before = {name: section["data"]["store"] for name, section in sections.items()}
-    now = {**before, **{name: str(place.resolve()) for name, place in places.items() if name in before}}
-    if now == before:
+    previous = {name: section["data"]["store"] for name, section in sections.items()}
+    now = {**previous, **{name: str(place.resolve()) for name, place in places.items() if name in previous}}
+    if now == previous:
         return
     for name, section in sections.items():
         section["data"]["store"] = now[name]

@@ -120,17 +120,17 @@ def make_draft(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: 
         "targets": [without_weights(target) for target in model.targets],
         "parts": {name: digest_of(getattr(split, name)) for name in split.counts},
     }
-    found = cache.value(of, lambda: measure(plan, cache))
+    measured = cache.value(of, lambda: measure(plan, cache))
     heartbeat()
-    weights = [None if numbers is None else tuple(numbers) for numbers in found["class_weights"]]
+    weights = [None if numbers is None else tuple(numbers) for numbers in measured["class_weights"]]
     return Draft(
         plan=plan,
         targets=tuple(replace(target, class_weights=own) for target, own in zip(model.targets, weights)),
-        summaries={name: summary_from_json(value) for name, value in found["summaries"].items()},
-        normalisation=normalisation_from_json(found["normalisation"]),
-        valid=found["valid"],
-        notes=tuple(found["notes"]),
-        labels=found["labels"],
+        summaries={name: summary_from_json(value) for name, value in measured["summaries"].items()},
+        normalisation=normalisation_from_json(measured["normalisation"]),
+        valid=measured["valid"],
+        notes=tuple(measured["notes"]),
+        labels=measured["labels"],
     )
 
 
@@ -372,10 +372,10 @@ def normalise_store(
 
 def with_levels(memory: MemoryStore, model: ModelDescription) -> MemoryStore:
     """Return the graphs with the coarser levels that a model needs."""
-    pooling, known = model.model.pooling, {field.name: field for field in memory.fields()}
-    if pooling is None or not known.keys() >= {*model.structure_fields}:
+    pooling, fields = model.model.pooling, {field.name: field for field in memory.fields()}
+    if pooling is None or not fields.keys() >= {*model.structure_fields}:
         return memory
-    field = known[CLUSTERS]
+    field = fields[CLUSTERS]
     if not is_levels(field) or field.shape[0] < pooling.levels:
         return memory
     return memory.with_levels(pooling.levels, model.kind_fields)
@@ -414,14 +414,14 @@ def check_species(store: GraphStore, valid: NDArray[np.int64], normalisation: No
 
 def labels_of(store: GraphStore, graphs: NDArray[np.int64], target: Target) -> Tensor:
     """Return the labels of graphs ``[items, components]``, read block by block."""
-    sizes, chosen = store.sizes(), np.zeros(len(store), dtype=np.bool_)
-    chosen[graphs] = True
+    sizes, selection = store.sizes(), np.zeros(len(store), dtype=np.bool_)
+    selection[graphs] = True
     counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[target.field.on]
     blocks = []
     for start in range(0, len(store), BLOCK):
         stop = min(start + BLOCK, len(store))
         column = store.column(target.field.name, start, stop)
-        blocks.append(column.values[np.repeat(column.present & chosen[start:stop], counts[start:stop])])
+        blocks.append(column.values[np.repeat(column.present & selection[start:stop], counts[start:stop])])
     return torch.from_numpy(np.concatenate(blocks).reshape(-1, target.field.width))
 
 

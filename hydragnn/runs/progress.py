@@ -106,10 +106,10 @@ class Lines:
         if now - self.last < SECONDS_BETWEEN_LINES and number < self.total:
             return
         self.last = now
-        left = (now - self.started) / max(number - self.start, 1e-9) * (self.total - number)
+        remaining = (now - self.started) / max(number - self.start, 1e-9) * (self.total - number)
         self._say(
             f"epoch {number}/{self.total}  train {_short(values.get('train/loss'))}  valid {_short(values.get('valid/loss'))}"
-            f"  {self.speed:,.0f} graphs/s  {left:,.0f} s left"
+            f"  {self.speed:,.0f} graphs/s  {remaining:,.0f} s left"
         )
 
     def end(self, sentence: str) -> None:

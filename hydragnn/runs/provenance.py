@@ -60,9 +60,9 @@ def notes_on(
 ) -> list[str]:
     """Return notes on what limits the results of a run; collective."""
     notes = []
-    for branch, known in zip(plan.branches, data.branches):
+    for branch, branch_data in zip(plan.branches, data.branches):
         model, of = branch.model, f"branch {branch.name}: " if branch.name else ""
-        notes += [of + sentence for sentence in known.notes]
+        notes += [of + sentence for sentence in branch_data.notes]
         derived = any(head.derivatives for head in model.heads)
         notes += [of + sentence for head in model.heads for sentence in _conversions(head, model, branch.store)]
         encoder, store = model.model, branch.store

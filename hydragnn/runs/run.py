@@ -118,15 +118,15 @@ def local_copy_of_store(attempt: Attempt) -> GraphStore | None:
     return None
 
 
-def check_ranks(asked: int | None) -> None:
+def check_ranks(expected: int | None) -> None:
     """Raise LaunchError for another number of ranks than asked for.
 
     A wrong MPI silently starts many single ranks.
     """
     actual = this_launch()
-    if asked is not None and actual.size != asked:
+    if expected is not None and actual.size != expected:
         raise LaunchError(
-            f"{asked} ranks were asked for, but this process is one of {actual.size} (started by: {actual.by}); use the MPI "
+            f"{expected} ranks were asked for, but this process is one of {actual.size} (started by: {actual.by}); use the MPI "
             "that mpi4py is linked with, or another --mpi of srun"
         )
 

@@ -73,20 +73,20 @@ def train(
     """
     out = Path(out)
     check_request(until, micro_batches)
-    asked, this = select_device(device), Attempt(folder=out, number=attempt, beats=beats)
+    requested, this = select_device(device), Attempt(folder=out, number=attempt, beats=beats)
     this.check()
-    with join_ranks(out, asked, partial(note_stopped_rank, this)) as ranks:
-        here = own_device(asked, ranks)
+    with join_ranks(out, requested, partial(note_stopped_rank, this)) as ranks:
+        own = own_device(requested, ranks)
         with errors_of_configuration_first(config, store, resume=resume):
             check_folder(config.to_json(), out, resume)  # before anything is put there
-        with alone_in(this, ranks, here):
+        with alone_in(this, ranks, own):
             run, heart, stopwatch = ready_run(
-                config, this, ranks, here, resume=resume, store=store, parts=micro_batches, memory=memory
+                config, this, ranks, own, resume=resume, store=store, parts=micro_batches, memory=memory
             )
             with trap_signals() as signals:
                 callback = RunCallback(run, ranks, stopwatch, signals, heart, progress)
                 steps = steps_to_end(run, callback, until)
-                return take_steps(steps, lambda asked: take_step(run.state, asked.share, run.context, asked.rate))
+                return take_steps(steps, lambda request: take_step(run.state, request.share, run.context, request.rate))
 
 
 @contextmanager

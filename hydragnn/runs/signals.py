@@ -91,15 +91,15 @@ def handled_by(handler: Handler, numbers: Sequence[signal.Signals] = STOPPING) -
             _leave_terminal()
         handler(number, frame)
 
-    before = {number: signal.getsignal(number) for number in numbers}
-    own = [number for number in numbers if number != signal.SIGHUP or before[number] != signal.SIG_IGN]
+    previous = {number: signal.getsignal(number) for number in numbers}
+    own = [number for number in numbers if number != signal.SIGHUP or previous[number] != signal.SIG_IGN]
     for number in own:
         signal.signal(number, handle)
     try:
         yield
     finally:
         for number in own:
-            signal.signal(number, before[number])
+            signal.signal(number, previous[number])
 
 
 def _leave_terminal() -> None:

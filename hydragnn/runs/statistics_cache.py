@@ -72,9 +72,9 @@ class StatisticsCache:
         path = None if folder is None else folder / f"{digest(table)}.json"
         locks: list[int] = []
         try:
-            known = first_ranks_value(lambda: self._look(path, table, locks), self.ranks, self.device)
-            if known is not None:
-                return known["value"]
+            cached = first_ranks_value(lambda: self._look(path, table, locks), self.ranks, self.device)
+            if cached is not None:
+                return cached["value"]
             value = json.loads(json.dumps(make()))
             if path is not None and self.ranks.first:
                 _write(path, table, value)
@@ -88,9 +88,9 @@ class StatisticsCache:
             return None
         end = time.monotonic() + PATIENCE
         while True:
-            known = _read(path, table)
-            if known is not None or locks:
-                return known
+            cached = _read(path, table)
+            if cached is not None or locks:
+                return cached
             try:
                 path.parent.mkdir(mode=0o777, parents=True, exist_ok=True)
                 lock = lock_file(path.with_suffix(".lock"))
@@ -108,15 +108,20 @@ class StatisticsCache:
 def _read(path: Path, table: dict[str, Any]) -> dict[str, Any] | None:
     """Return the value of a file, None unless of ``table``."""
     try:
-        there = read_sealed(path)
+        content = read_sealed(path)
     except InputError:
         return None
     plain = json.loads(json.dumps(table))
-    if not isinstance(there, dict) or there.get("format") != FORMAT or there.get("of") != plain or "value" not in there:
+    if (
+        not isinstance(content, dict)
+        or content.get("format") != FORMAT
+        or content.get("of") != plain
+        or "value" not in content
+    ):
         return None
     with suppress(OSError):
         os.utime(path)
-    return {"value": there["value"]}
+    return {"value": content["value"]}
 
 
 def _write(path: Path, table: dict[str, Any], value: Any) -> None:

@@ -156,7 +156,7 @@ class TensorFiles:
             for piece in entry.pieces
         )
         sizes = [math.prod(piece.shape) for piece in entry.pieces]
-        apart = all(
+        disjoint = all(
             any(
                 one.start[axis] + one.shape[axis] <= other.start[axis]
                 or other.start[axis] + other.shape[axis] <= one.start[axis]
@@ -167,7 +167,7 @@ class TensorFiles:
             if inside and all(one.shape) and all(other.shape)
         )
         files, size = {piece.file for piece in entry.pieces}, math.prod(entry.shape)
-        if not inside or not apart or sum(sizes) != size or not files <= set(self.index.files):
+        if not inside or not disjoint or sum(sizes) != size or not files <= set(self.index.files):
             raise InputError(f"{self.folder}: the pieces of tensor {name} do not make it up; use another copy")
 
     def _check_file(self, file: str, info: FileInfo) -> None:

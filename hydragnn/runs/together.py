@@ -40,16 +40,16 @@ def train_together(
     """
     check_request(until, 1)
     check_folders(configs, outs)
-    here = select_device(device)
-    with join_ranks(outs[0], here) as ranks, ExitStack() as locks:
+    own = select_device(device)
+    with join_ranks(outs[0], own) as ranks, ExitStack() as locks:
         if ranks.size > 1:
             raise InputError("runs are trained together by one process; start it without torchrun or mpirun")
         ready = []
         for config, out in zip(configs, outs):
             this = Attempt(folder=out)
             check_folder(config.to_json(), out, resume)
-            locks.enter_context(alone_in(this, ranks, here))
-            ready.append(ready_run(config, this, ranks, here, resume=resume, store=store, members=len(outs)))
+            locks.enter_context(alone_in(this, ranks, own))
+            ready.append(ready_run(config, this, ranks, own, resume=resume, store=store, members=len(outs)))
         with trap_signals() as signals:
             members: dict[Member, Steps[RunRecord]] = {}
             for run, heart, stopwatch in ready:

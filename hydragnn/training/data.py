@@ -152,8 +152,8 @@ class RunData:
     def epoch(self, number: int, start: int = 0) -> Iterator[Share]:
         """Return this rank's shares of an epoch from ``start`` on."""
         turns = self.turns(number)
-        done = np.bincount(turns[:start], minlength=len(self.branches)).tolist()
-        feeds = [_batches(branch, number, first) for branch, first in zip(self.branches, done)]
+        skipped = np.bincount(turns[:start], minlength=len(self.branches)).tolist()
+        feeds = [_batches(branch, number, first) for branch, first in zip(self.branches, skipped)]
         for turn in turns[start:].tolist():
             yield Share(branch=turn, parts=next(feeds[turn]))
 
@@ -187,7 +187,7 @@ def pieces_of(branch: BranchData, epoch: int) -> list[Piece]:
 def _batches(branch: BranchData, epoch: int, skipped: int) -> Iterator[tuple[GraphBatch, ...]]:
     """Return the branch's batches of an epoch after the first ones."""
     for piece in pieces_of(branch, epoch):
-        here = min(skipped, piece.batches)
-        skipped -= here
-        if here < piece.batches:
-            yield from islice(branch.train.epoch(piece.number, piece.first + here), piece.batches - here)
+        skip = min(skipped, piece.batches)
+        skipped -= skip
+        if skip < piece.batches:
+            yield from islice(branch.train.epoch(piece.number, piece.first + skip), piece.batches - skip)

@@ -48,10 +48,10 @@ def errors_of_folds(
     for predict, indices in folds:
         for _, batch in Loader(store, indices, budget, shuffle=False).epoch(0):
             predictions = predict(batch)
-            here = target_moments(targets, batch)
+            batch_moments = target_moments(targets, batch)
             for target in targets:
                 errors.add(target, predictions[target.name], batch)
-            moments = {name: moments[name].merged(part) if moments else part for name, part in here.items()}
+            moments = {name: moments[name].merged(part) if moments else part for name, part in batch_moments.items()}
     return errors.values(moments)
 
 
@@ -63,7 +63,7 @@ def trivial_predictor(
     Extensive fields: the fit on composition where there are references, also where they are given (atoms in molecules are bound), otherwise the mean per node times the nodes. Forces
     and stress: zero. Classes: their shares of the training labels.
     """
-    known = {target.name: _training_summary(store, train, target) for target in targets if not target.derivative}
+    means = {target.name: _training_summary(store, train, target) for target in targets if not target.derivative}
     normalisation = replace(normalisation, references=_fitted(store, train, targets, normalisation.references))
 
     def predict(batch: GraphBatch) -> dict[str, Distribution]:
@@ -73,13 +73,13 @@ def trivial_predictor(
             if target.derivative:
                 guesses[target.name] = Point(mean=torch.zeros_like(like, dtype=torch.float64))
             elif target.field.classes:
-                guesses[target.name] = Categorical(logits=known[target.name].log().expand(*like.shape, -1))
+                guesses[target.name] = Categorical(logits=means[target.name].log().expand(*like.shape, -1))
             elif target.field.name in normalisation.references:
                 sums = reference_sums(normalisation, target.field.name, batch)
                 guesses[target.name] = Point(mean=sums.view(like.shape))
             else:
                 items = batch.counts("node") if target.extensive else like.new_ones(like.shape[0], dtype=torch.float64)
-                guesses[target.name] = Point(mean=(items.unsqueeze(1) * known[target.name]).view(like.shape))
+                guesses[target.name] = Point(mean=(items.unsqueeze(1) * means[target.name]).view(like.shape))
         return guesses
 
     return predict
@@ -92,9 +92,9 @@ def _fitted(
     references: Mapping[str, Mapping[int, float]],
 ) -> dict[str, Mapping[int, float]]:
     """Return fitted reference values, given ones for absent elements."""
-    given = {target.field.name: target.field for target in targets if target.given_references}
+    fields = {target.field.name: target.field for target in targets if target.given_references}
     return {
-        name: {**values, **fitted_references(Survey(store, train), given[name])} if name in given else values
+        name: {**values, **fitted_references(Survey(store, train), fields[name])} if name in fields else values
         for name, values in references.items()
     }
 

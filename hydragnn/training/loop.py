@@ -83,8 +83,8 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
         rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
         result = yield StepRequest(share=share, rate=rate)
         flag = context.reduce(torch.full_like(result.loss, float(callback.interrupted)))
-        before, queued = queued, (result, flag)
-        interrupted, loss = read_step(before, state.epoch)
+        previous, queued = queued, (result, flag)
+        interrupted, loss = read_step(previous, state.epoch)
         callback.on_step_end(state, steps, sum(part.num_graphs for part in share.parts), loss)
         if interrupted:
             break
@@ -121,10 +121,10 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     own = context.branches[share.branch]
     predict, targets = context.predictor(state, share.branch), context.targets[own]
     weights = context.weights_in(state.epoch)
-    here = torch.zeros_like(weights)
+    own_counts = torch.zeros_like(weights)
     for part in share.parts:
-        here[own] += label_counts(targets, part)
-    counts = context.reduce(here.clone())
+        own_counts[own] += label_counts(targets, part)
+    counts = context.reduce(own_counts.clone())
     scale = weights / counts.clamp(min=1.0)
 
     state.parameters.zero_gradient()
@@ -136,7 +136,7 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
         state.totals[0, own] += sums.to(torch.float64)
         if len(share.parts) > 1:
             part.forget_derived()  # so that the next part has the memory
-    state.totals[1] += here
+    state.totals[1] += own_counts
     state.parameters.sum_gradient()
     return move(state, rate, loss, counts)
 

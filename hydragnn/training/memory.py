@@ -133,8 +133,8 @@ def allocations(compute: Callable[[], object], device: torch.device) -> Int64[nd
 def fitted(probes: Sequence[Probe]) -> Footprint:
     """The largest of the functions that went through the probes."""
     amounts = np.stack([probe.amounts for probe in probes])
-    given = _solved(amounts, np.array([[probe.given] for probe in probes], dtype=np.float64))[0]
-    kept = tuple((given + np.array([0.0, 0.0, *OF_PARTS, 0.0])).tolist())
+    outside = _solved(amounts, np.array([[probe.given] for probe in probes], dtype=np.float64))[0]
+    kept = tuple((outside + np.array([0.0, 0.0, *OF_PARTS, 0.0])).tolist())
     if len({len(probe.alive) for probe in probes}) == 1:
         forms = _solved(amounts, np.stack([probe.alive for probe in probes]).astype(np.float64))
         return Footprint(forms=_largest(forms), kept=kept)
@@ -158,9 +158,9 @@ def _largest(forms: Float64[ndarray, "moments 5"]) -> tuple[Form, ...]:
     """Return the functions that are largest somewhere, with a margin."""
     forms = np.unique(forms.round(6), axis=0)
     looked_at, others = _all_sizes(0), _all_sizes(1)
-    chosen = forms[np.unique((looked_at @ forms.T).argmax(axis=1))]
-    factor = float(((others @ forms.T).max(axis=1) / (others @ chosen.T).max(axis=1).clip(min=1.0)).max())
-    return tuple(tuple(form) for form in (max(1.0, factor) * chosen).tolist())
+    largest = forms[np.unique((looked_at @ forms.T).argmax(axis=1))]
+    factor = float(((others @ forms.T).max(axis=1) / (others @ largest.T).max(axis=1).clip(min=1.0)).max())
+    return tuple(tuple(form) for form in (max(1.0, factor) * largest).tolist())
 
 
 def _all_sizes(seed: int, count: int = 4096) -> Float64[ndarray, "count 5"]:

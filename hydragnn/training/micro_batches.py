@@ -35,11 +35,11 @@ def parts_within(pieces: Iterable[GraphBatch], batch: GraphBatch, memory: Memory
     if memory.footprint.bytes(whole, every) <= memory.size:
         yield from pieces
         return
-    left = memory.size - memory.footprint.held(whole, every)
+    remaining = memory.size - memory.footprint.held(whole, every)
     for piece in pieces:
         sizes = _sizes(piece)
         needed = memory.footprint.alone(sizes, np.arange(len(sizes))).max(initial=0.0)
-        within = replace(memory, size=int(max(left, needed + 1)))
+        within = replace(memory, size=int(max(remaining, needed + 1)))
         for graphs in pack(sizes, np.arange(len(sizes)), Budget(memory=within)):
             yield piece.select(slice(int(graphs[0]), int(graphs[-1]) + 1))
 

@@ -145,9 +145,9 @@ class FlatParameters:
 
     def _make_views(self) -> None:
         for parameter, (_, shape, start) in zip(self.parameters, self.layout):
-            here = slice(start, start + parameter.numel())
-            parameter.data = self.vector[here].view(shape)
-            parameter.grad = self.gradient[here].view(shape)
+            rows = slice(start, start + parameter.numel())
+            parameter.data = self.vector[rows].view(shape)
+            parameter.grad = self.gradient[rows].view(shape)
 
     def state(self) -> dict[str, Tensor]:
         """Return all tensors by name."""
@@ -158,12 +158,12 @@ class FlatParameters:
 
     @contextmanager
     def _swap_in(self, values: Tensor) -> Iterator[None]:
-        before = self.vector.clone()
+        previous = self.vector.clone()
         self.vector.copy_(values)
         try:
             yield
         finally:
-            self.vector.copy_(before)
+            self.vector.copy_(previous)
 
 
 def aligned_layout(model: nn.Module) -> tuple[Layout, int]:

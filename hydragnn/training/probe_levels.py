@@ -52,16 +52,16 @@ def with_levels_as_in(batch: GraphBatch, like: GraphBatch, shares: Sequence[Shar
 
     Clusters without a meaning would have other numbers of edges between them than those of data, which do not grow with edges.
     """
-    known = known_levels(like)
-    if known is None:
+    sizes = known_levels(like)
+    if sizes is None:
         return batch
     random, device = torch.Generator().manual_seed(0), batch.device
     levels: list[Level] = []
-    for level, share in zip(known.levels, shares, strict=True):
+    for level, share in zip(sizes.levels, shares, strict=True):
         finer = levels[-1].topology if levels else batch.topology.mapped(Tensor.cpu)
         levels.append(_level_like(level.mapped(Tensor.cpu), share, batch, finer, random))
-    made = tuple(level.mapped(lambda tensor: tensor.to(device)) for level in levels)
-    remember_levels(batch, Levels(levels=made, fields=known.fields))
+    moved = tuple(level.mapped(lambda tensor: tensor.to(device)) for level in levels)
+    remember_levels(batch, Levels(levels=moved, fields=sizes.fields))
     return batch
 
 
@@ -82,9 +82,9 @@ def _level_like(level: Level, shares: Shares, batch: GraphBatch, finer: Topology
 
     vectors = None
     if level.vectors is not None:
-        apart = torch.rand(edges // 2, level.vectors.shape[1], generator=random) + 1
-        other = -apart if pairs_of(level.vectors, level.topology) is not None else 2 + apart
-        vectors = torch.cat([apart, other])[order].to(level.vectors.dtype)
+        offsets = torch.rand(edges // 2, level.vectors.shape[1], generator=random) + 1
+        other = -offsets if pairs_of(level.vectors, level.topology) is not None else 2 + offsets
+        vectors = torch.cat([offsets, other])[order].to(level.vectors.dtype)
     parent = torch.arange(finer.num_rows) * count // max(finer.num_rows, 1)
     return level_of_clusters(
         parent=parent,

@@ -53,8 +53,8 @@ def best_epoch(losses: Sequence[float | None]) -> int:
     >>> best_epoch([3.0, 1.0, 1.0]), best_epoch([])
     (1, -1)
     """
-    known = [(loss, position) for position, loss in enumerate(losses) if loss is not None]
-    return min(known)[1] if known else -1
+    values = [(loss, position) for position, loss in enumerate(losses) if loss is not None]
+    return min(values)[1] if values else -1
 
 
 def out_of_patience(losses: Sequence[float | None], patience: int, start: int = 0) -> bool:

@@ -59,12 +59,12 @@ class Stack:
         self.weights: list[Tensor] = []
         self.gradients: list[Tensor] = []
         for name, shape, start in first.layout:
-            here = slice(start, start + math.prod(shape))
+            columns = slice(start, start + math.prod(shape))
             path, _, leaf = name.rpartition(".")
-            weight = nn.Parameter(weights[:, here].view(len(models), *shape))
+            weight = nn.Parameter(weights[:, columns].view(len(models), *shape))
             setattr(self.model.get_submodule(path), leaf, weight)
             self.weights.append(weight)
-            self.gradients.append(gradient[:, here].view(len(models), *shape))
+            self.gradients.append(gradient[:, columns].view(len(models), *shape))
         fields = models[0].description.fields
         self.inputs = {field.name for field in models[0].description.input_fields} | (fields.keys() & {ATOMIC_NUMBERS})
 

@@ -209,11 +209,11 @@ class Together:
 
     def regroup(self, members: tuple[Member, ...]) -> None:
         """Return groups of present members, keeping unchanged ones."""
-        before = {group.members: group for group in self.groups}
+        previous = {group.members: group for group in self.groups}
         for group in self.groups:
             if group.measured and group.way is not None and self.way_of(group) is None:
                 self.known.append((group.description, len(group.members), group.way))
-        self.active, self.groups = members, [before.get(group.members, group) for group in groups_of(members)]
+        self.active, self.groups = members, [previous.get(group.members, group) for group in groups_of(members)]
         for group in self.groups:
             group.known = self.way_of(group)
 

@@ -19,15 +19,15 @@ def upload(batch: GraphBatch, device: torch.device) -> GraphBatch:
     copying, computing = _copy_stream(device), module.current_stream(device)
     pinned = batch.mapped(lambda tensor: tensor.pin_memory() if tensor.is_cpu else tensor)  # what is there stays there
     with module.stream(copying):
-        there = pinned.mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        uploaded = pinned.mapped(lambda tensor: tensor.to(device, non_blocking=True))
     computing.wait_stream(copying)
 
     def in_use(tensor: Tensor) -> Tensor:
         tensor.record_stream(computing)  # whoever frees it, its memory goes to no later copy before steps have read it
         return tensor
 
-    there.mapped(in_use)
-    return there
+    uploaded.mapped(in_use)
+    return uploaded
 
 
 @cache

@@ -266,8 +266,8 @@ class EnergyHeadSettings(_NumberHead):
     @property
     def weights(self) -> dict[str, float]:
         """Loss weight of the energy, the forces and the stress."""
-        known = {"forces": self.forces_weight, "stress": self.stress_weight}
-        return {self.field: self.weight, **{name: known[what] for what, name in self.derivatives.items()}}
+        loss_weights = {"forces": self.forces_weight, "stress": self.stress_weight}
+        return {self.field: self.weight, **{name: loss_weights[what] for what, name in self.derivatives.items()}}
 
     def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
         """The energy and what derives from it; all share the loss."""
