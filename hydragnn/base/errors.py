@@ -5,10 +5,7 @@ from contextlib import contextmanager
 
 
 class InputError(ValueError):
-    """Bad input: what, where and the next move; exit code 2.
-
-    The message is one sentence, which the command line prints.
-    """
+    """Bad input: what, where and the next move; exit code 2."""
 
     code = 2
 
@@ -20,10 +17,7 @@ class Busy(InputError):
 
 
 class AllocationEnded(InputError):
-    """The allocation of a command is over (exit code 75).
-
-    The same may succeed in a new one.
-    """
+    """The allocation of a command is over (exit code 75)."""
 
     code = 75
 
@@ -42,19 +36,13 @@ class SaidByFirst(InputError):
 
 
 class Interrupted(Exception):
-    """Ctrl-C or a signal after everything finished was saved (exit code 130).
-
-    The message says how to continue.
-    """
+    """Ctrl-C or a signal after everything finished was saved (exit code 130)."""
 
     code = 130
 
 
 class OutOfWalltime(Interrupted):
-    """The allocation ends before the work does (exit code 75).
-
-    Everything finished is saved.
-    """
+    """The allocation ends before the work does (exit code 75)."""
 
     code = 75
 

@@ -22,8 +22,6 @@ from hydragnn.base.errors import Busy, InputError
 def write_atomically(path: Path, content: bytes | str, check: Callable[[], None] | None = None) -> None:
     """Write a file; readers see the old or the new one.
 
-    InputError where the disk refuses.
-
     ``check`` is called at the last moment, and what it raises leaves the old file. InputError for text with names that are no UTF-8.
     """
     try:
@@ -45,10 +43,7 @@ def write_atomically(path: Path, content: bytes | str, check: Callable[[], None]
 
 
 def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file aside with ``write``, then rename it into place.
-
-    Nothing is left behind on failure.
-    """
+    """Write a file aside with ``write``, then rename it into place."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -218,24 +213,12 @@ NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSU
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
-    """Lock an open file; False if another process has it.
+    """Lock an open file; False if another process has it, None without locks.
 
-    None where the file system has no locks.
-
-    OSError where locking fails otherwise.
+    All locks of this package are taken here, or in ``guest.py``, which imports nothing. OSError where locking fails otherwise.
     """
-    return _lock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-
-
-def wait_for_lock(descriptor: int) -> None:
-    """Lock an open file, waiting for its holder if there is one."""
-    _lock(descriptor, fcntl.LOCK_EX)
-
-
-def _lock(descriptor: int, kind: int) -> bool | None:
-    """Lock a file; the only place that locks, besides ``guest.py``."""
     try:
-        fcntl.flock(descriptor, kind)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

@@ -86,10 +86,7 @@ def names_in(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[
 def class_of_kind(
     kind: str, own: Mapping[str, type[T]], base: type[T], *, group: str, where: str, noun: str, parent: str
 ) -> type[T]:
-    """Return the class of a kind: own, registered, or ``package.module:Name``.
-
-    InputError names the nearest kind, or says why a class cannot be used (``class_named``).
-    """
+    """Return the class of a kind: own, registered, or ``package.module:Name``."""
     if kind in own:
         return own[kind]
     others = announced_classes(group)

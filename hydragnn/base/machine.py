@@ -57,10 +57,7 @@ def workers_here(request: Workers, batches: int = 0) -> int:
 
 
 def cores() -> int:
-    """Return the cores of this process, by affinity and container quota.
-
-    At most the machine's physical cores.
-    """
+    """Return the cores of this process, by affinity and container quota."""
     import joblib  # a tenth of a second, which few commands need
 
     allowed: int = joblib.cpu_count()
@@ -78,10 +75,7 @@ def visible_gpus() -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can still allocate.
-
-    Limits of its control groups count.
-    """
+    """Return the bytes that this process can still allocate."""
     return max(0, min([psutil.virtual_memory().available, *_left_in_groups(root)]))
 
 

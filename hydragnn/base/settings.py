@@ -68,10 +68,7 @@ class Settings(pydantic.BaseModel):
 
     @classmethod
     def parse(cls: type[T], value: Any, source: str = "configuration") -> T:
-        """Return the settings in parsed TOML or JSON; InputError otherwise.
-
-        The message names key, source and remedy.
-        """
+        """Return the settings in parsed TOML or JSON; InputError otherwise."""
         try:
             return cls.model_validate(value)
         except pydantic.ValidationError as error:
@@ -141,8 +138,7 @@ def first_problem(error: pydantic.ValidationError) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the table of a TOML file or pipe of the user.
 
-    It may name code. InputError for what is missing, malformed, larger than ``LARGEST``, or a device.
-
+    It may name code.
     InputError where it is missing, malformed, larger than ``LARGEST`` or a device, which may have no end.
     """
     try:

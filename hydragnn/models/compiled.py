@@ -207,10 +207,7 @@ def remove_detach(graph: Graph) -> None:
 
 
 def _remove_unused(graph: Graph, weights: int) -> set[int]:
-    """Remove unused code; return the positions of the dropped arguments.
-
-    NotCompiled where one is written to.
-    """
+    """Remove unused code; return the positions of the dropped arguments."""
     graph.eliminate_dead_code()
     arguments = graph.find_nodes(op="placeholder")
     for node in graph.nodes:

@@ -100,10 +100,7 @@ def eager_prediction(model: GraphModel, batch: GraphBatch) -> Predicted:
 
 
 def compiled_prediction(model: GraphModel) -> CompiledPrediction:
-    """Return a compiled prediction that was compared with the model.
-
-    NotCompiled where there is none.
-    """
+    """Return a compiled prediction that was compared with the model."""
     description, parameter = model.description, next(model.parameters())
     of_known_sizes(description)
     extent = getattr(description.model, "cutoff", None) or 1.0

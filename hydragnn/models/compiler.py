@@ -57,9 +57,7 @@ def _adds_in_cascades(kernel: Any, reduction: str, dtype: torch.dtype, use_scala
 def _remembers_what_is_written_to(recompute: Any) -> Any:
     """Keep loops after those that write what they read.
 
-    torch forgets this when it changes a loop's shape to fuse it with a third.
-
-    Up to torch 2.13 they forget it, and what was to be added is not there yet when it is read: gradients were wrong by 6 %
+    Up to torch 2.13 this is forgotten when a loop's shape is changed to fuse it with a third, and what was to be added is not there yet when it is read: gradients were wrong by 6 %
     (pytorch/pytorch#185509).
     """
     from torch._inductor.dependencies import StarDep, WeakDep

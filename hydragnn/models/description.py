@@ -134,10 +134,7 @@ class ModelDescription:
 
 
 def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
-    """Return the description in ``to_json``'s value; an error if damaged.
-
-    KeyError, TypeError or ValueError.
-    """
+    """Return the description in ``to_json``'s value; an error if damaged."""
     fields = {field.name: field for field in map(field_from_json, value["fields"])}
     heads = [parse_head(head, "model.json") for head in value["heads"]]
     named = [*value["inputs"], *(name for head in heads for name in head.outputs)]

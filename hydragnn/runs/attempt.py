@@ -92,10 +92,7 @@ class Heartbeat:
                     other.show(now)
 
     def show(self, now: float) -> None:
-        """Write time, attempt and epochs, on the node and in the folder.
-
-        Fenced where the run belongs to a later attempt.
-        """
+        """Write time, attempt and epochs, on the node and in the folder."""
         self.felt_at = now
         if self.attempt.beats is not None:
             self._write(self.attempt.beats)

@@ -112,10 +112,7 @@ def _put_in_place(temporary: Path, target: Path, attempt: Attempt) -> None:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint, None before the first.
-
-    InputError where the pointer is damaged.
-    """
+    """Return the newest checkpoint, None before the first."""
     pointer = folder / "latest.json"
     if not pointer.exists():
         return None

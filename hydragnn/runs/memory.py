@@ -74,10 +74,7 @@ def within_memory(
 
 
 def memory_of(plan: RunPlan, device: torch.device) -> int | None:
-    """Return the bytes of a rank, None without limit.
-
-    InputError where batches should fill memory of unknown size.
-    """
+    """Return the bytes of a rank, None without limit."""
     if plan.memory:
         return bytes_of(plan.memory)
     if not plan.fills_memory:
@@ -170,10 +167,7 @@ def filling(limit: MemoryLimit, ranks: int, earlier: dict[str, Any] | None) -> M
 
 
 def fitted(branch: BranchData, limit: MemoryLimit, filled: MemoryLimit | None, ranks: int) -> BranchData:
-    """Return the branch with batches and parts that fit.
-
-    InputError for a graph that does not.
-    """
+    """Return the branch with batches and parts that fit."""
     for part in (branch.split.train, branch.split.valid):
         check_fits(limit, branch.store.sizes(), part, 0 if filled else branch.train.loader.budget.max_graphs, ranks)
     train = branch.train

@@ -132,10 +132,7 @@ def check_ranks(expected: int | None) -> None:
 
 
 def ended_by(error: Exception, attempt: Attempt) -> int:
-    """Record and print the end; return the exit code.
-
-    Fenced where a later attempt owns the run.
-    """
+    """Record and print the end; return the exit code."""
     attempt.check()
     if isinstance(error, Interrupted):
         note_interruption(attempt)
@@ -152,8 +149,6 @@ def ended_by(error: Exception, attempt: Attempt) -> int:
 
 def note_failure(failure: Failure, attempt: Attempt) -> None:
     """Record a failure that happened before the run wrote one.
-
-    Ranks other than the first wait for it and stand in where it hangs.
 
     Other ranks than the first leave that to it, and stand in where it does not come to it, hanging in a collective.
     """

@@ -40,10 +40,7 @@ def label_frequencies(field: Field, store: GraphStore, graphs: NDArray[np.int64]
 
 
 def balanced_weights(target: Target, store: GraphStore, train: NDArray[np.int64]) -> Target:
-    """Return the target with balanced weights in numbers.
-
-    A class without training labels weighs 0.
-    """
+    """Return the target with balanced weights in numbers."""
     if target.class_weights != "balanced":
         return target
     counts = label_counts_of(target.field, store, train)
