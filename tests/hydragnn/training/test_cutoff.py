@@ -242,11 +242,3 @@ def edge_lengths(store: MemoryStore, number: int) -> torch.Tensor:
     batch = store.read([number])
     vectors = batch.positions[batch.senders] + batch.edge_shifts - batch.positions[batch.receivers]
     return vectors.norm(dim=1)
-
-
-def test_a_run_that_began_with_another_cutoff_keeps_it_where_the_configuration_says_none(
-    copper: Path, tmp_path: Path
-) -> None:
-    train(config_of(copper, HEAD, cutoff=3.0, envelope="cosine"), tmp_path / "run", until=1)
-    resumed = train(config_of(copper, HEAD), tmp_path / "run", resume=True)
-    assert (resumed.config["model"]["cutoff"], resumed.config["model"]["envelope"]) == (3.0, "cosine")
