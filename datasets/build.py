@@ -34,17 +34,17 @@ def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[in
     first = next(graphs, None)
     if first is None:
         raise no_graphs(settings)
-    attributes = attributes_of(settings)
-    fields = fields_of(settings, first)
-    with (
-        one_thread(),
-        StoreWriter(out, fields, dim=first.dim, attributes=attributes, texts=settings.texts) as writer,
-    ):
+    with one_thread(), store_writer(settings, out, fields_of(settings, first), first.dim) as writer:
         for some in groups_of(chain([first], graphs)):
             writer.write_graphs(some)
             if progress is not None:
                 progress(writer.graphs)
     refuse_useless(out)
+
+
+def store_writer(settings: BuildSettings, out: Path, fields: list[Field], dim: int, **part: int) -> StoreWriter:
+    """Return the writer of a source's store, or of one part of it."""
+    return StoreWriter(out, fields, dim=dim, attributes=_attributes(settings), texts=settings.texts, **part)
 
 
 @contextmanager
@@ -121,8 +121,7 @@ def fields_of(settings: BuildSettings, first: GraphBatch) -> list[Field]:
     return list({**first.fields, **{n: f for n, f in declared.items() if n not in first.fields}}.values())
 
 
-def attributes_of(settings: BuildSettings) -> dict[str, Any]:
-    """Return the attributes that a store keeps of its making."""
+def _attributes(settings: BuildSettings) -> dict[str, Any]:
     attributes = {"source": settings.kind, "files": [Path(file).name for file in settings.files]}
     for key in ("cutoff", "max_neighbours"):
         if getattr(settings, key, None) is not None:

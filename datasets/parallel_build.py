@@ -24,10 +24,10 @@ import torch
 from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import InputError
 from hydragnn.base.forked import workers_context
-from hydragnn.datasets.build import attributes_of, fields_of, graphs_of, groups_of, makers_of, no_graphs
+from hydragnn.datasets.build import fields_of, graphs_of, groups_of, makers_of, no_graphs, store_writer
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.tools import refuse_useless
-from hydragnn.datasets.writer import StoreWriter, clear_unfinished, finish_store, only_maker
+from hydragnn.datasets.writer import clear_unfinished, finish_store, only_maker
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 
@@ -128,16 +128,8 @@ class Source:
         some = next(groups, None)
         if some is None:
             return 0
-        attributes = attributes_of(self.settings)
-        with StoreWriter(
-            self.out,
-            self.fields,
-            dim=self.dim,
-            attributes=attributes,
-            part=block.number,
-            first=block.first,
-            texts=self.settings.texts,
-        ) as writer:
+        part = {"part": block.number, "first": block.first}
+        with store_writer(self.settings, self.out, self.fields, self.dim, **part) as writer:
             while some is not None:
                 writer.write_graphs(some)
                 if not self.tally.add(len(some)):
@@ -239,9 +231,8 @@ def _write_parts(
     blocks = blocks_for(workers, graphs)
     with ProcessPoolExecutor(workers, mp_context=context, initializer=begin, initargs=(source,)) as pool:
         try:
-            ahead = (
-                PARTS if graphs else 2 * workers
-            )  # beyond the end there are no graphs, but all of the source to go through
+            # beyond the end there are no graphs, but all of the source to go through
+            ahead = PARTS if graphs else 2 * workers
             parts = write_blocks(pool, blocks, ahead, lambda: tell(tally.made.value))
         except BaseException:
             tally.stop.set()
