@@ -17,10 +17,13 @@ import typer
 from ase.build import bulk
 
 import hydragnn
+from hydragnn.base.errors import InputError
 from hydragnn.base.imports import allow_named
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import build_ensemble
 from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.hpo.job import JobSettings
+from hydragnn.hpo.launching.sites import Step, read_allocation, site_of
 from hydragnn.scripts.demo import make_alloys
 
 CHARGE = Field(name="charge", on="node")
@@ -107,6 +110,18 @@ def test_the_source_of_the_documents_builds_a_store(root: Path, acme: Path) -> N
     store = open_store(acme / "chains.h5")
     assert len(store) == 2
     assert store.read([0]).nodes["charge"].tolist() == [2.0, 4.0, 6.0]
+
+
+def test_the_site_of_the_documents_starts_steps_of_its_allocation(acme: Path) -> None:
+    allow_named("acme.sites:Lsf")
+    environment = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 4 n2 4"}
+    allocation = read_allocation(environment, want="acme.sites:Lsf")
+    assert (allocation.names, allocation.nodes[1].cores) == (("n1", "n2"), 4)
+    step = Step(name="trial-0-1", nodes=allocation.names, program=("true",))
+    assert site_of(allocation).command(step) == ["mpirun", "-hosts", "n1,n2", "-ppn", "1", "true"]
+    with pytest.raises(InputError, match="LSB_JOBID is not set"):
+        read_allocation({}, want="acme.sites:Lsf")
+    assert JobSettings.parse({"site": "acme.sites:Lsf", "nodes": 1, "hours": 1.0}).site == "acme.sites:Lsf"
 
 
 def test_the_head_of_the_documents_trains(acme: Path) -> None:
