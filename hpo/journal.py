@@ -277,15 +277,15 @@ def young_garbage_only() -> Iterator[None]:
         if phase == "stop":
             gc.freeze()
 
-    before = gc.get_threshold()
+    threshold = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(YOUNG, *before[1:])
+    gc.set_threshold(YOUNG, *threshold[1:])
     gc.callbacks.append(keep)
     try:
         yield
     finally:
         gc.callbacks.remove(keep)
-        gc.set_threshold(*before)
+        gc.set_threshold(*threshold)
         gc.unfreeze()
 
 

@@ -60,8 +60,8 @@ class Coordinates:
             parameter_of += [number] * (len(parameter.choices) if isinstance(parameter, Choices) else 1)
         self.parameter_of = np.array(parameter_of)
         """The number of the parameter that each column belongs to."""
-        chosen = (number for number, (_, one, _) in enumerate(self._places) if isinstance(one, Choices))
-        self.choices = np.flatnonzero(np.isin(self.parameter_of, list(chosen)))
+        picks = (number for number, (_, one, _) in enumerate(self._places) if isinstance(one, Choices))
+        self.choices = np.flatnonzero(np.isin(self.parameter_of, list(picks)))
         """The columns of choices."""
 
     def ranges(self, points: Sequence[Point]) -> Matrix:
@@ -90,8 +90,8 @@ def fractions_of(parameter: FloatRange | IntRange, values: Matrix) -> Matrix:
     [0.5]
     """
     ends = np.array([parameter.low, parameter.high], dtype=np.float64)
-    (low, high), here = (np.log(ends), np.log(values)) if parameter.log else (ends, values)
-    return np.asarray((here - low) / (high - low) if high > low else np.full_like(here, 0.5))
+    (low, high), positions = (np.log(ends), np.log(values)) if parameter.log else (ends, values)
+    return np.asarray((positions - low) / (high - low) if high > low else np.full_like(positions, 0.5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +207,14 @@ class Outlook:
             return
         self._free[index] = False
         shared = self._kernel.between(self._rows, self._rows[index : index + 1])[:, 0]
-        left = shared - self._seen.T @ self._seen[:, index]
-        row = left / math.sqrt(float(self._variances[index]) + self._kernel.noise)
+        residual = shared - self._seen.T @ self._seen[:, index]
+        row = residual / math.sqrt(float(self._variances[index]) + self._kernel.noise)
         self._seen = np.concatenate([self._seen, row[None]])
         self._variances = np.maximum(self._variances - row * row, 1e-12)
 
     def _mean(self, rows: Matrix) -> Matrix:
-        known = self._known[: len(self._explained)]
-        return np.asarray(self._kernel.between(rows * self._kernel.scales, known) @ self._explained)
+        observed_rows = self._known[: len(self._explained)]
+        return np.asarray(self._kernel.between(rows * self._kernel.scales, observed_rows) @ self._explained)
 
     def _leaders(self, rows: Matrix) -> list[int]:
         """Return the rows with the lowest means, overall and per choice."""
@@ -229,24 +229,24 @@ class Outlook:
         rows = self._coordinates.of(drawn)
         order = np.argsort(self._mean(rows), kind="stable")
         others = generator.permutation(len(drawn))[: CANDIDATES // 2]
-        kept = list(dict.fromkeys([*order[:CANDIDATES].tolist(), *others.tolist()]))
+        selection = list(dict.fromkeys([*order[:CANDIDATES].tolist(), *others.tolist()]))
         near = self._changed([drawn[index] for index in self._leaders(rows)], CANDIDATES, (-2.3, -0.8), generator)
-        return [drawn[i] for i in kept] + near, np.concatenate([rows[kept], self._coordinates.of(near)])
+        return [drawn[i] for i in selection] + near, np.concatenate([rows[selection], self._coordinates.of(near)])
 
     def _changed(
         self, parents: Sequence[Point], count: int, exponents: tuple[float, float], generator: np.random.Generator
     ) -> list[Point]:
         """Return points near parents, more of the first ones."""
         numbers = {path: number for number, path in enumerate(self._space.parameters)}
-        chosen = (len(parents) * generator.random(count) ** 2).astype(int)
+        picks = (len(parents) * generator.random(count) ** 2).astype(int)
         steps = 10 ** generator.uniform(*exponents, (count, 1)) * generator.normal(size=(count, len(numbers)))
         draws, others = generator.random((2, count, len(numbers)))
         change = draws < generator.random((count, 1))
         change[np.arange(count), generator.integers(len(numbers), size=count)] = True
-        moved = np.clip(self._coordinates.ranges(parents)[chosen] + steps, 0.0, 1.0 - 1e-9)
+        moved = np.clip(self._coordinates.ranges(parents)[picks] + steps, 0.0, 1.0 - 1e-9)
 
         def changed(row: int) -> Point:
-            parent, new = parents[chosen[row]], change[row]
+            parent, new = parents[picks[row]], change[row]
 
             def value_of(path: str, parameter: Parameter) -> Any:
                 number = numbers[path]

@@ -70,13 +70,13 @@ class SamplerProcess:
                 raise BrokenProcessPool("the sampler is closed")
             if self._pool is None:
                 open_log(self._log).close()
-                before = multiprocessing.active_children()
+                others = multiprocessing.active_children()
                 with clean_children():
                     context = multiprocessing.get_context("spawn")
                     arguments = (self._log, allowed_code())
                     self._pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=arguments)
                     self._pool.submit(os.getpid)
-                self._children = [child for child in multiprocessing.active_children() if child not in before]
+                self._children = [child for child in multiprocessing.active_children() if child not in others]
             return self._pool
 
     def ask(self, question: Question, excluded: Sequence[str]) -> list[Point] | None:

@@ -330,8 +330,8 @@ def _known_work(state: State, trials: list[Trial]) -> float:
     """Return the assumed seconds per epoch of trials without an estimate."""
     if state.work.count:
         return state.work.value
-    known = [trial.work for trial in trials if trial.work is not None]
-    return sum(known) / len(known) if known else 1.0
+    estimates = [trial.work for trial in trials if trial.work is not None]
+    return sum(estimates) / len(estimates) if estimates else 1.0
 
 
 def _segment_time(state: State, trial: Trial, slots: int, work: float, speed: float | None = None) -> float:
@@ -349,8 +349,8 @@ def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
     end = trial.started + _segment_time(state, trial, len(trial.slots), work, speed_of(state.plan, trial.slots))
     if len(trial.shown) > 1 and trial.shown[0][1] < trial.shown[-1][1]:
         (first, begun), (last, epochs) = trial.shown[0], trial.shown[-1]
-        left = max(0.0, state.plan.rungs[len(trial.results)] - epochs)
-        end = last + left * (last - first) / (epochs - begun)
+        rest = max(0.0, state.plan.rungs[len(trial.results)] - epochs)
+        end = last + rest * (last - first) / (epochs - begun)
     return end if end > now else max(now + min(LATE, now - trial.started), 2 * now - end)
 
 

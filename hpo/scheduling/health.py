@@ -48,8 +48,8 @@ def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float,
         elif node.status == "pool":
             actions.append(_start_probe(state, name, now))
     for name in out:
-        asked = state.health[name].until if state.health[name].status == "probing" else now
-        _quarantine(state, name, now, "attempts keep failing on it", asked)
+        earliest_end = state.health[name].until if state.health[name].status == "probing" else now
+        _quarantine(state, name, now, "attempts keep failing on it", earliest_end)
         if len(out) > 1 and not named:  # one of them is bad, the others shall come back: the next fault decides
             node = state.health[name]
             state.put_node(name, replace(node, strikes=node.strikes[-1:]))
@@ -152,18 +152,18 @@ def revisit_nodes(state: State, now: float) -> list[Action]:
 
 def reopen_nodes(state: State, now: float) -> list[Action]:
     """Take over nodes: strikes stay, quarantined nodes are probed at once."""
-    before = sorted(state.health.items())
+    entries = sorted(state.health.items())
     state.free.clear()
-    for name, _ in before:
+    for name, _ in entries:
         state.put_node(name, None)
-    before = [(name, node) for name, node in before if name in state.nodes]
+    entries = [(name, node) for name, node in entries if name in state.nodes]
     actions: list[Action] = []
-    for name, node in before:
+    for name, node in entries:
         state.put_node(name, replace(node, held=() if node.status == "pool" else state.nodes[name]))
         if node.status != "pool":
             actions.append(_start_probe(state, name, now))
     good = [slot for slot in state.slots if node_of(slot) not in state.health]
-    probation = [slot for name, node in before if node.status == "pool" for slot in state.nodes[name]]
+    probation = [slot for name, node in entries if node.status == "pool" for slot in state.nodes[name]]
     state.free.add([*good, *probation])
     return actions
 

@@ -82,11 +82,11 @@ class NodeHealth(Mapping[str, Node]):
         (1, 1, ['a'])
         """
         self.version += 1
-        before = self.nodes.pop(name) if node is None else self.nodes.get(name)
-        if before is not None:
-            self.counts[before.status] -= 1
-            self.held -= len(before.held)
-            for strike in before.strikes:
+        previous = self.nodes.pop(name) if node is None else self.nodes.get(name)
+        if previous is not None:
+            self.counts[previous.status] -= 1
+            self.held -= len(previous.held)
+            for strike in previous.strikes:
                 names = self.together.get(strike.fault, {})
                 names.pop(name, None)
                 if not names:

@@ -139,8 +139,8 @@ def _on_opened(state: State, event: Opened, now: float) -> list[Action]:
     """Take over: running trials wait, open requests are made again."""
     lost = [replace(trial, status="waiting", slots=(), cancelled="") for trial in state.running]
     asked = sorted(number for number, trial in state.trials.items() if trial.status == "asked") if state.asked else []
-    before = max(0.0, _previous_end(state, now) - state.session_start)
-    spent, spent_node = state.spent + before, state.spent_node + before * len(state.nodes)
+    earlier = max(0.0, _previous_end(state, now) - state.session_start)
+    spent, spent_node = state.spent + earlier, state.spent_node + earlier * len(state.nodes)
     state.open(event.plan, event.slots)
     ends, ends_by = _budgets_end(event, len(state.nodes), now, spent, spent_node)
     state.set(

@@ -72,5 +72,5 @@ def _pace(shown: tuple[tuple[float, float], ...]) -> float | None:
     """Return seconds per epoch between two looks, if measurable."""
     if len(shown) < 2:
         return None
-    (since, before), (time, epochs) = shown
-    return (time - since) / (epochs - before) if time - since >= WINDOW and epochs > before else None
+    (since, first_epochs), (time, epochs) = shown
+    return (time - since) / (epochs - first_epochs) if time - since >= WINDOW and epochs > first_epochs else None

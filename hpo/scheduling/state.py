@@ -195,7 +195,7 @@ class State(Struct, kw_only=True, eq=False):
     """Seconds per epoch on one slot, as measured."""
     changed: bool = False
     """Whether the present event changed anything."""
-    before: dict[int | str, Any] = field(default_factory=dict)
+    previous: dict[int | str, Any] = field(default_factory=dict)
     """Trials by number and nodes by name as they were before the present event, the latest change last."""
     line: list[int] | None = None
     """``waiting`` before the present event; None where it did not change."""
@@ -254,7 +254,7 @@ class State(Struct, kw_only=True, eq=False):
 
     def begin(self, event: Event) -> None:
         """Note what an event changes from now on."""
-        self.changed, self.before, self.line, self.members = False, {}, None, MEMBER_VALUES(self)
+        self.changed, self.previous, self.line, self.members = False, {}, None, MEMBER_VALUES(self)
         self.free.begin()
         self._end_attempts(event)
 
@@ -273,14 +273,14 @@ class State(Struct, kw_only=True, eq=False):
     def put_trial(self, trial: Trial) -> None:
         """Add or replace a trial; indexes and rungs follow."""
         number = trial.number
-        before = self._touch(number, self.trials.get(number))
+        previous = self._touch(number, self.trials.get(number))
         self.trials[number] = trial
-        if before is None or before.status != trial.status:
-            self._count(before, trial)
+        if previous is None or previous.status != trial.status:
+            self._count(previous, trial)
         elif trial.status == "running":
             self.active[number] = trial.attempt
-        if before is None or before.results is not trial.results:
-            for level in range(0 if before is None else len(before.results), len(trial.results)):
+        if previous is None or previous.results is not trial.results:
+            for level in range(0 if previous is None else len(previous.results), len(trial.results)):
                 insort(self.rungs[level].reached, (trial.results[level], number))
 
     def drop_trial(self, number: int) -> None:
@@ -288,20 +288,20 @@ class State(Struct, kw_only=True, eq=False):
         self._touch(number, self.trials[number])
         self._count(self.trials.pop(number), None)
 
-    def _count(self, before: Trial | None, after: Trial | None) -> None:
+    def _count(self, previous: Trial | None, current: Trial | None) -> None:
         """Let the indexes follow a status that changed."""
-        if before is not None:
-            self.counts[before.status] -= 1
-            if before.status == "running":
-                del self.active[before.number]
-            elif before.status == "paused":
-                self.rungs[len(before.results) - 1].leave((before.results[-1], before.number))
-        if after is not None:
-            self.counts[after.status] += 1
-            if after.status == "running":
-                self.active[after.number] = after.attempt
-            elif after.status == "paused":
-                self.rungs[len(after.results) - 1].rest((after.results[-1], after.number))
+        if previous is not None:
+            self.counts[previous.status] -= 1
+            if previous.status == "running":
+                del self.active[previous.number]
+            elif previous.status == "paused":
+                self.rungs[len(previous.results) - 1].leave((previous.results[-1], previous.number))
+        if current is not None:
+            self.counts[current.status] += 1
+            if current.status == "running":
+                self.active[current.number] = current.attempt
+            elif current.status == "paused":
+                self.rungs[len(current.results) - 1].rest((current.results[-1], current.number))
 
     def put_node(self, name: str, node: Node | None) -> None:
         """Replace the health of a node; None: it is healthy."""
@@ -313,11 +313,11 @@ class State(Struct, kw_only=True, eq=False):
         self.line = self.waiting if self.line is None else self.line
         self.changed, self.waiting = True, list(numbers)
 
-    def _touch(self, name: int | str, before: Any) -> Any:
+    def _touch(self, name: int | str, previous: Any) -> Any:
         """Note a trial or node that changes, and return it."""
         self.changed = True
-        self.before[name] = self.before.pop(name, before)
-        return before
+        self.previous[name] = self.previous.pop(name, previous)
+        return previous
 
     def _end_attempts(self, event: Event) -> None:
         """Note the trials whose attempts an event ends."""
@@ -332,19 +332,19 @@ class State(Struct, kw_only=True, eq=False):
         """Return what has changed since ``begin``, as plain JSON."""
         opening = isinstance(event, Opened)
         trials, nodes, slots = Changes(), Changes(), dict[str, None]()
-        for name in reversed(self.before):
-            before = self.before[name]
+        for name in reversed(self.previous):
+            previous = self.previous[name]
             if isinstance(name, str):
-                after: Any = self.health.get(name)
+                current: Any = self.health.get(name)
                 slots |= dict.fromkeys(self.nodes.get(name, ()))
-                if before != after:
-                    nodes[name] = _changed_members(before or Node(), after)
+                if previous != current:
+                    nodes[name] = _changed_members(previous or Node(), current)
                 continue
-            after = self.trials.get(name)
-            for trial in (before, after):
+            current = self.trials.get(name)
+            for trial in (previous, current):
                 slots |= dict.fromkeys(() if trial is None else trial.slots)
-            if before != after:
-                trials[str(name)] = _changed_members(before or Trial(number=name), after)
+            if previous != current:
+                trials[str(name)] = _changed_members(previous or Trial(number=name), current)
         parts: Changes = {
             "trials": trials,
             "nodes": nodes,
@@ -352,7 +352,7 @@ class State(Struct, kw_only=True, eq=False):
             "free": self.free.changes(slots, whole=opening) if self.free.changed else None,
         }
         after_members = zip(MEMBERS, self.members, MEMBER_VALUES(self))
-        changed = {name: _plain(after) for name, before, after in after_members if before != after}
+        changed = {name: _plain(current) for name, previous, current in after_members if previous != current}
         return {name: part for name, part in parts.items() if part} | changed
 
     def apply(self, event: Event, changes: Written) -> None:
@@ -361,7 +361,7 @@ class State(Struct, kw_only=True, eq=False):
         InputError where they do not fit, or are of a newer program.
         """
         self._end_attempts(event)
-        self.before = {}
+        self.previous = {}
         try:
             if isinstance(event, Opened):
                 self.open(event.plan, event.slots)
@@ -378,8 +378,8 @@ class State(Struct, kw_only=True, eq=False):
             members = to_builtins(changed)
             if "failure" in members:
                 members["failure"] = changed.failure
-            before = self.trials.get(number)
-            self.put_trial(Trial(number=number, **members) if before is None else replace(before, **members))
+            previous = self.trials.get(number)
+            self.put_trial(Trial(number=number, **members) if previous is None else replace(previous, **members))
 
     def _apply_nodes(self, text: Raw) -> None:
         for name, changed in NODES.decode(text).items():
@@ -401,7 +401,9 @@ INDEXED = ("plan", "slots", "nodes", "free", "health", "trials", "active", "coun
 """Fields of a state that an opening gives, that follow from others, or that changes have in a form of their own."""
 
 MEMBERS = tuple(
-    name for name in State.__struct_fields__ if name not in (*INDEXED, "ended", "changed", "before", "line", "members")
+    name
+    for name in State.__struct_fields__
+    if name not in (*INDEXED, "ended", "changed", "previous", "line", "members")
 )
 """Fields that changes hold whole."""
 
@@ -444,24 +446,24 @@ READERS: dict[str, Callable[[State, Raw], None]] = {
 """Readers of all changes by name."""
 
 
-def _changed_members(before: Struct, after: Struct | None) -> Changes | None:
+def _changed_members(previous: Struct, current: Struct | None) -> Changes | None:
     """Return changed members of a trial or node; None: removed."""
-    if after is None:
+    if current is None:
         return None
-    names = after.__struct_fields__
-    return {name: _plain(value) for name in names if (value := getattr(after, name)) != getattr(before, name)}
+    names = current.__struct_fields__
+    return {name: _plain(value) for name in names if (value := getattr(current, name)) != getattr(previous, name)}
 
 
-def edit_of(before: list[int], after: list[int]) -> list[Any]:
+def edit_of(previous: list[int], current: list[int]) -> list[Any]:
     """Return the edit of a list: [start, stop, numbers].
 
     >>> edit_of([1, 2, 3, 4], [1, 9, 4])
     [1, 3, [9]]
     """
-    least = min(len(before), len(after))
-    start = _longest(least, lambda count: before[:count] == after[:count])
-    end = _longest(least - start, lambda count: before[len(before) - count :] == after[len(after) - count :])
-    return [start, len(before) - end, after[start : len(after) - end]]
+    least = min(len(previous), len(current))
+    start = _longest(least, lambda count: previous[:count] == current[:count])
+    end = _longest(least - start, lambda count: previous[len(previous) - count :] == current[len(current) - count :])
+    return [start, len(previous) - end, current[start : len(current) - end]]
 
 
 def _longest(limit: int, holds: Callable[[int], bool]) -> int:

@@ -48,8 +48,8 @@ def space_of(parameters: Mapping[str, Parameter], source: str = "campaign") -> S
     while len(ordered) < len(parameters):
         ready = [path for path, p in parameters.items() if path not in ordered and all(w in ordered for w in p.when)]
         if not ready:
-            left = sorted(set(parameters) - set(ordered))
-            raise InputError(f"{source}: search.space: the conditions of {', '.join(left)} form a circle; remove one")
+            rest = sorted(set(parameters) - set(ordered))
+            raise InputError(f"{source}: search.space: the conditions of {', '.join(rest)} form a circle; remove one")
         ordered.update({path: parameters[path] for path in ready})
     return Space(parameters=ordered)
 
@@ -130,13 +130,13 @@ def value_at(parameter: Parameter, fraction: float) -> Any:
     return int(value) if isinstance(parameter, IntRange) else float(value)
 
 
-def random_point(space: Space, generator: np.random.Generator, given: Point | None = None) -> Point:
-    """A point drawn at random, except for the ``given`` values."""
-    given = given or {}
+def random_point(space: Space, generator: np.random.Generator, fixed: Point | None = None) -> Point:
+    """Return a point drawn at random, except for the ``fixed`` values."""
+    fixed = fixed or {}
 
     def value_of(path: str, parameter: Parameter) -> Any:
         fraction = float(generator.random())  # drawn in any case, so that given values do not shift the others
-        return given[path] if path in given else value_at(parameter, fraction)
+        return fixed[path] if path in fixed else value_at(parameter, fraction)
 
     return space.point(value_of)
 
