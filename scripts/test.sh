@@ -13,6 +13,8 @@ bash scripts/links.sh
 (cd .links && mypy --config-file ../pyproject.toml -p hydragnn)
 echo "== import directions"
 (cd .links && PYTHONPATH=. lint-imports --config ../pyproject.toml)
+echo "== docstrings and names"
+python -m tests.style
 echo "== tests"
 # three processes even on two cores, since tests of schedulers and of interrupted processes mostly wait
 exec python -m pytest -n "${TEST_PROCESSES:-3}" --dist worksteal "$@"

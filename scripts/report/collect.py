@@ -1,7 +1,7 @@
-"""Reading campaign, ensemble and run folders into facts."""
+"""Read campaign, ensemble and run folders into facts."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,28 +12,27 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import DAMAGED_ARRAYS, read_sealed
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.ensemble.calibration.reading import calibration_from_json
+from hydragnn.ensemble.domain import joint_score
+from hydragnn.hpo import TrialHistory, campaign_history, campaign_records, parameter_importance
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
-from hydragnn.scripts.report.ablation_facts import ablation_facts
-from hydragnn.scripts.report.campaign_facts import campaign_facts
-from hydragnn.scripts.report.data_facts import data_facts, units_of_branches, with_store
-from hydragnn.scripts.report.domain_figures import domain_facts
+from hydragnn.scripts.report.data_facts import data_facts, run_points, units_of_branches, with_store
 from hydragnn.scripts.report.facts import (
+    Ablation,
     CampaignFacts,
     ClassPoints,
     DataFacts,
+    DomainFacts,
     EnsembleFacts,
     Facts,
     FieldScores,
     Member,
     Part,
     Points,
-    RunFacts,
     Scores,
-    Values,
+    Trial,
 )
-from hydragnn.scripts.report.run_points import run_points
-from hydragnn.scripts.report.verdict import join
+from hydragnn.scripts.report.words import join
 
 Kind = Literal["ensemble", "campaign", "run"]
 MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaign", "record.json": "run"}
@@ -46,11 +45,11 @@ METRICS = (
     *("mae", "rmse", "r2"),
     *("accuracy", "balanced_accuracy", "error_rate", "auroc", "nll", "brier", "ece"),
 )
-"""What predictors are compared by: numbers, and classes."""
+"""Metrics of predictors: of numbers, and of classes."""
 
 
 def folder_kind(folder: Path) -> Kind:
-    """What made a folder; InputError where it is none of the three.
+    """Return the kind of a folder; InputError where it is none of the three.
 
     The order matters: an ensemble's member holds a record, an ensemble may lie inside a campaign.
     """
@@ -67,34 +66,38 @@ def folder_kind(folder: Path) -> Kind:
 def collect(
     source: Path, *, campaign: Path | None = None, ensemble: Path | None = None, store: Path | None = None
 ) -> Facts:
-    """Everything that the report on ``source`` shows; companions are used where they are given or known.
+    """Return all that the report on ``source`` shows, with the campaign of an ensemble where it is found.
 
     ``store`` is where the data lie now, if they were moved; InputError where it holds other graphs.
     """
     kind = folder_kind(source)
-    campaign = source if kind == "campaign" else campaign
     ensemble = source if kind == "ensemble" else ensemble
-    ensemble_part = ensemble_facts(ensemble) if ensemble else None
-    campaign = campaign or (_campaign_of(ensemble_part) if ensemble_part else None)
+    built = ensemble_facts(ensemble) if ensemble else None
+    campaign = source if kind == "campaign" else campaign or (_campaign_of(built) if built else None)
     searched = campaign_facts(campaign) if campaign else None
-    run = RunFacts(folder=source, record=read_record(source)) if kind == "run" else None
-    whole, branch = _resolved(ensemble_part, searched, run), ensemble_part.branch if ensemble_part else ""
+    run = read_record(source) if kind == "run" else None
+    records = list(_records(run, searched, built))
+    whole = records[0].config if records else searched.config if searched else {}
+    branch = built.branch if built else ""
     resolved = of_one_branch(whole, branch)
     if store is not None:
-        resolved = with_store(resolved, store, _data_hash(ensemble_part, searched, run, branch))
-    data, problem = _data(resolved, ensemble_part)
-    units = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else units_of_branches(resolved)
-    parts = dict(ensemble_part.parts) if ensemble_part else {}
-    record = run.record if run else searched.best.record if searched and searched.best else None
+        hashes = [record.of_branch(branch).data_hash for record in records]
+        resolved = with_store(resolved, store, next(filter(None, hashes), ""))
+    data, problem = _data(resolved, built)
+    parts = dict(built.parts) if built else {}
+    best = searched.best if searched else None
+    record = run or (best.record if best else None)
     if not parts and record is not None:
-        parts = record_parts(record, units)
-        there = record if store is None else replace(record, config=dict(resolved))
-        parts = _with_points(
-            parts, source if run else searched.best.folder if searched and searched.best else source, there
-        )
+        fields = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else None
+        parts = record_parts(record, units_of_branches(resolved) if fields is None else fields)
+        config = record.config if store is None else resolved
+        parts = _with_points(parts, source if run or not best else best.folder, config)
+    names = [scores.field for part in parts.values() for scores in part.scores]
+    names = list(dict.fromkeys(names)) or [str(head["field"]) for head in heads_of(resolved)]
+    title = join([name.replace("_", " ") for name in names]) or source.resolve().name
     return Facts(
-        title=_title(source, parts, resolved),
-        kind="ensemble" if ensemble_part else kind,
+        title=title[:1].upper() + title[1:],
+        kind="ensemble" if built else kind,
         folder="/".join(source.resolve().parts[-2:]),
         config=searched.config if searched else whole,
         resolved=resolved,
@@ -102,7 +105,7 @@ def collect(
         stores={one["name"]: str(one["data"]["store"]) for one in whole.get("branches", [])},
         run=run,
         campaign=searched,
-        ensemble=ensemble_part,
+        ensemble=built,
         data=data,
         data_problem=problem,
         parts=parts,
@@ -110,68 +113,108 @@ def collect(
     )
 
 
-def _title(source: Path, parts: Mapping[str, Part], config: Mapping[str, Any]) -> str:
-    """What is predicted, as a heading; the folder's name where that is unknown."""
-    names = [scores.field for part in parts.values() for scores in part.scores]
-    names = list(dict.fromkeys(names)) or [str(head["field"]) for head in heads_of(config)]
-    title = join([name.replace("_", " ") for name in names]) or source.resolve().name
-    return title[:1].upper() + title[1:]
-
-
 def _campaign_of(ensemble: EnsembleFacts) -> Path | None:
-    """The campaign that an ensemble names, if it lies in the ensemble's folder or beside it."""
-    named = (ensemble.description.get("selection") or {}).get("campaign")
+    """Return the campaign that an ensemble names, from the ensemble's folder or beside it."""
+    named = ensemble.selection.get("campaign")
     if not isinstance(named, str) or not named:
         return None
-    here = ensemble.folder.resolve()
-    places = [place / Path(named).name for place in (here, here.parent)] + [here.parent]
+    own = ensemble.folder.resolve()
+    places = [own / Path(named).name, own.parent / Path(named).name, own.parent]
     return next((p for p in places if p.name == Path(named).name and (p / "campaign.json").is_file()), None)
 
 
-def _records(ensemble: EnsembleFacts | None, campaign: CampaignFacts | None, run: RunFacts | None) -> list[RunRecord]:
-    """The records of all runs, first those that speak for all: of the run, of the best trial, of the first member that has one."""
+def _records(
+    run: RunRecord | None, campaign: CampaignFacts | None, ensemble: EnsembleFacts | None
+) -> Iterator[RunRecord]:
+    """Yield the records of all runs: of the run, the best trial, the other trials, the members."""
     trials = [trial.record for trial in (campaign.best, *campaign.trials) if trial] if campaign else []
     members = [member.record for member in ensemble.members] if ensemble else []
-    return [record for record in (run.record if run else None, *trials, *members) if record is not None]
-
-
-def _resolved(
-    ensemble: EnsembleFacts | None, campaign: CampaignFacts | None, run: RunFacts | None
-) -> Mapping[str, Any]:
-    """A complete configuration that speaks for all; that of the campaign where no run has one."""
-    records = _records(ensemble, campaign, run)
-    return records[0].config if records else campaign.config if campaign else {}
-
-
-def _data_hash(
-    ensemble: EnsembleFacts | None, campaign: CampaignFacts | None, run: RunFacts | None, branch: str
-) -> str:
-    """The hash of the data that the runs were trained on; empty where none says so."""
-    hashes = [record.of_branch(branch).data_hash for record in _records(ensemble, campaign, run)]
-    return next(filter(None, hashes), "")
+    return filter(None, (run, *trials, *members))
 
 
 def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[DataFacts | None, str]:
-    """The data behind the configuration, or one sentence on why it cannot be shown."""
+    """Return the data behind the configuration, or one sentence on why they cannot be shown."""
     if not config:
         return None, "no run has left a record of its training"
     if "branches" in config:
-        stores = [f"{branch['name']} ({branch['data']['store']})" for branch in config["branches"]]
-        return (
-            None,
-            f"there are several data sets, {join(stores)}, and a page shows one; make the report of a branch's ensemble",
-        )
+        stores = join([f"{branch['name']} ({branch['data']['store']})" for branch in config["branches"]])
+        advice = "and a page shows one; make the report of a branch's ensemble"
+        return None, f"there are several data sets, {stores}, {advice}"
     try:
         run = _run_config(config)
         moved = ensemble.description.get("data", {}).get("store") if ensemble else None
-        beside = (ensemble.folder / moved).resolve() if ensemble and moved else run.data.store
-        return data_facts(run, run.data.store if run.data.store.exists() else beside), ""
+        nearby = (ensemble.folder / moved).resolve() if ensemble and moved else run.data.store
+        return data_facts(run, run.data.store if run.data.store.exists() else nearby), ""
     except InputError as error:
         return None, str(error)
 
 
+def campaign_facts(folder: Path) -> CampaignFacts:
+    """Return the contents of a campaign folder; InputError where it is missing or damaged."""
+    history = campaign_history(folder)
+    records = {number: record for number, record, _ in campaign_records(folder)}
+    return CampaignFacts(
+        folder=folder,
+        config=history.settings.base,
+        search=history.settings.search.to_json(),
+        objective=objective_name(history.settings.search.objective),
+        rungs=history.rungs[:-1],
+        trials=tuple(_trial(trial, records.get(trial.number)) for trial in history.trials),
+        importances=parameter_importance(folder),
+        seconds=history.seconds,
+        timeline=history.timeline,
+        left_out=history.settings.left_out or {},
+        sampler=history.sampler,
+    )
+
+
+def objective_name(objective: str | Mapping[str, float]) -> str:
+    """Return the objective in words.
+
+    >>> objective_name({"energy": 1.0, "forces": 2.0})
+    'relative error (energy 1, forces 2)'
+    """
+    if isinstance(objective, str):
+        return objective
+    return "relative error (" + ", ".join(f"{field} {weight:g}" for field, weight in objective.items()) + ")"
+
+
+def _trial(trial: TrialHistory, record: RunRecord | None) -> Trial:
+    """Return a trial; one that failed or was lost has no objective, whatever an earlier rung gave."""
+    ended_badly = trial.status in ("failed", "lost")
+    kind, _, message = (trial.failure or "").partition(": ") if ended_badly else ("", "", "")
+    return Trial(
+        number=trial.number,
+        folder=trial.folder,
+        parameters=trial.values,
+        objective=None if ended_badly else trial.value,
+        record=record,
+        status=trial.status,
+        reason=message,
+        failure_kind=kind,
+    )
+
+
+def ablation_facts(folder: Path) -> tuple[Ablation, ...]:
+    """Return the rows of ``ablation.json``, none without the file; InputError where it is damaged."""
+    path = folder / "ablation.json"
+    if not path.is_file():
+        return ()
+    try:
+        return tuple(
+            Ablation(
+                field=str(field),
+                unit=str(values.get("unit", "")),
+                **{key: float(values[key]) for key in ("with_edges", "without_edges", "trivial")},
+            )
+            for field, values in read_sealed(path).items()
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is not an ablation ({error!r}); remove it or repeat the ablation") from error
+
+
 def ensemble_facts(folder: Path) -> EnsembleFacts:
-    """An ensemble folder; InputError where a file of it is missing or damaged."""
+    """Return the contents of an ensemble folder; InputError where a file is missing or damaged."""
     description = read_sealed(folder / "ensemble.json")
     evaluation = read_sealed(folder / "evaluation.json") if (folder / "evaluation.json").is_file() else {}
     arrays = _arrays(folder / "evaluation.npz")
@@ -181,30 +224,21 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
         nominal = float(evaluation.get("nominal", description.get("nominal", 0.9)))
         if not 0 < nominal < 1:
             raise ValueError(f"intervals that hold a share of {nominal}")
-        members = tuple(_member(folder, entry) for entry in description["members"])
-        parts = {
-            name: Part(
-                name=name,
-                scores=tuple(field_scores(field, scores) for field, scores in fields.items()),
-                points=_all_points(name, fields, arrays),
-                class_points=_class_points(name, fields, arrays),
-            )
-            for name, fields in evaluation.get("parts", {}).items()
-        }
+        targets = description.get("targets") or []
         return EnsembleFacts(
             folder=folder,
             nominal=nominal,
-            members=members,
-            parts=parts,
+            members=tuple(_member(folder, entry) for entry in description["members"]),
+            parts={name: _part(name, fields, arrays) for name, fields in evaluation.get("parts", {}).items()},
             description=description,
-            branch=_branch_of(description.get("targets") or []),
+            branch=str(targets[0].get("branch", "")) if targets else "",
             calibration={
                 name: calibration_from_json(value).sentence
                 for name, value in description.get("calibration", {}).items()
             },
             speed=_number((evaluation.get("timing") or {}).get("graphs_per_second")),
             failed={name: graphs for name, graphs in evaluation.get("failed", {}).items() if graphs},
-            domain=domain_facts(evaluation, arrays),
+            domain=_domain(evaluation.get("domain"), arrays),
         )
     except InputError:
         raise
@@ -230,8 +264,57 @@ def _member(folder: Path, entry: Mapping[str, Any]) -> Member:
     return Member(name=str(entry["name"]), weight=float(entry["weight"]), record=record)
 
 
-def _scores(name: str, values: Mapping[str, Any]) -> Scores:
-    return Scores(name=name, values={key: _number(values[key]) for key in METRICS if key in values})
+def _part(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> Part:
+    """Return one part of ``evaluation.json`` with its rows from ``evaluation.npz``."""
+    points = {
+        field: _points(field, str(scores.get("unit", "")), f"{name}/{field}/", arrays)
+        for field, scores in fields.items()
+    }
+    return Part(
+        name=name,
+        scores=tuple(field_scores(field, scores) for field, scores in fields.items()),
+        points={field: rows for field, rows in points.items() if rows is not None},
+    )
+
+
+def _points(field: str, unit: str, prefix: str, arrays: Mapping[str, Any]) -> Points | ClassPoints | None:
+    """Return the rows of a field that have a label; None without any."""
+    rows = {key: arrays[prefix + key] for key in ROWS if prefix + key in arrays}
+    if "probability" in rows:
+        return ClassPoints(
+            field=field,
+            target=np.asarray(rows["target"], dtype=np.int64),
+            probability=np.asarray(rows["probability"], dtype=np.float64),
+            graph=np.asarray(rows["graph"], dtype=np.int64),
+            set=np.asarray(rows["set"], dtype=np.bool_),
+        )
+    if "mean" not in rows or not len(rows["target"]):
+        return None
+    labelled = np.isfinite(np.asarray(rows["target"], dtype=np.float64))
+    keys = [key for key in ("target", "mean", "std", "lower", "upper") if key in rows]
+    values = {key: np.asarray(rows[key], dtype=np.float64)[labelled] for key in keys}
+    return Points(field=field, unit=unit, graph=np.asarray(rows["graph"], dtype=np.int64)[labelled], **values)
+
+
+def _domain(domain: Mapping[str, Any] | None, arrays: Mapping[str, Any]) -> DomainFacts | None:
+    """Return the training domain in ``evaluation.json``; None without detectors."""
+    if not domain or not domain["detectors"]:
+        return None
+    names = tuple(str(name) for name in domain["detectors"])
+    rows = {part: np.asarray(arrays[f"{part}/domain/scores"], dtype=np.float64) for part in domain["flagged"]}
+    if any(values.ndim != 2 or values.shape[1] != len(names) for values in rows.values()):
+        raise ValueError("scores of the domain that do not fit its detectors")
+    by_detector = domain["flagged_by_detector"].items()
+    return DomainFacts(
+        allowed=float(domain["false_alarms"]),
+        flagged={part: float(share) for part, share in domain["flagged"].items()},
+        by_detector={part: {name: float(shares[name]) for name in names} for part, shares in by_detector},
+        scores={part: joint_score(dict(zip(names, values.T)), len(values)) for part, values in rows.items()},
+    )
+
+
+def _scores(name: str, values: Mapping[str, Any], prefix: str = "") -> Scores:
+    return Scores(name=name, values={key: _number(values[prefix + key]) for key in METRICS if prefix + key in values})
 
 
 def _number(value: Any) -> float:
@@ -239,10 +322,10 @@ def _number(value: Any) -> float:
 
 
 def field_scores(field: str, values: Mapping[str, Any]) -> FieldScores:
-    """One field's entry of ``evaluation.json``."""
+    """Return one field's entry of ``evaluation.json``."""
     members = tuple(_scores(str(member["name"]), member) for member in values.get("members", []))
     best = next((member for member in members if member.name == str(values.get("best_member"))), None)
-    compared = values.get("best_member") != ""  # else they were asked about different graphs
+    compared = values.get("best_member") != ""  # else they predicted different graphs
     ensemble = values.get("ensemble") or {}
     return FieldScores(
         field=field,
@@ -256,113 +339,49 @@ def field_scores(field: str, values: Mapping[str, Any]) -> FieldScores:
     )
 
 
-def _all_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Points]:
-    points_of: dict[str, Points] = {}
-    for field, scores in fields.items():
-        prefix = f"{part}/{field}/"
-        if f"{prefix}mean" not in arrays:
-            continue
-        rows = {key: arrays.get(prefix + key) for key in ("std", "lower", "upper")}
-        floats = {key: None if value is None else np.asarray(value, dtype=np.float64) for key, value in rows.items()}
-        points = Points(
-            field=field,
-            unit=str(scores.get("unit", "")),
-            target=np.asarray(arrays[f"{prefix}target"], dtype=np.float64),
-            mean=np.asarray(arrays[f"{prefix}mean"], dtype=np.float64),
-            graph=np.asarray(arrays[f"{prefix}graph"], dtype=np.int64),
-            **floats,
-        )
-        if len(points.target):
-            points_of[field] = _labelled(points)
-    return points_of
-
-
-def _class_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, ClassPoints]:
-    return {
-        field: ClassPoints(
-            field=field,
-            target=np.asarray(arrays[f"{part}/{field}/target"], dtype=np.int64),
-            probability=np.asarray(arrays[f"{part}/{field}/probability"], dtype=np.float64),
-            graph=np.asarray(arrays[f"{part}/{field}/graph"], dtype=np.int64),
-            set=np.asarray(arrays[f"{part}/{field}/set"], dtype=np.bool_),
-        )
-        for field in fields
-        if f"{part}/{field}/probability" in arrays
-    }
-
-
-def _labelled(points: Points) -> Points:
-    """The rows that have a target: a missing label is NaN."""
-    known = np.isfinite(points.target)
-    if known.all():
-        return points
-
-    def first_rows(values: Values | None) -> Values | None:
-        return None if values is None else values[known]
-
-    return replace(
-        points,
-        target=points.target[known],
-        mean=points.mean[known],
-        graph=points.graph[known],
-        std=first_rows(points.std),
-        lower=first_rows(points.lower),
-        upper=first_rows(points.upper),
-    )
-
-
 def record_parts(record: RunRecord, units: Mapping[str, str]) -> dict[str, Part]:
-    """The errors that a single run kept, as parts: validation always, test where it was evaluated."""
+    """Return the errors in a run's record: validation always, test where it was evaluated."""
     parts: dict[str, Part] = {}
     for name in ("valid", "test"):
-        fields = sorted(
-            {key.split("/")[1] for key in record.best if key.startswith(f"{name}/") and key.count("/") == 2}
-        )
-        if fields:
-            scores = tuple(_record_scores(record, name, field, units.get(field, "")) for field in fields)
-            parts[name] = Part(name=name, scores=scores)
+        paths = [key.split("/") for key in record.best if key.count("/") == 2]
+        scores = []
+        for field in sorted({field for part, field, _ in paths if part == name}):
+            model = _scores("model", record.best, f"{name}/{field}/")
+            trivial = _scores("trivial", record.trivial, f"{name}/{field}/")
+            unit = units.get(field, "")
+            scores.append(
+                FieldScores(field=field, unit=unit, trivial=trivial, members=(model,), best_member=model, ensemble=None)
+            )
+        if scores:
+            parts[name] = Part(name=name, scores=tuple(scores))
     return parts
 
 
-def _with_points(parts: dict[str, Part], folder: Path, record: RunRecord) -> dict[str, Part]:
-    """The validation part with predictions of the run's own model, where the run still has model and store; InputError where the model is damaged."""
+def _with_points(parts: dict[str, Part], folder: Path, table: Mapping[str, Any]) -> dict[str, Part]:
+    """Return the parts with validation predictions of the run's own model, where model and store remain."""
     if "valid" not in parts or not (folder / "model" / "model.json").is_file():
         return parts
-    points = _points_of_branches(folder, record)
-    known = {scores.field for scores in parts["valid"].scores}
-    own = {name: values for name, values in points.items() if name in known}
-    numbers = {name: values for name, values in own.items() if isinstance(values, Points)}
-    classes = {name: values for name, values in own.items() if isinstance(values, ClassPoints)}
-    return {**parts, "valid": replace(parts["valid"], points=numbers, class_points=classes)}
-
-
-def _points_of_branches(folder: Path, record: RunRecord) -> dict[str, Points | ClassPoints]:
-    """What the run's model says about validation graphs, of every branch."""
-    branched = "branches" in record.config
-    config = BranchedConfig.parse(record.config) if branched else _run_config(record.config)
+    config = BranchedConfig.parse(table) if "branches" in table else _run_config(table)
     names = [branch.name for branch in config.branches]
     models = [load_model(folder / "model", branch=name) for name in names]
     try:
         every = [run_points(model, config.of_branch(name)) for model, name in zip(models, names, strict=True)]
     except InputError:
-        return {}  # the store is gone, or holds something else by now
-    return {name: points for each in every for name, points in each.items()}
-
-
-def _branch_of(targets: Sequence[Mapping[str, Any]]) -> str:
-    """The branch that an ensemble predicts; empty where there are no branches."""
-    return str(targets[0].get("branch", "")) if targets else ""
+        return parts  # the store is gone, or holds something else by now
+    points = {name: points for each in every for name, points in each.items()}
+    own = {scores.field: points[scores.field] for scores in parts["valid"].scores if scores.field in points}
+    return {**parts, "valid": replace(parts["valid"], points=own)}
 
 
 def of_one_branch(config: Mapping[str, Any], branch: str) -> Mapping[str, Any]:
-    """The configuration as an ensemble of one branch sees it; that of all where no branch is named."""
+    """Return the configuration of one branch; the whole one where no branch is named."""
     if not branch or "branches" not in config:
         return config
     return parse_config(dict(config)).of_branch(branch).to_json()
 
 
 def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tables of all heads, with their targets' names: ``energy@metals`` where there are branches.
+    """Return the tables of all heads, with their targets' names: ``energy@metals`` where there are branches.
 
     >>> heads_of({"branches": [{"name": "metals", "heads": [{"field": "energy", "forces": None}]}]})
     [{'field': 'energy@metals', 'forces': None}]
@@ -376,21 +395,4 @@ def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _run_config(config: Mapping[str, Any]) -> RunConfig:
-    known = {key: value for key, value in config.items() if key in RunConfig.model_fields}
-    return RunConfig.parse(known)
-
-
-def _record_scores(record: RunRecord, part: str, field: str, unit: str) -> FieldScores:
-    def scores(name: str, values: Mapping[str, float]) -> Scores:
-        known = {key: values.get(f"{part}/{field}/{key}") for key in METRICS}
-        return _scores(name, {key: value for key, value in known.items() if value is not None})
-
-    model = scores("model", record.best)
-    return FieldScores(
-        field=field,
-        unit=unit,
-        trivial=scores("trivial", record.trivial),
-        members=(model,),
-        best_member=model,
-        ensemble=None,
-    )
+    return RunConfig.parse({key: value for key, value in config.items() if key in RunConfig.model_fields})

@@ -1,4 +1,4 @@
-"""What the store behind a run, search or ensemble holds, at a glance."""
+"""Contents of the store behind a report, and predictions of a single run on it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,23 +10,25 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
-from hydragnn.datasets import GraphStore, disk_store, open_store
-from hydragnn.datasets.split import Split, make_split
+from hydragnn.datasets import Budget, GraphStore, WithoutEdges, disk_store, make_split, open_store, pack
 from hydragnn.datasets.tools import present_graphs, store_notes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.texts import NAME, Texts
+from hydragnn.models import Categorical, Distribution, Target, TrainedModel, concatenate_distributions
 from hydragnn.runs.moved import is_data
-from hydragnn.scripts.report.facts import DataFacts, Target, Values
+from hydragnn.scripts.report import facts
+from hydragnn.scripts.report.facts import ClassPoints, DataFacts, Points
 
-SAMPLE_NODES = 400_000  # enough for a histogram, little enough for any store
-SAMPLE_GRAPHS = 2_000
+SAMPLE_GRAPHS, SAMPLE_NODES = 2_000, 400_000  # enough for a histogram, little enough for any store
+PREDICTED_GRAPHS, PREDICTED_NODES = 400, 40_000  # seconds on one core, and enough for a cloud of dots
+BATCH_NODES = 4_000
 
 
 def data_facts(config: RunConfig, path: Path) -> DataFacts:
-    """The store at ``path``: sizes of all graphs, and compositions and targets of a sample spread evenly over every part.
+    """Return the contents of the store at ``path``.
 
-    InputError where the store is no longer where the configuration says, or the split no longer fits it.
+    InputError where there is no store, or where the split does not fit it.
     """
     store = open_store(path)
     split = make_split(store, config.split)
@@ -35,13 +37,18 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         name: evenly_spaced(getattr(split, name), sizes.nodes, SAMPLE_GRAPHS, SAMPLE_NODES) for name in split.counts
     }
     fields = {field.name: field for field in store.fields()}
-    target_names = [name for name in config.targets if name in fields]
+    targets = [name for name in config.targets if name in fields]
     kinds = _kind_field(list(fields.values()), config)
     read = {
-        name: store.read(indices, [*target_names, *([kinds.name] if kinds else [])])
+        name: store.read(indices, [*targets, *([kinds.name] if kinds else [])])
         for name, indices in picked.items()
         if len(indices)
     }
+
+    def present(field: Field) -> dict[str, int]:
+        has = present_graphs(store, field)
+        return {name: int(has[getattr(split, name)].sum()) for name in split.counts}
+
     return DataFacts(
         path=path,
         fingerprint=store.fingerprint,
@@ -50,24 +57,18 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         nodes=sizes.nodes,
         edges=sizes.edges,
         parts={name: count for name, count in split.counts.items() if count or name != "calibration"},
-        fields=[{**field.to_json(), "present": _present_in(store, field, split)} for field in store.fields()],
+        fields=[{**field.to_json(), "present": present(field)} for field in store.fields()],
         attributes=dict(store.attributes),
         notes=store_notes(disk) if (disk := disk_store(store)) else (),
         composition=_composition(read, kinds) if kinds else {},
-        composition_of=_composition_name(kinds),
-        targets=tuple(_target(fields[name], read) for name in target_names),
+        composition_of="" if not kinds else "chemical element" if kinds.name == ATOMIC_NUMBERS else kinds.name,
+        targets=tuple(_target(fields[name], read) for name in targets),
         sampled=sum(len(indices) for indices in picked.values()),
     )
 
 
-def _present_in(store: GraphStore, field: Field, split: Split) -> dict[str, int]:
-    """How many graphs of every part have a field."""
-    present = present_graphs(store, field)
-    return {name: int(present[getattr(split, name)].sum()) for name in split.counts}
-
-
 def evenly_spaced(indices: NDArray[np.int64], nodes: NDArray[np.int64], graphs: int, budget: int) -> NDArray[np.int64]:
-    """An even sample of a part: at most ``graphs`` of them, with about ``budget`` nodes at most, and at least one."""
+    """Return an even sample of at most ``graphs`` with about ``budget`` nodes, and one graph at least."""
     if not len(indices):
         return indices
     affordable = int(budget / max(1.0, float(nodes[indices].mean())))
@@ -76,50 +77,39 @@ def evenly_spaced(indices: NDArray[np.int64], nodes: NDArray[np.int64], graphs: 
 
 
 def _kind_field(fields: list[Field], config: RunConfig) -> Field | None:
-    """The field that says what a node is: the species, else the first categorical input of nodes."""
+    """Return the field with the kinds of nodes: species, else the first categorical input."""
     inputs = config.data.inputs
     kinds = [field for field in fields if field.on == "node" and field.classes and field.role == "input"]
     kinds = [field for field in kinds if inputs is None or field.name in inputs or field.name == ATOMIC_NUMBERS]
     return next((field for field in kinds if field.name == ATOMIC_NUMBERS), kinds[0] if kinds else None)
 
 
-def _composition_name(kinds: Field | None) -> str:
-    if kinds is None:
-        return ""
-    return "chemical element" if kinds.name == ATOMIC_NUMBERS else kinds.name
-
-
 def _composition(read: Mapping[str, GraphBatch], kinds: Field) -> dict[str, float]:
     values = np.concatenate([_present_rows(batch, kinds).astype(np.int64) for batch in read.values()])
-    kind_numbers, counts = np.unique(values, return_counts=True)
-    names = [_kind_name(kinds, int(value)) for value in kind_numbers]
+    numbers, counts = np.unique(values, return_counts=True)
+    symbols = chemical_symbols if kinds.name == ATOMIC_NUMBERS else ()
+    names = [symbols[number] if 0 <= number < len(symbols) else str(number) for number in numbers.tolist()]
     return {name: float(count / counts.sum()) for name, count in zip(names, counts)}
 
 
-def _kind_name(kinds: Field, value: int) -> str:
-    if kinds.name == ATOMIC_NUMBERS and 0 <= value < len(chemical_symbols):
-        return str(chemical_symbols[value])
-    return str(value)
-
-
 def _present_rows(batch: GraphBatch, field: Field) -> NDArray[Any]:
-    """All numbers of a field, flat, from the graphs that have it."""
+    """Return all numbers of a field, flat, from the graphs that have it."""
     present = batch.present_items(field.name)
     values = batch[field.name] if present is None else batch[field.name][present]
     return np.asarray(values.reshape(-1).numpy())
 
 
-def _target(field: Field, read: Mapping[str, GraphBatch]) -> Target:
-    values: dict[str, Values] = {
+def _target(field: Field, read: Mapping[str, GraphBatch]) -> facts.Target:
+    parts = {
         name: _present_rows(batch, field).astype(np.float64)
         for name, batch in read.items()
         if field.name in batch.fields
     }
-    return Target(field=field.name, unit=field.unit, on=field.on, components=field.width, parts=values)
+    return facts.Target(field=field.name, unit=field.unit, on=field.on, components=field.width, parts=parts)
 
 
 def with_store(config: Mapping[str, Any], place: Path, data_hash: str) -> Mapping[str, Any]:
-    """The configuration with its store at another place; InputError where there are several, or other graphs there."""
+    """Return the configuration with its store at another place; InputError where that is not its store."""
     if "data" not in config:
         raise InputError(
             f"--store {place}: there is not one store to move; give the report of a branch's ensemble, or of a run"
@@ -134,7 +124,7 @@ def with_store(config: Mapping[str, Any], place: Path, data_hash: str) -> Mappin
 
 
 def units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
-    """The units of the targets of all branches whose stores are there."""
+    """Return the units of the targets of all branches whose stores can be read."""
     units: dict[str, str] = {}
     for branch in config.get("branches", []):
         try:
@@ -143,3 +133,49 @@ def units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
             continue
         units |= {f"{field.name}@{branch['name']}": field.unit for field in fields}
     return units
+
+
+def run_points(model: TrainedModel, config: RunConfig) -> dict[str, Points | ClassPoints]:
+    """Return targets and predictions of a run's model on a sample of validation graphs.
+
+    InputError without its store.
+    """
+    store: GraphStore = open_store(config.data.store)
+    indices = make_split(store, config.split).valid
+    if not config.data.edges:
+        store = WithoutEdges(store)
+    sizes = store.sizes()
+    indices = evenly_spaced(indices, sizes.nodes, PREDICTED_GRAPHS, PREDICTED_NODES)
+    budget = Budget(max_nodes=max(BATCH_NODES, int(sizes.nodes[indices].max())))
+    rows: dict[str, list[tuple[NDArray[Any], Distribution, NDArray[np.int64]]]] = {t.name: [] for t in model.targets}
+    for numbers in pack(sizes, indices, budget):
+        batch = store.read(numbers)
+        prediction = model.predict(batch)
+        for target in model.targets:
+            field = target.field
+            if field.name in batch.fields:
+                owner = batch.owner(field.on)
+                present = batch.present(field.name).index_select(0, owner)
+                labels = batch[field.name][present].reshape(-1).numpy()
+                graph = np.repeat(numbers[owner[present].numpy()], field.width)
+                rows[target.name].append((labels, prediction[target.name].rows(present), graph))
+    return {
+        target.name: _points(target, *zip(*rows[target.name]))
+        for target in model.targets
+        if any(len(graph) for _, _, graph in rows[target.name])
+    }
+
+
+def _points(
+    target: Target,
+    labels: tuple[NDArray[Any], ...],
+    parts: tuple[Distribution, ...],
+    graphs: tuple[NDArray[np.int64], ...],
+) -> Points | ClassPoints:
+    truth, graph, prediction = np.concatenate(labels), np.concatenate(graphs), concatenate_distributions(parts)
+    if isinstance(prediction, Categorical):
+        probability = prediction.probabilities.reshape(-1, prediction.classes).numpy()
+        return ClassPoints(field=target.name, target=truth.astype(np.int64), probability=probability, graph=graph)
+    mean = prediction.mean.reshape(-1).numpy()
+    unit = target.field.unit
+    return Points(field=target.name, unit=unit, target=truth.astype(np.float64), mean=mean, graph=graph)

@@ -1,4 +1,4 @@
-"""What a report is about, as plain values: read once by ``collect``, then only looked at."""
+"""Contents of a report as plain values, read once by ``collect``."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """Errors of one predictor for one field on one part, in the field's unit; NaN where unknown."""
+    """Errors of one predictor for one field on one part, in the field's unit."""
 
     name: str
     values: Mapping[str, float] = member(default_factory=dict)
 
     @property
     def error(self) -> float:
-        """The error that is compared first: mean absolute error of numbers, share of wrong labels of classes."""
+        """Return the mean absolute error, of classes the share of wrong labels."""
         return self.values.get("mae", self.values.get("error_rate", math.nan))
 
     def __getitem__(self, metric: str) -> float:
@@ -35,7 +35,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldScores:
-    """How well one field is predicted on one part, by the trivial predictor, every member and the ensemble."""
+    """Errors of one field on one part: trivial predictor, members and ensemble."""
 
     field: str
     unit: str
@@ -49,19 +49,24 @@ class FieldScores:
 
     @property
     def categorical(self) -> bool:
-        """Classes, not numbers."""
+        """Return True for classes, False for numbers."""
         return "error_rate" in self.of_model.values
 
     @property
     def of_model(self) -> Scores:
-        """What a user would work with: the ensemble, or the best single model where there is none."""
-        best_of_all = self.ensemble or self.best_member
-        return best_of_all if best_of_all is not None else self.trivial
+        """Return the scores of the ensemble, or of the best single model where there is none."""
+        return self.ensemble or self.best_member or self.trivial
+
+    @property
+    def ratio(self) -> float:
+        """Return the model's error divided by the trivial predictor's; NaN where that is unknown or zero."""
+        base = self.trivial.error
+        return self.of_model.error / base if math.isfinite(base) and base > 0 else math.nan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Points:
-    """Targets and predictions of one field on one part, one row per number; ``std`` is the calibrated deviation."""
+    """Targets and predictions of one field on one part, one row per number."""
 
     field: str
     unit: str
@@ -69,22 +74,23 @@ class Points:
     mean: Values
     graph: NDArray[np.int64]
     std: Values | None = None
+    """Calibrated deviations."""
     lower: Values | None = None
     upper: Values | None = None
 
     @property
     def error(self) -> Values:
-        """Prediction minus target."""
+        """Return prediction minus target."""
         return self.mean - self.target
 
     @property
     def spread(self) -> Values | None:
-        """Calibrated standard deviation; None where the prediction has none."""
+        """Return calibrated standard deviations; None where predictions have none."""
         return self.std if self.std is not None and float(self.std.max(initial=0.0)) > 0 else None
 
     @property
     def covered(self) -> NDArray[np.bool_] | None:
-        """Return True for each target inside its interval; None where there are no intervals."""
+        """Return True for each target inside its interval; None without intervals."""
         if self.lower is None or self.upper is None:
             return None
         return np.asarray((self.target >= self.lower) & (self.target <= self.upper))
@@ -92,40 +98,48 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassPoints:
-    """Labels and predicted probabilities of one categorical field on one part, one row per label."""
+    """Labels and probabilities of one categorical field on one part, one row per label."""
 
     field: str
     target: NDArray[np.int64]
     probability: Values
     graph: NDArray[np.int64]
     set: NDArray[np.bool_] | None = None
-    """Which classes belong to each conformal set; None where there are none."""
+    """Classes of each conformal set; None without sets."""
 
     @property
     def label(self) -> NDArray[np.int64]:
-        """The likeliest class."""
+        """Return the likeliest classes."""
         return self.probability.argmax(axis=1)
 
     @property
     def covered(self) -> NDArray[np.bool_] | None:
-        """Return True for each label in its set; None where there are no sets."""
+        """Return True for each label in its set; None without sets."""
         return None if self.set is None else self.set[np.arange(len(self.target)), self.target]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Part:
-    """Everything known about predictions on one part (test, valid)."""
+    """Scores and predictions on one part of the data (test, valid)."""
 
     name: str
     scores: tuple[FieldScores, ...]
-    points: Mapping[str, Points] = member(default_factory=dict)
-    class_points: Mapping[str, ClassPoints] = member(default_factory=dict)
+    points: Mapping[str, Points | ClassPoints] = member(default_factory=dict)
 
     @property
-    def all_points(self) -> Mapping[str, Points | ClassPoints]:
-        """Rows of every field, in the order of the scores."""
-        both: dict[str, Points | ClassPoints] = {**self.points, **self.class_points}
-        return {scores.field: both[scores.field] for scores in self.scores if scores.field in both}
+    def numbers(self) -> dict[str, Points]:
+        """Return the points of numeric fields."""
+        return {name: points for name, points in self.points.items() if isinstance(points, Points)}
+
+    @property
+    def classes(self) -> dict[str, ClassPoints]:
+        """Return the points of categorical fields."""
+        return {name: points for name, points in self.points.items() if isinstance(points, ClassPoints)}
+
+
+def judged_part(parts: Mapping[str, Part]) -> Part | None:
+    """Return the part that is judged: test, else graphs that members held out, else validation."""
+    return parts.get("test") or parts.get("held-out") or parts.get("valid")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -138,33 +152,8 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EnsembleFacts:
-    """An ensemble folder as read."""
-
-    folder: Path
-    nominal: float
-    members: tuple[Member, ...]
-    parts: Mapping[str, Part]
-    description: Mapping[str, Any]
-    branch: str
-    """The branch that it predicts; empty where there are no branches."""
-    calibration: Mapping[str, str]
-    """How the intervals of every field are made, in words."""
-    speed: float
-    """Graphs per second that all members together predict; NaN where unknown."""
-    failed: Mapping[str, Mapping[str, str]]
-    """Graphs that could not be predicted, by part, with the reason."""
-    domain: "DomainFacts | None" = None
-
-    @property
-    def cross_validated(self) -> bool:
-        """Every graph was held out by some members and trained others."""
-        return "held-out" in self.parts
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DomainFacts:
-    """Which graphs of the parts are outside the training domain."""
+    """Graphs of every part that lie outside the training domain."""
 
     allowed: float
     """Share that may be flagged of graphs like those of training."""
@@ -176,8 +165,38 @@ class DomainFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EnsembleFacts:
+    """Contents of an ensemble folder."""
+
+    folder: Path
+    nominal: float
+    members: tuple[Member, ...]
+    parts: Mapping[str, Part]
+    description: Mapping[str, Any]
+    branch: str
+    """The branch that it predicts; empty without branches."""
+    calibration: Mapping[str, str]
+    """One sentence on the intervals of every field."""
+    speed: float
+    """Graphs per second that all members together predict; NaN where unknown."""
+    failed: Mapping[str, Mapping[str, str]]
+    """Graphs that could not be predicted, by part, with the reason."""
+    domain: DomainFacts | None = None
+
+    @property
+    def selection(self) -> Mapping[str, Any]:
+        """Return how the members were selected; empty where unknown."""
+        return self.description.get("selection") or {}
+
+    @property
+    def cross_validated(self) -> bool:
+        """Return True where every graph was held out by some members."""
+        return "held-out" in self.parts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Trial:
-    """One configuration of a search and what became of it; objective is None where it never got a value."""
+    """One configuration of a search; its objective is None where it never got a value."""
 
     number: int
     folder: Path
@@ -190,14 +209,14 @@ class Trial:
 
     @property
     def architecture(self) -> str:
-        """The kind of its model; empty where neither its record nor the search says it."""
+        """Return the kind of its model; empty where unknown."""
         model = self.record.config.get("model", {}) if self.record else {}
         return str(self.parameters.get("model.kind") or model.get("kind", ""))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CampaignFacts:
-    """A campaign folder as read; trials in the order of their numbers."""
+    """Contents of a campaign folder; trials in the order of their numbers."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -209,47 +228,43 @@ class CampaignFacts:
     seconds: float
     timeline: Timeline = member(default_factory=Timeline)
     left_out: Mapping[str, str] = member(default_factory=dict)
-    """Architectures that the default space was without, each with the reason."""
+    """Architectures that the default space lacks, each with the reason."""
     sampler: str = ""
-    """Which one found configurations, and why where the program chose it."""
 
     @property
     def scored(self) -> list[Trial]:
-        """Trials with a value of the objective."""
+        """Return the trials with a value of the objective."""
         return [trial for trial in self.trials if trial.objective is not None]
 
+    @property
+    def ranked(self) -> list[Trial]:
+        """Return the scored trials, best first."""
+        return sorted(self.scored, key=lambda trial: trial.objective or 0.0)
+
+    @property
+    def best(self) -> Trial | None:
+        """Return the trial with the smallest objective."""
+        return next(iter(self.ranked), None)
+
+    @property
+    def measure(self) -> str:
+        """Return the objective without the weights that may follow it in brackets."""
+        return self.objective.split(" (")[0]
+
     def thin(self, most: int = 400) -> "CampaignFacts":
-        """What pictures show that have a line for every trial: where there are too many, the best and an even sample of the others."""
+        """Return at most so many trials: the best and an even sample of the others."""
         if len(self.trials) <= most:
             return self
-        best = sorted(self.scored, key=lambda trial: trial.objective or 0.0)[: most // 4]
+        best = self.ranked[: most // 4]
         numbers = {trial.number for trial in best}
         others = [trial for trial in self.trials if trial.number not in numbers]
         sample = [others[int(k)] for k in np.linspace(0, len(others) - 1, most - len(best))]
         return replace(self, trials=tuple(sorted([*best, *sample], key=lambda trial: trial.number)))
 
-    @property
-    def measure(self) -> str:
-        """The objective without the weights that may follow it in brackets."""
-        return self.objective.split(" (")[0]
-
-    @property
-    def best(self) -> Trial | None:
-        """The trial with the smallest objective."""
-        return min(self.scored, key=lambda trial: trial.objective or 0.0, default=None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RunFacts:
-    """A run folder as read."""
-
-    folder: Path
-    record: RunRecord
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Target:
-    """Values of one target field, drawn from a sample of every part."""
+    """Values of one target field, from a sample of every part."""
 
     field: str
     unit: str
@@ -260,7 +275,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DataFacts:
-    """The store behind the report; ``sampled`` graphs were read for compositions and targets, sizes are complete."""
+    """Contents of a store; compositions and targets are from ``sampled`` graphs, sizes from all."""
 
     path: Path
     fingerprint: str
@@ -281,7 +296,7 @@ class DataFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ablation:
-    """One field's error with and without edges, beside the trivial predictor."""
+    """Errors of one field with edges, without edges and of the trivial predictor."""
 
     field: str
     unit: str
@@ -292,20 +307,20 @@ class Ablation:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Facts:
-    """All that one report shows; what does not apply is None or empty."""
+    """Contents of one report; what does not apply is None or empty."""
 
     title: str
     kind: str
     folder: str
     config: Mapping[str, Any]
-    """The configuration as it was asked for; a search's base may be incomplete without a trial's values."""
+    """The configuration as it was written; a search's base may lack a trial's values."""
     resolved: Mapping[str, Any]
     """The complete configuration of the run, of the best trial or of the first member."""
     branch: str = ""
-    """The branch that an ensemble predicts; empty where there are no branches, and where all are shown."""
+    """The branch that an ensemble predicts; empty without branches, and where all are shown."""
     stores: Mapping[str, str] = member(default_factory=dict)
-    """The store of every branch; empty where there are no branches."""
-    run: RunFacts | None = None
+    """The store of every branch; empty without branches."""
+    run: RunRecord | None = None
     campaign: CampaignFacts | None = None
     ensemble: EnsembleFacts | None = None
     data: DataFacts | None = None
@@ -315,10 +330,15 @@ class Facts:
 
     @property
     def other_stores(self) -> list[str]:
-        """The data sets from which the trunk learned beside that of ``branch``: ``metals (metals.h5)``."""
+        """Return the other data sets that trained the trunk: ``metals (metals.h5)``."""
         return [f"{name} ({store})" for name, store in self.stores.items() if self.branch and name != self.branch]
 
     @property
-    def verdict_part(self) -> Part | None:
-        """The part that the verdict is about: test, or what members held out where there is none, or validation."""
-        return self.parts.get("test") or self.parts.get("held-out") or self.parts.get("valid")
+    def judged(self) -> Part | None:
+        """Return the part that the verdict is about."""
+        return judged_part(self.parts)
+
+    @property
+    def nominal(self) -> float:
+        """Return the share of values that intervals promise to hold."""
+        return self.ensemble.nominal if self.ensemble else 0.9

@@ -1,4 +1,4 @@
-"""How to do it again: commands, configuration, versions, hashes, hardware."""
+"""Commands, configuration, versions, hashes and hardware that reproduce a report."""
 
 import shlex
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ import tomli_w
 
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report.facts import EnsembleFacts, Facts
-from hydragnn.scripts.report.tables import text
+from hydragnn.scripts.report.words import text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduction:
-    """What one needs to repeat the work."""
+    """Commands and provenance of the work."""
 
     commands: str
     file_name: str
@@ -24,7 +24,7 @@ class Reproduction:
 
 
 def reproduction(facts: Facts) -> Reproduction:
-    """Commands and provenance of everything in the report."""
+    """Return commands and provenance of everything in the report."""
     table = dict(facts.config)
     name = "CONFIG.toml"
     if facts.campaign is not None:
@@ -54,9 +54,9 @@ def _commands(facts: Facts, name: str) -> list[str]:
 
 
 def _ensemble_commands(ensemble: EnsembleFacts, config: str, branch: str) -> list[str]:
-    """From a campaign, or from runs, of which the first has the configuration that is shown."""
+    """Return the commands of an ensemble from a campaign, or from runs."""
     members = ensemble.members
-    if (ensemble.description.get("selection") or {}).get("campaign") or not config:
+    if ensemble.selection.get("campaign") or not config:
         return [f"hydragnn ensemble CAMPAIGN {_choice(ensemble, len(members))}{branch} --out ENSEMBLE"]
     runs = [shlex.quote(member.name) for member in members]
     first = f"hydragnn train {config} --out {runs[0]}"
@@ -65,8 +65,8 @@ def _ensemble_commands(ensemble: EnsembleFacts, config: str, branch: str) -> lis
 
 
 def _choice(ensemble: EnsembleFacts, members: int) -> str:
-    """The options of ``hydragnn ensemble`` that chose these members."""
-    selection = ensemble.description.get("selection") or {}
+    """Return the options of ``hydragnn ensemble`` that chose these members."""
+    selection = ensemble.selection
     options = [f"--top-k {selection.get('k', members)}"]
     if selection.get("method", "top-k") != "top-k":
         options.append(f"--method {selection['method']}")
@@ -78,7 +78,7 @@ def _choice(ensemble: EnsembleFacts, members: int) -> str:
 
 
 def _without_none(value: Any) -> Any:
-    """The value without keys that have no value: TOML has no null."""
+    """Return the value without keys whose value is None, which TOML lacks."""
     if isinstance(value, Mapping):
         return {str(key): _without_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
@@ -87,9 +87,9 @@ def _without_none(value: Any) -> Any:
 
 
 def _record(facts: Facts) -> RunRecord | None:
-    """A record that speaks for all: of the run, of the first member, of the best trial."""
+    """Return the record of the run, of the first member or of the best trial."""
     if facts.run is not None:
-        return facts.run.record
+        return facts.run
     members = [member.record for member in facts.ensemble.members if member.record] if facts.ensemble else []
     if members:
         return members[0]

@@ -1,8 +1,10 @@
-"""Figures of a search: history, importance of hyperparameters, parallel coordinates, learning curves by rung."""
+"""Figures of searches and runs: history, importance, learning curves, parallel coordinates."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,214 +15,279 @@ from hydragnn.scripts.report.canvas import (
     INK,
     MUTED,
     SOFT,
+    Draw,
     Figure,
-    Sketch,
+    dashed,
     figure,
+    label,
     legend_above,
     linear_scale,
-    log_scale,
     panels,
-    quiet_grid,
-    shorten,
-    wide_figure,
+    plate,
+    value_axis,
 )
-from hydragnn.scripts.report.facts import CampaignFacts, Trial
-from hydragnn.scripts.report.verdict import with_unit
+from hydragnn.scripts.report.facts import CampaignFacts
+from hydragnn.scripts.report.words import plain_number, short, shorten, with_unit
 
 DOTS = 2000
-"""From so many trials on dots are drawn as pixels, so that the page stays small."""
+"""Trials above which dots are drawn as pixels, so that the page stays small."""
+MOST = 7  # hyperparameters in parallel coordinates: more are unreadable
+ABSENT = -0.18  # where trials without a conditional hyperparameter pass
 
 
 def history(campaign: CampaignFacts) -> Figure | None:
-    """The objective of every trial in order, with the best so far; None before any trial has a value."""
-    if not campaign.scored:
+    """Return the objective of every trial in order; None before any trial has a value."""
+    scored, winner = campaign.scored, campaign.best
+    if winner is None:
         return None
-    draw = partial(_draw_history, campaign=campaign)
-    return wide_figure(
+    numbers = [trial.number for trial in scored]
+    values = [trial.objective or 0.0 for trial in scored]
+    best = np.minimum.accumulate(values)
+
+    def draw(axes: Axes) -> None:
+        axes.step([*numbers, campaign.trials[-1].number], [*best, best[-1]], where="post", label="best so far")
+        for full, fill, name in ((True, SOFT, "full budget"), (False, "none", "stopped")):
+            shown = [(t.number, t.objective) for t in scored if (t.status == "finished") == full]
+            look: dict[str, Any] = {"markersize": 6, "markeredgecolor": MUTED, "markeredgewidth": 0.8}
+            if shown:
+                axes.plot(*zip(*shown), "o", color=fill, label=name, rasterized=len(scored) > DOTS, **look)
+        axes.plot([winner.number], [winner.objective or 0.0], "o", markersize=8)
+        value_axis(axes, "y", values)
+        linear_scale(axes, "x", 6, whole=True)
+        label(axes, "trial", campaign.measure, "y")
+        legend_above(axes)
+
+    return figure(
         "history",
         "Objective of every trial",
-        f"How to read it: each dot is one trial's {campaign.objective} (lower is better), hollow where it was stopped before "
+        f"each dot is one trial's {campaign.objective} (lower is better), hollow where it was stopped before "
         "its full budget; the line is the best so far. A line that is flat at the end says that more trials of the same kind "
         "would hardly help.",
         draw,
-        draw,
         height=300,
+        narrow_height=280,
         span="large",
     )
 
 
-def _draw_history(axes: Axes, campaign: CampaignFacts) -> None:
-    scored = campaign.scored
-    numbers = [trial.number for trial in scored]
-    values = [trial.objective if trial.objective is not None else math.nan for trial in scored]
-    full = [trial.status == "finished" for trial in scored]
-    best = np.minimum.accumulate(values)
-    axes.step(
-        [*numbers, campaign.trials[-1].number], [*best, best[-1]], where="post", color=ACCENT, label="best so far"
-    )
-    for full_budget, fill, label in ((True, SOFT, "full budget"), (False, "none", "stopped")):
-        shown = [(n, v) for n, v, done in zip(numbers, values, full) if done == full_budget]
-        if shown:
-            x, y = zip(*shown)
-            axes.plot(
-                x,
-                y,
-                "o",
-                color=fill,
-                markersize=6,
-                markeredgecolor=MUTED,
-                markeredgewidth=0.8,
-                label=label,
-                rasterized=len(scored) > DOTS,
-            )
-    winner = campaign.best
-    if winner is not None and winner.objective is not None:
-        axes.plot([winner.number], [winner.objective], "o", color=ACCENT, markersize=8, markeredgewidth=0)
-    value_axis(axes, "y", values)
-    linear_scale(axes, "x", 6, whole=True)
-    quiet_grid(axes, "y")
-    axes.set_xlabel("trial")
-    axes.set_ylabel(campaign.measure)
-    legend_above(axes)
-
-
-def value_axis(axes: Axes, axis: str, values: Sequence[float]) -> None:
-    """Logarithmic where positive values span more than a factor of five, else linear."""
-    finite = [value for value in values if math.isfinite(value)]
-    if finite and min(finite) > 0 and max(finite) / min(finite) > 5:
-        log_scale(axes, axis, min(finite) / 1.3, max(finite) * 1.3)
-    else:
-        linear_scale(axes, axis)
-
-
 def importance(campaign: CampaignFacts) -> Figure | None:
-    """Share of the objective's variation that each hyperparameter explains; None where it is unknown."""
+    """Return the share of the objective's variation that each hyperparameter explains; None where unknown."""
     items = sorted(campaign.importances.items(), key=lambda item: -item[1])[:10]
     if not items:
         return None
+    top = max(value for _, value in items) or 1.0
+
+    def draw(axes: Axes) -> None:
+        for row, (name, value) in enumerate(items):  # names above the bars: they are longer than any margin
+            axes.barh(row, value, height=0.3, color=ACCENT if row == 0 else SOFT)
+            axes.text(0, row - 0.24, shorten(name, 42), va="bottom", ha="left", fontsize=11)
+            axes.text(value + 0.02 * top, row, f"{value * 100:.0f} %", va="center", ha="left", color=MUTED, fontsize=11)
+        axes.set_xlim(0, 1.18 * top)
+        axes.set_ylim(len(items) - 0.6, -0.8)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.xaxis.set_visible(False)
+        axes.spines["bottom"].set_visible(False)
+
     return figure(
         "importance",
         "What mattered in the search",
-        "How to read it: the share of the objective's variation over all trials that each hyperparameter explains. Long bars "
+        "the share of the objective's variation over all trials that each hyperparameter explains. Long bars "
         "are worth searching more finely; short ones can be left at their defaults. With few trials this is a hint only.",
-        partial(_draw_importance, items=items),
+        draw,
         height=70 + 34 * len(items),
     )
 
 
-def _draw_importance(axes: Axes, items: Sequence[tuple[str, float]]) -> None:
-    """Bars with the names above them, since paths of configuration keys are longer than any margin."""
-    top = max(value for _, value in items) or 1.0
-    for row, (name, value) in enumerate(items):
-        axes.barh(row, value, height=0.3, color=ACCENT if row == 0 else SOFT)
-        axes.text(0, row - 0.24, shorten(name, 42), va="bottom", ha="left", color=INK, fontsize=11)
-        axes.text(value + 0.02 * top, row, f"{value * 100:.0f} %", va="center", ha="left", color=MUTED, fontsize=11)
-    axes.set_xlim(0, 1.18 * top)
-    axes.set_ylim(len(items) - 0.6, -0.8)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    axes.xaxis.set_visible(False)
-    axes.spines["bottom"].set_visible(False)
-
-
 def learning_curves(campaign: CampaignFacts) -> Figure | None:
-    """Validation loss of every trial over epochs with the rungs marked; None where no trial has a curve."""
+    """Return the validation loss of every trial over epochs; None where no trial has a curve."""
     curves = [(trial, curve(trial.record, "valid/loss")) for trial in campaign.trials if trial.record is not None]
     curves = [(trial, values) for trial, values in curves if values]
     if not curves:
         return None
-    draw = partial(_draw_curves, curves=curves, rungs=campaign.rungs, best=campaign.best)
-    return wide_figure(
+    best = campaign.best
+
+    def draw(axes: Axes) -> None:
+        losses: list[float] = []
+        for trial, values in curves:
+            winner = best is not None and trial.number == best.number
+            look: dict[str, Any] = {"linewidth": 2.2, "zorder": 3} if winner else {"color": SOFT, "linewidth": 1}
+            axes.plot(range(1, len(values) + 1), values, **look)
+            if trial.status in ("paused", "failed", "lost"):
+                axes.plot([len(values)], values[-1:], "x", color=MUTED, markersize=6, markeredgewidth=1, zorder=3)
+            losses += [value for value in values[1:] or values if math.isfinite(value)]
+        dashed(axes, "x", campaign.rungs, SOFT, zorder=1)
+        if losses:
+            value_axis(axes, "y", [min(losses), float(np.quantile(losses, 0.98))])
+        linear_scale(axes, "x", 6, whole=True)
+        label(axes, "epoch", "valid/loss", "y")
+
+    return figure(
         "rungs",
         "Learning curves and rungs",
-        "How to read it: each line is one trial's validation loss. At every rung (dashed) only the better trials go on, so "
+        "each line is one trial's validation loss. At every rung (dashed) only the better trials go on, so "
         "that the budget is spent on promising ones; a cross marks where a trial was stopped. The coloured line is the best.",
-        draw,
         draw,
         height=300,
         narrow_height=290,
+        span="page",
     )
 
 
 def curve(record: RunRecord, name: str) -> list[float]:
-    """One curve of a record with NaN where an epoch has no value."""
+    """Return one curve of a record, NaN where an epoch has no value."""
     return [math.nan if value is None else float(value) for value in record.curves.get(name, [])]
 
 
-def _draw_curves(
-    axes: Axes, curves: Sequence[tuple[Trial, list[float]]], rungs: Sequence[int], best: Trial | None
-) -> None:
-    everything: list[float] = []
-    for trial, values in curves:
-        epochs = range(1, len(values) + 1)
-        winner = best is not None and trial.number == best.number
-        axes.plot(
-            epochs, values, color=ACCENT if winner else SOFT, linewidth=2.2 if winner else 1, zorder=3 if winner else 2
-        )
-        if trial.status in ("paused", "failed", "lost"):
-            axes.plot([len(values)], values[-1:], "x", color=MUTED, markersize=6, zorder=3)
-        everything += values[1:] or values
-    for rung in rungs:
-        axes.axvline(rung, color=SOFT, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
-    finite = [value for value in everything if math.isfinite(value)]
-    if finite:
-        value_axis(axes, "y", [min(finite), float(np.quantile(finite, 0.98))])
-    linear_scale(axes, "x", 6, whole=True)
-    quiet_grid(axes, "y")
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("valid/loss")
-
-
 def run_curves(record: RunRecord, units: Mapping[str, str]) -> Figure | None:
-    """Losses and every field's validation error over the epochs of one run; None where the record has no curves."""
+    """Return losses and validation errors over the epochs of a run; None without curves."""
     losses = {name: curve(record, f"{name}/loss") for name in ("train", "valid")}
-    sketches = (
-        [Sketch(name="loss", label="loss", draw=partial(_draw_losses, curves=losses))] if any(losses.values()) else []
-    )
+    drawings: dict[str, tuple[Draw, str]] = {}
+    if any(losses.values()):
+        drawings["loss"] = (partial(_draw_run, losses, math.nan, "loss"), "")
     for field, metric in curve_fields(record).items():
-        draw = partial(
-            _draw_run,
-            values=curve(record, f"valid/{field}/{metric}"),
-            trivial=record.trivial.get(f"valid/{field}/{metric}"),
-            label=with_unit("MAE", units.get(field, "")) if metric == "mae" else "share of wrong labels",
-        )
-        sketches.append(Sketch(name=field, label=field, draw=draw, note="validation error"))
+        path = f"valid/{field}/{metric}"
+        name = with_unit("MAE", units.get(field, "")) if metric == "mae" else "share of wrong labels"
+        trivial = record.trivial.get(path, math.nan)
+        drawings[field] = (partial(_draw_run, {"": curve(record, path)}, trivial, name), "validation error")
     return panels(
         "curves",
         "Over training",
-        "How to read it: after every epoch, the loss on normalised values and each field's error (mean absolute; of classes the share of wrong ones) on validation "
+        "after every epoch, the loss on normalised values and each field's error (mean absolute; of classes the share of wrong ones) on validation "
         "graphs; dashed is the trivial predictor. A line that still falls at the end says that longer training would help; a "
         "validation line that rises, or lies far above the training line, says that the model memorises.",
-        sketches,
+        drawings,
     )
 
 
 def curve_fields(record: RunRecord) -> dict[str, str]:
-    """Fields with a curve of their validation error, and the metric that it shows."""
+    """Return the fields with a curve of their validation error, and its metric."""
     paths = [name.split("/") for name, values in record.curves.items() if values and name.count("/") == 2]
     return {field: metric for _, field, metric in paths if metric in ("mae", "error_rate")}
 
 
-def _draw_run(axes: Axes, values: list[float], trivial: float | None, label: str) -> None:
-    axes.plot(range(1, len(values) + 1), values, color=ACCENT)
-    shown = list(values)
-    if trivial is not None and math.isfinite(trivial):
-        axes.axhline(trivial, color=MUTED, linestyle=(0, (4, 3)), linewidth=1)
-        shown.append(trivial)
-    value_axis(axes, "y", shown)
+def _draw_run(curves: Mapping[str, list[float]], trivial: float, name: str, axes: Axes) -> None:
+    for part, values in curves.items():
+        if values:
+            axes.plot(range(1, len(values) + 1), values, color=SOFT if part == "train" else ACCENT, label=part)
+    if math.isfinite(trivial):
+        dashed(axes, "y", [trivial])
+    value_axis(axes, "y", [trivial, *(value for values in curves.values() for value in values)])
     linear_scale(axes, "x", 6, whole=True)
-    quiet_grid(axes, "y")
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(label)
+    label(axes, "epoch", name, "y")
+    if len(curves) > 1:
+        legend_above(axes)
 
 
-def _draw_losses(axes: Axes, curves: Mapping[str, list[float]]) -> None:
-    for name, colour in (("train", SOFT), ("valid", ACCENT)):
-        if curves[name]:
-            axes.plot(range(1, len(curves[name]) + 1), curves[name], color=colour, label=name)
-    value_axis(axes, "y", [value for values in curves.values() for value in values])
-    linear_scale(axes, "x", 6, whole=True)
-    quiet_grid(axes, "y")
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("loss")
-    legend_above(axes)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coordinate:
+    """One axis of parallel coordinates: the position of every trial, 0 to 1 or ``ABSENT``, and its ticks."""
+
+    name: str
+    places: tuple[float, ...]
+    ticks: tuple[tuple[float, str], ...]
+
+    @property
+    def floor(self) -> float:
+        """Return the position where the axis begins."""
+        return min(0.0, *self.places)
+
+
+def coordinate(name: str, values: Sequence[Any], *, log: bool = False) -> Coordinate:
+    """Return the axis of a hyperparameter with these values, None for trials without it.
+
+    >>> coordinate("kind", ["b", "a", None]).places
+    (1.0, 0.0, -0.18)
+    """
+    present = [value for value in values if value is not None]
+    key: Callable[[Any], Any] = str
+    if present and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
+        key = float
+        scale = math.log if log and min(present) > 0 else float
+        low, high = scale(min(present)), scale(max(present))
+        at = {float(value): (scale(value) - low) / ((high - low) or 1.0) for value in present}
+        ticks = [(at[float(value)], plain_number(value)) for value in sorted({min(present), max(present)})]
+    else:
+        labels = sorted({str(value) for value in present})
+        at = {label: number / max(1, len(labels) - 1) for number, label in enumerate(labels)}
+        ticks = [(at[label], shorten(label, 12)) for label in labels]
+    if len(present) < len(values):
+        ticks = [(ABSENT, "none"), *ticks]
+    places = tuple(ABSENT if value is None else at[key(value)] for value in values)
+    return Coordinate(name=name, places=places, ticks=tuple(ticks))
+
+
+def parallel_coordinates(campaign: CampaignFacts) -> Figure | None:
+    """Return a line per scored trial through all hyperparameters; None with fewer than two of either."""
+    used = {name for trial in campaign.scored for name in trial.parameters}
+    space = {name: entry for name, entry in campaign.search.get("space", {}).items() if name in used}
+    ranked = sorted(space, key=lambda name: -campaign.importances.get(name, 0.0))[:MOST]
+    if len(ranked) < 2 or len(campaign.scored) < 2:
+        return None
+    columns = [
+        coordinate(
+            name,
+            [trial.parameters.get(name) for trial in campaign.scored],
+            log=bool(isinstance(entry, Mapping) and entry.get("log")),
+        )
+        for name, entry in space.items()
+        if name in ranked
+    ]
+    columns.append(coordinate(campaign.measure, [trial.objective or 0.0 for trial in campaign.scored], log=True))
+    absent = any(column.floor < 0 for column in columns)
+    return figure(
+        "parallel",
+        "All trials through all hyperparameters",
+        "each line is one trial; follow it through the value of every hyperparameter to its objective. The "
+        "coloured lines are the best ones, the thick line is the winner: where they bundle, the search has found what it likes; where they fan out, the "
+        "value does not matter."
+        + (" A trial that lacks a conditional hyperparameter passes through “none”." if absent else ""),
+        partial(_draw_lying, columns),
+        narrow=partial(_draw_standing, columns),
+        height=330,
+        narrow_height=64 * len(columns) + 20,
+        span="page",
+    )
+
+
+def _looks(columns: Sequence[Coordinate]) -> list[tuple[int, dict[str, Any]]]:
+    """Return trials from worst to best with the look of their line."""
+    order = [int(trial) for trial in np.argsort([-place for place in columns[-1].places], kind="stable")]
+    best = set(order[-min(10, max(1, len(order) // 5)) :])
+    return [
+        (trial, {"linewidth": 2.2 if trial == order[-1] else 1.3})
+        if trial in best
+        else (trial, {"color": SOFT, "linewidth": 0.9, "alpha": 0.75})
+        for trial in order
+    ]
+
+
+def _draw_lying(columns: Sequence[Coordinate], axes: Axes) -> None:
+    """Draw axes side by side, the objective at the right."""
+    for trial, look in _looks(columns):
+        axes.plot(range(len(columns)), [column.places[trial] for column in columns], **look)
+    stagger = 0.11 if len(columns) > 6 else 0.0
+    for at, column in enumerate(columns):
+        axes.plot([at, at], [column.floor, 1], color=MUTED, linewidth=0.8, zorder=1)
+        for place, text in column.ticks:
+            axes.text(at + 0.04, place, text, va="center", fontsize=11.5, bbox=plate())
+        name_height = 1.08 + stagger * (at % 2)
+        axes.text(at, name_height, shorten(short(column.name), 22), ha="center", fontsize=12, color=MUTED)
+    axes.set_xlim(-0.35, len(columns) - 0.4)
+    axes.set_ylim(min(column.floor for column in columns) - 0.06, 1.16 + stagger)
+    axes.axis("off")
+
+
+def _draw_standing(columns: Sequence[Coordinate], axes: Axes) -> None:
+    """Draw axes below each other, the objective at the bottom."""
+    for trial, look in _looks(columns):
+        axes.plot([column.places[trial] for column in columns], range(len(columns)), **look)
+    for at, column in enumerate(columns):
+        axes.plot([column.floor, 1], [at, at], color=MUTED, linewidth=0.8, zorder=1)
+        for place, text in column.ticks:
+            side = "left" if place <= 0 else "right" if place >= 1 else "center"
+            axes.text(place, at + 0.12, text, va="top", ha=side, fontsize=11.5, color=INK, bbox=plate())
+        axes.text(0.5, at - 0.1, shorten(short(column.name), 22), ha="center", fontsize=11.5, color=MUTED, bbox=plate())
+    axes.set_ylim(len(columns) - 0.4, -0.5)
+    axes.set_xlim(min(column.floor for column in columns) - 0.06, 1.06)
+    axes.axis("off")

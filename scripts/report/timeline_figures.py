@@ -1,6 +1,6 @@
 """Nodes over time: a row for every slot with the attempts that ran there, or bands of how many did what."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,44 +24,38 @@ from hydragnn.scripts.report.canvas import (
     POOR,
     SOFT,
     Figure,
+    dashed,
+    figure,
+    label,
+    legend_above,
     linear_scale,
-    quiet_grid,
-    shorten,
-    wide_figure,
 )
+from hydragnn.scripts.report.words import shorten
 
 ROWS = 64
-"""Up to so many slots each has a row of its own."""
+"""Slots up to which each has a row of its own."""
 
 BARS = 4000
-"""From so many bars on they are drawn as pixels, so that the page stays small."""
+"""Bars above which they are drawn as pixels, so that the page stays small."""
 
 MARKS = 300
-"""Faults that are marked one by one."""
+"""Faults up to which each is marked."""
 
 BINS = 240
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How one outcome is drawn, and what the legend calls it."""
+    """Look of one outcome and its name in the legend."""
 
     name: str
     colour: str
     alpha: float = 1.0
     hatch: str = ""
 
-    def patch(self, outline: Outline, axes: Axes, *, rasterized: bool) -> None:
-        """Draw an outline in this look."""
-        axes.add_patch(PathPatch(outline, rasterized=rasterized, zorder=2, **self.style))
-
-    def key(self) -> Patch:
-        """The entry of the legend."""
-        return Patch(label=self.name, **self.style)
-
     @property
     def style(self) -> dict[str, Any]:
-        """Colours and lines as matplotlib takes them; a hatch has its colour from the edge."""
+        """Return the arguments of a patch; a hatch has its colour from the edge."""
         if self.hatch:
             return {"facecolor": "none", "edgecolor": self.colour, "hatch": self.hatch, "linewidth": 0.5}
         return {"facecolor": self.colour, "alpha": self.alpha, "edgecolor": PAPER, "linewidth": 0.5}
@@ -80,7 +74,7 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What one slot did in one stretch of campaign time, in seconds."""
+    """One look of one slot in one stretch of campaign time, in seconds."""
 
     slot: str
     look: str
@@ -89,7 +83,7 @@ class Bar:
 
 
 def nodes_over_time(timeline: Timeline) -> Figure | None:
-    """The Gantt picture of a campaign; None where nothing ran yet."""
+    """Return the Gantt picture of a campaign; None where nothing ran yet."""
     slots = timeline.slots
     bars = all_bars(timeline)
     total = sum(session.seconds for session in timeline.sessions)
@@ -98,27 +92,39 @@ def nodes_over_time(timeline: Timeline) -> Figure | None:
     rows = len(slots) <= ROWS
     noun, plural = _nouns(slots)
     used = [key for key in LOOKS if any(bar.look == key for bar in bars)]
-    if rows:
-        draw: Callable[..., None] = partial(_draw_rows, slots=slots, bars=bars)
-        height = 96 + round(len(slots) * max(7.0, 22.0 - 0.35 * len(slots)))
-        shown = f"each row is one {noun}; each bar is an attempt at one segment of a trial, and blank is idle"
-    else:
-        draw, height = partial(_draw_bands, slots=slots, bars=bars, noun=plural), 300
-        shown = f"how many of the {len(slots)} {plural} did what; what is blank was idle"
-    draw = partial(draw, timeline=timeline, total=total, used=used)
-    return wide_figure(
+    height = 96 + round(len(slots) * max(7.0, 22.0 - 0.35 * len(slots))) if rows else 300
+    scale, unit = time_unit(total)
+
+    def draw(axes: Axes, columns: int) -> None:
+        (_draw_rows if rows else _draw_bands)(axes, slots, bars, used, total, scale)
+        resumes = campaign_time(timeline, [session.started for session in timeline.sessions[1:]])
+        dashed(axes, "x", resumes / scale, zorder=4)
+        axes.set_xlim(0, total / scale)
+        linear_scale(axes, "x")
+        axes.xaxis.set_major_locator(MaxNLocator(9 if columns > 2 else 5, steps=[1, 2, 5, 10]))
+        patches = [Patch(label=LOOKS[look].name, **LOOKS[look].style) for look in used]
+        legend_above(axes, columns, handles=patches, handlelength=1.2, columnspacing=1.2)
+        label(axes, f"time of campaign ({unit})", "" if rows else plural, "x" if rows else "y")
+
+    shown = (
+        f"each row is one {noun}; each bar is an attempt at one segment of a trial, and blank is idle"
+        if rows
+        else f"how many of the {len(slots)} {plural} did what; what is blank was idle"
+    )
+    return figure(
         "nodes",
         "What ran where and when" if rows else f"What the {plural} did",
-        f"How to read it: {shown}. {_advice(timeline, used, rows=rows)}".rstrip(),
+        f"{shown}. {_advice(timeline, used, rows=rows)}".rstrip(),
         partial(draw, columns=len(used)),
-        partial(draw, columns=2),
+        narrow=partial(draw, columns=2),
         height=height,
         narrow_height=height + 18 * ((len(used) + 1) // 2 - 1),
+        span="page",
     )
 
 
 def _nouns(slots: Sequence[str]) -> tuple[str, str]:
-    """What a slot is called, alone and together."""
+    """Return the noun for a slot, singular and plural."""
     nodes = set(map(node_of, slots))
     if local_nodes(nodes):
         return "worker", "workers"
@@ -143,7 +149,7 @@ def _advice(timeline: Timeline, used: Sequence[str], *, rows: bool) -> str:
 
 
 def look_of(span: Span) -> str:
-    """The look of an attempt.
+    """Return the look of an attempt.
 
     >>> look_of(Span(trial=0, attempt=1, slots=("n1",), started=0.0, ended=9.0, outcome="preempted"))
     'machine'
@@ -156,14 +162,14 @@ def look_of(span: Span) -> str:
 
 
 def campaign_time(timeline: Timeline, times: Iterable[float]) -> NDArray[np.float64]:
-    """Seconds since the campaign began, pauses between controllers left out."""
-    known = [time for session in timeline.sessions for time in (session.started, session.ended)]
+    """Return seconds since the campaign began, without pauses between controllers."""
+    bounds = [time for session in timeline.sessions for time in (session.started, session.ended)]
     lengths = np.cumsum([session.seconds for session in timeline.sessions])
-    return np.interp(list(times), known, np.stack([lengths - np.diff(known)[::2], lengths], axis=1).ravel())
+    return np.interp(list(times), bounds, np.stack([lengths - np.diff(bounds)[::2], lengths], axis=1).ravel())
 
 
 def all_bars(timeline: Timeline) -> list[Bar]:
-    """Attempts and outages of every slot in campaign time."""
+    """Return attempts and outages of every slot in campaign time."""
     if not timeline.sessions:
         return []
     rows = [
@@ -179,94 +185,39 @@ def all_bars(timeline: Timeline) -> list[Bar]:
 
 
 def _draw_rows(
-    axes: Axes,
-    slots: Sequence[str],
-    bars: Sequence[Bar],
-    timeline: Timeline,
-    total: float,
-    used: Sequence[str],
-    columns: int,
+    axes: Axes, slots: Sequence[str], bars: Sequence[Bar], used: Sequence[str], total: float, scale: float
 ) -> None:
     row = {slot: number for number, slot in enumerate(slots)}
-    scale, unit = time_unit(total)
     for look in used:
-        mine = [(row[bar.slot], bar.begin / scale, bar.end / scale) for bar in bars if bar.look == look]
-        LOOKS[look].patch(boxes(mine), axes, rasterized=len(bars) > BARS)
-    faults = [bar for bar in bars if bar.look == "machine"]
+        own = [(row[bar.slot], bar.begin / scale, bar.end / scale) for bar in bars if bar.look == look]
+        axes.add_patch(PathPatch(boxes(own), rasterized=len(bars) > BARS, zorder=2, **LOOKS[look].style))
+    faults = [(bar.end / scale, row[bar.slot]) for bar in bars if bar.look == "machine"]
     if 0 < len(faults) <= MARKS:
-        axes.plot(
-            [bar.end / scale for bar in faults],
-            [row[bar.slot] for bar in faults],
-            "x",
-            color=INK,
-            markersize=5,
-            markeredgewidth=1.2,
-            zorder=3,
-        )
+        axes.plot(*zip(*faults), "x", color=INK, markersize=5, markeredgewidth=1.2, zorder=3)
     axes.set_ylim(len(slots) - 0.5, -0.5)
-    every = max(1, round(len(slots) / 24))
-    shown = list(range(0, len(slots), every))
+    shown = range(0, len(slots), max(1, round(len(slots) / 24)))
     axes.set_yticks(shown, labels=[shorten(slots[k], 14) for k in shown])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    _finish(axes, timeline, total, used, columns)
-    quiet_grid(axes, "x")
-    axes.set_xlabel(f"time of campaign ({unit})")
 
 
 def _draw_bands(
-    axes: Axes,
-    slots: Sequence[str],
-    bars: Sequence[Bar],
-    noun: str,
-    timeline: Timeline,
-    total: float,
-    used: Sequence[str],
-    columns: int,
+    axes: Axes, slots: Sequence[str], bars: Sequence[Bar], used: Sequence[str], total: float, scale: float
 ) -> None:
-    scale, unit = time_unit(total)
     edges = np.linspace(0.0, total, BINS + 1)
     base = np.zeros(BINS)
     for look in used:
         level = base + mean_count([(bar.begin, bar.end) for bar in bars if bar.look == look], edges)
-        axes.fill_between(
-            edges / scale,
-            np.append(base, base[-1]),
-            np.append(level, level[-1]),
-            step="post",
-            **{**LOOKS[look].style, "linewidth": 0.0},
-        )
+        style = {**LOOKS[look].style, "linewidth": 0.0}
+        axes.fill_between(edges / scale, *(np.append(line, line[-1]) for line in (base, level)), step="post", **style)
         base = level
     axes.set_ylim(0, len(slots))
     axes.axhline(len(slots), color=SOFT, linewidth=0.8, zorder=1)
-    _finish(axes, timeline, total, used, columns)
     linear_scale(axes, "y", 5, whole=True)
-    quiet_grid(axes, "y")
-    axes.set_xlabel(f"time of campaign ({unit})")
-    axes.set_ylabel(noun)
-
-
-def _finish(axes: Axes, timeline: Timeline, total: float, used: Sequence[str], columns: int) -> None:
-    """Time axis, resumes and legend."""
-    scale, _ = time_unit(total)
-    for start in campaign_time(timeline, [session.started for session in timeline.sessions[1:]]):
-        axes.axvline(start / scale, color=MUTED, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
-    axes.set_xlim(0, total / scale)
-    linear_scale(axes, "x")
-    axes.xaxis.set_major_locator(MaxNLocator(9 if columns > 2 else 5, steps=[1, 2, 5, 10]))
-    axes.legend(
-        handles=[LOOKS[look].key() for look in used],
-        loc="lower left",
-        bbox_to_anchor=(-0.02, 1.0),
-        ncols=columns,
-        handlelength=1.2,
-        columnspacing=1.2,
-        handletextpad=0.4,
-    )
 
 
 def boxes(bars: Sequence[tuple[int, float, float]]) -> Outline:
-    """One outline of all (row, begin, end), which is much smaller in a file than one for each."""
+    """Return one outline of all (row, begin, end): smaller in a file than many."""
     corners = np.array(
         [
             [(begin, row - 0.42), (begin, row + 0.42), (end, row + 0.42), (end, row - 0.42), (begin, row - 0.42)]
@@ -278,7 +229,7 @@ def boxes(bars: Sequence[tuple[int, float, float]]) -> Outline:
 
 
 def mean_count(intervals: Sequence[tuple[float, float]], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How many intervals hold, on average, between one edge and the next.
+    """Return the mean number of intervals between one edge and the next.
 
     >>> mean_count([(0.0, 1.0), (0.5, 2.0)], np.array([0.0, 1.0, 2.0]))
     array([1.5, 1. ])
@@ -288,7 +239,7 @@ def mean_count(intervals: Sequence[tuple[float, float]], edges: NDArray[np.float
     begins, ends = np.sort(np.array(intervals), axis=0).T
 
     def passed(moments: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Sum over the moments of how long ago they were, at every edge."""
+        """Return the summed age of all moments at every edge."""
         number = np.searchsorted(moments, edges)
         return number * edges - np.append(0.0, np.cumsum(moments))[number]
 
@@ -296,7 +247,7 @@ def mean_count(intervals: Sequence[tuple[float, float]], edges: NDArray[np.float
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit in which a time of campaign reads well, with its length in seconds.
+    """Return the length of a suitable unit in seconds, and its symbol.
 
     >>> time_unit(90.0), time_unit(40_000.0)
     ((1.0, 's'), (3600.0, 'h'))

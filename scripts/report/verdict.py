@@ -1,14 +1,14 @@
-"""The judgement at the top of a report: rules with stated thresholds, nothing hidden."""
+"""Verdict at the top of a report: rules with stated thresholds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from hydragnn.scripts.report.canvas import plain_number
 from hydragnn.scripts.report.facts import ClassPoints, Facts, FieldScores, Part, Points
+from hydragnn.scripts.report.words import join, plain_number
 
 Grade = Literal["good", "fair", "poor", "unknown"]
 
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldVerdict:
-    """The judgement of one field."""
+    """Verdict on one field."""
 
     scores: FieldScores
     error: Finding
@@ -50,7 +50,7 @@ class FieldVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The judgement of the whole."""
+    """Verdict on the whole."""
 
     grade: Grade
     headline: str
@@ -60,26 +60,8 @@ class Verdict:
     cautions: tuple[str, ...]
 
 
-def with_unit(text: str, unit: str, form: str = "{0} ({1})") -> str:
-    """The text with its unit, or alone where there is none.
-
-    >>> with_unit("true", "eV"), with_unit("true", "")
-    ('true (eV)', 'true')
-    """
-    return form.format(text, pretty_unit(unit)) if unit else text
-
-
-def pretty_unit(unit: str) -> str:
-    """A unit as it is printed.
-
-    >>> pretty_unit("eV/Angstrom")
-    'eV/Å'
-    """
-    return unit.replace("Angstrom", "Å").replace("^2", "²").replace("^3", "³").replace("**2", "²").replace("**3", "³")
-
-
 def coverage_error(points: Points | ClassPoints, nominal: float) -> float:
-    """Standard error of coverage when whole graphs are drawn; values of one graph stand or fall together.
+    """Return the standard error of coverage when whole graphs are drawn.
 
     The design effect (Kish 1965) inflates the binomial error; where hits do not vary it is the rows per graph.
     """
@@ -98,58 +80,52 @@ def coverage_error(points: Points | ClassPoints, nominal: float) -> float:
 
 
 def error_finding(scores: FieldScores) -> Finding:
-    """How the error compares with the trivial predictor and with the best member."""
-    ours, base = scores.of_model, scores.trivial.error
-    if not (math.isfinite(base) and base > 0 and math.isfinite(ours.error)):
+    """Compare the error with the trivial predictor's and with the best member's."""
+    ratio = scores.ratio
+    if not math.isfinite(ratio):
         return Finding(grade="unknown", short="not known", sentence="There is no trivial predictor to compare with.")
-    ratio = ours.error / base
-    grade: Grade = "good" if ratio < USEFUL else "fair" if ratio < WEAK else "poor"
     if ratio == 0:
         sentence = "no error at all; make sure that the targets are not among the inputs."
     elif ratio < WEAK:
         sentence = f"{plain_number(1 / ratio)} times smaller than the trivial predictor's error."
-    elif ratio < 1:
-        sentence = "hardly better than the trivial predictor."
     else:
-        sentence = "no better than the trivial predictor."
+        sentence = f"{'hardly' if ratio < 1 else 'no'} better than the trivial predictor."
     if scores.ensemble is not None and scores.best_member is not None and len(scores.members) > 1 and ratio > 0:
-        gain = 1 - scores.ensemble.error / scores.best_member.error if scores.best_member.error > 0 else 0.0
-        sentence += (
-            f" {abs(gain) * 100:.0f} % {'below' if gain >= 0 else 'above'} its best member."
-            if abs(gain) >= 0.005
-            else " Level with its best member."
-        )
-    return Finding(grade=grade, short=f"{ratio * 100:.{0 if ratio >= 0.1 else 1}f} % of trivial", sentence=sentence)
+        best = scores.best_member.error
+        gain = 1 - scores.ensemble.error / best if best > 0 else 0.0
+        side = f"{abs(gain) * 100:.0f} % {'below' if gain >= 0 else 'above'}"
+        sentence += f" {side if abs(gain) >= 0.005 else 'Level with'} its best member."
+    return Finding(
+        grade="good" if ratio < USEFUL else "fair" if ratio < WEAK else "poor",
+        short=f"{ratio * 100:.{0 if ratio >= 0.1 else 1}f} % of trivial",
+        sentence=sentence,
+    )
 
 
 def coverage_finding(points: Points | ClassPoints | None, observed: float | None, nominal: float) -> Finding:
-    """Return True where the intervals keep their promise."""
+    """Compare the share of values inside their intervals with the promise."""
     if observed is None or not math.isfinite(observed):
         return Finding(grade="unknown", short="no intervals", sentence="There are no intervals to check.")
-    promise = f"{nominal * 100:.0f} %"
+    promise, miss = f"{nominal * 100:.0f} %", observed - nominal
     graphs = len(np.unique(points.graph)) if points is not None else 0
     chance = 2 * coverage_error(points, nominal) if points is not None else 0.0
-    miss = observed - nominal
-    short = f"{observed * 100:.1f} % of {promise}"
+    grade: Grade = "good" if abs(miss) <= NARROW else "fair" if abs(miss) <= BROAD else "poor"
     if points is not None and graphs < 20:
-        return Finding(grade="unknown", short=short, sentence=f"{graphs} graphs are too few to judge coverage.")
-    if abs(miss) <= NARROW:
-        return Finding(grade="good", short=short, sentence=f"The {promise} intervals keep their promise.")
-    if abs(miss) <= chance:
-        points_off = f"{abs(miss) * 100:.0f} points {'below' if miss < 0 else 'above'} the promise"
-        return Finding(
-            grade="good" if abs(miss) <= BROAD else "fair",
-            short=short,
-            sentence=f"{points_off}; with {graphs} graphs, chance alone allows {chance * 100:.0f}.",
-        )
-    grade: Grade = "fair" if abs(miss) <= BROAD else "poor"
-    degree = "somewhat" if grade == "fair" else "much"
-    side = "narrow: the model is overconfident" if miss < 0 else "wide: the model is more careful than it need be"
-    return Finding(grade=grade, short=short, sentence=f"Intervals are {degree} too {side}.")
+        grade, sentence = "unknown", f"{graphs} graphs are too few to judge coverage."
+    elif grade == "good":
+        sentence = f"The {promise} intervals keep their promise."
+    elif abs(miss) <= chance:
+        grade = "good" if abs(miss) <= BROAD else "fair"
+        side = f"{abs(miss) * 100:.0f} points {'below' if miss < 0 else 'above'} the promise"
+        sentence = f"{side}; with {graphs} graphs, chance alone allows {chance * 100:.0f}."
+    else:
+        side = "narrow: the model is overconfident" if miss < 0 else "wide: the model is more careful than it need be"
+        sentence = f"Intervals are {'somewhat' if grade == 'fair' else 'much'} too {side}."
+    return Finding(grade=grade, short=f"{observed * 100:.1f} % of {promise}", sentence=sentence)
 
 
 def spread_finding(spearman: float | None) -> Finding:
-    """Return True where the spread tells bad predictions from good ones."""
+    """Grade how well the spread separates bad predictions from good ones."""
     if spearman is None or not math.isfinite(spearman):
         return Finding(grade="unknown", short="–", sentence="Predictions carry no spread.")
     grade: Grade = "good" if spearman >= RANKS else "fair" if spearman >= BARELY_RANKS else "poor"
@@ -158,7 +134,7 @@ def spread_finding(spearman: float | None) -> Finding:
 
 
 def field_verdict(scores: FieldScores, points: Points | ClassPoints | None, nominal: float) -> FieldVerdict:
-    """The judgement of one field from its scores and, where known, its predictions."""
+    """Return the verdict on one field from its scores and its predictions, if any."""
     observed = scores.uncertainty.get("coverage")
     if observed is None and points is not None and points.covered is not None:
         observed = float(points.covered.mean())
@@ -175,7 +151,7 @@ def field_verdict(scores: FieldScores, points: Points | ClassPoints | None, nomi
 
 
 def worst(grades: Sequence[Grade]) -> Grade:
-    """The lowest grade; unknown counts only where nothing is known.
+    """Return the lowest grade; unknown counts only if all are unknown.
 
     >>> worst(["good", "unknown", "fair"]), worst(["unknown"])
     ('fair', 'unknown')
@@ -185,10 +161,10 @@ def worst(grades: Sequence[Grade]) -> Grade:
 
 
 def verdict(facts: Facts) -> Verdict:
-    """The judgement of everything that the report knows."""
-    part = facts.verdict_part
-    nominal = facts.ensemble.nominal if facts.ensemble else 0.9
-    fields = tuple(field_verdict(s, part.all_points.get(s.field), nominal) for s in part.scores) if part else ()
+    """Return the verdict on a report's facts."""
+    part = facts.judged
+    scores = part.scores if part else ()
+    fields = tuple(field_verdict(s, part.points.get(s.field) if part else None, facts.nominal) for s in scores)
     grade = worst([field.grade for field in fields])
     return Verdict(
         grade=grade,
@@ -196,7 +172,7 @@ def verdict(facts: Facts) -> Verdict:
         explanation=_explanation(facts, fields, part),
         part=part.name if part else "",
         fields=fields,
-        cautions=_cautions(facts, part, fields),
+        cautions=tuple(_cautions(facts, part, fields)),
     )
 
 
@@ -217,81 +193,62 @@ def _headline(facts: Facts, grade: Grade, fields: Sequence[FieldVerdict]) -> str
     }[grade]
 
 
-def join(words: Sequence[str], last: str = "and") -> str:
-    """Words as a list in a sentence.
-
-    >>> join(["a", "b", "c"]), join(["a", "b"], "or")
-    ('a, b and c', 'a or b')
-    """
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}" if words else ""
-
-
 def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None) -> str:
     if not fields or part is None:
         return "No trial has finished with errors in physical units."
-    known = [100 * f.scores.of_model.error / f.scores.trivial.error for f in fields if f.error.grade != "unknown"]
-    what = {"ensemble": "The ensemble", "campaign": "The best trial", "run": "The model"}[facts.kind]
+    ratios = [f.scores.ratio * 100 for f in fields if f.error.grade != "unknown"]
+    covered = [f.observed * 100 for f in fields if f.observed is not None]
+    model = {"ensemble": "The ensemble", "campaign": "The best trial", "run": "The model"}[facts.kind]
     where = {
         "test": "graphs it has never seen",
         "held-out": "graphs that the members asked have not seen",
         "valid": "validation graphs",
     }.get(part.name, part.name)
+
+    def span(values: Sequence[float], form: Callable[[float], str]) -> str:
+        return " to ".join(dict.fromkeys((form(min(values)), form(max(values)))))
+
     sentences = []
-    if known:
-        low, high = (plain_number(float(f"{value:.2g}")) for value in (min(known), max(known)))
-        share = low if low == high else f"{low} to {high}"
-        sentences.append(f"{what}'s error on {where} is {share} % of the trivial predictor's.")
-    covered = [f.observed for f in fields if f.observed is not None]
+    if ratios:
+        share = span(ratios, lambda value: plain_number(float(f"{value:.2g}")))
+        sentences.append(f"{model}'s error on {where} is {share} % of the trivial predictor's.")
     if covered and facts.ensemble is not None:
-        low, high = f"{min(covered) * 100:.0f}", f"{max(covered) * 100:.0f}"
-        share = low if low == high else f"{low} to {high}"
-        sentences.append(f"Its {facts.ensemble.nominal * 100:.0f} % intervals hold {share} % of the true values.")
+        share = span(covered, lambda value: f"{value:.0f}")
+        sentences.append(f"Its {facts.nominal * 100:.0f} % intervals hold {share} % of the true values.")
     return " ".join(sentences)
 
 
-def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -> tuple[str, ...]:
-    cautions: list[str] = []
+def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -> Iterator[str]:
+    ensemble = facts.ensemble
     if part is not None and part.name == "held-out":
-        cautions.append(
+        yield (
             "There is no test part: every graph was predicted by the members that had not seen it, with intervals from the other "
             "folds. Settings that were chosen by looking at the folds flatter these errors; all members together are rather better."
         )
     elif part is not None and part.name != "test":
         untouched = facts.data is not None and facts.data.parts.get("test", 0) > 0
-        cautions.append(
+        yield (
             "These are validation errors, which chose the model, so they flatter it a little; "
             + ("the test part has not been looked at yet." if untouched else "there is no test part.")
         )
-    if facts.ensemble is None:
-        cautions.append("A single model says nothing about its own uncertainty; an ensemble does.")
-    if facts.ensemble is not None and len(facts.ensemble.members) < 3:
-        cautions.append("Fewer than three members: the spread between them says little.")
-    lost = len(facts.ensemble.failed.get(part.name, {})) if facts.ensemble is not None and part is not None else 0
-    if lost:
-        cautions.append(
-            f"{lost} graph(s) of the {part.name if part else ''} part could not be predicted and are not counted."
-        )
-    weak = [f.scores.field for f in fields if f.spread.grade == "poor"]
+    if ensemble is None:
+        yield "A single model says nothing about its own uncertainty; an ensemble does."
+    elif len(ensemble.members) < 3:
+        yield "Fewer than three members: the spread between them says little."
+    lost = len(ensemble.failed.get(part.name, {})) if ensemble is not None and part is not None else 0
+    if part is not None and lost:
+        yield f"{lost} graph(s) of the {part.name} part could not be predicted and are not counted."
+    weak = join([f.scores.field for f in fields if f.spread.grade == "poor"])
     if weak:
-        cautions.append(
-            f"For {join(weak)} the spread does not tell good predictions from bad ones: use the interval, not the ranking."
-        )
-    cautions += [
-        _elsewhere(other)
-        for name, other in facts.parts.items()
-        if name not in ("test", "held-out", "valid") and other.scores
-    ]
-    if part is not None and facts.ensemble is not None:
-        cautions.append(f"Coverage holds for data like the {part.name} part; on new kinds of graphs check it again.")
-    return tuple(cautions)
+        yield f"For {weak} the spread does not tell good predictions from bad ones: use the interval, not the ranking."
+    for name, other in facts.parts.items():
+        if name not in ("test", "held-out", "valid") and other.scores:
+            yield f"On {name}, which is other data: error of {join([_in_short(scores) for scores in other.scores])}."
+    if part is not None and ensemble is not None:
+        yield f"Coverage holds for data like the {part.name} part; on new kinds of graphs check it again."
 
 
-def _elsewhere(part: Part) -> str:
-    """What happens on data of another kind, in one sentence."""
-    texts = []
-    for scores in part.scores:
-        text = f"{scores.field} {error_finding(scores).short}"
-        if "coverage" in scores.uncertainty:
-            text += f" with {scores.uncertainty['coverage'] * 100:.0f} % inside the intervals"
-        texts.append(text)
-    return f"On {part.name}, which is other data: error of {join(texts)}."
+def _in_short(scores: FieldScores) -> str:
+    covered = scores.uncertainty.get("coverage")
+    inside = "" if covered is None else f" with {covered * 100:.0f} % inside the intervals"
+    return f"{scores.field} {error_finding(scores).short}{inside}"

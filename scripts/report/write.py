@@ -1,4 +1,4 @@
-"""Writing the report of a campaign, an ensemble or a run."""
+"""Write the report of a campaign, an ensemble or a run."""
 
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -9,7 +9,7 @@ from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.page import page
 
 REPORT = " – HydraGNN Ensemble</title>".encode()
-"""What the title of every report ends with."""
+"""End of the title of every report."""
 
 
 def write_report(
@@ -21,11 +21,11 @@ def write_report(
     store: Path | None = None,
     now: datetime | None = None,
 ) -> Path:
-    """Write one self-contained HTML file on ``source`` and return its path; ``source/report.html`` unless ``out`` is given.
+    """Write one self-contained HTML file on ``source`` and return its path.
 
-    ``source`` is the folder of a campaign, an ensemble or a run. A campaign and an ensemble that belong together make one
-    report; an ensemble that names its campaign finds it by itself. ``store`` is where the data lie now, if they were moved. InputError where the folder is none of these, a file of
-    it is damaged, or ``out`` cannot be written or is something else than an earlier report.
+    ``source`` is the folder of a campaign, an ensemble or a run, ``out`` is ``source/report.html`` by default. An ensemble finds
+    the campaign that it names. ``store`` is where the data lie now, if they were moved. InputError where the folder is none of
+    these, a file of it is damaged, or ``out`` cannot be written or is something else than an earlier report.
     """
     place = source / "report.html" if out is None else out
     check_page_target(place, REPORT, "report")
@@ -36,7 +36,7 @@ def write_report(
 
 
 def installed_version() -> str:
-    """The version of this package; a bare checkout says so."""
+    """Return the version of this package; "from a checkout" where it is not installed."""
     try:
         return version("hydragnn-ensemble")
     except PackageNotFoundError:

@@ -22,10 +22,10 @@ from hydragnn.datasets import open_store
 from hydragnn.runs.provenance import processor_name
 from hydragnn.scripts import api
 from hydragnn.scripts.demo.alloys import make_alloys
-from hydragnn.scripts.report.architecture_table import architectures_table
-from hydragnn.scripts.report.campaign_facts import campaign_facts
+from hydragnn.scripts.report.collect import campaign_facts
 from hydragnn.scripts.report.facts import CampaignFacts
-from hydragnn.scripts.report.tables import duration
+from hydragnn.scripts.report.tables import architectures_table
+from hydragnn.scripts.report.words import duration
 
 TITLE = "# A campaign over all architectures"
 PAGE = """{title}

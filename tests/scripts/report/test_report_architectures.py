@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hydragnn.record import Cost, RunRecord
-from hydragnn.scripts.report.architecture_table import Clock, architectures_table, objective_within, standings
 from hydragnn.scripts.report.facts import CampaignFacts, Trial
+from hydragnn.scripts.report.tables import Clock, architectures_table, compared_architectures, objective_within
 
 
 def trial(number: int, kind: str, curve: list[float], seconds: float, status: str = "finished") -> Trial:
@@ -52,7 +52,7 @@ def test_the_smallest_error_and_the_smallest_error_in_the_same_time_have_their_w
     assert [row[0] for row in table.rows] == ["slow", "quick", "third"]
     assert [row[1:4] for row in table.rows] == [("1", "1", "0"), ("2", "1", "0"), ("1", "0", "1")]
     assert "slow wins per error, quick per second: in 20.0 s" in table.caption
-    assert [one.in_time for one in standings(campaign)][:2] == [0.9, 0.3]  # slow has had one epoch of 20 s
+    assert [one.in_time for one in compared_architectures(campaign)][:2] == [0.9, 0.3]  # slow has had one epoch of 20 s
 
 
 def test_no_more_counts_than_what_a_trial_had_time_for(campaign: CampaignFacts) -> None:
