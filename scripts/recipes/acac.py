@@ -1,14 +1,13 @@
 """Acetylacetone: energy and forces learnt at 300 K, tested at 300 K and, out of distribution, at 600 K."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
-from hydragnn.base.files import read_sealed
-from hydragnn.base.settings import read_toml
+import hydragnn
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import build_ensemble
-from hydragnn.scripts import api
-from hydragnn.scripts.recipes.table import Figure, show_figures
+from hydragnn.scripts.recipes.table import Figure, evaluation_of, show_figures
 from hydragnn.scripts.recipes.training import train_recipe
 
 MEMBERS = 3
@@ -28,18 +27,18 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     ensemble = out / "ensemble"
     if not ensemble.exists():
         build_ensemble(runs, ensemble, others={"600K": open_store(stores["600K"])})
-    parts = read_sealed(ensemble / "evaluation.json")["parts"]
+    parts = evaluation_of(ensemble)["parts"]
     figures = [*_errors("300K", parts["test"]), *_errors("600K", parts["600K"]), *_honesty(parts)]
     show_figures("acac", figures, records, out, epochs=epochs)
-    api.report(ensemble, out / "report.html")
+    hydragnn.report(ensemble, out / "report.html")
 
 
 def _store(data: Path, out: Path, kelvin: str) -> Path:
     """The frames at one temperature as a store: `hydragnn data build acac-build.toml` says the same."""
     store = out / f"acac-{kelvin}.h5"
     if not store.exists():
-        table = read_toml(Path(__file__).with_name("acac-build.toml"))
-        api.build_store({**table, "files": [str((data / f"train_{kelvin}.xyz.gz").resolve())]}, store)
+        table = tomllib.loads(Path(__file__).with_name("acac-build.toml").read_text())
+        hydragnn.build_store({**table, "files": [str((data / f"train_{kelvin}.xyz.gz").resolve())]}, store)
     return store
 
 

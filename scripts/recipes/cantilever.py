@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_sealed
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.sources.tables import read_npz
 from hydragnn.ensemble import Ensemble, build_ensemble
 from hydragnn.graphs import Field, GraphBatch, Topology, direction_bins, multilevel_edges, relation_field
-from hydragnn.scripts import api
 from hydragnn.scripts.recipes.coarse import CoarseCantilever
 from hydragnn.scripts.recipes.judging import (
     COVERED,
@@ -34,7 +33,7 @@ from hydragnn.scripts.recipes.judging import (
 )
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
 from hydragnn.scripts.recipes.simp import Array, Cantilever, Optimiser, first_density, random_density
-from hydragnn.scripts.recipes.table import Figure, show_figures
+from hydragnn.scripts.recipes.table import Figure, evaluation_of, show_figures
 from hydragnn.scripts.recipes.training import make_store, subsets, train_recipe
 
 SPACING, LEVELS, SECTORS = 0.025, 5, 8
@@ -297,16 +296,16 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     if not (out / "ensemble").exists():
         build_ensemble(runs, out / "ensemble", others=subsets(store, {name: carrying[name] for name in COVERED}))
     errors = {
-        "one model": relative_errors(api.load(runs[0]), store, rows),
-        "ensemble": relative_errors(api.load(out / "ensemble"), store, rows),
+        "one model": relative_errors(hydragnn.load(runs[0]), store, rows),
+        "ensemble": relative_errors(hydragnn.load(out / "ensemble"), store, rows),
     }
     figures = [
         figure for name, row in rows.items() for figure in figures_of_row(name, row, errors, simple_errors(store, row))
     ]
-    figures += honesty(read_sealed(out / "ensemble" / "evaluation.json"))
-    figures += costs(data / "cantilever_196.npz", store, api.load(runs[0]))
+    figures += honesty(evaluation_of(out / "ensemble"))
+    figures += costs(data / "cantilever_196.npz", store, hydragnn.load(runs[0]))
     show_figures("cantilever", figures, records, out, epochs=epochs)
-    api.report(out / "ensemble", out / "report.html")
+    hydragnn.report(out / "ensemble", out / "report.html")
 
 
 def costs(raw: Path, store: Path, model: Ensemble) -> list[Figure]:

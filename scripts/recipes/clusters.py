@@ -11,8 +11,7 @@ from itertools import combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.graphs import GraphBatch
-from hydragnn.graphs.batch import edge_vectors
+from hydragnn.graphs import GraphBatch, edge_vectors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 
+import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_sealed
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.sources.tables import read_npz
 from hydragnn.ensemble import Ensemble, NumberEstimate, build_ensemble
@@ -24,10 +24,9 @@ from hydragnn.graphs import (
     graph_from_arrays,
     with_voxel_levels,
 )
-from hydragnn.scripts import api
 from hydragnn.scripts.recipes.porous import fresh_square, places, pressure
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
-from hydragnn.scripts.recipes.table import Figure, show_figures
+from hydragnn.scripts.recipes.table import Figure, evaluation_of, show_figures
 from hydragnn.scripts.recipes.training import BLOCK, make_store, train_recipe
 
 Array = NDArray[np.float64]
@@ -129,15 +128,15 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     simple = "; ".join(f"{name} {error:.3g} %" for name, error in simple_errors(store).items())
     figures = []
     for what, folder, goal in (("one model", runs[0], GOAL), (f"{MEMBERS} members", ensemble, None)):
-        errors = relative_errors(api.load(folder), store)
+        errors = relative_errors(hydragnn.load(folder), store)
         beside = f"{simple}; worst field {errors.max():.3g} %"
         text = f"mean relative L2 of the pressure, {what}"
         figures.append(Figure(what=text, value=float(errors.mean()), unit="%", goal=goal, beside=beside))
-    figures += finer_figures(api.load(runs[0]))
-    coverage = read_sealed(ensemble / "evaluation.json")["parts"]["test"]["pressure"]["ensemble"]["coverage"]
+    figures += finer_figures(hydragnn.load(runs[0]))
+    coverage = evaluation_of(ensemble)["parts"]["test"]["pressure"]["ensemble"]["coverage"]
     figures.append(Figure(what="pressure inside 90 % intervals", value=100 * coverage, unit="%"))
     show_figures("darcy", figures, records, out, epochs=epochs)
-    api.report(ensemble, out / "report.html")
+    hydragnn.report(ensemble, out / "report.html")
 
 
 def relative_errors(ensemble: Ensemble, store: Path) -> Array:

@@ -12,19 +12,25 @@ from ase import Atoms
 from numpy.typing import NDArray
 from pydantic import Field as Setting
 
+import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_sealed
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.sources.tables import read_npz
 from hydragnn.ensemble import build_ensemble
-from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
-from hydragnn.graphs.relations import shell_radii
-from hydragnn.graphs.topology import Topology
+from hydragnn.graphs import (
+    ATOMIC_NUMBERS_FIELD,
+    Field,
+    GraphBatch,
+    Topology,
+    from_ase,
+    relation_field,
+    shell_radii,
+    with_shell_relations,
+)
 from hydragnn.record import RunRecord
-from hydragnn.scripts import api
 from hydragnn.scripts.recipes.clusters import Clusters, clusters_of, correlations
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
-from hydragnn.scripts.recipes.table import Figure, show_figures
+from hydragnn.scripts.recipes.table import Figure, evaluation_of, show_figures
 from hydragnn.scripts.recipes.training import make_store, model_of, recipe_table, rmse, subsets, train_recipe
 
 CELL = (20.872, 10.436, 14.116)  # Bohr; body-centred tetragonal, 32 sites
@@ -223,7 +229,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     held_out = held_out_graphs(store)
     if not (out / "ensemble").exists():
         build_ensemble(runs, out / "ensemble", others=subsets(store, held_out))
-    evaluation = read_sealed(out / "ensemble" / "evaluation.json")
+    evaluation = evaluation_of(out / "ensemble")
     figures = [figure for name in SUBSETS for figure in _figures(name, evaluation, baselines(store, held_out[name]))]
     costs, compared = sharing_costs(
         store, out / "twins", held_out["validation"], min(TWIN_EPOCHS, epochs or TWIN_EPOCHS)
@@ -232,7 +238,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
         what = f"{field}: RMSE above that of its single-task twin, {TWIN_EPOCHS} epochs each"
         figures.append(Figure(what=what, value=cost, unit="%", goal=15.0))
     show_figures("fept", figures, [*records, *compared], out, epochs=epochs)
-    api.report(out / "ensemble", out / "report.html")
+    hydragnn.report(out / "ensemble", out / "report.html")
 
 
 def _figures(name: str, evaluation: dict[str, Any], means: dict[str, float]) -> list[Figure]:

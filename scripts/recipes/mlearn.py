@@ -1,18 +1,17 @@
 """mlearn: energy, forces and stress of six elements, metals and semiconductors, by one recipe, beside published scores."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
 
-from hydragnn.base.files import read_sealed
-from hydragnn.base.settings import read_toml
+import hydragnn
 from hydragnn.datasets import SplitSettings, make_split, open_store
 from hydragnn.ensemble import build_ensemble
 from hydragnn.record import RunRecord
-from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import raw_text
-from hydragnn.scripts.recipes.table import Figure, show_figures
+from hydragnn.scripts.recipes.table import Figure, evaluation_of, show_figures
 from hydragnn.scripts.recipes.training import model_of, recipe_table, train_recipe
 
 MEMBERS = 2
@@ -50,7 +49,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
         ensemble = folder / "ensemble"
         if not ensemble.exists():
             build_ensemble([folder / "members" / str(seed) for seed in range(MEMBERS)], ensemble)
-        api.report(ensemble, folder / "report.html")
+        hydragnn.report(ensemble, folder / "report.html")
         figures += figures_of(element, folder)
         # also after each element, for whoever does not wait for all
         show_figures("mlearn", figures, records, out, epochs=epochs, complete=element == [*PUBLISHED][-1])
@@ -94,8 +93,8 @@ def make_store(file: Path, store: Path) -> Path:
         frames = store.with_name(file.name.removesuffix(".gz"))
         frames.parent.mkdir(parents=True, exist_ok=True)
         frames.write_text(text)
-        table = read_toml(Path(__file__).with_name("mlearn-build.toml"))
-        api.build_store({**table, "cutoff": cutoff_of(element), "files": [str(frames.resolve())]}, store)
+        table = tomllib.loads(Path(__file__).with_name("mlearn-build.toml").read_text())
+        hydragnn.build_store({**table, "cutoff": cutoff_of(element), "files": [str(frames.resolve())]}, store)
     return store
 
 
@@ -123,7 +122,7 @@ def with_parts(text: str) -> str:
 
 def figures_of(element: str, folder: Path) -> list[Figure]:
     """Mean absolute errors on the test part beside the published ones, and how many labels the intervals hold."""
-    test = read_sealed(folder / "ensemble" / "evaluation.json")["parts"]["test"]
+    test = evaluation_of(folder / "ensemble")["parts"]["test"]
     energies, forces = energies_per_atom(folder), test["forces"]
     published = PUBLISHED[element]
     alone = " ".join(f"{member['mae']:.3g}" for member in forces["members"])

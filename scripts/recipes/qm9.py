@@ -1,5 +1,6 @@
 """QM9: the energy, the gap and the charges of organic molecules, three heads of one model."""
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,13 @@ from ase.io import write
 from ase.units import Hartree
 from numpy.typing import NDArray
 
+import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_sealed
-from hydragnn.base.settings import read_toml
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import build_ensemble
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
-from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
-from hydragnn.scripts.recipes.table import Figure, show_figures
+from hydragnn.scripts.recipes.table import Figure, evaluation_of, show_figures
 from hydragnn.scripts.recipes.training import train_recipe
 
 MEMBERS = 1
@@ -41,7 +40,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     if not ensemble.exists():
         build_ensemble(runs, ensemble)
     show_figures("qm9", figures_of(ensemble, store), records, out, epochs=epochs)
-    api.report(ensemble, out / "report.html")
+    hydragnn.report(ensemble, out / "report.html")
 
 
 def make_store(raw: Path, out: Path) -> Path:
@@ -51,8 +50,8 @@ def make_store(raw: Path, out: Path) -> Path:
         frames = out / "molecules.xyz"
         frames.parent.mkdir(parents=True, exist_ok=True)
         write(frames, list(molecules(raw)), format="extxyz")
-        table = read_toml(Path(__file__).with_name("qm9-build.toml"))
-        api.build_store({**table, "files": [str(frames.resolve())]}, store)
+        table = tomllib.loads(Path(__file__).with_name("qm9-build.toml").read_text())
+        hydragnn.build_store({**table, "files": [str(frames.resolve())]}, store)
     return store
 
 
@@ -90,7 +89,7 @@ def parts_of(count: int, seed: int) -> NDArray[np.int64]:
 
 def figures_of(ensemble: Path, store: Path) -> list[Figure]:
     """Errors of one model beside what the composition alone tells, and how many labels the intervals hold."""
-    test = read_sealed(ensemble / "evaluation.json")["parts"]["test"]
+    test = evaluation_of(ensemble)["parts"]["test"]
     simple = errors_of_composition(store)
     figures = []
     for field, unit in UNITS.items():

@@ -3,6 +3,7 @@
 The rows of a recipe are made of ``RUNS/NAME/results.json``; those of recipes that are not in the folder stay as they are in the page.
 """
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -12,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_json, write_atomically
 from hydragnn.scripts.recipes.__main__ import NAMES
 
 Row = tuple[str, ...]
@@ -72,7 +72,7 @@ def _cost(results: Mapping[str, Any]) -> str:
 
 def results_in(folder: Path) -> dict[str, dict[str, Any]]:
     """What lies in a folder of runs, by recipe; InputError where nothing does."""
-    found = {name: read_json(path) for name in NAMES if (path := folder / name / "results.json").exists()}
+    found = {name: json.loads(path.read_text()) for name in NAMES if (path := folder / name / "results.json").exists()}
     if not found:
         raise InputError(f"{folder} holds no NAME/results.json of a recipe; run one with --out {folder}/NAME")
     return found
@@ -129,7 +129,7 @@ def results(
     found = results_in(runs)
     page = out.read_text(encoding="utf-8") if out.exists() else f"# What recipes reached\n\n{BEGIN}\n{END}\n"
     before, rows, after = table_in(page, out)
-    write_atomically(out, with_table(before, merged(rows, found), after))
+    out.write_text(with_table(before, merged(rows, found), after))
     for name, one in found.items():
         why = refusal(one)
         print(f"{name}: its rows stay, since {why}" if why else f"{name}: {len(rows_of(one))} rows")

@@ -1,14 +1,15 @@
 """What a recipe reached, beside what others reach: printed, and kept as ``results.json``."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from hydragnn.base.files import write_json
 from hydragnn.record import RunRecord
 
 
@@ -55,16 +56,20 @@ def show_figures(
         met = "" if figure.goal is None else ("yes" if figure.reached else "no")
         table.add_row(figure.what, f"{figure.value:.4g} {figure.unit}", promise, met, figure.beside)
     Console().print(table)
-    write_json(
-        out / "results.json",
-        {
-            "recipe": name,
-            "complete": complete,
-            "epochs": epochs,
-            "seeds": sorted({record.seed for record in records}),
-            "date": (today or date.today()).isoformat(),
-            "cpu_seconds": cpu_seconds,
-            "cpu_minutes": cpu_minutes,
-            "figures": [{**asdict(figure), "reached": figure.reached} for figure in figures],
-        },
-    )
+    results = {
+        "recipe": name,
+        "complete": complete,
+        "epochs": epochs,
+        "seeds": sorted({record.seed for record in records}),
+        "date": (today or date.today()).isoformat(),
+        "cpu_seconds": cpu_seconds,
+        "cpu_minutes": cpu_minutes,
+        "figures": [{**asdict(figure), "reached": figure.reached} for figure in figures],
+    }
+    (out / "results.json").write_text(json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def evaluation_of(ensemble: Path) -> dict[str, Any]:
+    """Return the evaluation in the folder of an ensemble."""
+    evaluation: dict[str, Any] = json.loads((ensemble / "evaluation.json").read_text())
+    return evaluation

@@ -15,16 +15,15 @@ import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestRegressor
 
+import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_sealed
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.sources.tables import read_npz
 from hydragnn.ensemble import build_ensemble
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, relation_field, rotation_matrices
 from hydragnn.record import RunRecord
-from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import pieces, raw_arrays
-from hydragnn.scripts.recipes.table import Figure, show_figures
+from hydragnn.scripts.recipes.table import Figure, evaluation_of, show_figures
 from hydragnn.scripts.recipes.training import model_of, predictions, recipe_table, train_recipe
 
 Array = NDArray[np.float64]
@@ -192,9 +191,9 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
         build_ensemble(
             [out / "edges" / f"fold-{fold}-{member}" for fold in range(FOLDS) for member in range(MEMBERS)], ensemble
         )
-    held_out = read_sealed(ensemble / "evaluation.json")["parts"]["held-out"]
+    held_out = evaluation_of(ensemble)["parts"]["held-out"]
     show_figures("terfenol", [*_figures(errors, sharp), *_honesty(held_out)], records, out, epochs=epochs)
-    api.report(ensemble, out / "report.html")
+    hydragnn.report(ensemble, out / "report.html")
 
 
 def _trained_member(store: Path, out: Path, fold: int, member: int, edges: bool, epochs: int | None) -> RunRecord:

@@ -1,5 +1,6 @@
 """Training runs of recipes: from the recipe's campaign file, resumed where an earlier call was interrupted."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.base.settings import read_toml, with_overrides
-from hydragnn.config import config_from_table
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.graphs import Field
 from hydragnn.models import Normal, Point, TrainedModel, load_model
 from hydragnn.record import RunRecord
-from hydragnn.runs import train
 
 Array = torch.Tensor
 BLOCK = 64  # graphs predicted at once
@@ -23,7 +22,7 @@ BLOCK = 64  # graphs predicted at once
 
 def recipe_table(name: str) -> dict[str, Any]:
     """The configuration of a recipe's campaign file, without its ``[search]``."""
-    table = read_toml(Path(__file__).with_name(f"{name}.toml"))
+    table = tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text())
     return {section: value for section, value in table.items() if section != "search"}
 
 
@@ -40,10 +39,11 @@ def train_recipe(
     ``heads`` replaces the recipe's heads.
     """
     length = [] if epochs is None else [f"train.epochs={epochs}"]
-    table = with_overrides(recipe_table(name), [*overrides, *length])
+    table = recipe_table(name)
     table["heads"] = heads or table["heads"]
     table["data"]["store"] = str(store.resolve())
-    record = train(config_from_table(table, store), out, resume=(out / "config.json").exists())
+    resume = (out / "config.json").exists()
+    record = hydragnn.train(table, out, resume=resume, overrides=[*overrides, *length])
     if record.failure is not None:
         raise InputError(f"{out}: training failed ({record.failure.kind}: {record.failure.message})")
     return record
