@@ -1,4 +1,4 @@
-"""The command ``hydragnn``. What commands need is imported by each, and takes seconds: Ctrl-C meanwhile, or a package that is missing, ends in no traceback."""
+"""Command ``hydragnn``: import the command line, which takes seconds, without tracebacks."""
 
 import re
 import signal
@@ -17,7 +17,10 @@ STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def main() -> None:
-    """Import the command line and run it; 130 on Ctrl-C, 2 with one sentence where a package that it needs is not installed, or another one's files lie over this one's."""
+    """Import the command line and run it.
+
+    Exit with 130 on Ctrl-C, and with 2 where a package is missing or the files of another lie over this one's.
+    """
     if "build_ensemble" not in getattr(hydragnn, "__all__", ()):
         _end(
             f"the files of another package that is called hydragnn, too (the public HydraGNN), were installed over those of hydragnn-ensemble in {sys.prefix}, "
@@ -46,7 +49,10 @@ def main() -> None:
 
 @contextmanager
 def _search_can_stop(words: list[str]) -> Iterator[None]:
-    """Let signals end a search that has not begun yet as they end one that runs: with 75 in an allocation, which is over then, else 130."""
+    """Let signals end a search that has not begun.
+
+    The exit code is 75 in an allocation, which is over then, else 130.
+    """
     if words[:1] != ["search"] and "--train" not in words:
         yield
         return
@@ -75,7 +81,7 @@ def _search_can_stop(words: list[str]) -> Iterator[None]:
 
 
 def _load_workers_early(words: list[str]) -> None:
-    """Load what local workers of a command need beside what the command itself loads."""
+    """Load the modules that only local workers of a command need."""
     from hydragnn.base.forked import load_early
 
     if words[:1] == ["predict"]:
@@ -85,7 +91,7 @@ def _load_workers_early(words: list[str]) -> None:
 
 
 def _check_surroundings() -> None:
-    """End where libraries that are imported next would end in words of their own."""
+    """Exit with a sentence where libraries could not be imported."""
     try:
         Path.cwd()
     except OSError:

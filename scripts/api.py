@@ -1,4 +1,4 @@
-"""The Python api: one function for each command, imported lazily as ``hydragnn.train`` and its like.
+"""Python api: one function per command, imported lazily as ``hydragnn.train``.
 
 Every function gives a frozen value whose fields say what they mean; ``str`` of it is one line. Nothing is printed unless
 ``quiet=False``: that is the command line's job.
@@ -40,7 +40,7 @@ def build_store(
     workers: Workers = 1,
     quiet: bool = False,
 ) -> "StoreInfo":
-    """Make a store at ``out`` from a BUILD.toml (or its table); gives what it holds.
+    """Make a store from a BUILD.toml or its table; return its contents.
 
     More than one of ``workers`` are processes, so that Python's rule holds: call it under ``if __name__ == "__main__":``.
     Here as in all functions ``"auto"`` are as many as this machine has room for (here cores, without its GPUs).
@@ -72,7 +72,7 @@ def build_store(
 
 
 def store_info(store: Path | str) -> "StoreInfo":
-    """What a store holds: fields with units, sizes, attributes, backend; InputError where there is none."""
+    """Return a store's fields, sizes, attributes and backend; InputError without a store."""
     from hydragnn.datasets import store_info as info
 
     return info(Path(store))
@@ -88,7 +88,7 @@ def train(
     quiet: bool = True,
     allow_code: Sequence[str] = (),
 ) -> RunRecord:
-    """Train one model into the folder ``out``; with ``resume`` continue a run that was interrupted.
+    """Train one model into the folder ``out``, or resume an interrupted run.
 
     ``config`` may be the folder of a run, which resumes there, or its ``config.json``.
 
@@ -119,7 +119,7 @@ def search(
     store: Path | str | None = None,
     allow_code: Sequence[str] = (),
 ) -> "CampaignResult":
-    """Run the campaign that a CAMPAIGN.toml (or its table) describes; gives how it ended and the trial that leads.
+    """Run the campaign of a CAMPAIGN.toml or its table; return its result.
 
     ``store`` is where its data lie now, instead of where the table says.
 
@@ -150,7 +150,7 @@ def submit(
     dry_run: bool = False,
     allow_code: Sequence[str] = (),
 ) -> "Submission":
-    """Submit the first of a chain of batch jobs that carry a campaign as its [job] says; gives the job and its script."""
+    """Submit the first batch job of a campaign; return job and script."""
     _allow_code(allow_code)
     from time import time
 
@@ -175,7 +175,7 @@ def simulate(
     overrides: Sequence[str] = (),
     allow_code: Sequence[str] = (),
 ) -> "SimulationResult":
-    """Simulate a campaign on many nodes with their faults, one policy beside the other; every figure is simulated.
+    """Simulate a campaign on many nodes with faults, for several policies.
 
     It lasts 6 ``hours``, under the policy "adaptive", unless other ``policies`` are given; a ``final`` training has neither, and lasts until it is done.
     """
@@ -202,7 +202,7 @@ def simulate(
 
 
 def status(campaign: Path | str) -> "CampaignStatus":
-    """How the campaign in a folder stands, from its journal: trials, rungs, nodes, goodput, faults, budget, forecast."""
+    """Return the state of a campaign from its journal."""
     from hydragnn.hpo.status import campaign_status
 
     return campaign_status(Path(campaign))
@@ -223,7 +223,7 @@ def build_ensemble(
     store: Path | str | None = None,
     allow_code: Sequence[str] = (),
 ) -> "Evaluation":
-    """One calibrated ensemble of the best runs of a campaign, or of given finished runs, of several branches for the one named.
+    """Build a calibrated ensemble from a campaign or from finished runs.
 
     Gives its evaluation. Of a campaign ``top_k`` (5) trials are chosen by ``method`` ("top-k"); with ``train``, ``final_seeds`` or
     ``epochs`` they are first trained anew, all at once. Given runs all become members with equal weights, and none of
@@ -286,7 +286,7 @@ def predict(
     keep_parts: bool = False,
     allow_code: Sequence[str] = (),
 ) -> "PredictionResult | None":
-    """Predict every graph of ``source`` with an ensemble or run folder into the file ``out``; gives counts and speed.
+    """Predict every graph of ``source`` into a file; return counts and speed.
 
     ``source`` is a store, a file that becomes graphs as those of training did (labels need not be there), any file of
     structures that ASE reads, or a BUILD.toml.
@@ -319,7 +319,7 @@ def report(
     store: Path | str | None = None,
     allow_code: Sequence[str] = (),
 ) -> Path:
-    """Write the HTML report of a campaign, ensemble or run folder; gives its path.
+    """Write the HTML report of a folder and return its path.
 
     ``store`` is where the data lie now, if they were moved; InputError where other graphs are there.
     """
@@ -330,7 +330,7 @@ def report(
 
 
 def load(folder: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) -> "Ensemble":
-    """The ensemble in a folder, ready for ``predict``; a run folder is an ensemble of one, of several branches the one named."""
+    """Load the ensemble in a folder; a run is an ensemble of one."""
     _allow_code(allow_code)
     from hydragnn.ensemble import Ensemble
 
@@ -340,7 +340,7 @@ def load(folder: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()
 def evaluate(
     ensemble: Path | str, store: Path | str, *, branch: str = "", allow_code: Sequence[str] = ()
 ) -> "Evaluation":
-    """How good the ensemble in a folder is on the labelled graphs of any store, as the part ``all``.
+    """Evaluate an ensemble on the labelled graphs of a store.
 
     InputError where the store lacks an input or a label. The trivial predictor is not asked: it belongs to training data.
     """
@@ -352,7 +352,7 @@ def evaluate(
 
 
 def doctor() -> "Installation":
-    """What this machine has; a missing part is named with the way to get it, nothing fails."""
+    """Return which parts this machine has, and how to get missing ones."""
     from hydragnn.scripts.doctor import installation
 
     return installation()

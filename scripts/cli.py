@@ -1,4 +1,4 @@
-"""The command line: each command is one function of the Python api, with its result as a table or as JSON."""
+"""Command line: one function of the Python api per command."""
 
 import errno
 import json
@@ -58,7 +58,7 @@ app.add_typer(bench, name="bench")
 
 
 def workers_of(text: str | int) -> Workers:
-    """What ``--workers`` says: a number from 1, or ``auto``."""
+    """Return the value of ``--workers``: a number from 1, or ``auto``."""
     number = int(text) if str(text).isdigit() else 0
     if text != "auto" and not number:
         raise typer.BadParameter(f"{text!r} is neither a number from 1 nor auto")
@@ -66,7 +66,7 @@ def workers_of(text: str | int) -> Workers:
 
 
 def at_once(text: str) -> Any:
-    """The option ``--workers``."""
+    """Return the option ``--workers``."""
     return typer.Option(parser=workers_of, metavar="N|auto", help=text)
 
 
@@ -112,7 +112,10 @@ def quickstart(
     workers: Annotated[int, typer.Option(min=1, help="Trials at once, one thread each; no more than GPUs.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Demo data, search, top-3 ensemble and report on three scales; continues where an earlier call was interrupted."""
+    """Run search, top-3 ensemble and report on demo data of three scales.
+
+    Continues where an earlier call was interrupted.
+    """
     from hydragnn.scripts.quickstart import run_quickstart
 
     result = run_quickstart(out, scales=scale, workers=workers, quiet=as_json)
@@ -128,7 +131,9 @@ def data_build(
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a store from extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes or grain tables.
+    """Make a store from files of structures, graphs, meshes or tables.
+
+    Sources are extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes and grain tables.
 
     Under `mpirun -n N`, `srun` or torchrun all ranks share the work and make the store that one process makes.
     """
@@ -138,13 +143,16 @@ def data_build(
 
 @data.command("info")
 def data_info(store: Path, as_json: AsJson = False) -> None:
-    """What a store holds: fields with units, sizes, attributes, backend."""
+    """Show a store: fields with units, sizes, attributes, backend."""
     show_value(api.store_info(store).to_json(), as_json)
 
 
 @data.command("check")
 def data_check(store: Path, as_json: AsJson = False) -> None:
-    """Read all of a store: checksums, indices, NaN, shifts, lengths, odd graphs; exits with 2 where there is a problem."""
+    """Read all of a store and report its problems.
+
+    Checksums, indices, NaN, shifts, lengths, odd graphs. Exits with 2 where there is a problem.
+    """
     from hydragnn.datasets import examine_store
 
     check = examine_store(store)
@@ -189,7 +197,9 @@ def train(
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too.
+    """Train one model.
+
+    Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too.
 
     `hydragnn train RUN --resume` continues the run in that folder; `hydragnn train RUN/config.json --out NEW` begins another like it.
     """
@@ -226,7 +236,10 @@ def search(
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search for good configurations: trials in segments, early stopping at rungs, all journalled and resumable."""
+    """Search for good configurations, with early stopping of trials.
+
+    Everything is journalled and resumable.
+    """
     overrides = [*(assignments or []), *store_override(store)]
     if submit or dry_run:
         submission = api.submit(
@@ -275,7 +288,7 @@ def simulate(
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """A campaign on thousands of nodes, simulated: the real scheduler on a machine with faults."""
+    """Simulate a campaign on thousands of nodes: the real scheduler, with faults."""
     result = api.simulate(
         campaign,
         nodes=nodes,
@@ -303,7 +316,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Show it again whenever it changed, until the end.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """How a campaign stands: trials, rungs, nodes, goodput, faults, costs, budget, and when it will end.
+    """Show a campaign: trials, rungs, nodes, goodput, faults, costs, budget, forecast.
 
     Reads the journal only: safe while the search runs, and from any machine that sees the folder. *Goodput* is the share of
     all node-hours that went into training that counts. With `--json --watch` every line is one JSON value.
@@ -344,7 +357,9 @@ def ensemble(
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn the best configurations of a campaign, or given runs, into one calibrated ensemble, evaluated on the test part.
+    """Build one calibrated ensemble from a campaign or from runs.
+
+    It is evaluated on the test part.
 
     `hydragnn ensemble CAMPAIGN --top-k 5 --out E` chooses members; `hydragnn ensemble RUN RUN RUN --out E` takes all of them, with
     equal weights: finished runs on one store that predict the same fields. Runs that each held another fold out become one
@@ -388,7 +403,9 @@ def predict(
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict every graph with uncertainty; one line per graph also for graphs that failed, with the reason.
+    """Predict every graph with uncertainty.
+
+    Graphs that failed have a row, too, with the reason.
 
     Under `mpirun -n N` or `srun` all ranks share the work; after an interruption `--resume` ends with the same bits.
     Exits with 3 where not one graph could be predicted.
@@ -420,13 +437,16 @@ def report(
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """One self-contained HTML page: data, search, members, parity, calibration, worst cases, how to reproduce."""
+    """Write a report as one self-contained HTML page.
+
+    Data, search, members, parity, calibration, worst cases, how to reproduce.
+    """
     show_value({"report": str(api.report(source, out, store=store, allow_code=allow_code or []))}, as_json)
 
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """What this machine has: Python packages, MPI, GPUs, Triton, ADIOS2, scheduler."""
+    """Show the Python packages, MPI, GPUs, Triton, ADIOS2 and scheduler of this machine."""
     show_value(api.doctor().to_json(), as_json)
 
 
@@ -434,7 +454,7 @@ app.command()(conformance)
 
 
 def _tell_new(out: Path, folder: Path, resume: bool) -> None:
-    """Say so once where there is nothing to resume: a mistyped --out begins everything anew."""
+    """Print once that there is nothing to resume in ``out``."""
     if not resume or os.path.lexists(folder) or os.path.lexists(out):  # which say no of names that cannot be
         return
     from hydragnn.distributed import this_launch
@@ -458,7 +478,7 @@ def _exit(code: int) -> NoReturn:
 
 
 def _be_one_process(words: list[str]) -> None:
-    """Let rank 0 alone run a command that ranks do not share, and the others leave."""
+    """End all ranks but 0 for a command that ranks do not share."""
     from hydragnn.distributed.launch import leave_launch, this_launch
 
     launch = this_launch()
@@ -475,7 +495,10 @@ def _be_one_process(words: list[str]) -> None:
 
 
 def main() -> None:
-    """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run or prediction, 130 on Ctrl-C, 75 at the end of an allocation."""
+    """Run the command line.
+
+    Exit codes: 0 success, 2 bad input, 3 failed run or prediction, 130 Ctrl-C, 75 end of an allocation.
+    """
     if len(sys.argv) > 1 and sys.argv[1] not in WITHOUT_TENSORS and "--help" not in sys.argv:
         keep_memory()
     try:

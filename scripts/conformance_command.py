@@ -1,4 +1,4 @@
-"""The command ``hydragnn conformance``: every promise of every architecture, as a table."""
+"""Command ``hydragnn conformance``: every promise of every architecture as a table."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def conformance(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
 ) -> None:
-    """Test everything that architectures promise, on small graphs: a line per promise, a column per architecture.
+    """Test on small graphs everything that architectures promise.
 
     Needs pytest; all architectures take a minute of one core, as long again with each of --around, and one takes seconds. Exits with 3 where a promise is
     not kept.
@@ -72,7 +72,7 @@ def conformance(
 
 
 def _show(outcomes: "tuple[Outcome, ...]") -> None:
-    """How many promises each architecture keeps, and every failure in a line."""
+    """Print the number of promises that each architecture keeps, and all failures."""
     table = Table("architecture", "around", "kept", "failed", "do not apply", box=None, pad_edge=False)
     for kind, around in dict.fromkeys((outcome.kind, outcome.around) for outcome in outcomes):
         verdicts = [outcome.verdict for outcome in outcomes if (outcome.kind, outcome.around) == (kind, around)]

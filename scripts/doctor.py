@@ -1,4 +1,4 @@
-"""What a machine has of what the package can use; a missing part is named with the way to get it."""
+"""Parts of a machine that the package can use."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -44,7 +44,7 @@ class Installation:
 
 
 def installation() -> Installation:
-    """What this machine has; nothing fails."""
+    """Return the parts of this machine; a missing one is no error."""
     import torch
 
     return Installation(

@@ -1,4 +1,4 @@
-"""The best configurations of a campaign trained to the end as one balanced job, and the ensemble of what comes out."""
+"""Final training of a campaign's best configurations, and the ensemble of them."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,7 +23,7 @@ def trained_ensemble(
     quiet: bool = True,
     branch: str = "",
 ) -> Evaluation:
-    """Train the chosen configurations with so many seeds each in ``OUT.training``, and build the ensemble; gives its evaluation.
+    """Train selected configurations in ``OUT.training``, build the ensemble, return its evaluation.
 
     Every run has a seed of its own; ``epochs`` replaces the campaign's. A call that was interrupted is continued by the same
     call. Interrupted where a signal, or OutOfWalltime where the end of the allocation, comes before the end.
@@ -47,7 +47,7 @@ def trained_ensemble(
 
 
 def _choice(campaign: Path, top_k: int, method: str, branch: str) -> Choice:
-    """The configurations to train: also those that a rung held back, since they are trained anew; greedy needs finished runs."""
+    """Return the configurations to train, also those that a rung held back."""
     if method != "top-k":
         return select_runs(finished_runs(campaign), top_k=top_k, method=method, campaign=campaign, branch=branch)
     known = best_runs(campaign)

@@ -36,7 +36,7 @@ def compile_kernels(
     only: Only = "",
     as_json: AsJson = False,
 ) -> None:
-    """Compile Triton kernels for accelerators that are not here, into Triton's cache; on a login node after installing.
+    """Compile Triton kernels for other accelerators into Triton's cache.
 
     Runs on those accelerators then find them there, if the installation and TRITON_CACHE_DIR are the same; other shapes are compiled
     when they are first met. Exits with 3 where a kernel spills registers, loads less at once than it could, or adds by compare-and-swap.
@@ -81,7 +81,10 @@ def bench_kernels(
     only: Only = "",
     as_json: AsJson = False,
 ) -> None:
-    """Time every gather and scatter: forward, with gradient, with the gradient's; and as a share of a copy's bytes per second."""
+    """Time every gather and scatter with its derivatives.
+
+    Also as a share of the bytes per second of a copy.
+    """
     import torch
 
     from hydragnn.kernels.bench import BenchSettings, bench_rows, copy_bandwidth

@@ -1,4 +1,4 @@
-"""What ``hydragnn ensemble`` is given: one campaign, or runs that all become members."""
+"""Sources of ``hydragnn ensemble``: one campaign, or runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from hydragnn.hpo import campaign_records
 
 
 def campaign_or_runs(sources: Sequence[Path]) -> Path | list[Path]:
-    """The campaign, or the finished runs; InputError where the folders are something else, several campaigns, or both."""
+    """Return the campaign or the finished runs; InputError for anything else."""
     if not sources:
         raise InputError("an ensemble needs a campaign or finished runs; give their folders")
     kinds = [_kind(source) for source in sources]
@@ -31,12 +31,12 @@ def campaign_or_runs(sources: Sequence[Path]) -> Path | list[Path]:
 
 
 def recorded_runs(campaign: Path) -> list[Path]:
-    """The run folders of all trials of a campaign that left a record."""
+    """Return the folders of a campaign's trials that have a record."""
     return [folder for _, _, folder in campaign_records(campaign)]
 
 
 def check_no_options(options: Mapping[str, Any]) -> None:
-    """Raise InputError where an option that chooses among the trials of a campaign, or trains them, was given for runs."""
+    """Raise InputError for options of campaigns where the sources are runs."""
     given = [name for name, value in options.items() if value]
     if given:
         raise InputError(

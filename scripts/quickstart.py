@@ -1,4 +1,4 @@
-"""The main job once on three scales: data from independent solvers, search, top-3 ensemble, ablation, report."""
+"""Data, search, top-3 ensemble, ablation and report on three scales."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ TOP_K = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """One demonstration: what makes its store, and which fields show what the neighbours are worth."""
+    """One demonstration with its store and the fields of its ablation."""
 
     name: str
     description: str
@@ -51,7 +51,7 @@ def scales() -> dict[str, Scale]:
 def run_quickstart(
     out: Path, *, scales: Sequence[str] | None = None, workers: int = 2, quiet: bool = False
 ) -> dict[str, Any]:
-    """Run the demonstrations into ``out`` and print a table per scale; whatever an earlier call finished is kept."""
+    """Run the demonstrations into ``out``, or resume them, and print tables."""
     from hydragnn.base.machine import visible_gpus
 
     chosen = _select_scales(scales)
@@ -104,7 +104,7 @@ def _one_scale(scale: Scale, out: Path, workers: int, console: Console, quiet: b
 
 
 def _without_edges(ensemble: Path, run: Path) -> dict[str, Any]:
-    """The best member's configuration trained again on the same graphs without their edges, on the same test part."""
+    """Train the best member's configuration on the same graphs without edges."""
     from hydragnn.ensemble import ensemble_from_runs
 
     config = read_json(ensemble / "members" / "0" / "config.json")

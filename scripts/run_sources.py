@@ -1,4 +1,4 @@
-"""Runs as sources of runs: a folder that resumes in itself, or the configuration in it."""
+"""Runs as sources of runs."""
 
 import os
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 from hydragnn.base.errors import InputError
 
 CONFIG = "config.json"
-"""The configuration in the folder of a run; a program wrote it, and the folder may come from anybody."""
+"""The configuration in a run folder, which may come from anybody."""
 
 
 def run_of(config: Any) -> Path | None:
-    """The folder of the run that a configuration is; None where it is a table or another file."""
+    """Return the run folder that a configuration names; None for other files."""
     path = Path(config) if isinstance(config, str | os.PathLike) else Path()
     if path.name == CONFIG:
         return path.parent
@@ -23,7 +23,7 @@ def run_of(config: Any) -> Path | None:
 
 
 def run_folder(config: Any, out: Path | str | None, *, resume: bool = True) -> Path:
-    """The folder that a run trains in: ``out``, or with ``resume`` that of the run that ``config`` is; InputError without one."""
+    """Return the folder of a run: ``out``, or its own with ``resume``."""
     own = run_of(config)
     if out is not None:
         return Path(out)

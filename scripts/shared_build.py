@@ -1,4 +1,4 @@
-"""``hydragnn data build`` on ranks that a launcher started: they share the blocks of a store, and the first completes it.
+"""Builds of a store by several ranks, which share its blocks.
 
 Ranks meet as those of a prediction do, and share who makes which block, how many graphs each has made, and what went wrong. Rank 0
 alone decides that there is a store.
@@ -36,7 +36,7 @@ Table = dict[str, Any]
 def build_with_ranks(
     read: Read, out: Path, workers: Workers = 1, progress: Callable[[int], None] = lambda graphs: None
 ) -> None:
-    """Make the store that one process makes, on all ranks that the launcher started; ``progress`` is of rank 0.
+    """Make on all ranks the store that one process makes.
 
     InputError as of ``build_store`` (Busy by its sentence alone), and where a rank was ended, and then no store is left behind. Rank 0
     raises it, the others raise SaidByFirst.
@@ -83,12 +83,12 @@ def _opening(read: Read, out: Path, workers: Workers, alone: ExitStack) -> Table
 
 
 def _for_all(group: Group, sentence: str) -> InputError:
-    """The error as this rank raises it."""
+    """Return the error as this rank raises it."""
     return InputError(sentence) if group.rank == 0 else SaidByFirst(sentence)
 
 
 def _work(group: Group, tally: "RankTally", read: Read, out: Path, opening: Table) -> Table:
-    """Write the blocks that no other rank was first to; gives how many parts there are, as far as this rank knows, and its graphs."""
+    """Write the blocks that this rank claims; return its part files and graphs."""
     parts = graphs = 0
     try:
         fields = [field_from_json(field) for field in opening["fields"]]
@@ -120,7 +120,7 @@ class RankTally:
         self._progress, self._made, self._looked, self._goes_on = progress, 0, 0.0, True
 
     def add(self, graphs: int) -> bool:
-        """Count graphs of this rank; return False where an earlier block failed, or a rank was ended."""
+        """Count graphs of this rank; return False where the build has failed."""
         self._made += graphs
         if time.monotonic() - self._looked > SECONDS:
             self.group.note("made", self._made)
@@ -131,11 +131,11 @@ class RankTally:
         return self._goes_on
 
     def fail(self, block: int, sentence: str) -> None:
-        """Say that there will be no store, because of a block."""
+        """Note that a block failed, so that there is no store."""
         self.group.note("failed", {"block": block, "sentence": sentence})
 
     def look(self) -> None:
-        """Show on rank 0 how far all ranks are, and say where one was ended before it had done its work."""
+        """Show progress on rank 0 and note ranks that ended early."""
         if self.group.rank:
             return
         self._progress(sum(self.group.notes("made")))
@@ -148,7 +148,7 @@ class RankTally:
             self.fail(NOWHERE, sentence)
 
     def all_are(self, name: str) -> bool:
-        """Return True where every other rank has left a note of this name, or does not live."""
+        """Return True where every other rank left this note or ended."""
         there = {note["rank"] for note in self.group.notes(name)}
         return all(rank in there or self.group.gone(rank) for rank in range(1, self.group.size))
 
@@ -160,7 +160,7 @@ class RankTally:
 
 
 def _problem_of_store(tally: RankTally, counted: int | None) -> str:
-    """Make one store of all parts, once every rank has done its work; gives why there is none, or nothing."""
+    """Complete the store once every rank is done; return an error sentence or ""."""
     group, out = tally.group, tally.out
     tally.wait_for(lambda: tally.all_are("done"))
     tally.look()

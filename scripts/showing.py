@@ -1,4 +1,4 @@
-"""What commands print of their results."""
+"""Results of commands as tables, texts and JSON."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ WIDTH = 120  # of what is printed elsewhere than in a terminal
 
 
 def run_summary(record: RunRecord, out: Path) -> dict[str, Any]:
-    """A run in a few lines: how it ended, its best validation errors and the trivial predictor's."""
+    """Return a run's ending and best validation errors beside the trivial predictor's."""
     errors = {name: value for name, value in record.best.items() if name.startswith("valid/")}
     return {
         "run": str(out),
@@ -43,7 +43,7 @@ def run_summary(record: RunRecord, out: Path) -> dict[str, Any]:
 
 
 def missing_labels(record: RunRecord) -> dict[str, str]:
-    """How many graphs of each part have a label, of the targets that some lack."""
+    """Return counts of labelled graphs by part, of incompletely labelled targets."""
     parts = {
         target: record.branches[name].parts if (name := target.partition("@")[2]) else record.parts
         for target in record.labels
@@ -58,7 +58,7 @@ def missing_labels(record: RunRecord) -> dict[str, str]:
 
 
 def show_value(value: dict[str, Any], as_json: bool) -> None:
-    """Print a result as a table of names and values, or as one JSON value."""
+    """Print a result as a table or as one JSON value."""
     if as_json:
         print(json.dumps(value, allow_nan=False))
         return
@@ -80,7 +80,7 @@ def leave_together(value: dict[str, Any], as_json: bool, code: int = 0) -> NoRet
 
 @contextmanager
 def graphs_made(quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Who hears how many graphs were made and shows it, with their rate, on a terminal; how many there will be nobody knows."""
+    """Show on a terminal how many graphs were made, with their rate."""
     console = PlainConsole(stderr=True)
     columns = (
         SpinnerColumn(),
@@ -98,7 +98,7 @@ def graphs_made(quiet: bool = False) -> Iterator[Callable[[int], None]]:
 
 
 def _shown(item: Any) -> RenderableType:
-    """A text, or a table where the item is a list of values with the same names."""
+    """Return a text, or a table for a list of uniform rows."""
     if not (
         isinstance(item, list) and item and all(isinstance(row, dict) and row.keys() == item[0].keys() for row in item)
     ):
@@ -112,7 +112,7 @@ def _shown(item: Any) -> RenderableType:
 
 
 def _inner(item: Any) -> str:
-    """One line of what is inside another value."""
+    """Return one line for a nested value."""
     if isinstance(item, list):
         return ", ".join(map(_inner, item))
     return json.dumps(item) if isinstance(item, dict) else _text(item)

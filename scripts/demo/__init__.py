@@ -1,4 +1,4 @@
-"""Quickstart data at three scales, with labels computed on the spot by independent solvers."""
+"""Quickstart data at three scales, labelled by independent solvers."""
 
 from hydragnn.scripts.demo.alloys import make_alloys
 from hydragnn.scripts.demo.plates import make_plates

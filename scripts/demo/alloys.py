@@ -1,4 +1,4 @@
-"""Atomic scale: fcc alloys, labelled with the effective-medium potential that ASE ships (no quantum mechanics)."""
+"""Atomic scale: fcc alloys labelled with ASE's effective-medium potential."""
 
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ REPEATS = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2))
 
 
 def make_alloys(out: Path, *, samples: int = 700, seed: int = 0) -> None:
-    """Make a store of binary and ternary alloys of Al, Cu, Ag, Au, Ni, Pd and Pt with EMT energies and forces.
+    """Make a store of binary and ternary alloys with EMT energies and forces.
 
     Half are bulk cells of 4 to 32 atoms, a quarter slabs (periodic in the plane), a quarter clusters of 4 to 20 atoms;
     all are strained and rattled. EMT: Jacobsen et al. 1996, doi:10.1016/0039-6028(96)00816-3.
@@ -45,7 +45,7 @@ def make_alloys(out: Path, *, samples: int = 700, seed: int = 0) -> None:
 
 
 def labelled_alloy(number: int, seed: int) -> GraphBatch:
-    """Structure ``number`` of the family ``seed`` as a graph with its EMT energy (eV) and forces (eV/Angstrom)."""
+    """Return one structure as a graph with energy (eV) and forces (eV/Angstrom)."""
     atoms = alloy(np.random.default_rng([seed, number]))
     atoms.calc = EMT()
     atoms.get_forces()
@@ -53,7 +53,7 @@ def labelled_alloy(number: int, seed: int) -> GraphBatch:
 
 
 def alloy(generator: np.random.Generator) -> Atoms:
-    """One random structure: bulk, slab or cluster of two or three elements, strained and rattled."""
+    """Return a random bulk, slab or cluster of two or three elements."""
     kinds = generator.choice(list(ELEMENTS), size=generator.integers(2, 4), replace=False)
     shares = generator.dirichlet(np.ones(len(kinds)))
     lattice = float(shares @ [ELEMENTS[kind] for kind in kinds])  # Vegard's law

@@ -1,4 +1,4 @@
-"""Steady conduction in a periodic image of anisotropic grains, by finite elements on its pixels."""
+"""Steady conduction in a periodic image of anisotropic grains, by finite elements."""
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -10,7 +10,7 @@ from scipy.sparse.linalg import splu
 def fluxes(
     labels: Int[ndarray, "rows columns"], conductivity: Float[ndarray, "grains 2 2"]
 ) -> Float[ndarray, "pixels 2 2"]:
-    """Mean flux in every pixel under a unit mean gradient; [pixel, component, direction of the gradient].
+    """Return mean fluxes under unit gradients: [pixel, component, direction of the gradient].
 
     ``labels`` holds the grain of every pixel of a periodic unit square with the same number of rows and columns;
     ``conductivity`` is symmetric and positive definite. Bilinear elements, one per pixel, periodic fluctuation; the mean of
@@ -46,7 +46,7 @@ def _corners(side: int) -> Int[ndarray, "pixels 4"]:
 
 
 def _slopes() -> Float[ndarray, "points 2 4"]:
-    """Gradients of the four shape functions at the 2 x 2 Gauss points of a unit square."""
+    """Return gradients of four shape functions at the Gauss points of a square."""
     sides = []
     for x in (-(3**-0.5), 3**-0.5):
         for y in (-(3**-0.5), 3**-0.5):

@@ -1,4 +1,4 @@
-"""Continuum: heated plates with cooling pipes, labelled by scikit-fem on a finer mesh."""
+"""Continuum: heated plates with cooling pipes, solved on a finer mesh."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ FIELDS = (
 
 
 def make_plates(out: Path, *, samples: int = 400, seed: int = 0) -> None:
-    """Make a store of plates with one to three cooling pipes, their temperature and thermal compliance.
+    """Make a store of plates with their temperature and thermal compliance.
 
     div(k grad T) + q = loss * T with T = 0 on the pipes and insulated outer edges; k and q vary smoothly. Solved by
     scikit-fem with linear elements on a mesh sixteen times finer than the graph's, whose vertices it contains.
@@ -45,7 +45,7 @@ def make_plates(out: Path, *, samples: int = 400, seed: int = 0) -> None:
 
 
 def labelled_plate(number: int, seed: int) -> GraphBatch:
-    """Plate ``number`` of the family ``seed`` as the graph of its mesh, with the solution at the vertices."""
+    """Return one plate as the graph of its mesh, with the solution."""
     generator = np.random.default_rng([seed, number])
     plate = random_plate(generator)
     conductivity, source = smooth_fields(generator)
@@ -65,7 +65,10 @@ def labelled_plate(number: int, seed: int) -> GraphBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Plate:
-    """A triangulated plate of height 1; ``place`` is 0 inside, 1 on the outer edge, 2 on a pipe (x, y, radius)."""
+    """Triangulated plate of height 1.
+
+    ``place`` is 0 inside, 1 on the outer edge, 2 on a pipe (x, y, radius).
+    """
 
     points: Float[ndarray, "vertices 2"]
     triangles: Int[ndarray, "triangles 3"]
@@ -91,7 +94,7 @@ def random_plate(generator: np.random.Generator) -> Plate:
 
 
 def _pipes(width: float, generator: np.random.Generator) -> Float[ndarray, "pipes 3"]:
-    """One to three circles that keep clear of each other and of the edges."""
+    """Return one to three circles apart from each other and the edges."""
     num_holes, holes = generator.integers(1, 4), np.zeros((0, 3))
     for _ in range(30):
         radius = generator.uniform(0.06, 0.12)
@@ -102,7 +105,7 @@ def _pipes(width: float, generator: np.random.Generator) -> Float[ndarray, "pipe
 
 
 def pipe_distance(points: Float[ndarray, "points 2"], pipes: Float[ndarray, "pipes 3"]) -> Float[ndarray, " points"]:
-    """Distance to the nearest pipe's wall; negative inside a pipe, infinite without pipes."""
+    """Return the distance to the nearest pipe's wall, negative inside a pipe."""
     away = np.linalg.norm(points[:, None] - pipes[None, :, :2], axis=-1) - pipes[:, 2]
     return away.min(axis=1, initial=np.inf)
 
@@ -121,7 +124,7 @@ def _ring(pipe: ndarray, size: float, generator: np.random.Generator) -> Float[n
 
 
 def _scatter(width: float, size: float, generator: np.random.Generator) -> Float[ndarray, "points 2"]:
-    """A hexagonal lattice whose points have moved by up to a quarter of its spacing."""
+    """Return a hexagonal lattice with points displaced by up to a quarter spacing."""
     height = size * 3**0.5 / 2
     row, column = np.indices((int(1 / height) + 2, int(width / size) + 2))
     lattice = np.column_stack([((column + row % 2 / 2) * size).ravel(), (row * height).ravel()])
@@ -134,13 +137,13 @@ def _areas(points: ndarray, triangles: ndarray) -> Float[ndarray, " triangles"]:
 
 
 def shares(plate: Plate) -> Float[ndarray, " vertices"]:
-    """A third of the area of every triangle for each of its corners."""
+    """Return a third of every triangle's area for each of its corners."""
     thirds = np.repeat(_areas(plate.points, plate.triangles) / 3, 3)
     return np.bincount(plate.triangles.ravel(), weights=thirds, minlength=len(plate.points))
 
 
 def smooth_fields(generator: np.random.Generator) -> tuple[Any, Any]:
-    """Conductivity (between 1/2 and 2) and heat source (one to three warm spots on a base) as functions of x and y."""
+    """Return conductivity and heat source as functions of x and y."""
     slope, phase = generator.normal(0.0, 2.0, (2, 2)), generator.uniform(0, 2 * np.pi, 2)
     spots = generator.integers(1, 4)
     centres, powers = generator.random((spots, 2)), generator.uniform(5.0, 20.0, spots)
@@ -181,7 +184,7 @@ def solve_conduction(plate: Plate, conductivity: Any, source: Any) -> tuple[Floa
 
 
 def held(mesh: Any, plate: Plate) -> Int[ndarray, " nodes"]:
-    """Nodes of the finer mesh on the walls of pipes: on the boundary, but not on the plate's outline."""
+    """Return the nodes of the finer mesh on the walls of pipes."""
     boundary = mesh.boundary_nodes()
     x, y = mesh.p[:, boundary]
     width = plate.points[:, 0].max()

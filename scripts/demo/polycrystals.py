@@ -24,7 +24,7 @@ FIELDS = (
 
 
 def make_polycrystals(out: Path, *, samples: int = 700, seed: int = 0) -> None:
-    """Make a store of periodic polycrystals of 20 to 40 grains with their effective conductivity and the mean flux in each grain.
+    """Make a store of polycrystals with effective conductivity and mean fluxes of grains.
 
     Grains conduct ten times better along their crystal axis than across it. The flux in a grain depends on what its
     neighbours let through. Lengths are in box lengths, conductivities in units of the geometric mean of a crystal.
@@ -41,7 +41,7 @@ def make_polycrystals(out: Path, *, samples: int = 700, seed: int = 0) -> None:
 
 
 def labelled_polycrystal(number: int, seed: int) -> GraphBatch:
-    """Microstructure ``number`` of the family ``seed`` as a graph of grains, solved on its image."""
+    """Return one microstructure as a graph of grains, solved on its image."""
     generator = np.random.default_rng([seed, number])
     labels = microstructure(generator)
     grains = int(labels.max()) + 1
@@ -69,7 +69,7 @@ def labelled_polycrystal(number: int, seed: int) -> GraphBatch:
 
 
 def microstructure(generator: np.random.Generator) -> Int[ndarray, "rows columns"]:
-    """Grain numbers of the pixels of a periodic Voronoi structure; every number occurs."""
+    """Return the grain numbers of the pixels of a periodic Voronoi structure."""
     seeds = generator.random((generator.integers(20, 41), 2))
     centres = (np.moveaxis(np.indices((PIXELS, PIXELS)), 0, -1) + 0.5) / PIXELS
     nearest = cKDTree(seeds, boxsize=1.0).query(centres)[1]
@@ -77,7 +77,7 @@ def microstructure(generator: np.random.Generator) -> Int[ndarray, "rows columns
 
 
 def texture(grains: int, generator: np.random.Generator) -> Float[ndarray, " grains"]:
-    """Angles of the crystal axes (rad): none, a weak or a marked preference for one direction."""
+    """Return angles of crystal axes (rad) with or without a preferred direction."""
     sharpness = generator.choice([0.0, 1.0, 2.0])
     return generator.vonmises(generator.uniform(-np.pi, np.pi), sharpness, grains) / 2
 

@@ -16,7 +16,7 @@ _BLOCK = 64
 def write_samples(
     out: Path, sample: Callable[[int], GraphBatch], samples: int, *, title: str, attributes: Mapping[str, Any]
 ) -> None:
-    """Make the store at ``out`` with ``sample(0)``, ``sample(1)``, ... as its graphs; shows a progress bar.
+    """Make a store of ``sample(0)``, ``sample(1)``, ... with a progress bar.
 
     InputError for fewer than one sample, and where the store cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Drawings as inline SVG with the colours and fonts of the page, in light and in dark."""
+"""Drawings as inline SVG with the page's colours and fonts."""
 
 import io
 import math
@@ -92,7 +92,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One figure of the page with its words; ``broad`` replaces the panels on wide screens."""
+    """One figure of the page; ``broad`` replaces the panels on wide screens."""
 
     name: str
     title: str
@@ -103,7 +103,7 @@ class Figure:
 
 
 def picture(name: str, title: str, draw: Draw, *, width: int = COLUMN, height: int = 250) -> str:
-    """Return the SVG that ``draw`` makes on axes of ``width`` by ``height`` pixels."""
+    """Return the SVG of a drawing of ``width`` by ``height`` pixels."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         layout = ConstrainedLayoutEngine(w_pad=PAD / 72, h_pad=PAD / 72)
         drawing = Drawing(figsize=(width / 72, height / 72), dpi=72, layout=layout)
@@ -143,7 +143,7 @@ def figure(
 def panels(
     name: str, title: str, caption: str, drawings: Mapping[str, tuple[Draw, str]], *, height: int = 250
 ) -> Figure | None:
-    """Return a figure of pictures side by side, each with a label and a note; None without any."""
+    """Return a figure of labelled pictures side by side; None without any."""
     drawn = tuple(
         Panel(svg=picture(f"{name}-{label}", f"{title}: {label}", draw, height=height), label=label, note=note)
         for label, (draw, note) in drawings.items()
@@ -155,7 +155,7 @@ def panels(
 
 
 def with_theme(svg: str, name: str, title: str) -> str:
-    """Return the SVG without fonts and metadata, with CSS variables as colours and ids that begin with ``name``."""
+    """Return the SVG with CSS variables as colours and with unique ids."""
     root = ET.fromstring(svg)
     size = root.attrib["viewBox"]
     for parent in list(root.iter()):
@@ -188,7 +188,7 @@ def _themed(key: str, value: str, name: str) -> str:
 
 
 def named_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Set rows with names from the top down; long names stand above their rows."""
+    """Set named rows from the top down, long names above them."""
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -203,7 +203,7 @@ def named_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def plate() -> dict[str, Any]:
-    """Return the look of paper behind a label, which lines do not cross."""
+    """Return the look of paper behind a label."""
     return {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
 
 
@@ -217,7 +217,7 @@ def dashed(
 
 
 def log_scale(axes: Axes, axis: str, low: float, high: float) -> None:
-    """Set a logarithmic axis from ``low`` to ``high``, labelled at three values at least."""
+    """Set a logarithmic axis from ``low`` to ``high`` with plain labels."""
     set_scale, set_limits = (axes.set_xscale, axes.set_xlim) if axis == "x" else (axes.set_yscale, axes.set_ylim)
     set_scale("log")
     set_limits(low, high)
@@ -260,7 +260,7 @@ class TickLabels(Formatter):
 
 
 def linear_scale(axes: Axes, axis: str, ticks: int = 5, *, whole: bool = False) -> None:
-    """Set a linear axis with few ticks; ``whole`` where there is nothing between integers."""
+    """Set a linear axis with few ticks, only at integers if ``whole``."""
     line = axes.xaxis if axis == "x" else axes.yaxis
     low, high = line.get_view_interval()
     while axis == "x" and ticks > 2:  # long labels side by side need room
@@ -273,7 +273,7 @@ def linear_scale(axes: Axes, axis: str, ticks: int = 5, *, whole: bool = False) 
 
 
 def value_axis(axes: Axes, axis: str, values: Iterable[int | float]) -> None:
-    """Set a logarithmic axis where positive values span more than a factor of five, else a linear one."""
+    """Set a logarithmic axis for values that span a factor of five."""
     finite = [value for value in values if math.isfinite(value)]
     if finite and min(finite) > 0 and max(finite) / min(finite) > 5:
         log_scale(axes, axis, min(finite) / 1.3, max(finite) * 1.3)
@@ -282,7 +282,7 @@ def value_axis(axes: Axes, axis: str, values: Iterable[int | float]) -> None:
 
 
 def ratio_axis(axes: Axes, values: Iterable[int | float]) -> None:
-    """Set a logarithmic x axis of ratios with a dashed line at 1."""
+    """Set a logarithmic x axis of ratios, dashed at 1."""
     dashed(axes, "x", [1.0])
     positive = [value for value in (1.0, *values) if math.isfinite(value) and value > 0]
     log_scale(axes, "x", min(positive) / 1.5, max(positive) * 1.5)

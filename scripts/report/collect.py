@@ -49,7 +49,7 @@ METRICS = (
 
 
 def folder_kind(folder: Path) -> Kind:
-    """Return the kind of a folder; InputError where it is none of the three.
+    """Return the kind of a folder; InputError for any other folder.
 
     The order matters: an ensemble's member holds a record, an ensemble may lie inside a campaign.
     """
@@ -66,7 +66,7 @@ def folder_kind(folder: Path) -> Kind:
 def collect(
     source: Path, *, campaign: Path | None = None, ensemble: Path | None = None, store: Path | None = None
 ) -> Facts:
-    """Return all that the report on ``source`` shows, with the campaign of an ensemble where it is found.
+    """Return the facts on ``source``, for ensembles with their campaign.
 
     ``store`` is where the data lie now, if they were moved; InputError where it holds other graphs.
     """
@@ -114,7 +114,7 @@ def collect(
 
 
 def _campaign_of(ensemble: EnsembleFacts) -> Path | None:
-    """Return the campaign that an ensemble names, from the ensemble's folder or beside it."""
+    """Return the campaign folder that an ensemble names, if present."""
     named = ensemble.selection.get("campaign")
     if not isinstance(named, str) or not named:
         return None
@@ -126,14 +126,14 @@ def _campaign_of(ensemble: EnsembleFacts) -> Path | None:
 def _records(
     run: RunRecord | None, campaign: CampaignFacts | None, ensemble: EnsembleFacts | None
 ) -> Iterator[RunRecord]:
-    """Yield the records of all runs: of the run, the best trial, the other trials, the members."""
+    """Return the records of the run, best trial, other trials and members."""
     trials = [trial.record for trial in (campaign.best, *campaign.trials) if trial] if campaign else []
     members = [member.record for member in ensemble.members] if ensemble else []
     return filter(None, (run, *trials, *members))
 
 
 def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[DataFacts | None, str]:
-    """Return the data behind the configuration, or one sentence on why they cannot be shown."""
+    """Return the data of a configuration, or a sentence why not."""
     if not config:
         return None, "no run has left a record of its training"
     if "branches" in config:
@@ -150,7 +150,7 @@ def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[Da
 
 
 def campaign_facts(folder: Path) -> CampaignFacts:
-    """Return the contents of a campaign folder; InputError where it is missing or damaged."""
+    """Return a campaign's contents; InputError where it is missing or damaged."""
     history = campaign_history(folder)
     records = {number: record for number, record, _ in campaign_records(folder)}
     return CampaignFacts(
@@ -180,7 +180,7 @@ def objective_name(objective: str | Mapping[str, float]) -> str:
 
 
 def _trial(trial: TrialHistory, record: RunRecord | None) -> Trial:
-    """Return a trial; one that failed or was lost has no objective, whatever an earlier rung gave."""
+    """Return a trial, without an objective if it failed or was lost."""
     ended_badly = trial.status in ("failed", "lost")
     kind, _, message = (trial.failure or "").partition(": ") if ended_badly else ("", "", "")
     return Trial(
@@ -196,7 +196,7 @@ def _trial(trial: TrialHistory, record: RunRecord | None) -> Trial:
 
 
 def ablation_facts(folder: Path) -> tuple[Ablation, ...]:
-    """Return the rows of ``ablation.json``, none without the file; InputError where it is damaged."""
+    """Return the rows of ``ablation.json``, if any; InputError where damaged."""
     path = folder / "ablation.json"
     if not path.is_file():
         return ()
@@ -214,7 +214,7 @@ def ablation_facts(folder: Path) -> tuple[Ablation, ...]:
 
 
 def ensemble_facts(folder: Path) -> EnsembleFacts:
-    """Return the contents of an ensemble folder; InputError where a file is missing or damaged."""
+    """Return an ensemble's contents; InputError where a file is missing or damaged."""
     description = read_sealed(folder / "ensemble.json")
     evaluation = read_sealed(folder / "evaluation.json") if (folder / "evaluation.json").is_file() else {}
     arrays = _arrays(folder / "evaluation.npz")
@@ -278,7 +278,7 @@ def _part(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> Pa
 
 
 def _points(field: str, unit: str, prefix: str, arrays: Mapping[str, Any]) -> Points | ClassPoints | None:
-    """Return the rows of a field that have a label; None without any."""
+    """Return the labelled rows of a field; None without any."""
     rows = {key: arrays[prefix + key] for key in ROWS if prefix + key in arrays}
     if "probability" in rows:
         return ClassPoints(
@@ -340,7 +340,7 @@ def field_scores(field: str, values: Mapping[str, Any]) -> FieldScores:
 
 
 def record_parts(record: RunRecord, units: Mapping[str, str]) -> dict[str, Part]:
-    """Return the errors in a run's record: validation always, test where it was evaluated."""
+    """Return a run's errors in validation and, where evaluated, test."""
     parts: dict[str, Part] = {}
     for name in ("valid", "test"):
         paths = [key.split("/") for key in record.best if key.count("/") == 2]
@@ -358,7 +358,7 @@ def record_parts(record: RunRecord, units: Mapping[str, str]) -> dict[str, Part]
 
 
 def _with_points(parts: dict[str, Part], folder: Path, table: Mapping[str, Any]) -> dict[str, Part]:
-    """Return the parts with validation predictions of the run's own model, where model and store remain."""
+    """Add validation predictions of the run's model, if model and store remain."""
     if "valid" not in parts or not (folder / "model" / "model.json").is_file():
         return parts
     config = BranchedConfig.parse(table) if "branches" in table else _run_config(table)
@@ -374,14 +374,14 @@ def _with_points(parts: dict[str, Part], folder: Path, table: Mapping[str, Any])
 
 
 def of_one_branch(config: Mapping[str, Any], branch: str) -> Mapping[str, Any]:
-    """Return the configuration of one branch; the whole one where no branch is named."""
+    """Return the configuration of the named branch, or the whole one."""
     if not branch or "branches" not in config:
         return config
     return parse_config(dict(config)).of_branch(branch).to_json()
 
 
 def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tables of all heads, with their targets' names: ``energy@metals`` where there are branches.
+    """Return the tables of all heads; fields of branches as ``energy@metals``.
 
     >>> heads_of({"branches": [{"name": "metals", "heads": [{"field": "energy", "forces": None}]}]})
     [{'field': 'energy@metals', 'forces': None}]

@@ -1,4 +1,4 @@
-"""Contents of the store behind a report, and predictions of a single run on it."""
+"""Contents of a store, and predictions of a run on it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,7 +68,7 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
 
 
 def evenly_spaced(indices: NDArray[np.int64], nodes: NDArray[np.int64], graphs: int, budget: int) -> NDArray[np.int64]:
-    """Return an even sample of at most ``graphs`` with about ``budget`` nodes, and one graph at least."""
+    """Return an even sample of graphs with about ``budget`` nodes."""
     if not len(indices):
         return indices
     affordable = int(budget / max(1.0, float(nodes[indices].mean())))
@@ -77,7 +77,7 @@ def evenly_spaced(indices: NDArray[np.int64], nodes: NDArray[np.int64], graphs: 
 
 
 def _kind_field(fields: list[Field], config: RunConfig) -> Field | None:
-    """Return the field with the kinds of nodes: species, else the first categorical input."""
+    """Return the field of node kinds: species, else a categorical input."""
     inputs = config.data.inputs
     kinds = [field for field in fields if field.on == "node" and field.classes and field.role == "input"]
     kinds = [field for field in kinds if inputs is None or field.name in inputs or field.name == ATOMIC_NUMBERS]
@@ -93,7 +93,7 @@ def _composition(read: Mapping[str, GraphBatch], kinds: Field) -> dict[str, floa
 
 
 def _present_rows(batch: GraphBatch, field: Field) -> NDArray[Any]:
-    """Return all numbers of a field, flat, from the graphs that have it."""
+    """Return all present numbers of a field, flat."""
     present = batch.present_items(field.name)
     values = batch[field.name] if present is None else batch[field.name][present]
     return np.asarray(values.reshape(-1).numpy())
@@ -109,7 +109,7 @@ def _target(field: Field, read: Mapping[str, GraphBatch]) -> facts.Target:
 
 
 def with_store(config: Mapping[str, Any], place: Path, data_hash: str) -> Mapping[str, Any]:
-    """Return the configuration with its store at another place; InputError where that is not its store."""
+    """Return the configuration with its moved store; InputError for another store."""
     if "data" not in config:
         raise InputError(
             f"--store {place}: there is not one store to move; give the report of a branch's ensemble, or of a run"
@@ -124,7 +124,7 @@ def with_store(config: Mapping[str, Any], place: Path, data_hash: str) -> Mappin
 
 
 def units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the units of the targets of all branches whose stores can be read."""
+    """Return the units of fields of all branches with readable stores."""
     units: dict[str, str] = {}
     for branch in config.get("branches", []):
         try:
@@ -136,7 +136,7 @@ def units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def run_points(model: TrainedModel, config: RunConfig) -> dict[str, Points | ClassPoints]:
-    """Return targets and predictions of a run's model on a sample of validation graphs.
+    """Return targets and predictions on a sample of validation graphs.
 
     InputError without its store.
     """

@@ -44,7 +44,7 @@ def sizes(data: DataFacts) -> Figure:
 
 
 def composition(data: DataFacts) -> Figure | None:
-    """Return the share of nodes of every kind; None where nodes have no kinds."""
+    """Return the share of nodes of every kind; None without kinds."""
     items = sorted(data.composition.items(), key=lambda item: -item[1])
     if not items:
         return None
@@ -73,7 +73,7 @@ def composition(data: DataFacts) -> Figure | None:
 
 
 def targets(data: DataFacts) -> Figure | None:
-    """Return the distributions of targets for training and for the held-out part, a panel per field."""
+    """Return distributions of targets in training and in the held-out part."""
     present = [target for target in data.targets if any(len(values) for values in target.parts.values())]
     held_out = "test" if any(len(target.parts.get("test", ())) for target in present) else "valid"
 

@@ -19,7 +19,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """Errors of one predictor for one field on one part, in the field's unit."""
+    """Errors of one predictor for one field on one part."""
 
     name: str
     values: Mapping[str, float] = member(default_factory=dict)
@@ -54,19 +54,19 @@ class FieldScores:
 
     @property
     def of_model(self) -> Scores:
-        """Return the scores of the ensemble, or of the best single model where there is none."""
+        """Return the scores of the ensemble, else of the best model."""
         return self.ensemble or self.best_member or self.trivial
 
     @property
     def ratio(self) -> float:
-        """Return the model's error divided by the trivial predictor's; NaN where that is unknown or zero."""
+        """Return the model's error over the trivial predictor's; NaN if unknown."""
         base = self.trivial.error
         return self.of_model.error / base if math.isfinite(base) and base > 0 else math.nan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Points:
-    """Targets and predictions of one field on one part, one row per number."""
+    """Targets and predictions of one field, one row per number."""
 
     field: str
     unit: str
@@ -98,7 +98,7 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassPoints:
-    """Labels and probabilities of one categorical field on one part, one row per label."""
+    """Labels and probabilities of one field, one row per label."""
 
     field: str
     target: NDArray[np.int64]
@@ -138,7 +138,7 @@ class Part:
 
 
 def judged_part(parts: Mapping[str, Part]) -> Part | None:
-    """Return the part that is judged: test, else graphs that members held out, else validation."""
+    """Return the test part, else held-out graphs, else validation."""
     return parts.get("test") or parts.get("held-out") or parts.get("valid")
 
 
@@ -196,7 +196,7 @@ class EnsembleFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Trial:
-    """One configuration of a search; its objective is None where it never got a value."""
+    """One configuration of a search; its objective may be None."""
 
     number: int
     folder: Path
@@ -252,7 +252,7 @@ class CampaignFacts:
         return self.objective.split(" (")[0]
 
     def thin(self, most: int = 400) -> "CampaignFacts":
-        """Return at most so many trials: the best and an even sample of the others."""
+        """Return the best trials and an even sample of the others."""
         if len(self.trials) <= most:
             return self
         best = self.ranked[: most // 4]
@@ -275,7 +275,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DataFacts:
-    """Contents of a store; compositions and targets are from ``sampled`` graphs, sizes from all."""
+    """Contents of a store; compositions and targets are from a sample."""
 
     path: Path
     fingerprint: str
@@ -296,7 +296,7 @@ class DataFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ablation:
-    """Errors of one field with edges, without edges and of the trivial predictor."""
+    """Errors of one field with edges, without edges, and trivial."""
 
     field: str
     unit: str

@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """One chapter of the page: a lead, figures, tables; absent figures and empty tables are left out."""
+    """One chapter of the page: a lead, figures and tables."""
 
     anchor: str
     title: str
@@ -76,7 +76,7 @@ def page(facts: Facts, made: str) -> str:
 
 
 def bar_width(value: float, base: float) -> str:
-    """Return the length of an error's bar in percent of the trivial predictor's, 100 at most.
+    """Return an error's bar length in percent of the trivial predictor's.
 
     >>> bar_width(1.0, 4.0), bar_width(5.0, 4.0), bar_width(1.0, 0.0)
     ('25.0', '100.0', '0')
@@ -174,7 +174,7 @@ def search(facts: Facts) -> Section | None:
 
 
 def time_used(facts: Facts) -> Section | None:
-    """Return the chapter on the use of nodes; None without a search or before anything ran."""
+    """Return the chapter on the use of nodes; None before anything ran."""
     figure = nodes_over_time(facts.campaign.timeline) if facts.campaign else None
     if facts.campaign is None or figure is None:
         return None

@@ -46,7 +46,7 @@ LEAST, GREATEST = 0.1, 30.0
 
 
 def error_ratios(scores: Sequence[FieldScores], part: str) -> Figure:
-    """Return every field's error divided by the trivial predictor's, of members and ensemble."""
+    """Return errors of members and ensemble over the trivial predictor's."""
 
     def draw(axes: Axes) -> None:
         ratios: list[float] = []
@@ -111,7 +111,7 @@ def _draw_parity(points: Points, axes: Axes) -> None:
 
 
 def cloud(axes: Axes, x: Values, y: Values, extent: tuple[float, float, float, float]) -> None:
-    """Draw dots where they are few, pixels where they are many, else a density map."""
+    """Draw few dots as vectors, many as pixels, more as densities."""
     if len(x) > TOO_MANY:
         counts, _, _ = np.histogram2d(x, y, bins=90, range=[extent[:2], extent[2:]])
         axes.imshow(
@@ -192,7 +192,7 @@ def _draw_confusion(points: ClassPoints, axes: Axes) -> None:
 
 
 def reliability(part: Part) -> Figure | None:
-    """Return the probability of the predicted class against how often it is right."""
+    """Return probabilities of predicted classes against observed frequencies."""
     return panels(
         f"reliability-{part.name}",
         "Reliability: promised against observed hits",
@@ -221,7 +221,7 @@ def _draw_reliability(points: ClassPoints, axes: Axes) -> None:
 
 
 def observed_levels(points: Points) -> Values | None:
-    """Return the share of targets inside the Gaussian intervals of all ``LEVELS``; None without spreads."""
+    """Return the coverage of Gaussian intervals of all ``LEVELS``; None without spreads."""
     spread = points.spread
     if spread is None:
         return None
@@ -231,7 +231,7 @@ def observed_levels(points: Points) -> Values | None:
 
 
 def calibration(part: Part, nominal: float) -> Figure | None:
-    """Return promised against observed coverage, a panel per field that has a spread."""
+    """Return promised against observed coverage of fields with spreads."""
     promise = f"{nominal * 100:.0f}\u00a0%"
 
     def note(points: Points) -> str:
@@ -268,7 +268,7 @@ def _draw_calibration(points: Points, nominal: float, axes: Axes) -> None:
 
 
 def coverage(parts: Sequence[Part], nominal: float) -> Figure | None:
-    """Return coverage of every field and part with its chance error; None without intervals."""
+    """Return coverage by field and part with chance errors, if any."""
     rows = [
         (f"{name} ({part.name})", float(points.covered.mean()), coverage_error(points, nominal))
         for part in parts
@@ -306,7 +306,7 @@ def coverage(parts: Sequence[Part], nominal: float) -> Figure | None:
 
 
 def spread_against_error(part: Part) -> Figure | None:
-    """Return binned errors against predicted spread, a panel per field whose spreads differ."""
+    """Return binned errors against predicted spread."""
     return panels(
         f"spread-{part.name}",
         "Spread against error",
@@ -327,7 +327,7 @@ def _varies(spread: Values) -> bool:
 
 
 def binned_errors(spread: Values, error: Values, bins: int) -> tuple[Values, Values]:
-    """Return root mean squares of spread and error in groups of equal count, sorted by spread."""
+    """Return root mean squares of spread and error by bins of spread."""
     order = np.argsort(spread, kind="stable")
     groups = np.array_split(order, min(bins, max(1, len(order) // 10)))
     rms = [(np.sqrt(np.mean(spread[g] ** 2)), np.sqrt(np.mean(error[g] ** 2))) for g in groups]
@@ -348,7 +348,7 @@ def _draw_spread(spread: Values, points: Points, axes: Axes) -> None:
 
 
 def domain_scores(domain: DomainFacts) -> Figure:
-    """Return the share of graphs of every part above any score of the training domain."""
+    """Return shares of graphs above any score of the training domain."""
 
     def draw(axes: Axes) -> None:
         for position, (part, values) in enumerate(domain.scores.items()):

@@ -87,7 +87,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _record(facts: Facts) -> RunRecord | None:
-    """Return the record of the run, of the first member or of the best trial."""
+    """Return the record of the run, first member or best trial."""
     if facts.run is not None:
         return facts.run
     members = [member.record for member in facts.ensemble.members if member.record] if facts.ensemble else []

@@ -36,7 +36,7 @@ ABSENT = -0.18  # where trials without a conditional hyperparameter pass
 
 
 def history(campaign: CampaignFacts) -> Figure | None:
-    """Return the objective of every trial in order; None before any trial has a value."""
+    """Return the objective of every trial in order; None without values."""
     scored, winner = campaign.scored, campaign.best
     if winner is None:
         return None
@@ -71,7 +71,7 @@ def history(campaign: CampaignFacts) -> Figure | None:
 
 
 def importance(campaign: CampaignFacts) -> Figure | None:
-    """Return the share of the objective's variation that each hyperparameter explains; None where unknown."""
+    """Return the importance of each hyperparameter; None where unknown."""
     items = sorted(campaign.importances.items(), key=lambda item: -item[1])[:10]
     if not items:
         return None
@@ -100,7 +100,7 @@ def importance(campaign: CampaignFacts) -> Figure | None:
 
 
 def learning_curves(campaign: CampaignFacts) -> Figure | None:
-    """Return the validation loss of every trial over epochs; None where no trial has a curve."""
+    """Return the validation loss of every trial over epochs, if any."""
     curves = [(trial, curve(trial.record, "valid/loss")) for trial in campaign.trials if trial.record is not None]
     curves = [(trial, values) for trial, values in curves if values]
     if not curves:
@@ -135,12 +135,12 @@ def learning_curves(campaign: CampaignFacts) -> Figure | None:
 
 
 def curve(record: RunRecord, name: str) -> list[float]:
-    """Return one curve of a record, NaN where an epoch has no value."""
+    """Return one curve of a record, NaN for epochs without value."""
     return [math.nan if value is None else float(value) for value in record.curves.get(name, [])]
 
 
 def run_curves(record: RunRecord, units: Mapping[str, str]) -> Figure | None:
-    """Return losses and validation errors over the epochs of a run; None without curves."""
+    """Return losses and validation errors of a run over epochs, if any."""
     losses = {name: curve(record, f"{name}/loss") for name in ("train", "valid")}
     drawings: dict[str, tuple[Draw, str]] = {}
     if any(losses.values()):
@@ -161,7 +161,7 @@ def run_curves(record: RunRecord, units: Mapping[str, str]) -> Figure | None:
 
 
 def curve_fields(record: RunRecord) -> dict[str, str]:
-    """Return the fields with a curve of their validation error, and its metric."""
+    """Return the fields with a validation curve, and its metric."""
     paths = [name.split("/") for name, values in record.curves.items() if values and name.count("/") == 2]
     return {field: metric for _, field, metric in paths if metric in ("mae", "error_rate")}
 
@@ -181,7 +181,7 @@ def _draw_run(curves: Mapping[str, list[float]], trivial: float, name: str, axes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coordinate:
-    """One axis of parallel coordinates: the position of every trial, 0 to 1 or ``ABSENT``, and its ticks."""
+    """Axis of parallel coordinates; positions are 0 to 1 or ``ABSENT``."""
 
     name: str
     places: tuple[float, ...]
@@ -194,7 +194,7 @@ class Coordinate:
 
 
 def coordinate(name: str, values: Sequence[Any], *, log: bool = False) -> Coordinate:
-    """Return the axis of a hyperparameter with these values, None for trials without it.
+    """Return the axis of a hyperparameter; None marks trials without it.
 
     >>> coordinate("kind", ["b", "a", None]).places
     (1.0, 0.0, -0.18)
@@ -218,7 +218,7 @@ def coordinate(name: str, values: Sequence[Any], *, log: bool = False) -> Coordi
 
 
 def parallel_coordinates(campaign: CampaignFacts) -> Figure | None:
-    """Return a line per scored trial through all hyperparameters; None with fewer than two of either."""
+    """Return a line per trial through all hyperparameters; None for fewer than two."""
     used = {name for trial in campaign.scored for name in trial.parameters}
     space = {name: entry for name, entry in campaign.search.get("space", {}).items() if name in used}
     ranked = sorted(space, key=lambda name: -campaign.importances.get(name, 0.0))[:MOST]

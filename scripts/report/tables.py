@@ -61,7 +61,7 @@ Rows = Sequence[tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Rows of ready texts; numbers are set flush right, prose may break its lines. No rows, no table."""
+    """Rows of ready texts; without rows the page shows no table."""
 
     header: tuple[str, ...]
     rows: Rows
@@ -172,7 +172,7 @@ def settings_table(config: Mapping[str, Any]) -> Table:
 
 
 def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Return all plain values of a nested table by dotted path; a list of numbers is one value.
+    """Return all plain values of a nested table by dotted path.
 
     >>> leaves({"heads": [{"weight": 1.0}], "seed": 0})
     [('heads.0.weight', 1.0), ('seed', 0)]
@@ -185,7 +185,7 @@ def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def value_at(table: Any, path: str) -> Any:
-    """Return the value under a dotted path; None where the path ends early.
+    """Return the value under a dotted path; None without one.
 
     >>> value_at({"heads": [{"weight": 2.0}]}, "heads.0.weight")
     2.0
@@ -325,7 +325,7 @@ def hours_table(timeline: Timeline) -> Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clock:
-    """Clock by which trials are compared: of the processor if all trained on one, else of the wall.
+    """Clock by which trials are compared: processor or wall.
 
     On a processor that others use, too, wall time depends on when a trial ran.
     """
@@ -342,7 +342,7 @@ class Clock:
         return record.cost.cpu_seconds if self.processor else record.cost.seconds
 
     def graphs_per_second(self, record: RunRecord) -> float:
-        """Return training graphs per second: of training by the wall's clock, of all processor time."""
+        """Return training graphs per second of wall or processor time."""
         if not self.processor:
             return record.cost.graphs_per_second
         return record.parts.get("train", 0) * record.epochs / record.cost.cpu_seconds
@@ -356,14 +356,14 @@ def clock_of(trials: Sequence[Trial]) -> Clock:
 
 
 def shortest_training(trials: Sequence[Trial]) -> float | None:
-    """Return the least time of a training to the end; None before any."""
+    """Return the least time of a complete training; None without any."""
     clock = clock_of(trials)
     finished = [clock.seconds(trial.record) for trial in trials if trial.record and trial.status == "finished"]
     return min(finished, default=None)
 
 
 def objective_within(trial: Trial, objective: Objective, seconds: float, clock: Clock) -> float:
-    """Return the objective after so many seconds of epochs of equal length; infinite before the first."""
+    """Return the objective after so many seconds; infinite before the first epoch."""
     record = trial.record
     if record is None or trial.objective is None or record.epochs < 1 or clock.seconds(record) <= 0:
         return math.inf
@@ -414,7 +414,7 @@ def compared_architectures(campaign: CampaignFacts) -> list[Architecture]:
 
 
 def architectures_table(campaign: CampaignFacts) -> Table | None:
-    """Return a row per architecture, the smallest error first; None where there was no choice."""
+    """Return architectures by error; None where there was no choice."""
     rows, seconds = compared_architectures(campaign), shortest_training(campaign.trials)
     clock = clock_of(campaign.trials)
     if len(rows) < 2:
@@ -439,7 +439,7 @@ def architectures_table(campaign: CampaignFacts) -> Table | None:
 
 
 def _compared(part: Part, categorical: bool, cells: Callable[[FieldScores, Any], tuple[str, ...]]) -> dict[str, Any]:
-    """Return rows of trivial predictor, best member and ensemble per field; the last of each is strong."""
+    """Return rows of trivial predictor, best member and ensemble per field."""
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
     for entry in part.scores:

@@ -14,7 +14,7 @@ COLUMNS = ("field", "trivial", "best single", "ensemble", "ratio", "covered")
 
 
 def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
-    """Return errors of trivial predictor, best single model and ensemble per field, with coverage.
+    """Return errors and coverage of an ensemble beside simpler predictors.
 
     Of the test part, else of graphs that members held out, else of validation. InputError where the folder is no ensemble or was
     never evaluated.

@@ -1,4 +1,4 @@
-"""Nodes over time: a row for every slot with the attempts that ran there, or bands of how many did what."""
+"""Nodes over time: a row per slot, or bands of counts."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class Look:
 
     @property
     def style(self) -> dict[str, Any]:
-        """Return the arguments of a patch; a hatch has its colour from the edge."""
+        """Return the arguments of a patch in this look."""
         if self.hatch:
             return {"facecolor": "none", "edgecolor": self.colour, "hatch": self.hatch, "linewidth": 0.5}
         return {"facecolor": self.colour, "alpha": self.alpha, "edgecolor": PAPER, "linewidth": 0.5}
@@ -74,7 +74,7 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One look of one slot in one stretch of campaign time, in seconds."""
+    """One look of one slot between two campaign times (s)."""
 
     slot: str
     look: str
@@ -217,7 +217,7 @@ def _draw_bands(
 
 
 def boxes(bars: Sequence[tuple[int, float, float]]) -> Outline:
-    """Return one outline of all (row, begin, end): smaller in a file than many."""
+    """Return one outline of all bars, smaller in a file than many."""
     corners = np.array(
         [
             [(begin, row - 0.42), (begin, row + 0.42), (end, row + 0.42), (end, row - 0.42), (begin, row - 0.42)]

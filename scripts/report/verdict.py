@@ -134,7 +134,7 @@ def spread_finding(spearman: float | None) -> Finding:
 
 
 def field_verdict(scores: FieldScores, points: Points | ClassPoints | None, nominal: float) -> FieldVerdict:
-    """Return the verdict on one field from its scores and its predictions, if any."""
+    """Return the verdict on one field from scores and predictions."""
     observed = scores.uncertainty.get("coverage")
     if observed is None and points is not None and points.covered is not None:
         observed = float(points.covered.mean())

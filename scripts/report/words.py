@@ -136,7 +136,7 @@ def short(path: str) -> str:
 
 
 def shorten(text: str, length: int) -> str:
-    """Return the text, cut in the middle where it is longer than ``length``.
+    """Return the text, cut in the middle if longer than ``length``.
 
     >>> shorten("effective_conductivity", 12)
     'effect…ivity'
@@ -145,7 +145,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def one_line(reason: str, length: int = 300) -> str:
-    """Return the first and the last line of a reason, where programs explain what failed.
+    """Return the first and last line of a reason.
 
     >>> one_line("exit code 2\\nlong story\\nno space left")
     'exit code 2 … no space left'

@@ -36,7 +36,7 @@ def write_report(
 
 
 def installed_version() -> str:
-    """Return the version of this package; "from a checkout" where it is not installed."""
+    """Return the version of this package, if it is installed."""
     try:
         return version("hydragnn-ensemble")
     except PackageNotFoundError:
