@@ -330,7 +330,7 @@ def report(
 
 
 def load(folder: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) -> "Ensemble":
-    """Load the ensemble in a folder; a run is an ensemble of one."""
+    """Load the ensemble in a folder; a run counts as one."""
     _allow_code(allow_code)
     from hydragnn.ensemble import Ensemble
 

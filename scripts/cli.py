@@ -446,7 +446,7 @@ def report(
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Show the Python packages, MPI, GPUs, Triton, ADIOS2 and scheduler of this machine."""
+    """Show packages, MPI, GPUs, Triton, ADIOS2 and scheduler of this machine."""
     show_value(api.doctor().to_json(), as_json)
 
 
@@ -478,7 +478,7 @@ def _exit(code: int) -> NoReturn:
 
 
 def _be_one_process(words: list[str]) -> None:
-    """End all ranks but 0 for a command that ranks do not share."""
+    """End all ranks but 0 where ranks do not share work."""
     from hydragnn.distributed.launch import leave_launch, this_launch
 
     launch = this_launch()

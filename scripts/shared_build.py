@@ -66,7 +66,7 @@ def build_with_ranks(
 
 
 def _opening(read: Read, out: Path, workers: Workers, alone: ExitStack) -> Table:
-    """What all ranks need to know, found by rank 0, InputError for what would be wrong with one process, too."""
+    """Return the fields and the count of graphs; rank 0 reserves ``out``."""
     if workers != 1:
         raise InputError(
             "--workers starts processes, and a launcher has started ranks already; leave --workers out and start as many ranks as there "
@@ -88,7 +88,7 @@ def _for_all(group: Group, sentence: str) -> InputError:
 
 
 def _work(group: Group, tally: "RankTally", read: Read, out: Path, opening: Table) -> Table:
-    """Write the blocks that this rank claims; return its part files and graphs."""
+    """Write the blocks that this rank claims; return its counts."""
     parts = graphs = 0
     try:
         fields = [field_from_json(field) for field in opening["fields"]]
@@ -160,7 +160,7 @@ class RankTally:
 
 
 def _problem_of_store(tally: RankTally, counted: int | None) -> str:
-    """Complete the store once every rank is done; return an error sentence or ""."""
+    """Complete the store once every rank is done; return any error."""
     group, out = tally.group, tally.out
     tally.wait_for(lambda: tally.all_are("done"))
     tally.look()

@@ -29,7 +29,7 @@ REPEATS = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2))
 
 
 def make_alloys(out: Path, *, samples: int = 700, seed: int = 0) -> None:
-    """Make a store of binary and ternary alloys with EMT energies and forces.
+    """Make a store of alloys with EMT energies and forces.
 
     Half are bulk cells of 4 to 32 atoms, a quarter slabs (periodic in the plane), a quarter clusters of 4 to 20 atoms;
     all are strained and rattled. EMT: Jacobsen et al. 1996, doi:10.1016/0039-6028(96)00816-3.

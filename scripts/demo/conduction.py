@@ -46,7 +46,7 @@ def _corners(side: int) -> Int[ndarray, "pixels 4"]:
 
 
 def _slopes() -> Float[ndarray, "points 2 4"]:
-    """Return gradients of four shape functions at the Gauss points of a square."""
+    """Return shape functions' gradients at the Gauss points of a unit square."""
     sides = []
     for x in (-(3**-0.5), 3**-0.5):
         for y in (-(3**-0.5), 3**-0.5):

@@ -124,7 +124,7 @@ def _ring(pipe: ndarray, size: float, generator: np.random.Generator) -> Float[n
 
 
 def _scatter(width: float, size: float, generator: np.random.Generator) -> Float[ndarray, "points 2"]:
-    """Return a hexagonal lattice with points displaced by up to a quarter spacing."""
+    """Return a hexagonal lattice with randomly displaced points."""
     height = size * 3**0.5 / 2
     row, column = np.indices((int(1 / height) + 2, int(width / size) + 2))
     lattice = np.column_stack([((column + row % 2 / 2) * size).ravel(), (row * height).ravel()])

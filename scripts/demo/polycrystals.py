@@ -24,7 +24,7 @@ FIELDS = (
 
 
 def make_polycrystals(out: Path, *, samples: int = 700, seed: int = 0) -> None:
-    """Make a store of polycrystals with effective conductivity and mean fluxes of grains.
+    """Make a store of polycrystals with conductivities and fluxes of grains.
 
     Grains conduct ten times better along their crystal axis than across it. The flux in a grain depends on what its
     neighbours let through. Lengths are in box lengths, conductivities in units of the geometric mean of a crystal.

@@ -218,7 +218,7 @@ def coordinate(name: str, values: Sequence[Any], *, log: bool = False) -> Coordi
 
 
 def parallel_coordinates(campaign: CampaignFacts) -> Figure | None:
-    """Return a line per trial through all hyperparameters; None for fewer than two."""
+    """Return a line per trial through all hyperparameters, if several."""
     used = {name for trial in campaign.scored for name in trial.parameters}
     space = {name: entry for name, entry in campaign.search.get("space", {}).items() if name in used}
     ranked = sorted(space, key=lambda name: -campaign.importances.get(name, 0.0))[:MOST]
