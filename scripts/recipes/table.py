@@ -66,6 +66,7 @@ def show_figures(
         "cpu_minutes": cpu_minutes,
         "figures": [{**asdict(figure), "reached": figure.reached} for figure in figures],
     }
+    out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 

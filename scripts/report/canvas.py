@@ -53,7 +53,7 @@ STYLE = {
     "legend.handlelength": 1.4,
     "legend.borderaxespad": 0.2,
     "text.color": INK,
-    "axes.prop_cycle": mpl.cycler(color=[ACCENT]),
+    "axes.prop_cycle": mpl.rcsetup.cycler(color=[ACCENT]),
     "axes.labelcolor": MUTED,
     "axes.edgecolor": SOFT,
     "axes.facecolor": "none",

@@ -15,7 +15,7 @@ from hydragnn.datasets.tools import present_graphs, store_notes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.texts import NAME, Texts
-from hydragnn.models import Categorical, Distribution, Target, TrainedModel, concatenate_distributions
+from hydragnn.models import Categorical, Distribution, Normal, Point, Target, TrainedModel, concatenate_distributions
 from hydragnn.runs.moved import is_data
 from hydragnn.scripts.report import facts
 from hydragnn.scripts.report.facts import ClassPoints, DataFacts, Points
@@ -176,6 +176,7 @@ def _points(
     if isinstance(prediction, Categorical):
         probability = prediction.probabilities.reshape(-1, prediction.classes).numpy()
         return ClassPoints(field=target.name, target=truth.astype(np.int64), probability=probability, graph=graph)
+    assert isinstance(prediction, Point | Normal)
     mean = prediction.mean.reshape(-1).numpy()
     unit = target.field.unit
     return Points(field=target.name, unit=unit, target=truth.astype(np.float64), mean=mean, graph=graph)

@@ -1,5 +1,7 @@
 """Figures of the data: sizes, composition, targets."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 
@@ -83,7 +85,8 @@ def targets(data: DataFacts) -> Figure | None:
         if low == high:
             low, high = low - 0.5, high + 0.5
         bins = np.linspace(low, high, 34).tolist()
-        filled, line = {"histtype": "stepfilled", "color": SOFT, "alpha": 0.7}, {"histtype": "step", "linewidth": 1.8}
+        filled: dict[str, Any] = {"histtype": "stepfilled", "color": SOFT, "alpha": 0.7}
+        line: dict[str, Any] = {"histtype": "step", "linewidth": 1.8}
 
         def draw(axes: Axes) -> None:
             for name, look in (("train", filled), (held_out, line)):

@@ -260,7 +260,7 @@ def _draw_calibration(points: Points, nominal: float, axes: Axes) -> None:
         axes.fill_between((0, *LEVELS, 1), (0, *LEVELS, 1), (0, *observed, 1), color=ACCENT, alpha=0.15, linewidth=0)
         axes.plot((0, *LEVELS, 1), (0, *observed, 1))
     if points.covered is not None:
-        look = {"color": INK, "markersize": 7, "markeredgecolor": PAPER, "markeredgewidth": 1}
+        look: dict[str, Any] = {"color": INK, "markersize": 7, "markeredgecolor": PAPER, "markeredgewidth": 1}
         axes.plot([nominal], [float(points.covered.mean())], "D", **look)
     linear_scale(axes, "x")
     linear_scale(axes, "y")

@@ -201,6 +201,7 @@ def coordinate(name: str, values: Sequence[Any], *, log: bool = False) -> Coordi
     """
     present = [value for value in values if value is not None]
     key: Callable[[Any], Any] = str
+    at: dict[Any, float]
     if present and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
         key = float
         scale = math.log if log and min(present) > 0 else float
@@ -208,7 +209,7 @@ def coordinate(name: str, values: Sequence[Any], *, log: bool = False) -> Coordi
         at = {float(value): (scale(value) - low) / ((high - low) or 1.0) for value in present}
         ticks = [(at[float(value)], plain_number(value)) for value in sorted({min(present), max(present)})]
     else:
-        labels = sorted({str(value) for value in present})
+        labels: list[Any] = sorted({str(value) for value in present})
         at = {label: number / max(1, len(labels) - 1) for number, label in enumerate(labels)}
         ticks = [(at[label], shorten(label, 12)) for label in labels]
     if len(present) < len(values):

@@ -208,8 +208,9 @@ def _draw_bands(
     base = np.zeros(BINS)
     for look in used:
         level = base + mean_count([(bar.begin, bar.end) for bar in bars if bar.look == look], edges)
-        style = {**LOOKS[look].style, "linewidth": 0.0}
-        axes.fill_between(edges / scale, *(np.append(line, line[-1]) for line in (base, level)), step="post", **style)
+        style: dict[str, Any] = {**LOOKS[look].style, "linewidth": 0.0}
+        low, high = (np.append(line, line[-1]) for line in (base, level))
+        axes.fill_between(edges / scale, low, high, step="post", **style)
         base = level
     axes.set_ylim(0, len(slots))
     axes.axhline(len(slots), color=SOFT, linewidth=0.8, zorder=1)

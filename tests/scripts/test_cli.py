@@ -115,7 +115,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     ),
     "budget below a graph": (["train", "run.toml", "--out", "new", "--set", "batch.max_nodes=3"], "max_nodes"),
     "references without species": (
-        ["train", "run.toml", "--out", "new", "--set", "heads.0.references=true", "--set", "heads.0.pool='sum'"],
+        ["train", "run.toml", "--out", "new", "--set", "heads.0.kind='energy'", "--set", "heads.0.references=true", "--set", "heads.0.pool='sum'"],
         "atomic_numbers",
     ),
     "relational without relations": (["train", "relational.toml", "--out", "new"], "relation"),
