@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import matplotlib as mpl
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Drawing
@@ -53,7 +54,7 @@ STYLE = {
     "legend.handlelength": 1.4,
     "legend.borderaxespad": 0.2,
     "text.color": INK,
-    "axes.prop_cycle": mpl.rcsetup.cycler(color=[ACCENT]),
+    "axes.prop_cycle": cycler(color=[ACCENT]),
     "axes.labelcolor": MUTED,
     "axes.edgecolor": SOFT,
     "axes.facecolor": "none",

@@ -192,8 +192,8 @@ def write_campaign(folder: Path, store: Path) -> Path:
         while pending:
             event = pending.pop(0)
             clock += 1.0
-            journal.append(event, clock)
-            _, actions = decide(state, event, clock)
+            changes, actions = decide(state, event, clock)
+            journal.append(event, clock, changes)
             for action in actions:
                 if isinstance(action, Propose):
                     values[action.trial] = _point(generator)
