@@ -293,6 +293,3 @@ def test_kernels_for_an_unknown_machine_or_dtype_are_refused(run: Callable[..., 
     assert code == 2 and "unknown architecture gfx9000; Triton kernels are compiled for gfx90a" in err
     code, _, err = run("kernels", "compile", "--arch", "gfx90a", "--dtype", "int8")
     assert code == 2 and "unknown dtype int8; choose among float32" in err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is an accelerator to measure")
