@@ -23,7 +23,7 @@ from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Entry, Journal, replay, young_garbage_only
 from hydragnn.hpo.launching.attempts import verdict
-from hydragnn.hpo.launching.descriptors import Bell
+from hydragnn.hpo.launching.descriptors import WakeupPipe
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
 from hydragnn.hpo.launching.progress import AttemptProgress
 from hydragnn.hpo.sampling.proposals import Proposals
@@ -88,14 +88,14 @@ class Controller:
         self._estimates = Estimates(space)
         self.state = replay(out / JOURNAL, self._estimates.follow)
         self._files = ThreadPoolExecutor(FILES, "files")
-        self._bell = Bell()
+        self._bell = WakeupPipe()
         self._study_log = StudyLog(out / STUDY_LOG, space, self.state, self._files)
         self._proposals = Proposals(
-            settings, space, enqueued, self.state, self._estimates, out / SAMPLER_LOG, self._bell.ring
+            settings, space, enqueued, self.state, self._estimates, out / SAMPLER_LOG, self._bell.wake
         )
         store_copy = None if settings.job is None else settings.job.store_copy
         beats = launcher.beat_seconds
-        self._launch_queue = LaunchQueue(launcher, self._config, self._files, store_copy, beats, self._bell.ring)
+        self._launch_queue = LaunchQueue(launcher, self._config, self._files, store_copy, beats, self._bell.wake)
         self._progress = AttemptProgress(partial(trial_folder, out), self._files, beat_seconds=beats)
 
     def stop(self, reason: str) -> None:
@@ -117,7 +117,7 @@ class Controller:
             self._commit()
             while not self.state.closed:
                 reports = self._launcher.poll(self._patience(), self._bell.fileno())
-                self._bell.hush()
+                self._bell.clear()
                 self.handle([*self._launch_queue.withdrawals(), *reports])
                 self.work()
             self._study_log.complete(self.state, math.inf if self.state.ending == "finished" else LAST_ROUND)

@@ -8,21 +8,21 @@ from contextlib import suppress
 from typing import Any
 
 
-class Bell:
-    """Pipe that is readable after ``ring``, from any thread."""
+class WakeupPipe:
+    """Pipe that is readable after ``wake``, from any thread."""
 
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe()
         for end in (self._reading, self._writing):
             os.set_blocking(end, False)
 
-    def ring(self) -> None:
-        """Wake who waits; rings that nobody has heard yet are one."""
+    def wake(self) -> None:
+        """Wake the waiting thread; calls before ``clear`` are one."""
         with suppress(BlockingIOError):
             os.write(self._writing, b"\0")
 
-    def hush(self) -> None:
-        """Forget that somebody has rung."""
+    def clear(self) -> None:
+        """Clear earlier wakeups."""
         with suppress(BlockingIOError):
             os.read(self._reading, 65536)
 
@@ -36,26 +36,26 @@ class Bell:
         os.close(self._writing)
 
 
-class Ears:
-    """Pipes, each registered once; ``ring`` wakes ``listen`` from any thread."""
+class PipeSelector:
+    """Pipes, each registered once; ``wake`` ends ``wait`` from any thread."""
 
     def __init__(self) -> None:
-        self._selector, self._bell = selectors.DefaultSelector(), Bell()
-        self.ring = self._bell.ring
+        self._selector, self._bell = selectors.DefaultSelector(), WakeupPipe()
+        self.wake = self._bell.wake
         self.open(self._bell.fileno(), self._bell)
 
-    def open(self, descriptor: int, speaker: object) -> None:
-        """Hear a pipe from now on."""
-        self._selector.register(descriptor, selectors.EVENT_READ, speaker)
+    def open(self, descriptor: int, owner: object) -> None:
+        """Wait for a pipe from now on."""
+        self._selector.register(descriptor, selectors.EVENT_READ, owner)
 
     def close(self, descriptor: int) -> None:
-        """Hear a pipe no more; before it is closed itself."""
+        """Stop to wait for a pipe, before it is closed."""
         self._selector.unregister(descriptor)
 
-    def listen(self, seconds: float, bell: int | None = None) -> tuple[list[Any], bool]:
+    def wait(self, seconds: float, bell: int | None = None) -> tuple[list[Any], bool]:
         """Return the owners of readable pipes, and True where ``bell`` is readable.
 
-        Waits up to ``seconds`` for the first, or a ring.
+        Waits up to ``seconds`` for the first, or for ``wake``.
         """
         if bell is not None:
             self.open(bell, None)
@@ -64,11 +64,11 @@ class Ears:
         finally:
             if bell is not None:
                 self.close(bell)
-        self._bell.hush()
-        return [speaker for speaker in ready if speaker not in (None, self._bell)], None in ready
+        self._bell.clear()
+        return [owner for owner in ready if owner not in (None, self._bell)], None in ready
 
     def end(self) -> None:
-        """Hear nothing any more, for good."""
+        """Close the selector."""
         if self._selector.get_map() is not None:
             self._selector.close()
             self._bell.close()

@@ -116,7 +116,7 @@ class PackAttempts(dict[str, PackAttempt]):
             self._running.begin_anew()
         return judgement == "hung"
 
-    def deaf(self, now: float) -> list[str]:
+    def unanswered(self, now: float) -> list[str]:
         """The slots of killed attempts whose workers do not say so."""
         killed = ((slot, self[slot].killed) for slot in self._leaving)
         return [slot for slot, at in killed if at is not None and now - at > LAST_WORDS]

@@ -24,7 +24,7 @@ from hydragnn.base.files import allow_many_files, open_log
 from hydragnn.distributed.launch import RANK_VARIABLE, environment_alone
 from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import LastSigns, Witness, seconds_between_beats, text_since
-from hydragnn.hpo.launching.descriptors import Ears
+from hydragnn.hpo.launching.descriptors import PipeSelector
 from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, StepProcess, TokenBucket, end_steps
 from hydragnn.hpo.launching.launcher import MARK, Report, Task, importable, note_of
 from hydragnn.hpo.launching.packattempts import LAST_WORDS, OpenEnds, PackAttempts
@@ -119,8 +119,8 @@ class PackLauncher(AllocationLauncher):
         self._pack_of: dict[str, Pack] = {}
         self._packs: list[Pack] = []
         self._at_gates = deque[Pack]()
-        self._ears = Ears()
-        self._open_ends = OpenEnds(self._watch, self._ears.ring)
+        self._pipes = PipeSelector()
+        self._open_ends = OpenEnds(self._watch, self._pipes.wake)
         self._last_signs, self._witness = LastSigns(), Witness()
         """Of nodes, whose lines come through pipes."""
         self._attempts = PackAttempts(hang_seconds)
@@ -176,7 +176,7 @@ class PackLauncher(AllocationLauncher):
         while True:
             self._send_rest()
             wait = 0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic()))
-            packs, rung = self._ears.listen(wait, bell)
+            packs, rung = self._pipes.wait(wait, bell)
             for pack in packs:
                 self._receive(pack)
             self._look()
@@ -209,14 +209,14 @@ class PackLauncher(AllocationLauncher):
             pack.step.input.close()
         deadline = time.monotonic() + LAST_WORDS
         for pack in self._packs:
-            self._ears.close(pack.reports.fileno())
+            self._pipes.close(pack.reports.fileno())
             while pack.step.poll() is None and time.monotonic() < deadline:
                 time.sleep(PAUSE)
             pack.end()
         self._packs, self._ended_packs, self._pack_of = [], [], {}
         self._attempts.clear()
         self._open_ends.close()
-        self._ears.end()
+        self._pipes.end()
 
     def _pack(self, node: str) -> Pack:
         """Return the pack that serves a node; started where there is none."""
@@ -250,7 +250,7 @@ class PackLauncher(AllocationLauncher):
         )
         pack = pack_at_gate(self._site, step, self._environment_of(nodes), self._log)
         self._packs.append(pack)
-        self._ears.open(pack.reports.fileno(), pack)
+        self._pipes.open(pack.reports.fileno(), pack)
         self._at_gates.append(pack)
         self._next_rest = 0.0
         self._pack_of.update(dict.fromkeys(nodes, pack))
@@ -327,7 +327,7 @@ class PackLauncher(AllocationLauncher):
         """Act on lost nodes and on attempts that are late or hang."""
         now = time.monotonic()
         if not self._revoked:
-            self._hear_scheduler()
+            self._read_scheduler()
         if self._revoked:  # what has ended is told at once, the rest when its pack has ended
             for slot in list(self._attempts) if not self._packs or now >= self._leave_by else ():
                 self._end(slot, -9, self._revoked)
@@ -340,7 +340,7 @@ class PackLauncher(AllocationLauncher):
         self._look_at_nodes(now)
         for slot in self._attempts.to_kill(now):
             self._send(slot, "kill")
-        for slot in self._attempts.deaf(now):
+        for slot in self._attempts.unanswered(now):
             self._end(slot, -9, "killed; its worker did not answer")
 
     def _look_at_nodes(self, now: float) -> None:
@@ -395,7 +395,7 @@ class PackLauncher(AllocationLauncher):
     def _pack_ended(self, pack: Pack) -> None:
         """A whole step is gone; what follows waits for the scheduler's word."""
         self._packs.remove(pack)
-        self._ears.close(pack.reports.fileno())
+        self._pipes.close(pack.reports.fileno())
         pack.end()
         self._ended_packs.append((pack, time.monotonic()))
         self._watch.hurry()

@@ -198,7 +198,7 @@ class StepLauncher(AllocationLauncher):
         """Do what is due, without waiting."""
         if not self._revoked:
             self._open_gates()
-            self._hear_scheduler()
+            self._read_scheduler()
         now = time.monotonic()
         for attempt in list(self._attempts.values()):
             self._follow(attempt, now)

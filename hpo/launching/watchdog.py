@@ -399,7 +399,7 @@ class AllocationLauncher:
         """Drop what waits, and let what runs end."""
         raise NotImplementedError
 
-    def _hear_scheduler(self) -> None:
+    def _read_scheduler(self) -> None:
         """Act on the scheduler's words about nodes and the allocation."""
         for node, state in self._watch.changes().items():
             word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hydragnn.hpo.launching.descriptors import Bell
+from hydragnn.hpo.launching.descriptors import WakeupPipe
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
 from hydragnn.hpo.launching.watchdog import AllocationLauncher
 from hydragnn.hpo.scheduling.events import Probed, node_of
@@ -112,10 +112,10 @@ class LauncherContract:
         assert reports == [Probed(node=node, healthy=True)]
 
     def test_a_bell_ends_a_wait(self, make: Made) -> None:
-        launcher, bell = make(), Bell()
-        bell.ring()
+        launcher, bell = make(), WakeupPipe()
+        bell.wake()
         assert launcher.poll(1e6, bell.fileno()) == []
-        bell.hush()
+        bell.clear()
         assert launcher.poll(0.0, bell.fileno()) == []
         bell.close()
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hydragnn.hpo.launching.descriptors import Bell, Ears, readable
+from hydragnn.hpo.launching.descriptors import PipeSelector, WakeupPipe, readable
 from hydragnn.hpo.launching.launcher import Begun, Task
 from hydragnn.hpo.launching.local import LocalLauncher
 
@@ -42,7 +42,7 @@ def pipes() -> Iterator[list[tuple[int, int]]]:
         yield made
 
 
-def test_of_a_thousand_pipes_those_are_heard_that_speak(pipes: list[tuple[int, int]]) -> None:
+def test_of_a_thousand_pipes_the_readable_ones_are_found(pipes: list[tuple[int, int]]) -> None:
     ends = [end for end, _ in pipes]
     assert readable(ends, 0.0) == []
     os.write(pipes[3][1], b"x")
@@ -51,14 +51,14 @@ def test_of_a_thousand_pipes_those_are_heard_that_speak(pipes: list[tuple[int, i
     assert sorted(readable(ends, 0.0)) == sorted([ends[3], ends[-1]])
 
 
-def test_a_pipe_whose_other_end_is_closed_is_heard() -> None:
+def test_a_pipe_whose_other_end_is_closed_is_readable() -> None:
     ours, theirs = os.pipe()
     os.close(theirs)
     assert readable([ours], 0.0) == [ours]
     os.close(ours)
 
 
-def test_a_launcher_hears_its_worker_behind_a_thousand_open_files(
+def test_a_launcher_reads_its_worker_behind_a_thousand_open_files(
     pipes: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     launcher = LocalLauncher(1)
@@ -76,21 +76,21 @@ def test_as_many_files_may_be_open_as_the_system_grants() -> None:
     assert said.strip() == "True"
 
 
-def test_ears_hear_who_speaks_until_they_are_closed_and_the_bell(pipes: list[tuple[int, int]]) -> None:
-    ears, bell = Ears(), Bell()
+def test_a_selector_finds_readable_pipes_until_they_are_closed_and_wakeups(pipes: list[tuple[int, int]]) -> None:
+    selector, bell = PipeSelector(), WakeupPipe()
     for number, (end, _) in enumerate(pipes):
-        ears.open(end, number)
-    assert ears.listen(0.0, bell.fileno()) == ([], False)
-    bell.ring()
+        selector.open(end, number)
+    assert selector.wait(0.0, bell.fileno()) == ([], False)
+    bell.wake()
     for number in (3, PIPES - 1):
         os.write(pipes[number][1], b"x")
-    speakers, rung = ears.listen(0.0, bell.fileno())
+    speakers, rung = selector.wait(0.0, bell.fileno())
     assert sorted(speakers) == [3, PIPES - 1] and rung
-    ears.close(pipes[3][0])
-    ears.ring()
-    assert ears.listen(60.0) == ([PIPES - 1], False)
+    selector.close(pipes[3][0])
+    selector.wake()
+    assert selector.wait(60.0) == ([PIPES - 1], False)
     os.read(pipes[-1][0], 1)
-    ears.ring()
-    assert ears.listen(60.0) == ([], False)
-    ears.end()
+    selector.wake()
+    assert selector.wait(60.0) == ([], False)
+    selector.end()
     bell.close()
