@@ -22,15 +22,15 @@ from hydragnn.graphs.field import Field
 from hydragnn.layers import DistanceTransform, MessageGraph, RadialFeatures, States
 
 Sight = Literal["lengths", "directions", "triplets", "edge_features", "edge_kinds", "species"]
-"""What of a graph a layer can look at; positions come as lengths or directions only."""
+"""Inputs that a layer can use; positions are used as lengths or directions only."""
 
 Statistic = Literal["degrees", "species"]
-"""What is measured on the training part: ``degrees`` are mean log(degree + 1) and mean degree of its nodes, ``species`` their atomic numbers."""
+"""Statistics of the training part: ``degrees`` are mean log(degree + 1) and mean degree of its nodes, ``species`` their atomic numbers."""
 
 Readout = Literal["last", "every layer"]
 
 EdgeData = Literal["lengths", "inputs"]
-"""What edges have: ``lengths`` where nodes have positions, ``inputs`` where there are lengths or edge features."""
+"""Data of edges: ``lengths`` where nodes have positions, ``inputs`` where there are lengths or edge features."""
 
 
 class GlobalAttentionSettings(Settings):
@@ -45,7 +45,7 @@ class GlobalAttentionSettings(Settings):
     """Attention heads; they divide hidden_dim."""
 
     cutoff: float | None = Setting(default=None, gt=0)
-    """How far equivariant attention reaches, in the store's unit of length, whatever edges the store has: it ends smoothly there. Absent: all pairs of nodes of a
+    """Reach of equivariant attention, in the store's unit of length, whatever edges the store has: it ends smoothly there. Absent: all pairs of nodes of a
     graph, which may not be periodic then."""
 
     num_radial: int | None = Setting(default=None, ge=1, le=512)
@@ -90,7 +90,7 @@ class ArchitectureSettings(Settings):
     """Settings of every architecture."""
 
     searched: ClassVar[Searched] = {"hidden_dim": steps(16, 128, 16), "num_layers": steps(2, 4)}
-    """What ``search.space = "default"`` varies; ranges in which a model trains on two cores, and that are worth a GPU."""
+    """Settings that ``search.space = "default"`` varies; ranges in which a model trains on two cores, and that are worth a GPU."""
 
     acts_on: ClassVar[Mapping[str, EdgeData]] = {}
     """Settings that act on what edges have; given where the data have no such thing, they are refused."""
@@ -108,7 +108,7 @@ class ArchitectureSettings(Settings):
     """Dropout on node states between layers; off at prediction."""
 
     conditioning: Literal["concat", "film", "pooled"] = "concat"
-    """How graph inputs act: concat gives them to every node before the first layer, film scales and shifts the states after
+    """Use of graph inputs: concat gives them to every node before the first layer, film scales and shifts the states after
     every layer (Perez et al. 2018, arXiv:1709.07871), pooled joins them to the states after the last layer, where they are read out."""
 
     global_attention: GlobalAttentionSettings | None = None
@@ -262,23 +262,23 @@ class GraphSpec:
     """Degrees of the states that heads read: 0 for numbers, 1 for vectors and symmetric tensors; none that the architecture
     does not give."""
     statistics: GraphStatistics | None = None
-    """What was measured on the training part; there where the architecture needs any."""
+    """Statistics of the training part, if the architecture needs any."""
 
 
 class Architecture(nn.Module):
     """First states and layers, with capabilities as class attributes.
 
     A layer maps ``(States, MessageGraph)`` to new states with the same channels. It must not let nodes of different graphs
-    speak to each other (``graph.owner`` tells whose they are), and makes all its parameters when it is constructed.
+    exchange data (``graph.owner`` is the graph of each), and creates all parameters when it is constructed.
     ``hydragnn.conformance`` is the suite that every architecture passes, yours included.
     """
 
     kind: ClassVar[str]
     Settings: ClassVar[type[ArchitectureSettings]]
     sees: ClassVar[frozenset[Sight]] = frozenset()
-    """What its layers look at where the data have it."""
+    """Inputs that its layers use if the data have them."""
     requires: ClassVar[frozenset[Sight]] = frozenset()
-    """Those of them without which it cannot work."""
+    """Inputs of ``sees`` that it requires."""
     gives: ClassVar[frozenset[int]] = frozenset({0})
     """Degrees of its final states."""
     needs: ClassVar[frozenset[Statistic]] = frozenset()
@@ -293,12 +293,12 @@ class Architecture(nn.Module):
     """Edges that take a training step as long as a node does, by which ranks share a batch; measured by ``tests/benchmarks/bench_planning.py`` at 64 channels."""
 
     layers: nn.ModuleList
-    """What ``__init__`` makes; conditioning, attention and the like are put around each."""
+    """Layers made in ``__init__``; conditioning, attention and the like are put around each."""
     carried: Sequence[frozenset[int]]
     """Degrees of the states before each layer and after the last, those that a layer or a head reads: degree 0 alone unless ``__init__`` says more.
     Equivariant attention reads and writes them."""
     basis: RadialFeatures | None
-    """What ``graph.edge_inputs`` makes of lengths and edge features, as a rule ``radial_basis(settings, spec)``; None: edge
+    """Basis that ``graph.edge_inputs`` makes of lengths and edge features, as a rule ``radial_basis(settings, spec)``; None: edge
     features come as they are."""
 
     def __init__(self, settings: Any, spec: GraphSpec) -> None:

@@ -29,7 +29,7 @@ from hydragnn.layers import (
 )
 
 EDGES = -1
-"""Where states hold the messages of edges, which go from layer to layer beside the states of nodes."""
+"""Key of states that holds messages of edges, handed from layer to layer."""
 
 
 class DimeNetSettings(GeometricSettings):

@@ -53,7 +53,7 @@ class NeighbourEmbedding(nn.Module):
         self.combine = nn.Linear(2 * channels, channels)
 
     def forward(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
-        """The states that know their neighbours."""
+        """Return the states with their neighbours."""
         features, envelope = radial_inputs(graph)
         filters = self.filters(features if envelope is None else features * envelope)
         surrounding = gather_multiply_sum(self.from_sender(inputs), filters, graph.sharing)
@@ -67,8 +67,8 @@ class EquivariantAttention(nn.Module):
     A head of i attends to j by a_ij = s(sum over its channels of q_i k_j s(D_k e_ij)), without a softmax. With u_ij s(D_v e_ij) v_j in three parts
     (m, m1, m2), y_i = sum_j a_ij m, and dv_i = sum_j m1 v_j + m2 r_ij / |r_ij| + (O1 y_i) U3 v_i; ds_i = O3 y_i + (O2 y_i) <U1 v_i, U2 v_i>. A node is
     among its neighbours, as in the authors' code. Deviates from the paper: u ends all three parts and not the attention alone (``vector_cutoff`` of the
-    authors' code), since forces jump at the cutoff otherwise; what would multiply vectors that are zero, in the first layer, or give some that
-    nobody reads, in the last, is left out.
+    authors' code), since forces jump at the cutoff otherwise; what would multiply vectors that are zero, in the first layer, or give vectors
+    that are not read, in the last, is left out.
     """
 
     def __init__(self, channels: int, heads: int, edge_width: int, *, takes_vectors: bool, gives_vectors: bool) -> None:
@@ -92,7 +92,7 @@ class EquivariantAttention(nn.Module):
         vectors: Float[Tensor, "nodes dim channels"] | None,
         graph: MessageGraph,
     ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"] | None]:
-        """Increments; None for vectors that nobody reads."""
+        """Return increments; None for vectors that are not read."""
         scalars = self.norm(scalars)
         values = [linear(scalars) for linear in self.values]
         filters = [silu(linear(radial_inputs(graph)[0])) for linear in self.value_filters]

@@ -40,7 +40,7 @@ class GATv2Settings(GeometricSettings):
     every layer, without a norm before or a residual around it, as in the public HydraGNN."""
 
     own_edge: Literal["none", "mean"] = "none"
-    """What the edge of a node to itself says: nothing, or as in the public HydraGNN the mean of what the edges say that the node receives."""
+    """Features of self loops: none, or as in the public HydraGNN the mean over the edges that the node receives."""
 
     @property
     def kinks(self) -> str:

@@ -15,7 +15,7 @@ class GINSettings(ArchitectureSettings):
     kind: str = "gin"
 
     epsilon: float = Setting(default=0.0, ge=-1e3, le=1e3)
-    """Where the learned e of (1 + e) h_i begins: 0, or 100 as in the public HydraGNN, where a node hardly hears its neighbours at first."""
+    """Initial e of (1 + e) h_i: 0, or 100 as in the public HydraGNN, where neighbours count little at first."""
 
 
 class GINLayer(nn.Module):

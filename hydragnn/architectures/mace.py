@@ -63,7 +63,7 @@ class MACESettings(GeometricSettings):
     """Factors of the products, 1 to 4; messages have one body more. One number for all layers, or a list with one for each. Not 4 together with max_ell = 4."""
 
     distance_transform: Literal["agnesi", "soft"] | None = None
-    """What radial functions see instead of lengths, measured by the covalent radii of both ends of an edge (Angstrom; needs species): agnesi, numbers
+    """Transform of lengths for radial functions, measured by the covalent radii of both ends of an edge (Angstrom; needs species): agnesi, numbers
     from 1 to 0 that are finest around bonds (Witt et al. 2023, doi:10.1063/5.0158783), or soft, lengths that do not get much shorter than bonds. Absent: lengths."""
 
     node_filters: bool = False
@@ -128,7 +128,7 @@ class Radial(RadialFilters):
 
 
 NODE_GAIN = 0.01
-"""What nodes say to radial networks at first, beside what lengths do: five layers of untrained networks stay finite with it, as without."""
+"""Initial share of node states beside lengths in radial networks; five untrained layers stay finite with it."""
 
 
 class NodeFilters(nn.Module):

@@ -14,7 +14,7 @@ class MovingSettings(GeometricSettings):
     """Move the nodes after every layer but the last, along their edges, so that later layers see other lengths (equation 4 of arXiv:2102.09844)."""
 
     movement: Literal["sum", "mean"] = "sum"
-    """How nodes move: sum adds up f(m_ij) r_ij over neighbours, ended by the envelope; mean is the public HydraGNN's form, the mean of
+    """Movement of nodes: sum adds up f(m_ij) r_ij over neighbours, ended by the envelope; mean is the public HydraGNN's form, the mean of
     f(m_ij) r_ij / (|r_ij| + 1), with tanh of f in egnn, which jumps where a neighbour comes or goes."""
 
     @model_validator(mode="after")

@@ -62,7 +62,7 @@ class PaiNNSettings(GeometricSettings):
     where vectors vanish, at symmetric sites."""
 
     directions: Directions = "unit"
-    """What a message adds to vectors: unit vectors along edges, or as in the public HydraGNN these over_length, r_ij / |r_ij|^2 in the store's unit
+    """Vectors that a message adds: unit vectors along edges, or as in the public HydraGNN these over_length, r_ij / |r_ij|^2 in the store's unit
     of length, by which near neighbours outweigh far ones."""
 
     tanh_networks: bool = False

@@ -39,7 +39,7 @@ class PNASettings(GeometricSettings):
     t = d / mean d and 1 / t. The paper's three; the public HydraGNN has "linear" as well, and in PNAEq "inverse_linear", too."""
 
     statistics: StatisticsForm = "paper"
-    """How neighbours count in mean, least, largest and deviation, and in the degree of the scalers: paper, each as one, which jumps where one crosses
+    """Weight of neighbours in mean, least, largest and deviation, and in the degree of the scalers: paper, each as one, which jumps where one crosses
     the cutoff; smooth, each as much as its envelope says, in forms without jumps and cusps (``smooth_statistics``)."""
 
     def degree_scalers(self, spec: GraphSpec) -> DegreeScalers:

@@ -26,7 +26,7 @@ class PNAEqSettings(PNASettings):
     kind: str = "pnaeq"
 
     directions: Directions = "unit"
-    """What a message adds to vectors: unit vectors along edges, as in the public HydraGNN, or as in its PAINN these over_length, r_ij / |r_ij|^2 in the
+    """Vectors that a message adds: unit vectors along edges, as in the public HydraGNN, or as in its PAINN these over_length, r_ij / |r_ij|^2 in the
     store's unit of length, by which near neighbours outweigh far ones."""
 
     tanh_networks: bool = False
@@ -153,7 +153,7 @@ class PNAEq(Architecture):
         width, blind = (
             self.basis.width,
             None if 1 in spec.degrees else count - 1,
-        )  # the layer whose vectors nobody reads
+        )  # the layer whose vectors are not read
         self.layers = nn.ModuleList(
             PNAEqLayer(
                 PNAEqMessage(

@@ -36,7 +36,7 @@ class RelationalSettings(ArchitectureSettings):
     """Categorical edge field that names the kind of each edge."""
 
     reduce: Reduce = "sqrt"
-    """How a node's neighbours of one kind are joined: summed, averaged, or summed and divided by the square root of their
+    """Reduction over neighbours of one kind: summed, averaged, or summed and divided by the square root of their
     number, which keeps the spread of what arrives whatever the number."""
 
     level: str = "level"

@@ -6,7 +6,7 @@ python -m hydragnn.architectures.table
 from hydragnn.architectures.base import Architecture, GeometricSettings, architectures
 
 NOT_MEASURED = "not measured yet"
-"""Cell of a measured page for an architecture that the last measurement did not know."""
+"""Cell of a measured page for an architecture that the last measurement lacked."""
 
 SIGHTS = {
     "lengths": "edge lengths",

@@ -63,7 +63,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "clusters": {"pooling": {"levels": LEVELS}, "num_layers": 3},
     "checkpointing": {"checkpoint_activations": True},
 }
-"""What can stand around the layers of any architecture, as keys of [model]: attention, conditioning, pooling.
+"""Wrappers of the layers of any architecture, as keys of [model]: attention, conditioning, pooling.
 
 Equivariant attention reaches farther than the edges of crystals and molecules in ``hydragnn.conformance.smoothness``, through images in all periodic cells.
 """

@@ -1,7 +1,7 @@
 """Conformance of energies without cusps and jumps.
 
 Force constants exist only where forces are differentiable, and dynamics keep their energy only where forces are continuous. An
-architecture that cannot promise it says so (``ArchitectureSettings.kinks``), and whoever trains forces with it is told.
+architecture that cannot promise it says so (``ArchitectureSettings.kinks``), and training of forces warns about it.
 """
 
 import math

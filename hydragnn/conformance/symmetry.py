@@ -22,7 +22,7 @@ from hydragnn.models import Distribution, GraphModel
 
 TIGHT = 1e-11  # float64 sums in another order; values are of order 1
 AWAY = (1.0, -2.0, 0.5)
-"""How far a whole graph is moved."""
+"""Displacement of a whole graph."""
 
 
 class SymmetryConformance:

@@ -43,9 +43,9 @@ class Outcome:
     """The sentence that its test is named for."""
     verdict: Verdict
     why: str = ""
-    """Where it failed: the corner, and the figure or the first line of the error. Where it does not apply: why not."""
+    """Case and figure, or first line of the error, of a failure; the reason if it does not apply."""
     around: str = ""
-    """What of ``AROUND`` stands around the layers; empty: nothing."""
+    """Key of ``AROUND`` around the layers; empty for none."""
 
     def to_json(self) -> dict[str, str]:
         """Return the outcome as plain JSON."""
@@ -53,7 +53,7 @@ class Outcome:
 
 
 Progress = Callable[[int, int], None]
-"""Is told how many tests are done, of how many."""
+"""Callback with the numbers of finished and of all tests."""
 
 
 TITLE = "# What every architecture promises, and keeps"
@@ -150,7 +150,7 @@ class _Reports:
         self.said: dict[tuple[str, str, str], list[tuple[Verdict, str]]] = {}
 
     def pytest_collection_finish(self, session: Any) -> None:
-        """Pytest knows how many tests there are."""
+        """Note the number of tests."""
         self.total = len(session.items)
 
     def pytest_runtest_logreport(self, report: Any) -> None:

@@ -15,7 +15,7 @@ Form = Callable[..., Tensor]
 """One way to compute an op, without derivatives: called with its tensors, then with its structure."""
 
 Gradients = Callable[..., tuple[Tensor, ...] | None]
-"""What all tensors of an op receive: called with them, the incoming gradient and its structure; None where it does not serve them."""
+"""Function of tensors, incoming gradient and structure: gradients of all tensors, or None if it does not serve them."""
 
 ANYWHERE = "any"
 """The name of the form in plain torch, for devices that have no form of their own."""
@@ -111,7 +111,7 @@ class Member:
     together: Mapping[str, Gradients] = field(default_factory=dict)
     """By kind of device, a form that computes all derivatives in one pass."""
     items: tuple[str, ...] = ()
-    """What each tensor has one of: ``rows`` (receivers), ``columns`` (senders), ``edges`` or ``weights`` (of edges or their pairs) of its topology; () without one."""
+    """Items that each tensor has one of: ``rows`` (receivers), ``columns`` (senders), ``edges`` or ``weights`` (of edges or their pairs) of its topology; () without one."""
 
 
 INCOMING = -1

@@ -30,7 +30,7 @@ from hydragnn.kernels.nonlinear import Nonlinear
 
 ROWS = ("row_offsets", "largest_ends")
 COLUMNS = ("sorted_senders", "by_sender", "column_offsets", "receivers_by_sender")
-"""What follows from the edges of a topology and is given along, so that it is made once for all operators of a graph."""
+"""Arrays that follow from the edges, made once for all operators of a graph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

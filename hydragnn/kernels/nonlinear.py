@@ -36,7 +36,7 @@ class Nonlinear:
     gradients: Callable[[CallRecord, Any], Tensors]
     tensors: int = 1
     optional: int = 0
-    """How many of them, the last, may be None."""
+    """Number of the last tensors that may be None."""
     results: int = 1
     keeps_tensors: bool = True
     """False where gradients are made of the results alone."""

@@ -42,7 +42,7 @@ class Compiled:
     loads: Mapping[int, int]
     """Load instructions from memory by bytes per thread."""
     expected: tuple[int, int]
-    """So many loads of so many bytes carry the numbers of a tile: 16 bytes each where width, dtype and tile allow."""
+    """Number and bytes of the loads of a tile: 16 bytes each if width, dtype and tile allow."""
     swaps: int
     """Compare-and-swap instructions: what float atomics become where the architecture has none."""
 
@@ -80,7 +80,7 @@ READS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
     "join_softmax": lambda c: 2,
     "softmax_parts": lambda c: 1,
 }
-"""How many tiles of numbers a kernel reads in each turn of its loops."""
+"""Tiles that a kernel reads in each turn of its loops."""
 
 
 def _expected(kernel: str, constants: Mapping[str, Any], number: int, lanes: int) -> tuple[int, int]:

@@ -25,7 +25,7 @@ FEWEST, MOST = 512, 8192
 """Intervals of a table: those of the first try, and those of the largest."""
 
 NEAR_ZERO = 1e-9
-"""Where functions are asked for their first knot, as a share of the end: some are quotients that have no value at zero."""
+"""Position of the first knot as a share of the end: some functions are quotients without a value at zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

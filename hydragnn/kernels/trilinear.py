@@ -34,7 +34,7 @@ from hydragnn.kernels.pairs import gives_weights, reads_weights
 from hydragnn.kernels.triton import forms as triton_forms
 
 Per = Literal["edge", "head", "channel"]
-"""What has a weight of its own."""
+"""Unit that has a weight of its own."""
 
 
 def gather_multiply_sum(

@@ -22,7 +22,7 @@ class Classes:
     order: Int[Tensor, " rows"] | None = None
     """Rows class by class."""
     places: Int[Tensor, " rows"] | None = None
-    """Where in ``order`` each row stands."""
+    """Position of each row in ``order``."""
     sizes: Sequence[int] = ()
 
 

@@ -52,7 +52,7 @@ class MessageGraph:
     species: Int[Tensor, " nodes"] | None = None
     """Atomic numbers; None where the data have none or the architecture does not see them."""
     condition: Float[Tensor, "graphs channels"] | None = None
-    """What the graph inputs say about every graph; None where they are given to the nodes."""
+    """Condition of every graph from its inputs; None if nodes have them."""
     basis: RadialFeatures | None = None
     """The architecture's radial basis; None where it sees no lengths."""
     levels: tuple[Level, ...] = ()
@@ -60,7 +60,7 @@ class MessageGraph:
     wider: "MessageGraph | None" = None
     """The same nodes with the pairs that global attention looks at as edges; None where none has its own."""
     derived_once: bool = False
-    """True where derivatives with respect to positions are values that nobody derives again: forces and stress that are predicted."""
+    """True if derivatives in positions are final values: forces and stress of a prediction."""
     cache: dict[Any, Any] = member(default_factory=dict, init=False, repr=False)
 
     @property

@@ -17,7 +17,7 @@ class Aggregated(NamedTuple):
     statistics: tuple[Float[Tensor, "nodes channels"], ...]
     """Mean, least, largest and deviation."""
     presence: Float[Tensor, "nodes 1"]
-    """What a number that is added to every message adds to mean, least and largest: 1, or 0 without neighbours."""
+    """Slope of mean, least and largest in a number added to every message: 1, or 0 without neighbours."""
     degrees: Num[Tensor, "nodes 1"]
     """The number of neighbours that scalers are made of."""
 

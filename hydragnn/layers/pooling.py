@@ -11,7 +11,7 @@ from hydragnn.layers.message_graph import MessageGraph, States
 class WayBack(nn.Module):
     """Return from a coarser level to the finer one.
 
-    h_i <- h_i + W h_c: what the cluster of a node knows is added to what the node knew before it was pooled.
+    h_i <- h_i + W h_c: the state of a node's cluster is added to its state before pooling.
 
     There is a matrix W for every degree, on channels alone, so that vectors turn with the graph. An edge's message is changed by as much as that of the
     coarser edge which stands for it was on the coarser level, as multigrid corrects (Brandt 1977, doi:10.1090/S0025-5718-1977-0431719-X, section 5):

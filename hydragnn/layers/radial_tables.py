@@ -14,7 +14,7 @@ from hydragnn.layers.radial import RadialFeatures
 class RadialFilters(nn.Module):
     """Filters of a layer: functions of length that end at the cutoff.
 
-    They are computed, or come from ``tables`` where somebody made these; weights must not change afterwards.
+    They are computed, or read from ``tables``; weights must not change afterwards.
     """
 
     tables: tuple[Table, ...] = ()

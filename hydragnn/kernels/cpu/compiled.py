@@ -16,7 +16,7 @@ from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
 VERSION = 13
-"""That of ``csr.cpp``, which this module calls."""
+"""Version of ``csr.cpp`` that this module calls."""
 FUNCTIONS = {
     "weighted_sum": (6, 6),
     "edge_product": (6, 6),
@@ -52,9 +52,9 @@ FUNCTIONS = {
     "table_value": (4, 4),
     "table_slope": (5, 4),
 }
-"""How many arrays and how many integers each takes."""
+"""Numbers of arrays and of integers that each takes."""
 UNUSABLE = (OSError, AttributeError, ValueError)
-"""What ``load`` raises where there is no library that fits."""
+"""Exceptions of ``load`` without a library that fits."""
 DTYPES = (torch.float32, torch.float64)
 
 

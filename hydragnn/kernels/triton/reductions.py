@@ -98,7 +98,7 @@ class _Rows:
         self.rows, self.edges, self.channels = offsets.shape[0] - 1, owners.shape[0], x.shape[1:].numel()
         long, some = triton_launch.LONG, bool(self.rows and self.channels)
         self.windows = -(-self.edges // long) if some and self.edges > long else 0
-        """How many windows hold parts of long rows; 0 where no row can be long."""
+        """Number of windows of long rows; 0 if no row can be long."""
         if some:
             options, self.tiles = constants_of(group, (x,), self.channels, 1)
             self.units = self.channels // options["VEC"]
