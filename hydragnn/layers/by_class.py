@@ -66,7 +66,7 @@ class LinearByClass(nn.Linear):
     ) -> Float[Tensor, "rows outputs"]:
         """Map the rows of each class by one product."""
         if not classes.sizes:
-            return self.chosen(super().forward(values), classes)
+            return self.select(super().forward(values), classes)
         weights = self.weight.view(self.classes, self.outputs, -1).unbind(0)
         biases = self.bias.view(self.classes, self.outputs).unbind(0)
         if classes.order is None or classes.places is None:  # rows of one class
@@ -76,6 +76,6 @@ class LinearByClass(nn.Linear):
         result = [linear(*arguments) for arguments in zip(parts, weights, biases) if len(arguments[0])]
         return spread(torch.cat(result), classes.places)
 
-    def chosen(self, candidates: Float[Tensor, "rows all_outputs"], classes: Classes) -> Float[Tensor, "rows outputs"]:
+    def select(self, candidates: Float[Tensor, "rows all_outputs"], classes: Classes) -> Float[Tensor, "rows outputs"]:
         """Return the result of the class of every row."""
         return spread(candidates.view(-1, self.outputs), classes.candidates)

@@ -53,7 +53,7 @@ class StackedLinearByClass(LinearByClass):
         self, values: Float[Tensor, "rows inputs"], classes: Classes
     ) -> Float[Tensor, "rows outputs"]:
         """Return the result of the member and class of every row."""
-        return self.chosen(products(self, values), classes)
+        return self.select(products(self, values), classes)
 
 
 class StackedEmbedding(nn.Embedding):
