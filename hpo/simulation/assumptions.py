@@ -34,58 +34,76 @@ class Assumptions(Settings):
     }
 
     median_node_hours: float | None = Field(default=None, gt=0)
-    """Node-hours of one full training, median over configurations; 128 (one hour on 128 nodes) where nothing is recorded."""
+    """Median node-hours of one full training.
+
+    128 (one hour on 128 nodes) where nothing is recorded.
+    """
 
     cost_sigma: float = Field(default=0.8, ge=0)
-    """Spread of the logarithm of the cost over configurations; recorded campaigns bring their own."""
+    """Spread of the logarithm of costs; recorded campaigns have their own."""
 
     scaling_nodes: float = Field(default=6826.0, gt=0)
-    """Parallel efficiency: an epoch on p slots takes ``work / p * (1 + (p - 1) / scaling_nodes)``; 98 % at 128, 87 % at 1,024."""
+    """Parallel efficiency of an epoch on p slots.
+
+    It takes ``work / p * (1 + (p - 1) / scaling_nodes)``; 98 % at 128, 87 % at 1,024.
+    """
 
     estimate_error: float = Field(default=0.3, ge=0)
-    """Spread of the logarithm of what the scheduler is told about a configuration's cost, against the truth."""
+    """Spread of the logarithm of cost estimates against true costs."""
 
     first_estimates: int = Field(default=4, ge=0)
-    """So many trials must have passed a rung before the scheduler is told any cost at all."""
+    """Trials past a rung before costs are estimated at all."""
 
     measured_error: float = Field(default=0.05, ge=0)
-    """The same for the final training, whose configurations were measured in the search."""
+    """The same for the final training, whose configurations were measured."""
 
     startup_seconds: float = Field(default=60.0, ge=0)
-    """From the start of an attempt's processes to its first step, mean; single attempts take half to one and a half of it."""
+    """Mean time from an attempt's start to its first step.
+
+    Single attempts take half to one and a half of it.
+    """
 
     checkpoint_seconds: float = Field(default=1.0, ge=0)
     """Writing the checkpoint after every epoch."""
 
     save_seconds: float = Field(default=5.0, ge=0)
-    """Saving and leaving when asked to, mean; single attempts take half to one and a half of it."""
+    """Mean time to save and leave.
+
+    Single attempts take half to one and a half of it.
+    """
 
     node_mtbf_hours: float = Field(default=23520.0, ge=0)
-    """Mean time between failures of one node; with 9,408 nodes the system is interrupted every 2.5 h."""
+    """Mean time between failures of a node.
+
+    With 9,408 nodes the system is interrupted every 2.5 h.
+    """
 
     transient: float = Field(default=0.5, ge=0, le=1)
-    """Part of the node failures after which the node works again; the rest is dead until the allocation ends."""
+    """Part of node failures after which the node works again."""
 
     cabinet_nodes: int = Field(default=64, ge=1)
     """Nodes of a cabinet, which fail together."""
 
     cabinet_minutes: float = Field(default=0.0, ge=0)
-    """Mean time between losses of a cabinet, on the whole machine; 0: none."""
+    """Mean time between losses of a cabinet; 0: none."""
 
     cabinet_back_minutes: float = Field(default=30.0, ge=0)
     """After so long the nodes of a lost cabinet work again."""
 
     late_failures: float = Field(default=0.0, ge=0, le=1)
-    """Part of the nodes on which every attempt fails late, and whose probes find nothing."""
+    """Part of nodes whose attempts fail late, and whose probes succeed."""
 
     late_failure_minutes: float = Field(default=20.0, ge=0)
     """From the start of an attempt on such a node to its failure."""
 
     notice_seconds: float = Field(default=30.0, ge=0)
-    """From a node's failure to the end of the job step; measured on Slurm: 25 to 33 s."""
+    """Time from a node's failure to its step's end.
+
+    Measured on Slurm: 25 to 33 s.
+    """
 
     suspect_known: float = Field(default=0.8, ge=0, le=1)
-    """How often the failing node is named; else it can be any of the attempt's."""
+    """Probability that the failing node is named."""
 
     launch_failure: float = Field(default=0.005, ge=0, le=1)
     """Probability that a launch fails although its nodes are sound."""
@@ -94,7 +112,7 @@ class Assumptions(Settings):
     """From a failing launch to its report."""
 
     storm_minutes: float = Field(default=0.0, ge=0)
-    """Length of a storm, in which every launch fails; 0: there are none."""
+    """Length of a storm of failing launches; 0: none."""
 
     storm_first_hours: float = Field(default=1.0, ge=0)
     """From the beginning of an allocation to its first storm."""
@@ -115,64 +133,76 @@ class Assumptions(Settings):
     """Duration of a probe."""
 
     stall_minutes: float = Field(default=0.0, ge=0)
-    """Length of a stall of the file system, in which no attempt takes a step or shows life; 0: there are none."""
+    """Length of a stall of the file system; 0: none."""
 
     stall_every_hours: float = Field(default=1.0, gt=0)
-    """From the beginning of an allocation to its first stall, and from that of one to that of the next."""
+    """Time to the first stall, and between the beginnings of stalls."""
 
     slow_nodes: float = Field(default=0.0, ge=0, le=1)
-    """Part of the nodes that become slow, and stay so; an attempt is as slow as its slowest node."""
+    """Part of nodes that become slow, and stay so."""
 
     slow_factor: float = Field(default=3.0, ge=1)
-    """How much slower; their probes take as much longer."""
+    """Factor of their slowness, and of their probes' time."""
 
     slow_after_hours: float = Field(default=1.0, ge=0)
     """From the beginning of an allocation."""
 
     stragglers: float = Field(default=0.02, ge=0, le=1)
-    """Part of the attempts that run slower than they should, from beginning to end."""
+    """Part of attempts that are slow from beginning to end."""
 
     straggler_factor: float = Field(default=1.5, ge=1)
-    """How much slower."""
+    """Factor of their slowness."""
 
     hangs: float = Field(default=0.02, ge=0)
     """Attempts that hang, per 1,000 node-hours of training."""
 
     collective_timeout_minutes: float = Field(default=30.0, gt=0)
-    """When a hang ends where no watchdog looks: the default timeout of torch.distributed with gloo."""
+    """Time to the end of a hang without a watchdog.
+
+    The default of torch.distributed with gloo.
+    """
 
     preemptions: float = Field(default=0.0, ge=0)
-    """Attempts that are told to leave by the machine, per 1,000 node-hours of training."""
+    """Attempts that the machine preempts, per 1,000 node-hours of training."""
 
     late_reports: float = Field(default=0.0, ge=0, le=1)
     """Part of the attempts whose end is reported late."""
 
     late_report_minutes: float = Field(default=10.0, ge=0)
-    """How late."""
+    """Delay of a late report."""
 
     double_reports: float = Field(default=0.0, ge=0, le=1)
-    """Part of the attempts whose end is reported twice, the second time up to ``late_report_minutes`` later."""
+    """Part of attempts whose end is reported twice.
+
+    The second report is up to ``late_report_minutes`` later.
+    """
 
     proposal_seconds: float = Field(default=0.0, ge=0)
-    """What the sampler takes for an answer, whatever it holds; one serves all requests that were open when it began, up to 64, and after 10 s random configurations stand in."""
+    """Time of the sampler for an answer.
+
+    One serves up to 64 open requests; after 10 s random configurations stand in.
+    """
 
     seconds_per_proposal: float = Field(default=0.008, ge=0)
-    """What each configuration in an answer takes besides, once there are ten results; measured: 6 to 10 ms (TPE, told 300 trials)."""
+    """Further time per configuration, from ten results on.
+
+    Measured: 6 to 10 ms (TPE, told 300 trials).
+    """
 
     diverged: float = Field(default=0.03, ge=0, le=1)
     """Part of the configurations that diverge, at an epoch drawn uniformly."""
 
     out_of_memory: float = Field(default=0.02, ge=0, le=1)
-    """Part of the configurations whose batches do not fit into memory unless they are computed in two parts."""
+    """Part of configurations whose batches only fit in two parts."""
 
     starts_per_second: float = Field(default=20.0, gt=0)
     """Limit of the machine's launcher; measured on Slurm: 20 to 70."""
 
     walltime_hours: float | None = Field(default=None, gt=0)
-    """Longest allocation; the hours are cut into so many of them. None: one allocation."""
+    """Longest allocation; the hours are cut. None: one allocation."""
 
     queue_hours: float = Field(default=1.0, ge=0)
     """Wait between two allocations; not counted as allocated."""
 
     best_of: int = Field(default=100, ge=1)
-    """The time to the best is that of a fully trained configuration at least as good as the best of the first so many."""
+    """Number of first configurations whose best defines the time to the best."""
