@@ -250,7 +250,6 @@ class Heartbeat:
 
 
 def _is_of(record: RunRecord, config_hash: str) -> bool:
-    """Return True where a record has that configuration, perhaps with fewer keys."""
     if record.config_hash == config_hash:
         return True
     with suppress(InputError):
@@ -300,7 +299,6 @@ def log_tail(folder: Path) -> str:
 
 
 def _record_of(task: Task) -> RunRecord | None:
-    """Return the record of this very attempt; None without one."""
     try:
         record = read_record(task.folder)
     except InputError:

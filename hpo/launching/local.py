@@ -49,10 +49,7 @@ class LocalLauncher(PackLauncher):
         environment: Mapping[str, str] | None = None,
         gpus: Sequence[Mapping[str, str]] = (),
     ) -> None:
-        """Start nothing yet.
-
-        ``together`` trials share a process of each worker; ``gpus`` are variables that select its GPU.
-        """
+        """``together`` trials share a process of each worker; ``gpus`` are variables that select its GPU."""
         names = [f"worker-{number}" for number in range(workers)]
         super().__init__(
             Local(),

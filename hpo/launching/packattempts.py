@@ -109,7 +109,6 @@ class PackAttempts(dict[str, PackAttempt]):
         return late
 
     def _are_hung(self, silent: list[str]) -> bool:
-        """Return True where silent attempts are to blame, and nothing stalls."""
         recent, folder = self._running.num_recent(self._hang / 2), self[silent[0]].task.folder
         judgement = self._witness.judge(recent, len(self._running), folder)
         if judgement == "stall":

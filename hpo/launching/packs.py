@@ -219,7 +219,6 @@ class PackLauncher(AllocationLauncher):
         self._pipes.end()
 
     def _pack(self, node: str) -> Pack:
-        """Return the pack that serves a node; started where there is none."""
         if node not in self._pack_of:
             self._start_packs(node)
         return self._pack_of[node]
@@ -256,7 +255,6 @@ class PackLauncher(AllocationLauncher):
         self._pack_of.update(dict.fromkeys(nodes, pack))
 
     def _worker_options(self, nodes: tuple[str, ...]) -> list[str]:
-        """Return options for workers to find and bind their node."""
         names = ["--rank-variables", ",".join(self._site.rank_variables), "--node-variable", self._site.node_variable]
         return ["--gpus", str(self._allocation.least(nodes)[1]), "--forget", RANK_VARIABLE.pattern, *names]
 
@@ -264,15 +262,12 @@ class PackLauncher(AllocationLauncher):
         return self._environment
 
     def _arguments(self, task: Task) -> list[str]:
-        """Return the run's arguments; its node fills in the braces."""
         return [*task.arguments, "--ranks", "1", "--threads", "{threads}", "--beats", "{beats}"]
 
     def _request(self, task: Task) -> str:
-        """Return the line that requests an attempt from a worker."""
         return json.dumps({"arguments": self._arguments(task), "log": str(task.folder / "log.txt")})
 
     def _identity(self, pack: Pack, slot: str, pid: int) -> Identity:
-        """Return the identity of an attempt: that of its step."""
         return {**pack.step.identity(self._allocation.job), "slot": slot, "worker": pid}
 
     def _send(self, slot: str, words: str) -> None:
@@ -366,14 +361,12 @@ class PackLauncher(AllocationLauncher):
         return silent if judgement == "hung" else []
 
     def _leave(self) -> None:
-        """The allocation is over: its packs end by themselves."""
         self._leave_by = time.monotonic() + LEAVE
         while self._at_gates:
             self._at_gates.popleft().step.input.close()
         self._probes.clear()
 
     def _be_patient(self, now: float) -> None:
-        """Extend deadlines of nodes that wait for the scheduler."""
         nodes = {node for pack in self._at_gates for node in pack.nodes}
         nodes = nodes if self._watch.answering else set(self._allocation.names)
         for node in self._probes.keys() & nodes:
@@ -393,7 +386,6 @@ class PackLauncher(AllocationLauncher):
                 self._end(slot, -9, why, suspects=(node,))
 
     def _pack_ended(self, pack: Pack) -> None:
-        """A whole step is gone; what follows waits for the scheduler's word."""
         self._packs.remove(pack)
         self._pipes.close(pack.reports.fileno())
         pack.end()

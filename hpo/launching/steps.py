@@ -76,10 +76,7 @@ class StepLauncher(AllocationLauncher):
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start nothing yet.
-
-        ``ranks`` on each node of a trial, None: one per GPU; ``module`` is the program.
-        """
+        """``ranks`` on each node of a trial, None: one per GPU; ``module`` is the program."""
         super().__init__(site, allocation)
         self._ranks, self._limits, self._module = ranks, limits or Limits(), module
         self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
@@ -108,7 +105,6 @@ class StepLauncher(AllocationLauncher):
 
     @property
     def _runs(self) -> int:
-        """Number of attempts at once, at most."""
         return min(self._limits.at_once, len(self.slots))
 
     def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
@@ -179,11 +175,9 @@ class StepLauncher(AllocationLauncher):
         self._queue.clear()
 
     def _ranks_on(self, nodes: Collection[str]) -> int:
-        """Return how many ranks a step has on each of these nodes."""
         return self._ranks or max(1, self._allocation.least(nodes)[1])
 
     def _step_on(self, name: str, nodes: tuple[str, ...], program: Sequence[str]) -> Step:
-        """Return a step of Python on these nodes."""
         (cores, gpus), ranks = self._allocation.least(nodes), self._ranks_on(nodes)
         options = ["--rank-variables", ",".join(self._site.local_rank_variables), "--parts", str(ranks)]
         line = (sys.executable, "-P", str(RANK), *options, "--gpus", str(gpus), sys.executable, "-P")
@@ -271,7 +265,6 @@ class StepLauncher(AllocationLauncher):
         return judgement == "hung"
 
     def _note_end(self, attempt: _Attempt, code: int, now: float) -> None:
-        """Remember what a step's launcher said at its end."""
         attempt.ended, attempt.code = now, code
         attempt.evidence = self._site.evidence(text_since(attempt.task.folder / "log.txt", attempt.log_from))
         attempt.complete = code == 0 and is_complete(attempt.task)
@@ -279,12 +272,10 @@ class StepLauncher(AllocationLauncher):
             self._watch.hurry()
 
     def _was_refused(self, attempt: _Attempt) -> bool:
-        """Return True where the scheduler refused a step that is still wanted."""
         ours = self._revoked or attempt.cancelled or attempt.killed or attempt.lost
         return not ours and self._watch.excuses(attempt.evidence, attempt.task.slots, attempt.begun)
 
     def _is_explained(self, attempt: _Attempt) -> bool:
-        """Return True where the end of an attempt is decided."""
         if self._revoked or attempt.cancelled or attempt.lost or attempt.complete:
             return True
         assert attempt.ended is not None

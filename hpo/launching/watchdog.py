@@ -217,7 +217,6 @@ class SchedulerWatch:
                 self._trouble[node] = begin, at
 
     def _is_implausible(self, worse: int) -> bool:
-        """Return True where so much bad news is evidence about the scheduler."""
         remaining = sum(self._state(node) != "lost" for node in self._nodes.values())
         return worse > 0 and (worse >= remaining or (worse > HANDFUL and 2 * worse > remaining))
 
@@ -392,11 +391,9 @@ class AllocationLauncher:
         return self._allocation.deadline
 
     def _lose(self, node: str, why: str) -> None:
-        """End what runs on a lost node."""
         raise NotImplementedError
 
     def _leave(self) -> None:
-        """Drop what waits, and let what runs end."""
         raise NotImplementedError
 
     def _read_scheduler(self) -> None:
@@ -413,5 +410,4 @@ class AllocationLauncher:
             self._leave()
 
     def _never_started(self, task: Task, why: str) -> Exit:
-        """Return the end of an attempt that could not begin."""
         return Exit(task=task, code=None, interrupted=bool(self._revoked), message=why)

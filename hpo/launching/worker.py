@@ -324,7 +324,6 @@ def attempt(work: Work, request: dict[str, Any], lifeline: int) -> None:
 
 
 def _follow(lifeline: int) -> None:
-    """Kill the attempt and all it started when the worker ends."""
     while os.read(lifeline, 1):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -89,13 +89,11 @@ class Pace:
         return self._time_of(self._flowing(turn) + (seconds - before) * self.assumptions.slow_factor)
 
     def _flowing(self, time: float) -> float:
-        """Seconds up to a time without those of stalls."""
         every, length = 3600 * self.assumptions.stall_every_hours, 60 * self.assumptions.stall_minutes
         number = math.floor(time / every) if length and time >= every else 0
         return time - ((number - 1) * length + min(time - number * every, length) if number else 0.0)
 
     def _time_of(self, flowing: float) -> float:
-        """The time after so many seconds without those of stalls."""
         every, length = 3600 * self.assumptions.stall_every_hours, 60 * self.assumptions.stall_minutes
         number = math.ceil((flowing - every) / (every - length)) if length and flowing > every else 0
         return flowing + number * length

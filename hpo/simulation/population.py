@@ -133,7 +133,6 @@ def _recorded(record: RunRecord, objective: Objective) -> Course | None:
 
 
 def _mean_shape(curves: Sequence[tuple[float, ...]], epochs: int) -> list[float]:
-    """Return the mean factor by which each epoch changes the objective."""
     shape = []
     for epoch in range(epochs):
         steps = [c[epoch] / c[epoch - 1] for c in curves if 0 < epoch < len(c) and c[epoch - 1] > 0]

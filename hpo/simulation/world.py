@@ -328,7 +328,6 @@ class World:
                 self._count_as_used(attempt, node, since)
 
     def _count_as_used(self, attempt: Attempt, node: str, dead_since: float) -> None:
-        """Book the time of a dead node that an attempt held."""
         held = sum(node_of(slot) == node for slot in attempt.action.slots)
         self.ledger.wasted["dead nodes"] -= held * (self.now - max(attempt.assigned, dead_since))
 

@@ -297,11 +297,9 @@ class TimelineBuilder:
         self._spans.append(span)
 
     def _count(self, index: int, useful: float) -> None:
-        """Say how many seconds of an attempt are useful."""
         self._spans[index] = replace(self._spans[index], useful=useful)
 
     def _forget(self, number: int) -> None:
-        """Nothing that a lost trial did since its last rung counts."""
         for index in self._unconfirmed.pop(number, []):
             self._count(index, 0.0)
 
@@ -348,7 +346,6 @@ def _span(
 
 
 def _surviving_seconds(span: Span, trial: Trial) -> float:
-    """Return seconds of a disturbed attempt whose epochs survive."""
     if not span.epochs:
         return 0.0
     if trial.work is None:
@@ -357,7 +354,6 @@ def _surviving_seconds(span: Span, trial: Trial) -> float:
 
 
 def _share(span: Span, seconds: float) -> float:
-    """Return the useful share of an attempt's seconds."""
     if seconds <= 0:
         return 0.0
     share = span.useful / seconds

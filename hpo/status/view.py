@@ -141,7 +141,6 @@ class CampaignView:
 
 @contextmanager
 def _journal_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Show how much of a journal was read, on a terminal."""
     columns = (TextColumn("journal"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("journal", total=None)
@@ -284,7 +283,6 @@ def _goodput_text(status: CampaignStatus) -> str:
 
 
 def _amount(hours: float, local: bool) -> str:
-    """An amount of nodes' time; below one hour in a smaller unit."""
     noun = "worker" if local else "node"
     return f"{hours:.3g} {noun}-hours" if hours >= 1 else f"{duration_text(3600 * hours)} of {noun} time"
 
@@ -311,7 +309,6 @@ def _trouble_text(status: CampaignStatus) -> str:
 
 
 def _moment(seconds: float) -> str:
-    """A time of the journal as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 

@@ -217,7 +217,6 @@ def _vnodes(text: str) -> dict[str, Counter[str]]:
 
 
 def _attributes(text: str) -> dict[str, str]:
-    """Return the attributes of a job that ``qstat -f`` prints."""
     pairs = (line.split(" = ", 1) for line in text.replace("\n\t", "").splitlines() if " = " in line)
     return {name.strip(): value.strip() for name, value in pairs}
 

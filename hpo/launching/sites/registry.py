@@ -93,7 +93,6 @@ def _is_here(site: type[Site], environment: Mapping[str, str]) -> bool:
 
 
 def _name_here(environment: Mapping[str, str]) -> str:
-    """Return the name of the site whose allocation this is, or ``local``."""
     own = next(name for name, site in SITES.items() if _is_here(site, environment))
     others = _announced() if own == Local.name else {}
     return next((name for name in others if _is_here(site_named(name), environment)), own)
@@ -104,6 +103,5 @@ def _machines() -> dict[str, type[Site]]:
 
 
 def _announced() -> dict[str, str]:
-    """Return the sites that installed packages announce, as ``package.module:Name``."""
     with without_the_current_folder():
         return {entry.name: entry.value for entry in entry_points(group=GROUP)}
