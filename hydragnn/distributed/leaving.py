@@ -1,4 +1,4 @@
-"""How the ranks of a run end together, also hanging ones."""
+"""Ends of runs: all ranks leave together, also hanging ones."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""How the ranks of one run find each other, without strangers.
+"""Meeting of the ranks of one run, without strangers.
 
 Ranks of MPI tell each other by MPI. All others, also torchrun's, meet in a folder of their own inside the run's folder: it
 has mode 0700, and one that is a link, belongs to another user or is open to others is refused. Every rank leaves a fresh

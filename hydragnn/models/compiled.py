@@ -174,8 +174,8 @@ def traced_model(
     flat, shapes = flat_tensors(fields), ShapeEnv()
     outputs: list[tuple[str, type[Distribution], tuple[str, ...]]] = []
 
-    def function(*given: Tensor) -> tuple[Tensor, ...]:
-        weights, tensors = dict(zip(names, given)), dict(zip(flat, given[len(names) :]))
+    def function(*arguments: Tensor) -> tuple[Tensor, ...]:
+        weights, tensors = dict(zip(names, arguments)), dict(zip(flat, arguments[len(names) :]))
         with autocast():
             # no tying: a module with two names would get its second substitute back at the end
             predictions = functional_call(model, weights, (batch_from_flat(tensors, fields),), tie_weights=False)

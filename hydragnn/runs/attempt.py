@@ -72,10 +72,10 @@ class Heartbeat:
         *,
         first: bool,
         clock: Callable[[], float] = time.monotonic,
-        beside: Callable[[], Iterable["Heartbeat"]] = tuple,
+        siblings: Callable[[], Iterable["Heartbeat"]] = tuple,
     ) -> None:
-        """Write on the first rank only; beat ``beside`` others that wait."""
-        self.attempt, self.first, self.clock, self.beside = attempt, first, clock, beside
+        """Write on the first rank only; beat ``siblings`` that wait."""
+        self.attempt, self.first, self.clock, self.siblings = attempt, first, clock, siblings
         self.every, self.beaten_at, self.felt_at = SECONDS_BETWEEN_BEATS, -math.inf, -math.inf
         self.epochs: float | None = None
 
@@ -86,7 +86,7 @@ class Heartbeat:
         if not self.first or now - self.felt_at < SECONDS_BETWEEN_BEATS:
             return
         self.show(now)
-        for other in self.beside():
+        for other in self.siblings():
             if now - other.felt_at >= SECONDS_BETWEEN_BEATS:
                 with suppress(Fenced):  # it will notice itself
                     other.show(now)

@@ -152,7 +152,7 @@ class Company:
                 parts=options.micro_batches,
                 memory=options.memory,
                 members=self.members,
-                beside=self.hearts,
+                siblings=self.hearts,
             )
             progress = console_progress(PlainConsole(file=guest.log))
             callback = RunCallback(run, ranks, stopwatch, guest.signals, guest.heart, progress)

@@ -26,7 +26,7 @@ class CompileGain:
 
 @cache
 def compile_gains() -> Mapping[tuple[str, bool], CompileGain]:
-    """Return the measured gains by kind of architecture, and by whether forces or stress are trained."""
+    """Return the measured gains by architecture and derivatives."""
     table = tomllib.loads(Path(__file__).with_name("compile_gains.toml").read_text())
     return {
         (row["kind"], row["derivatives"]): CompileGain(nanoseconds=row["nanoseconds"], compiling=row["compiling"])
@@ -51,9 +51,9 @@ def choose_compiling(plan: RunPlan, device: torch.device, ranks: int) -> tuple[b
     compiling = sum(gain.compiling for gain in gains if gain)
     saved = sum(seconds_saved(branch, gain) for branch, gain in zip(plan.branches, gains) if gain)
     saved *= plan.training.epochs / ranks
-    chosen = saved >= MARGIN * compiling
-    say = "steps are compiled" if chosen else "steps are not compiled"
-    return chosen, [f"{say}: about {saved:,.0f} s to save, about {compiling:,.0f} s to compile"]
+    compiles = saved >= MARGIN * compiling
+    say = "steps are compiled" if compiles else "steps are not compiled"
+    return compiles, [f"{say}: about {saved:,.0f} s to save, about {compiling:,.0f} s to compile"]
 
 
 def gain_of(branch: BranchPlan) -> CompileGain | None:

@@ -93,17 +93,17 @@ def neighbour_changes(batch: GraphBatch, energy: str, forces: str) -> Float64[nd
     positions, pull = batch.positions.numpy(), batch[forces].double().numpy()
     numbers, energies = batch[ATOMIC_NUMBERS].numpy(), batch[energy].double().flatten().numpy()
     for graph in np.flatnonzero(usable.numpy()).tolist():
-        here = slice(offsets[graph], offsets[graph + 1])
-        previous = last.get(species := numbers[here].tobytes())
+        own_rows = slice(offsets[graph], offsets[graph + 1])
+        previous = last.get(species := numbers[own_rows].tobytes())
         last[species] = graph
         if previous is None:
             continue
         previous_rows = slice(offsets[previous], offsets[previous + 1])
         moved = _moved(
-            positions[previous_rows], positions[here], cells[previous], cells[graph], batch.periodic[graph].numpy()
+            positions[previous_rows], positions[own_rows], cells[previous], cells[graph], batch.periodic[graph].numpy()
         )
         if np.abs(moved).max() < reach:
-            work = float((0.5 * (pull[previous_rows] + pull[here]) * moved).sum())
+            work = float((0.5 * (pull[previous_rows] + pull[own_rows]) * moved).sum())
             rows.append([-work, energies[graph] - energies[previous]])
     return np.array(rows, dtype=np.float64).reshape(-1, 2)
 

@@ -101,8 +101,8 @@ def size_of_levels(branch: BranchData, model: ModelDescription) -> int:
     pooling = model.model.pooling
     if pooling is None:
         return 0
-    made = [levels_of(part, pooling.levels, model.kind_fields) for part in branch.valid]
-    return sum(Levels(levels=levels, fields=frozenset()).size for levels in made)
+    of_parts = [levels_of(part, pooling.levels, model.kind_fields) for part in branch.valid]
+    return sum(Levels(levels=levels, fields=frozenset()).size for levels in of_parts)
 
 
 def shares_of_levels(feed: Feed, model: ModelDescription) -> tuple[Shares, ...]:

@@ -110,11 +110,12 @@ def ready_run(
     parts: int = 1,
     memory: str | None = None,
     members: int = 1,
-    beside: Callable[[], Iterable[Heartbeat]] = tuple,
+    siblings: Callable[[], Iterable[Heartbeat]] = tuple,
 ) -> tuple[Assembly, Heartbeat, Stopwatch]:
     """Return the run before its next step, with heartbeat and clock.
 
-    Batches are computed in so many ``parts``, or as many as the ``memory`` asks for, by a process that trains so many ``members``; those ``beside`` it live while it does. InputError for a folder that is no place for it.
+    ``parts`` is the least number of parts of a batch; ``memory`` asks for more. ``members`` runs train in this process. The heartbeats of
+    ``siblings`` are written with its own. InputError for a folder that cannot hold the run.
     """
     out = this.folder
     check_folder(config.to_json(), out, resume)
@@ -122,7 +123,7 @@ def ready_run(
         forget_failures(out)
     ranks.wait()
     heart, stopwatch = (
-        Heartbeat(this, first=ranks.first, beside=beside),
+        Heartbeat(this, first=ranks.first, siblings=siblings),
         Stopwatch(earlier_cost(out), ranks, device, members),
     )
     with propagate_failure(this, ranks), interrupt_at_once() as check:
