@@ -130,11 +130,11 @@ def search(
 
     table, origin = _table(campaign, [*overrides, *store_override(store)])
     result = run_campaign(table, origin, Path(out), resume=resume, workers=workers, quiet=quiet)
-    done = f"{result.finished} of {result.trials} trials are done"
+    outcome = f"{result.finished} of {result.trials} trials are done"
     if result.ending == "walltime":
-        raise OutOfWalltime(f"the allocation has ended; {done}; {out} continues with --resume in a new one")
+        raise OutOfWalltime(f"the allocation has ended; {outcome}; {out} continues with --resume in a new one")
     if result.ending == "stopped":
-        raise Interrupted(f"{done}; {out} continues with --resume")
+        raise Interrupted(f"{outcome}; {out} continues with --resume")
     if result.best_trial is None:  # a budget of [search] is spent
         raise InputError(f"{result.ending_text} ({out} has no trial with a result)")
     return result
@@ -183,9 +183,9 @@ def simulate(
     from hydragnn.scripts.simulated import run_simulation
 
     if final is not None and (hours is not None or policies):
-        given = "policies" if policies else "hours"
+        option = "policies" if policies else "hours"
         raise InputError(
-            f"{given} are those of a search, and a final training is simulated to its end; leave them out, or final"
+            f"{option} are those of a search, and a final training is simulated to its end; leave them out, or final"
         )
 
     return run_simulation(

@@ -137,8 +137,8 @@ def data_build(
 
     Under `mpirun -n N`, `srun` or torchrun all ranks share the work and make the store that one process makes.
     """
-    made = api.build_store(source, out, overrides=assignments or [], workers=workers, quiet=as_json)
-    leave_together(made.to_json(), as_json)
+    info = api.build_store(source, out, overrides=assignments or [], workers=workers, quiet=as_json)
+    leave_together(info.to_json(), as_json)
 
 
 @data.command("info")

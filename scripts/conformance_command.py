@@ -57,7 +57,7 @@ def conformance(
     with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
         task = bar.add_task("promises", total=None)
         outcomes = conformance_of(
-            kinds or (), settings, lambda done, total: bar.update(task, completed=done, total=total), around=names
+            kinds or (), settings, lambda count, total: bar.update(task, completed=count, total=total), around=names
         )
     if out is not None:
         words = ["hydragnn conformance", *(kinds or []), *(f"--set {one}" for one in assignments or [])]

@@ -111,8 +111,8 @@ def _compiled_kernels() -> str:
 def _scheduler() -> str:
     from shutil import which
 
-    found = [name for name, command in (("slurm", "srun"), ("pbs", "qsub"), ("flux", "flux")) if which(command)]
-    return ", ".join(found) or "none: trials run as local processes"
+    schedulers = [name for name, command in (("slurm", "srun"), ("pbs", "qsub"), ("flux", "flux")) if which(command)]
+    return ", ".join(schedulers) or "none: trials run as local processes"
 
 
 def _together() -> str:

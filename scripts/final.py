@@ -50,17 +50,17 @@ def _choice(campaign: Path, top_k: int, method: str, branch: str) -> Choice:
     """Return the configurations to train, also those that a rung held back."""
     if method != "top-k":
         return select_runs(finished_runs(campaign), top_k=top_k, method=method, campaign=campaign, branch=branch)
-    known = best_runs(campaign)
-    folders = known[:top_k]
+    ranked = best_runs(campaign)
+    folders = ranked[:top_k]
     if len(folders) < top_k:
         raise InputError(
-            f"{campaign} has {len(known)} configurations with a result, fewer than top-k = {top_k}; lower it"
+            f"{campaign} has {len(ranked)} configurations with a result, fewer than top-k = {top_k}; lower it"
         )
     selection = {
         "method": method,
         "by": "the campaign's objective",
         "k": top_k,
-        "candidates": len(known),
+        "candidates": len(ranked),
         "chosen": [folder.name for folder in folders],
         "campaign": campaign.resolve().name,
     }

@@ -45,23 +45,23 @@ def compile_kernels(
     from hydragnn.kernels.triton.tiles import cache_folder
 
     kinds = [_dtype(name) for name in dtype or ["float32"]]
-    found = [one for name in arch for one in compiled(name, channels or [64, 128], kinds, only)]
+    rows = [one for name in arch for one in compiled(name, channels or [64, 128], kinds, only)]
     if as_json:
-        print(json.dumps({"cache": str(cache_folder()), "kernels": [one.to_json() for one in found]}))
+        print(json.dumps({"cache": str(cache_folder()), "kernels": [one.to_json() for one in rows]}))
     else:
-        _print_kernels(found)
+        _print_kernels(rows)
         print(f"in {cache_folder()}")
-    if any(one.faults for one in found):
+    if any(one.faults for one in rows):
         raise typer.Exit(3)
 
 
-def _print_kernels(found: "list[Compiled]") -> None:
+def _print_kernels(rows: "list[Compiled]") -> None:
     print(f"{'kernel':22} {'architecture':13} {'registers':>9} {'spilled':>8} {'shared':>7} {'occupancy':>10}  loads")
-    for one in found:
+    for one in rows:
         loads = ", ".join(f"{count} x {size} B" for size, count in sorted(one.loads.items()))
         numbers = f"{one.registers:9} {one.spilled:8} {one.shared:7} {one.occupancy:>10}"
         print(f"{one.kernel:22} {one.architecture:13} {numbers}  {loads}  {'; '.join(one.faults)}")
-    print(f"{len(found)} kernels, {sum(bool(one.faults) for one in found)} with faults")
+    print(f"{len(rows)} kernels, {sum(bool(one.faults) for one in rows)} with faults")
 
 
 @bench.command("kernels")
@@ -89,11 +89,11 @@ def bench_kernels(
 
     from hydragnn.kernels.bench import BenchSettings, bench_rows, copy_bandwidth
 
-    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    place = device or (here.type if here else "cpu")
-    if place not in ("cpu", here.type if here else "cpu"):
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    place = device or (accelerator.type if accelerator else "cpu")
+    if place not in ("cpu", accelerator.type if accelerator else "cpu"):
         raise InputError(
-            f"--device {place}: this machine has {here.type if here else 'no accelerator'}; leave --device out, or give cpu"
+            f"--device {place}: this machine has {accelerator.type if accelerator else 'no accelerator'}; leave --device out, or give cpu"
         )
     fast = place != "cpu"
     settings = BenchSettings(

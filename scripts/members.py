@@ -37,10 +37,10 @@ def recorded_runs(campaign: Path) -> list[Path]:
 
 def check_no_options(options: Mapping[str, Any]) -> None:
     """Raise InputError for options of campaigns where the sources are runs."""
-    given = [name for name, value in options.items() if value]
-    if given:
+    names = [name for name, value in options.items() if value]
+    if names:
         raise InputError(
-            f"{given[0]} has no meaning for given runs, which all become members as they are; leave it out, or give the campaign "
+            f"{names[0]} has no meaning for given runs, which all become members as they are; leave it out, or give the campaign "
             "instead of its runs"
         )
 

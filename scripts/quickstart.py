@@ -54,12 +54,12 @@ def run_quickstart(
     """Run the demonstrations into ``out``, or resume them, and print tables."""
     from hydragnn.base.machine import visible_gpus
 
-    chosen = _select_scales(scales)
+    selected = _select_scales(scales)
     _check_out(out)
     console = PlainConsole(quiet=quiet)
     started = perf_counter()
     most = min(workers, visible_gpus() or workers)  # each worker has a GPU of its own, where there are any
-    summary = {scale.name: _one_scale(scale, out, most, console, quiet) for scale in chosen}
+    summary = {scale.name: _one_scale(scale, out, most, console, quiet) for scale in selected}
     seconds = perf_counter() - started
     console.rule("Summary")
     for name in summary:
@@ -79,11 +79,11 @@ def _check_out(out: Path) -> None:
 
 
 def _select_scales(names: Sequence[str] | None) -> list[Scale]:
-    known = scales()
+    demonstrations = scales()
     for name in names or ():
-        if name not in known:
-            raise InputError(f"--scale {name}: no such demonstration; {nearest(name, list(known))}")
-    return [known[name] for name in names or known]
+        if name not in demonstrations:
+            raise InputError(f"--scale {name}: no such demonstration; {nearest(name, list(demonstrations))}")
+    return [demonstrations[name] for name in names or demonstrations]
 
 
 def _one_scale(scale: Scale, out: Path, workers: int, console: Console, quiet: bool) -> dict[str, Any]:

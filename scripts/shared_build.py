@@ -50,8 +50,8 @@ def build_with_ranks(
             raise _for_all(group, str(error)) from error
         tally = RankTally(group, out, progress)
         with one_thread():
-            done = _work(group, tally, read, out, opening)
-        group.note("done", done)
+            result = _work(group, tally, read, out, opening)
+        group.note("done", result)
         if group.rank:
             tally.wait_for(lambda: bool(group.notes("end")) or group.gone(0))
             if not group.notes("end"):
@@ -139,8 +139,8 @@ class RankTally:
         if self.group.rank:
             return
         self._progress(sum(self.group.notes("made")))
-        done = {note["rank"] for note in self.group.notes("done")}
-        lost = [rank for rank in range(1, self.group.size) if rank not in done and self.group.gone(rank)]
+        finished = {note["rank"] for note in self.group.notes("done")}
+        lost = [rank for rank in range(1, self.group.size) if rank not in finished and self.group.gone(rank)]
         if lost:
             sentence = (
                 f"{self.out}: rank {lost[0]} of {self.group.size} was ended, perhaps for want of memory; run it again"
@@ -149,8 +149,8 @@ class RankTally:
 
     def all_are(self, name: str) -> bool:
         """Return True where every other rank left this note or ended."""
-        there = {note["rank"] for note in self.group.notes(name)}
-        return all(rank in there or self.group.gone(rank) for rank in range(1, self.group.size))
+        ranks = {note["rank"] for note in self.group.notes(name)}
+        return all(rank in ranks or self.group.gone(rank) for rank in range(1, self.group.size))
 
     def wait_for(self, reached: Callable[[], bool]) -> None:
         """Return when it is reached."""
@@ -164,12 +164,12 @@ def _problem_of_store(tally: RankTally, counted: int | None) -> str:
     group, out = tally.group, tally.out
     tally.wait_for(lambda: tally.all_are("done"))
     tally.look()
-    done, failed = group.notes("done"), group.notes("failed")
+    results, failed = group.notes("done"), group.notes("failed")
     try:
         if failed:
             raise InputError(min(failed, key=lambda failure: int(failure["block"]))["sentence"])
-        check_whole(out, counted, sum(note["graphs"] for note in done))
-        finish_store(out, max(note["parts"] for note in done))
+        check_whole(out, counted, sum(note["graphs"] for note in results))
+        finish_store(out, max(note["parts"] for note in results))
         refuse_useless(out)
     except InputError as error:
         clear_unfinished(out, folder=True)

@@ -50,10 +50,10 @@ def missing_labels(record: RunRecord) -> dict[str, str]:
     }
     return {
         target: ", ".join(
-            f"{part} {there} of {parts[target][part]}" for part, there in counts.items() if parts[target][part]
+            f"{part} {count} of {parts[target][part]}" for part, count in counts.items() if parts[target][part]
         )
         for target, counts in record.labels.items()
-        if any(there < parts[target][part] for part, there in counts.items())
+        if any(count < parts[target][part] for part, count in counts.items())
     }
 
 

@@ -41,8 +41,8 @@ def _corners(side: int) -> Int[ndarray, "pixels 4"]:
     def node(r: ndarray, c: ndarray) -> ndarray:
         return (r % side) * side + c % side
 
-    around = [node(row, column), node(row + 1, column), node(row + 1, column + 1), node(row, column + 1)]
-    return np.stack(around, axis=-1).reshape(-1, 4)
+    corners = [node(row, column), node(row + 1, column), node(row + 1, column + 1), node(row, column + 1)]
+    return np.stack(corners, axis=-1).reshape(-1, 4)
 
 
 def _slopes() -> Float[ndarray, "points 2 4"]:

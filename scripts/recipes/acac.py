@@ -62,7 +62,7 @@ def _errors(kelvin: str, part: dict[str, Any]) -> list[Figure]:
 
 
 def _honesty(parts: dict[str, Any]) -> list[Figure]:
-    """What the ensemble adds: a smaller error, a spread that follows it, intervals that hold."""
+    """Return what the ensemble adds: error, spread and intervals."""
     figures = []
     for name, part in (("300K", parts["test"]), ("600K", parts["600K"])):
         forces = part["forces"]

@@ -89,7 +89,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """What all samples share."""
+    """Mesh, levels and load that all samples share."""
 
     points: Array
     load: NDArray[Any]
@@ -256,7 +256,7 @@ def random_optimiser(generator: np.random.Generator) -> Optimiser:
 
 
 def read_mesh(raw: Path) -> tuple[Mesh, Cantilever]:
-    """What all samples share, and the solver on the same triangles."""
+    """Return the shared mesh, and the solver on the same triangles."""
     with raw_arrays(raw, "points", "triangles", "load_fy_nodes") as file:
         points, triangles = file["points"].astype(np.float64), file["triangles"].astype(np.int64)
         load = file["load_fy_nodes"]

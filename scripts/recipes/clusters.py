@@ -51,7 +51,7 @@ def _turns() -> list[NDArray[np.float64]]:
 
 
 def _places(among: NDArray[np.float64], vectors: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Where among some vectors each of others is."""
+    """Return the positions of vectors among others."""
     return np.abs(vectors[:, None] - among[None]).sum(axis=2).argmin(axis=1)
 
 

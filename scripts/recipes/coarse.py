@@ -21,7 +21,7 @@ ELASTICITY = np.array([[4.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 1.0]])  # st
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoarseAnswer:
-    """What the coarse solve says at the nodes of the fine mesh."""
+    """Answer of the coarse solve at the nodes of the fine mesh."""
 
     displacement: Array
     """``[nodes, 2]``; linear on coarse triangles."""

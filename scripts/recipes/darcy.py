@@ -108,10 +108,10 @@ def write_store(raw: Path, store: Path) -> None:
 
 def parts_of(count: int) -> NDArray[np.int64]:
     """The part of every field, in the order of the file: 0 trains, 1 chooses the epoch, 3 calibrates, 2 judges."""
-    known = TRAINING + VALID + CALIBRATION
-    if count <= known:
-        raise InputError(f"{count} fields leave none to judge after {known}; fetch the published file again")
-    return np.repeat([0, 1, 3, 2], [TRAINING, VALID, CALIBRATION, count - known])
+    used = TRAINING + VALID + CALIBRATION
+    if count <= used:
+        raise InputError(f"{count} fields leave none to judge after {used}; fetch the published file again")
+    return np.repeat([0, 1, 3, 2], [TRAINING, VALID, CALIBRATION, count - used])
 
 
 def run(data: Path, out: Path, epochs: int | None) -> None:
@@ -146,10 +146,10 @@ def relative_errors(ensemble: Ensemble, store: Path) -> Array:
     errors = []
     for block in np.array_split(graphs, -(-len(graphs) // BLOCK)):
         batch = reader.read(block)
-        said = ensemble.predict(batch)["pressure"]
-        assert isinstance(said, NumberEstimate)
+        predicted = ensemble.predict(batch)["pressure"]
+        assert isinstance(predicted, NumberEstimate)
         labels = batch["pressure"].double().numpy().reshape(len(block), -1)
-        errors.append(relative_l2(said.mean.reshape(len(block), -1), labels))
+        errors.append(relative_l2(predicted.mean.reshape(len(block), -1), labels))
     return np.concatenate(errors)
 
 
@@ -163,7 +163,7 @@ def finer_figures(model: Ensemble) -> list[Figure]:
     )
     every = FINER // POINTS  # the points of training are some of the finer ones
     coarse_fields, coarse_labels = (array[:, ::every, ::every] for array in (fields, labels))
-    said, solved = pressures_of(model, fields)
+    predicted, solved = pressures_of(model, fields)
     coarse_said, coarse_solved = pressures_of(model, coarse_fields)
     between = np.stack([interpolated(one, FINER) for one in coarse_said])
     text = "one model, fresh squares on {0} x {0} points"
@@ -171,20 +171,20 @@ def finer_figures(model: Ensemble) -> list[Figure]:
     beside = f"solve on these points {_mean_error(solved, labels):.3g} %; {POINTS} x {POINTS} interpolated {_mean_error(between, labels):.3g} %"
     return [
         Figure(what=text.format(POINTS), value=_mean_error(coarse_said, coarse_labels), unit="%", beside=coarse_beside),
-        Figure(what=text.format(FINER), value=_mean_error(said, labels), unit="%", beside=beside),
+        Figure(what=text.format(FINER), value=_mean_error(predicted, labels), unit="%", beside=beside),
     ]
 
 
 def pressures_of(model: Ensemble, fields: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """What the model says of these fields, and the solve on their points alone, both ``[fields, points, points]``."""
-    grid, said, solved = grid_of(fields.shape[1]), [], []
+    """Return pressures of the model and of the solve, ``[fields, points, points]``."""
+    grid, predicted, solved = grid_of(fields.shape[1]), [], []
     for block in np.array_split(fields, -(-len(fields) // BLOCK)):
         batch = concatenate([field_as_graph(grid, field) for field in block])
         estimate = model.predict(batch)["pressure"]
         assert isinstance(estimate, NumberEstimate)
-        said.append(estimate.mean.reshape(block.shape))
+        predicted.append(estimate.mean.reshape(block.shape))
         solved.append(batch["coarse_pressure"].double().numpy().reshape(block.shape))
-    return np.concatenate(said), np.concatenate(solved)
+    return np.concatenate(predicted), np.concatenate(solved)
 
 
 def interpolated(values: Array, points: int) -> Array:
@@ -193,8 +193,8 @@ def interpolated(values: Array, points: int) -> Array:
     >>> interpolated(np.ones((2, 2)), 4)[1].round(2).tolist()
     [1.0, 1.0, 1.0, 0.5]
     """
-    known = np.concatenate([[0.0], places(len(values)), [1.0]])
-    return RegularGridInterpolator((known, known), np.pad(values, 1))(
+    axis = np.concatenate([[0.0], places(len(values)), [1.0]])
+    return RegularGridInterpolator((axis, axis), np.pad(values, 1))(
         np.stack(np.meshgrid(*2 * [places(points)], indexing="ij"), axis=-1)
     )
 
@@ -210,14 +210,14 @@ def simple_errors(store: Path) -> dict[str, float]:
     labels, coarse = (
         reader.column(name).values.reshape(len(part), -1).astype(np.float64) for name in ("pressure", "coarse_pressure")
     )
-    trained, judged = part == 0, part == 2
+    trained, held_out = part == 0, part == 2
     factor = np.vdot(coarse[trained], labels[trained]) / np.vdot(coarse[trained], coarse[trained])
     predicted = {
         "mean field": labels[trained].mean(axis=0),
-        "coarse solve": coarse[judged],
-        f"coarse solve times {factor:.3f}": factor * coarse[judged],
+        "coarse solve": coarse[held_out],
+        f"coarse solve times {factor:.3f}": factor * coarse[held_out],
     }
-    return {name: float(relative_l2(mean, labels[judged]).mean()) for name, mean in predicted.items()}
+    return {name: float(relative_l2(mean, labels[held_out]).mean()) for name, mean in predicted.items()}
 
 
 def relative_l2(mean: Array, labels: Array) -> Array:

@@ -117,7 +117,7 @@ def read_cells(path: Path, seed: int = 0) -> tuple[Cells, NDArray[np.float64]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sites:
-    """What all cells share."""
+    """Sites, neighbours and clusters that all cells share."""
 
     graph: GraphBatch
     """32 sites, edges to eight shells of neighbours, the shell as the kind of edge."""
@@ -277,9 +277,9 @@ def baselines(store: Path, graphs: list[int]) -> dict[str, float]:
     results = {}
     for field in TARGETS:
         (key, label), (key_held_out, label_held_out) = (_keyed(store, rows, field) for rows in (training, graphs))
-        known, where = np.unique(key, return_inverse=True)
+        keys, where = np.unique(key, return_inverse=True)
         means = np.bincount(where, weights=label) / np.bincount(where)
-        results[field] = _rms(np.interp(key_held_out, known, means) - label_held_out)
+        results[field] = _rms(np.interp(key_held_out, keys, means) - label_held_out)
     return results
 
 

@@ -61,9 +61,9 @@ def relative_errors(ensemble: Ensemble, store: Path, rows: Mapping[str, Row]) ->
     errors = np.full(len(reader), np.nan)
     for block in np.array_split(graphs, -(-len(graphs) // BLOCK)):
         batch = reader.read(block)
-        said = ensemble.predict(batch)["displacement"]
-        assert isinstance(said, NumberEstimate)
-        mean = said.mean.reshape(len(block), -1)
+        estimate = ensemble.predict(batch)["displacement"]
+        assert isinstance(estimate, NumberEstimate)
+        mean = estimate.mean.reshape(len(block), -1)
         errors[block] = _relative(mean, batch["displacement"].double().numpy().reshape(len(block), -1))
     return {name: errors[row.graphs[row.carries]] for name, row in rows.items()}
 
@@ -88,7 +88,7 @@ def figures_of_row(
 
 
 def honesty(evaluation: dict[str, Any]) -> list[Figure]:
-    """What the ensemble's intervals hold, and what it flags."""
+    """Return coverage of the ensemble's intervals, and flagged densities."""
     figures = []
     for name in COVERED:
         scores = evaluation["parts"][name]["displacement"]["ensemble"]
@@ -136,6 +136,6 @@ def _relative(mean: Array, label: Array) -> Array:
 
 
 def carries_load(displacements: Array) -> NDArray[np.bool_]:
-    """Whether densities carry the load, by their displacements ``[densities, nodes, 2]``."""
+    """Return True for densities that carry the load."""
     carries: NDArray[np.bool_] = np.sqrt(np.square(displacements).sum(axis=2).mean(axis=1)) < BROKEN
     return carries

@@ -67,12 +67,12 @@ def train_members(data: Path, folder: Path, epochs: int | None) -> list[RunRecor
 
 
 def form_of(element: str) -> tuple[str, ...]:
-    """What members of the element have otherwise than mlearn.toml says, as assignments."""
+    """Return the settings of an element that differ from mlearn.toml."""
     return (f"model.cutoff={cutoff_of(element)}", *(MACE_FORM if element in MACE else ()))
 
 
 def cutoff_of(element: str) -> float:
-    """How far atoms of the element see, in Angstrom."""
+    """Return the cutoff of an element, in Angstrom."""
     cutoff: float = recipe_table("mlearn")["model"]["cutoff"]
     return CUTOFFS.get(element, cutoff)
 

@@ -80,11 +80,11 @@ def molecules(path: Path, seed: int = 0) -> Iterator[Atoms]:
 
 def parts_of(count: int, seed: int) -> NDArray[np.int64]:
     """The part of every molecule; those after the first 10,000 judge, the first are shuffled."""
-    known = TRAINING + VALID + CALIBRATION
-    if count <= known:
-        raise InputError(f"{count} molecules leave none to judge after {known}; fetch the published file again")
+    used = TRAINING + VALID + CALIBRATION
+    if count <= used:
+        raise InputError(f"{count} molecules leave none to judge after {used}; fetch the published file again")
     drawn = np.repeat([0, 1, 3], [TRAINING, VALID, CALIBRATION])
-    return np.concatenate([np.random.default_rng(seed).permutation(drawn), np.full(count - known, 2)])
+    return np.concatenate([np.random.default_rng(seed).permutation(drawn), np.full(count - used, 2)])
 
 
 def figures_of(ensemble: Path, store: Path) -> list[Figure]:

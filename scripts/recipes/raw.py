@@ -1,4 +1,4 @@
-"""Raw files of recipes, opened with a sentence for whoever has another file."""
+"""Raw files of recipes; other files are refused with a sentence."""
 
 import gzip
 import zipfile

@@ -36,7 +36,7 @@ def rows_of(results: Mapping[str, Any]) -> list[Row]:
 
 
 def _measure(figure: Mapping[str, Any]) -> str:
-    """What a figure is without the model that it is of."""
+    """Return a figure's name without its model."""
     measure, _, variant = figure["what"].rpartition(", ")
     return measure if variant and measure else figure["what"]
 
@@ -71,38 +71,40 @@ def _cost(results: Mapping[str, Any]) -> str:
 
 
 def results_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """What lies in a folder of runs, by recipe; InputError where nothing does."""
-    found = {name: json.loads(path.read_text()) for name in NAMES if (path := folder / name / "results.json").exists()}
-    if not found:
+    """Return the results in a folder of runs, by recipe; InputError without any."""
+    results_of = {
+        name: json.loads(path.read_text()) for name in NAMES if (path := folder / name / "results.json").exists()
+    }
+    if not results_of:
         raise InputError(f"{folder} holds no NAME/results.json of a recipe; run one with --out {folder}/NAME")
-    return found
+    return results_of
 
 
 def refusal(results: Mapping[str, Any]) -> str:
-    """Why these results are not what the recipe says; empty where they are."""
+    """Return why results deviate from the recipe; empty if they do not."""
     if results.get("epochs") is not None:
         return f"it was trained with --epochs {results['epochs']}, not as the recipe says"
     return "" if results.get("complete", True) else "it is not over yet"
 
 
-def merged(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """The rows of a page with those of the recipes that were found in the place of theirs; new ones at the end."""
+def merged(rows: Sequence[Row], results_of: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """Return the rows of a page with those of the recipes in ``results_of`` replaced; new ones at the end."""
     by_recipe: dict[str, list[Row]] = {}
     for row in rows:
         name = row[0].strip("`") or next(reversed(by_recipe), "")  # a row without a name belongs to the recipe above
         by_recipe.setdefault(name, []).append(row)
-    by_recipe |= {name: rows_of(results) for name, results in found.items() if not refusal(results)}
+    by_recipe |= {name: rows_of(results) for name, results in results_of.items() if not refusal(results)}
     return [row for block in by_recipe.values() for row in block]
 
 
 def table_in(page: str, place: Path) -> tuple[str, list[Row], str]:
-    """What stands before the table, its rows, and what stands after it; InputError where the page has no place for it."""
-    before, begin, rest = page.partition(BEGIN)
-    table, end, after = rest.partition(END)
+    """Return the text before the table, its rows, and the text after it; InputError without a table."""
+    head, begin, rest = page.partition(BEGIN)
+    table, end, tail = rest.partition(END)
     if not begin or not end:
         raise InputError(f"{place} has no lines {BEGIN} and {END} for the table; write them where it belongs")
     lines = [line for line in table.splitlines() if line.startswith("|")][2:]
-    return before, [tuple(cell.strip() for cell in _cells(line)) for line in lines], after
+    return head, [tuple(cell.strip() for cell in _cells(line)) for line in lines], tail
 
 
 def _cells(line: str) -> list[str]:
@@ -115,10 +117,10 @@ def _cells(line: str) -> list[str]:
     return [cell.replace("\0", r"\|").strip() for cell in held.split("|")]
 
 
-def with_table(before: str, rows: Sequence[Row], after: str) -> str:
+def with_table(head: str, rows: Sequence[Row], tail: str) -> str:
     """The page."""
     lines = [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in (HEAD, *rows)]
-    return "\n".join([before + BEGIN, "", lines[0], "|---|---|---|---|---|---|", *lines[1:], "", END]) + after
+    return "\n".join([head + BEGIN, "", lines[0], "|---|---|---|---|---|---|", *lines[1:], "", END]) + tail
 
 
 def results(
@@ -126,11 +128,11 @@ def results(
     out: Annotated[Path, typer.Option(help="A Markdown page; a new one is made where there is none.")],
 ) -> None:
     """Put what recipes reached into the table of a page; rows of recipes that are not in RUNS stay."""
-    found = results_in(runs)
+    results_of = results_in(runs)
     page = out.read_text(encoding="utf-8") if out.exists() else f"# What recipes reached\n\n{BEGIN}\n{END}\n"
-    before, rows, after = table_in(page, out)
-    out.write_text(with_table(before, merged(rows, found), after))
-    for name, one in found.items():
+    head, rows, tail = table_in(page, out)
+    out.write_text(with_table(head, merged(rows, results_of), tail))
+    for name, one in results_of.items():
         why = refusal(one)
         print(f"{name}: its rows stay, since {why}" if why else f"{name}: {len(rows_of(one))} rows")
 

@@ -143,7 +143,7 @@ def random_density(cantilever: Cantilever, generator: np.random.Generator) -> Ar
 
 
 def first_density(kind: int, cantilever: Cantilever, volume: float, generator: np.random.Generator) -> Array:
-    """Where an optimiser starts: 0 noise in every node, 1 uniform, 2 a smooth random density."""
+    """Return a first density: 0 noise, 1 uniform, 2 smooth and random."""
     nodes = len(cantilever.weights)
     if kind == 0:
         return generator.uniform(0.01, 0.99, nodes) * min(1.0, volume / 0.5)

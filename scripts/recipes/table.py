@@ -1,4 +1,4 @@
-"""What a recipe reached, beside what others reach: printed, and kept as ``results.json``."""
+"""Results of a recipe beside others, printed and kept as ``results.json``."""
 
 import json
 from collections.abc import Sequence

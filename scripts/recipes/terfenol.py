@@ -57,7 +57,7 @@ Sums = dict[str, tuple[Array, Array]]  # absolute errors and absolute labels of 
 
 
 def orientation_of(euler: Array) -> Array:
-    """What a cubic crystal knows of the field's direction (the sample's x axis), ``[grains, 13]``.
+    """Return features of crystals along the field (the x axis), ``[grains, 13]``.
 
     The sorted squares of the direction cosines to the cube axes, the sorted cosines to the four easy axes <111> and their
     squares, and the two cubic invariants: equal for all symmetry-equivalent orientations.
@@ -71,7 +71,7 @@ def orientation_of(euler: Array) -> Array:
 
 
 def texture_index(euler: Array, volumes: Array) -> float:
-    """How alike the grains' easy axes point: 0 for a random texture of many grains, 1 for a single crystal.
+    """Return the order of easy axes: 0 random, 1 a single crystal.
 
     Norm of the volume mean of the fourth-order tensor of <111>, less that of the isotropic mean; 1 for one crystal.
     """
@@ -233,10 +233,10 @@ def fold_means(store: Path, fold: int) -> Sums:
     sums = {}
     for name in TARGETS:
         column = reader.column(name)
-        values, known = column.values.reshape(-1).astype(np.float64), column.present.copy()
-        label, present = values[tested], known[tested]
-        known[tested] = False
-        sums[name] = (np.abs(values[known].mean() - label) * present, np.abs(label) * present)
+        values, labelled = column.values.reshape(-1).astype(np.float64), column.present.copy()
+        label, present = values[tested], labelled[tested]
+        labelled[tested] = False
+        sums[name] = (np.abs(values[labelled].mean() - label) * present, np.abs(label) * present)
     return sums
 
 
@@ -255,13 +255,13 @@ def fold_forest(store: Path, fold: int) -> Sums:
     sums = {}
     for row, (name, strength) in enumerate(zip(TARGETS, STRENGTHS)):
         predicted = forest.predict(np.column_stack([textures[tested], np.full(len(tested), strength)]))
-        label, known = labels[row, tested], present[row, tested]
-        sums[name] = (np.abs(predicted - label) * known, np.abs(label) * known)
+        label, labelled = labels[row, tested], present[row, tested]
+        sums[name] = (np.abs(predicted - label) * labelled, np.abs(label) * labelled)
     return sums
 
 
 def texture_features(graph: GraphBatch) -> Array:
-    """What a polycrystal is without its contacts: volume mean and spread of the orientations, grains, texture index."""
+    """Return features of polycrystals without contacts, for a simple predictor."""
     orientation = graph.nodes["orientation"].double().numpy()
     volumes = np.exp(2 * graph.nodes["size"][:, 0].double().numpy())
     mean = np.average(orientation, axis=0, weights=volumes)
@@ -314,7 +314,7 @@ def _figures(errors: dict[str, list[Sums]], sharp: list[NDArray[np.bool_]]) -> l
 
 
 def _honesty(held_out: dict[str, Any]) -> list[Figure]:
-    """How many labels lie in the 90 % intervals of the members that have not seen them, calibrated on the other folds."""
+    """Return the coverage of 90 % intervals of held-out labels."""
     figures = []
     for name, strength in zip(TARGETS, STRENGTHS):
         scores = held_out[name]["ensemble"]

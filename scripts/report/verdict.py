@@ -129,8 +129,8 @@ def spread_finding(spearman: float | None) -> Finding:
     if spearman is None or not math.isfinite(spearman):
         return Finding(grade="unknown", short="–", sentence="Predictions carry no spread.")
     grade: Grade = "good" if spearman >= RANKS else "fair" if spearman >= BARELY_RANKS else "poor"
-    tells = {"good": "tells", "fair": "hints", "poor": "does not tell"}[grade]
-    return Finding(grade=grade, short=f"{spearman:.2f}", sentence=f"The spread {tells} which predictions are worse.")
+    verb = {"good": "tells", "fair": "hints", "poor": "does not tell"}[grade]
+    return Finding(grade=grade, short=f"{spearman:.2f}", sentence=f"The spread {verb} which predictions are worse.")
 
 
 def field_verdict(scores: FieldScores, points: Points | ClassPoints | None, nominal: float) -> FieldVerdict:
