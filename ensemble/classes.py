@@ -54,6 +54,8 @@ class ClassEstimate(Estimate):
     quantities = QUANTITIES
     headline = "label"
     doubt_name = "entropy"
+    score_names = METRICS
+    ranking = "nll"
 
     probability: Float[Array, "items *shape_and_classes"]
     label: Int[np.ndarray, "items *shape"]
@@ -123,13 +125,6 @@ class ClassEstimate(Estimate):
         )
 
     @classmethod
-    def join_parts(cls, parts: Sequence["ClassEstimate"]) -> "ClassEstimate":
-        """Estimates of consecutive graphs as one."""
-        values = {quantity: np.concatenate([part[quantity] for part in parts]) for quantity in QUANTITIES}
-        members = np.concatenate([part.members for part in parts], axis=1)
-        return ClassEstimate(target=parts[0].target, members=members, **values)
-
-    @classmethod
     def calibration(
         cls,
         target: Target,
@@ -193,34 +188,25 @@ class ClassEstimate(Estimate):
         ]
 
     def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
-        """Return scores of trivial predictor, members and ensemble, with confusions.
-
-        ``confusion`` counts labels by true class (rows) and predicted class. ``best_member`` is the best on these very graphs,
-        empty where members were asked about different ones.
-        """
-        classes, truth = self.field.classes, labels.ravel().astype(np.int64)
-        flat = self.probability.reshape(-1, classes)
-        has_answer = self.asked
-        scores = {
-            name: class_scores(every[answers].reshape(-1, classes), labels[answers].ravel().astype(np.int64))
-            for name, every, answers in zip(names, self.members, has_answer)
-            if answers.any()
-        }
-        best = min(scores, key=lambda name: scores[name]["nll"]) if has_answer.all() else ""
+        """Return scores as for numbers, and ``confusion``: labels by true class (rows) and predicted class."""
+        classes = self.field.classes
         confusion = np.zeros((classes, classes), dtype=np.int64)
-        np.add.at(confusion, (truth, self.label.ravel()), 1)
-        return {
-            "unit": self.field.unit,
-            "distribution": Categorical.kind,
-            "classes": classes,
-            "trivial": {key: trivial.get(key) for key in METRICS},
-            "members": [{"name": name, **values} for name, values in scores.items()],
-            "best_member": best,
-            "ensemble": {**class_scores(flat, truth), **self._set_metrics(truth)},
-            "confusion": confusion.tolist(),
-        }
+        np.add.at(confusion, (labels.ravel().astype(np.int64), self.label.ravel()), 1)
+        every = super(ClassEstimate, self).evaluation(labels, names, trivial)
+        return {**every, "distribution": Categorical.kind, "classes": classes, "confusion": confusion.tolist()}
 
-    def _set_metrics(self, truth: NDArray[np.int64]) -> dict[str, float]:
+    @property
+    def headline_values(self) -> Float[Array, "items *shape_and_classes"]:
+        """Return the probabilities."""
+        return self.probability
+
+    def scores(self, values: Float[Array, "items *shape_and_classes"], labels: Labels) -> dict[str, float]:
+        """Return scores of probabilities."""
+        return class_scores(values.reshape(-1, self.field.classes), labels.ravel().astype(np.int64))
+
+    def uncertainty_scores(self, labels: Labels) -> dict[str, float]:
+        """Return coverage and size of the sets, and whether errors follow the entropy."""
+        truth = labels.ravel().astype(np.int64)
         inside = self.set.reshape(-1, self.field.classes)
         sizes = inside.sum(axis=1)
         wrong = (self.label.ravel() != truth).astype(np.float64)

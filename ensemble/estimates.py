@@ -52,6 +52,10 @@ class Estimate(ABC):
     headline: ClassVar[str]
     """The quantity that goes by the target's own name where names are short."""
     doubt_name: ClassVar[str]
+    score_names: ClassVar[tuple[str, ...]]
+    """Scores of the trivial predictor."""
+    ranking: ClassVar[str]
+    """The score by which members are compared; lower is better."""
 
     target: Target
     members: Float[Array, "members items *rest"]
@@ -108,9 +112,10 @@ class Estimate(ABC):
         """The estimate of items that could not be predicted."""
 
     @classmethod
-    @abstractmethod
     def join_parts(cls, parts: Sequence[Any]) -> "Estimate":
-        """Estimates of consecutive graphs as one."""
+        """Return estimates of consecutive graphs as one."""
+        values = {quantity: np.concatenate([part[quantity] for part in parts]) for quantity in cls.quantities}
+        return cls(target=parts[0].target, members=np.concatenate([part.members for part in parts], axis=1), **values)
 
     @classmethod
     @abstractmethod
@@ -122,7 +127,7 @@ class Estimate(ABC):
         weights: Float[Array, " members"],
         nominal: float,
     ) -> AnyCalibration:
-        """Return the calibration on graphs ``apart``, else on validation.
+        """Return the calibration on graphs ``separate``, else on validation.
 
         Whatever is chosen is chosen on validation. InputError where nothing is labelled.
         """
@@ -147,9 +152,38 @@ class Estimate(ABC):
     def columns(cls, target: Target, quantity: str) -> list[str]:
         """Return suffixes of the target's name in tables, one per number."""
 
-    @abstractmethod
     def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
-        """Return scores of trivial predictor, members and ensemble."""
+        """Return scores of trivial predictor, members and ensemble.
+
+        ``best_member`` is the best on these very graphs, which no selection could have known. It is empty where members were asked
+        about different graphs.
+        """
+        scores = {
+            name: self.scores(values[items], labels[items])
+            for name, values, items in zip(names, self.members, self.asked)
+            if items.any()
+        }
+        is_fair = self.asked.all()
+        return {
+            "unit": self.field.unit,
+            "trivial": {key: trivial.get(key) for key in self.score_names},
+            "members": [{"name": name, **values} for name, values in scores.items()],
+            "best_member": min(scores, key=lambda name: scores[name][self.ranking]) if is_fair else "",
+            "ensemble": {**self.scores(self.headline_values, labels), **self.uncertainty_scores(labels)},
+        }
+
+    @property
+    @abstractmethod
+    def headline_values(self) -> Float[Array, "items *shape"]:
+        """Return the ensemble's values, in the form of those of members."""
+
+    @abstractmethod
+    def scores(self, values: Float[Array, "items *shape"], labels: Labels) -> dict[str, float]:
+        """Return errors of values, in the form of those of members."""
+
+    @abstractmethod
+    def uncertainty_scores(self, labels: Labels) -> dict[str, float]:
+        """Return scores of the uncertainty, as far as it is known."""
 
     @abstractmethod
     def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:

@@ -1,6 +1,6 @@
 """Numbers: mean, where its uncertainty comes from, and intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -56,6 +56,8 @@ class NumberEstimate(Estimate):
     quantities = QUANTITIES
     headline = "mean"
     doubt_name = "std"
+    score_names = ("mae", "rmse", "r2")
+    ranking = "rmse"
 
     mean: Float[Array, "items *shape"]
     std: Float[Array, "items *shape"]
@@ -159,13 +161,6 @@ class NumberEstimate(Estimate):
         return NumberEstimate(target=target, members=every, **dict.fromkeys(QUANTITIES, nan))
 
     @classmethod
-    def join_parts(cls, parts: Sequence["NumberEstimate"]) -> "NumberEstimate":
-        """Estimates of consecutive graphs as one."""
-        values = {quantity: np.concatenate([part[quantity] for part in parts]) for quantity in QUANTITIES}
-        members = np.concatenate([part.members for part in parts], axis=1)
-        return NumberEstimate(target=parts[0].target, members=members, **values)
-
-    @classmethod
     def calibration(
         cls,
         target: Target,
@@ -225,30 +220,18 @@ class NumberEstimate(Estimate):
         """One for each component."""
         return component_names(target.field)
 
-    def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
-        """Return errors of trivial predictor, members and ensemble, with uncertainty scores.
+    @property
+    def headline_values(self) -> Float[Array, "items *shape"]:
+        """Return the means."""
+        return self.mean
 
-        ``best_member`` is the best on these very graphs, which no selection could have known: the harshest comparison. It is
-        empty where members were asked about different graphs.
-        """
-        width = self.field.width
-        has_answer = self.asked
-        metrics = {
-            name: point_metrics(labels[answers].reshape(-1, width), values[answers].reshape(-1, width))
-            for name, values, answers in zip(names, self.members, has_answer)
-            if answers.any()
-        }
-        best = min(metrics, key=lambda name: metrics[name]["rmse"]) if has_answer.all() else ""
-        return {
-            "unit": self.field.unit,
-            "trivial": {key: trivial.get(key) for key in ("mae", "rmse", "r2")},
-            "members": [{"name": name, **values} for name, values in metrics.items()],
-            "best_member": best,
-            "ensemble": {
-                **point_metrics(labels.reshape(-1, width), self.mean.reshape(-1, width)),
-                **uncertainty_metrics(self, labels),
-            },
-        }
+    def scores(self, values: Float[Array, "items *shape"], labels: Labels) -> dict[str, float]:
+        """Return MAE, RMSE and R2."""
+        return point_metrics(labels.reshape(-1, self.field.width), values.reshape(-1, self.field.width))
+
+    def uncertainty_scores(self, labels: Labels) -> dict[str, float]:
+        """Return scores of the uncertainty, as far as it is known."""
+        return uncertainty_metrics(self, labels)
 
     def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:
         """Target, all quantities, graph and members."""
