@@ -136,27 +136,19 @@ def test_bad_input_is_refused_by_all_ranks_and_leaves_nothing(ensemble: Path, st
     assert [path.name for path in tmp_path.iterdir()] == ["there.npz"]
 
 
+@pytest.mark.parametrize(("at", "after"), [("unit", 4), ("piece", 1), ("segment", 3)])
 def test_the_work_of_a_killed_job_step_rank_is_done_by_the_others(
-    ensemble: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path
+    at: str, after: int, ensemble: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """Also that of rank 0, which would have written the file."""
-    processes = steps(ensemble, structures, tmp_path / "out.npz", "--faulty-rank", 0, "--after", 4, ranks=2)
+    """Rank 0 is killed, which would have written the file: while it predicts, keeps a segment, or joins."""
+    options = ("--faulty-rank", 0, "--after", after, "--at", at)
+    processes = steps(ensemble, structures, tmp_path / "out.npz", *options)
     processes[0].communicate(timeout=300)
     assert processes[0].returncode == -signal.SIGKILL
     result = counts(finish(processes[1]))
     assert (tmp_path / "out.npz").read_bytes() == whole["structures"]
     assert (result["units_resumed"], result["ranks"], result["ranks_lost"]) == (0, 2, 1)
     assert not list(tmp_path.glob("*.parts"))
-
-
-def test_pieces_that_a_killed_rank_did_not_make_are_made_by_the_others(
-    ensemble: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path
-) -> None:
-    processes = steps(ensemble, structures, tmp_path / "out.npz", "--faulty-rank", 0, "--after", 1, "--at", "piece")
-    processes[0].communicate(timeout=300)
-    assert processes[0].returncode == -signal.SIGKILL
-    assert counts(finish(processes[1]))["ranks_lost"] == 1
-    assert (tmp_path / "out.npz").read_bytes() == whole["structures"]
 
 
 @pytest.fixture
@@ -175,19 +167,6 @@ def test_lines_and_arrays_that_ranks_make_are_those_of_one_process(
     predict_to_file(ensemble, structures, tmp_path / f"one{suffix}", batch=BATCH)
     for path in tmp_path.glob(f"two*{suffix}"):
         assert_same(path, path.with_name(path.name.replace("two", "one")))
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_segments_that_a_killed_rank_did_not_write_are_written_by_the_others(
-    ensemble: Path, structures: Path, tmp_path: Path
-) -> None:
-    options = ("--faulty-rank", 0, "--after", 3, "--at", "segment")
-    processes = steps(ensemble, structures, tmp_path / "out.h5", *options)
-    processes[0].communicate(timeout=300)
-    assert processes[0].returncode == -signal.SIGKILL
-    assert counts(finish(processes[1]))["ranks_lost"] == 1
-    predict_to_file(ensemble, structures, tmp_path / "whole.h5", batch=BATCH)
-    assert_same(tmp_path / "out.h5", tmp_path / "whole.h5")
 
 
 @needs_mpirun

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -251,20 +250,6 @@ def test_what_is_added_to_a_spread_joins_it_as_the_root_of_the_sum_of_squares() 
         assert isinstance(read, Calibration)
         known = known_of(ENERGY, moments, np.array([1, 1]))
         assert calibrated_std(ENERGY, read, known).tolist() == pytest.approx(stds)
-
-
-def test_a_calibration_of_before_is_of_the_simplest_form_and_on_validation() -> None:
-    old: dict[str, Any] = {
-        "method": "absolute",
-        "nominal": 0.9,
-        "components": [{"scale": 2.0, "floor": 0.0, "quantile": 1.5, "reference": 0.0}],
-        "graphs": 20,
-        "guaranteed": True,
-    }
-    read = calibration_from_json(old)
-    assert isinstance(read, Calibration) and (read.form, read.part) == (CONSTANT, "valid")
-    moments = MixtureMoments(mean=np.array([1.0, 50.0]), epistemic=np.zeros(2), aleatoric=np.zeros(2))
-    assert calibrated_std(ENERGY, read, known_of(ENERGY, moments, np.array([1, 900]))).tolist() == [2.0, 2.0]
 
 
 def test_sentences_say_what_widths_grow_with_and_who_calibrated() -> None:
