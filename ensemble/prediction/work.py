@@ -13,7 +13,7 @@ from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Chunk, Chunks
 from hydragnn.ensemble.prediction.formats.hdf5 import VirtualSink
 from hydragnn.ensemble.prediction.formats.sink import AppendingSink, Block, Piece, Sink, joined, size_of
-from hydragnn.ensemble.prediction.group import Group, Queue
+from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.schedule import Task
 from hydragnn.ensemble.prediction.sources import Source
@@ -59,12 +59,6 @@ class Worker:
     def start(self) -> None:
         """Start the clock of the account."""
         self.began = self.ended = time.time()
-
-    def work(self, queue: Queue, tasks: Sequence[Task], on_task: Callable[[int], None]) -> None:
-        """Take tasks until there are none."""
-        while (position := queue.take()) is not None:
-            self.do(tasks[position])
-            on_task(position)
 
     def do(self, task: Task) -> None:
         """Predict the batches of a task and keep what is finished.
