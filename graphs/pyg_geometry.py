@@ -107,7 +107,8 @@ def geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: Co
         periodic = bool(periodic)
     shifts = None
     if positions is not None and edge_index.shape[1]:
-        shifts = _shifts(data, positions, edge_index, cell, periodic, cutoff, known, name)
+        perhaps = True if flags is None else periodic  # a cell alone does not say whether the graph is periodic
+        shifts = _shifts(data, positions, edge_index, cell, perhaps, cutoff, known, name)
     if flags is None and shifts is not None and cell is not None:
         periodic = _crossed(shifts, _square(cell, shifts.shape[1]))
     return Geometry(positions=positions, edge_index=edge_index, shifts=shifts, cell=cell, periodic=periodic)
@@ -329,7 +330,7 @@ def _check_without_images(
     distance of some image on every edge.
     """
     lengths = straight.norm(dim=1)
-    move = "no attribute says through which images edges run; store edge_shifts, or remove cell and pbc"
+    move = "no attribute says through which images edges run; store edge_shifts, or pbc = [False, False, False] for no images"
     for key, told in stored.items():
         agrees = _close(lengths, told)
         if bool(agrees.all()):
@@ -349,7 +350,7 @@ def _check_without_images(
     if bool(beyond.any()):
         edge = int((lengths - nearest).argmax())
         raise InputError(
-            f"{name}: edge {edge} is {lengths[edge]:.4g} long where an image is {nearest[edge]:.4g} away, the graph is periodic, and {move}"
+            f"{name}: edge {edge} is {lengths[edge]:.4g} long where an image is {nearest[edge]:.4g} away, and {move}"
         )
 
 

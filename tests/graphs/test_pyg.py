@@ -262,6 +262,11 @@ def test_what_is_no_length_of_edges_says_nothing_of_images() -> None:
         assert from_pyg(data).num_edges == 4
 
 
+def test_a_cell_is_only_a_box_where_the_data_say_so_or_no_image_is_nearer() -> None:
+    apart = changed(edge_shifts=None, pbc=lambda d: torch.zeros(3, dtype=torch.bool))
+    assert not from_pyg(apart).periodic.any()
+
+
 NOT_UNDERSTOOD: dict[str, tuple[Callable[[], Any], str]] = {
     "an unknown image": (
         lambda: changed(bond_image=lambda d: d.edge_shifts, edge_shifts=None),
@@ -295,7 +300,11 @@ NOT_UNDERSTOOD: dict[str, tuple[Callable[[], Any], str]] = {
     "flags in a text": (lambda: changed(pbc=lambda d: "TTF"), "pbc = 'TTF' is not one flag per axis"),
     "no shifts": (
         lambda: changed(edge_shifts=None),
-        "the graph is periodic, and no attribute says through which images",
+        "where an image is .* away, and no attribute says through which images",
+    ),
+    "a cell alone": (
+        lambda: changed(edge_shifts=None, pbc=None),
+        "where an image is .* away, and no attribute .* or pbc = .False, False, False. for no images",
     ),
 }
 
