@@ -150,6 +150,12 @@ def test_ranks_that_mpi_does_not_see_are_refused_instead_of_training_copies(
     assert not (tmp_path / "run" / "record.json").exists()
 
 
+def test_one_module_reads_the_environment_of_launchers(root: Path) -> None:
+    texts = {path.name: path.read_text() for path in (root / "hydragnn").rglob("*.py")}
+    readers = [name for name, text in texts.items() if "environ[" in text or "os.environ" in text or "getenv" in text]
+    assert readers == ["environment.py"]
+
+
 def test_the_launcher_is_read_from_the_environment() -> None:
     assert launch_from({"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "a", "LOCAL_RANK": "1"}).local_rank == 1
     assert launch_from({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_STEP_NUM_TASKS": "8"}).by == "mpi"
