@@ -520,6 +520,12 @@ def test_part_files_that_stay_are_read_as_one_file(
     assert_same(tmp_path / "elsewhere" / "out.h5", tmp_path / "whole.h5")
     with h5py.File(tmp_path / "elsewhere" / "out.h5") as file:
         assert json.loads(file.attrs["heading"])["nominal"] == 0.9 and file["fields/energy"].attrs["unit"] == "eV"
+    (tmp_path / "elsewhere" / "out.h5.parts" / kept[0]).unlink()
+    with h5py.File(tmp_path / "elsewhere" / "out.h5") as file, h5py.File(tmp_path / "whole.h5") as whole:
+        gone = file["graph"][:] == -1  # zeros would look like predictions
+        energies, expected = file["fields/energy/mean"][:], whole["fields/energy/mean"][:]
+        assert 0 < gone.sum() < len(gone) and np.isnan(energies[gone]).all()
+        np.testing.assert_array_equal(energies[~gone], expected[~gone])
     with pytest.raises(InputError, match=r"only \.h5 can be a view"):
         predict_to_file(ensemble, structures, tmp_path / "out.csv", keep_parts=True)
 

@@ -82,6 +82,10 @@ def describe(file: Any, heading: Heading) -> None:
         file.require_group(f"fields/{target.name}").attrs["unit"] = target.field.unit
 
 
+ABSENT: dict[str, Any] = {"f": np.nan, "i": -1, "S": b"missing"}
+"""Values by kind of number where a part file is missing; HDF5's own would be zeros, which look like predictions."""
+
+
 class VirtualSink(ArraySink):
     """HDF5 without numbers of its own."""
 
@@ -116,7 +120,7 @@ class VirtualSink(ArraySink):
                         source = h5py.VirtualSource(where, name, shape, dtype=dtypes[name])
                         layout[start : start + shape[0]] = source
                     start += shape[0]
-                file.create_virtual_dataset(name, layout)
+                file.create_virtual_dataset(name, layout, fillvalue=ABSENT.get(dtypes[name].kind))
 
 
 def array_names(file: Any) -> list[str]:
