@@ -131,7 +131,7 @@ def _factors(ensemble: Ensemble, names: Mapping[str, str]) -> dict[str, float]:
             "the positions of the training data are not in Angstrom, and those of ASE are; build the store in Angstrom"
         )
     units = {what: fields[name].unit for what, name in names.items()}
-    factor_of = {what: in_ase_units(unit, what, f"field {names[what]}") for what, unit in units.items() if unit}  # type: ignore[arg-type]
+    factor_of = {what: in_ase_units(unit, what, f"field {names[what]}") for what, unit in units.items() if unit}
     return {what: factor_of.get(what, next(iter(factor_of.values()), 1.0)) for what in units}
 
 

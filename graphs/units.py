@@ -3,12 +3,10 @@
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.field import Field
-
-Quantity = Literal["energy", "forces", "stress", "length"]
 
 LENGTH_UNIT = "length_unit"
 """The attribute of a store that names the unit of its positions and cells."""
@@ -40,10 +38,10 @@ CLOSE = 1e-6
 """Two scales are equal where they differ by less: programs use constants of different years."""
 
 
-def in_ase_units(unit: str, what: Quantity, where: str, dim: int = 3) -> float:
+def in_ase_units(unit: str, what: str, where: str, dim: int = 3) -> float:
     """Return one ``unit`` in ASE's units (eV, Angstrom and quotients).
 
-    A stress is an energy per volume of ``dim`` dimensions. InputError that begins with ``where`` for a unit that is not known, or of
+    ``what``: energy, forces, stress or length. A stress is an energy per volume of ``dim`` dimensions. InputError that begins with ``where`` for a unit that is not known, or of
     something else.
 
     >>> round(in_ase_units("kcal/mol", "energy", "energy"), 7), round(in_ase_units("GPa", "stress", "stress"), 9)
@@ -113,7 +111,7 @@ def label_factors(
         if re.search(r"(/|\bper\b) *atoms?\b", energy.unit):
             in_ase_units(energy.unit, "energy", f"field {energy.name}")
         return {}
-    sizes = {what: in_ase_units(one.unit, what, f"field {one.name}", dim) for what, one in fields.items() if one.unit}  # type: ignore[arg-type]
+    sizes = {what: in_ase_units(one.unit, what, f"field {one.name}", dim) for what, one in fields.items() if one.unit}
     if (
         "virial" in (name := getattr(derived.get("stress"), "name", "").lower())
         and "stress" not in name

@@ -1,4 +1,4 @@
-"""Campaigns of trials, judged at rungs, that survive any kill.
+"""Campaigns of trials, compared at rungs, that survive any kill.
 
 Names are loaded on first use: a status comes from the journal alone, and needs no part of what trains.
 """

@@ -181,7 +181,8 @@ class Controller:
         for action in actions:
             self._act(action)
         state = self.state
-        for now, event, state.ended in decisions:
+        for now, event, ended in decisions:
+            state.ended = ended
             self._study_log.follow(event)
             if state.most > state.least:  # sizes can change while trials run
                 self._progress.follow(event)

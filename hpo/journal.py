@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
     time: float
     event: Event
-    then: Changes = {}  # noqa: RUF012
+    then: Changes
     line: int = 0
     """Where it stands in the journal that it was read from; the first line is 1."""
 

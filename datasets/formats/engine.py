@@ -96,7 +96,7 @@ def engine_named(name: str) -> type[StoreEngine]:
         )
     return class_named(
         announced[name],
-        StoreEngine,  # type: ignore[type-abstract]
+        StoreEngine,
         where=f"store engine {name}",
         noun="store engine",
         parent="hydragnn.datasets.StoreEngine",

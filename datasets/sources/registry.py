@@ -56,7 +56,7 @@ def source_named(kind: Any, origin: str) -> type[BuildSettings]:
         reference = announced.get(kind, kind)
         return class_named(
             reference,
-            OwnBuild,  # type: ignore[type-abstract]
+            OwnBuild,
             where=f"{origin}: kind = {kind!r}",
             noun="source",
             parent="hydragnn.datasets.OwnBuild",

@@ -63,6 +63,10 @@ def alone(group: "Group", folder: Path) -> AbstractContextManager[dist.Store]:
     return nullcontext(dist.HashStore())
 
 
+class FirstRankFailed(InputError):
+    """Failure of rank 0, which prints it."""
+
+
 class Group:
     """Processes that predict together, seen from one of them."""
 
@@ -92,7 +96,7 @@ class Group:
             time.sleep(PAUSE)
         opening: Table = json.loads(self.store.get("opening"))
         if opening["error"]:
-            raise InputError(opening["error"])
+            raise FirstRankFailed(opening["error"]) if self.rank else InputError(opening["error"])
         return opening
 
     def queue(self, name: str, count: int) -> "Queue":
@@ -124,7 +128,7 @@ class Group:
         InputError where rank 0 has failed meanwhile.
         """
         if self.rank and self.store.check(["failure"]):
-            raise InputError(f"rank 0 ended: {self.store.get('failure').decode()}")
+            raise FirstRankFailed(f"rank 0 ended: {self.store.get('failure').decode()}")
         return bool(self.store.check([f"signal {word}"]))
 
     def is_last_at(self, word: str) -> bool:

@@ -227,7 +227,9 @@ class Parts:
                 content = file.read()
         except OSError:
             content = b""
-        first, stop, members, checksum = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
+        match = _NAME.fullmatch(name)
+        assert match is not None
+        first, stop, members, checksum = match.groups()
         if _digest(content) != checksum:
             self._names.discard(name)
             with suppress(ValueError):

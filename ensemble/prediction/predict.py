@@ -23,7 +23,7 @@ from hydragnn.distributed import threads_are_chosen
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunks, chunks_of, default_budget
 from hydragnn.ensemble.prediction.formats import check_absent, sink_for
-from hydragnn.ensemble.prediction.group import Group, join_parent, worker_group
+from hydragnn.ensemble.prediction.group import FirstRankFailed, Group, join_parent, worker_group
 from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same, member_costs, room
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.reporting import (
@@ -276,9 +276,9 @@ def _predict_as_child(rank: int, size: int, threads: int, store: str, job: Job, 
     allow_code(allowed)
     keep_memory()
     torch.set_num_threads(threads)
-    ended = contextlib.suppress(KeyboardInterrupt)
+    silent = contextlib.suppress(KeyboardInterrupt, FirstRankFailed)
     try:
-        with ended, interruptible(signal.SIGINT, signal.SIGHUP) as check, join_parent(rank, size, store) as group:
+        with silent, interruptible(signal.SIGINT, signal.SIGHUP) as check, join_parent(rank, size, store) as group:
             predict_with(group, job, check)
     except InputError as error:  # the others do its work, or meet the same
         print(f"worker {rank} ended: {error}", file=sys.stderr, flush=True)

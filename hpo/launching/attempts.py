@@ -258,7 +258,7 @@ def _is_of(record: RunRecord, config_hash: str) -> bool:
 
 
 def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Failed:
-    """Return the result of an attempt, judged by its record."""
+    """Return the result of an attempt by its record."""
     task = end.task
     record = _record_of(task)
     if end.interrupted and (record is None or not _is_complete(record, task)):

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -348,7 +349,7 @@ def seconds_in(lines: Iterable[str]) -> float:
     return 0.0
 
 
-class AllocationLauncher:
+class AllocationLauncher(ABC):
     """Base of launchers in an allocation: its end, and lost nodes."""
 
     def __init__(self, site: Site, allocation: Allocation) -> None:
@@ -359,13 +360,13 @@ class AllocationLauncher:
         """Why the allocation is over; empty as long as it lives."""
 
     @property
+    @abstractmethod
     def slots(self) -> tuple[str, ...]:
         """Slots for attempts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def size_of(self, slots: int, node: Node) -> float:
         """Return the speed of a node's slot, in GPUs or cores."""
-        raise NotImplementedError
 
     @property
     def sizes(self) -> dict[str, float]:
@@ -390,11 +391,13 @@ class AllocationLauncher:
         """End of the allocation."""
         return self._allocation.deadline
 
+    @abstractmethod
     def _lose(self, node: str, why: str) -> None:
-        raise NotImplementedError
+        """End what runs on a lost node."""
 
+    @abstractmethod
     def _leave(self) -> None:
-        raise NotImplementedError
+        """End all attempts, since the allocation is over."""
 
     def _read_scheduler(self) -> None:
         """Act on the scheduler's words about nodes and the allocation."""

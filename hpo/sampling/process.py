@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType
@@ -112,6 +113,7 @@ class SamplerProcess:
 def clean_children() -> Iterator[None]:
     """Start processes without the main program, the current folder and Ctrl-C."""
     main = sys.modules["__main__"]
+    resource_tracker.ensure_running()  # whose start would unblock the signal again
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         sys.modules["__main__"] = ModuleType("__main__")

@@ -128,7 +128,7 @@ def sampler_class(name: str) -> type[Sampler]:
         raise InputError(f"unknown sampler {name!r}; {hint} (a class of your own is named package.module:Name)")
     return class_named(
         reference,
-        Sampler,  # type: ignore[type-abstract]
+        Sampler,
         where=f"search.sampler = {name!r}",
         noun="sampler",
         parent="hydragnn.hpo.sampling.Sampler",

@@ -131,6 +131,10 @@ def class_named(
     value = getattr(module, name, None)
     if not (isinstance(value, type) and issubclass(value, base)):
         raise InputError(f"{where}: {module_name} has no {noun} {name}; derive it from {parent}")
+    if lacks := getattr(value, "__abstractmethods__", ()):
+        raise InputError(
+            f"{where}: {reference} lacks the methods {', '.join(sorted(lacks))}; {parent} says what they return"
+        )
     return value
 
 

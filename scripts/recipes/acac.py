@@ -1,4 +1,7 @@
-"""Acetylacetone: energy and forces learnt at 300 K, tested at 300 K and, out of distribution, at 600 K."""
+"""Acetylacetone: energy and forces, trained at 300 K.
+
+Tested at 300 K and, out of distribution, at 600 K.
+"""
 
 import tomllib
 from pathlib import Path

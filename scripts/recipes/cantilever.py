@@ -1,4 +1,7 @@
-"""Displacement of cantilevers of changing density: what a coarse solve says, corrected by a multilevel relational network on one mesh."""
+"""Displacement of cantilevers of changing density, correcting a coarse solve.
+
+The model is a multilevel relational network on one mesh.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -100,7 +103,10 @@ class Mesh:
 
 
 def mesh_of(points: Array, load: NDArray[Any]) -> Mesh:
-    """The vertices with edges on five levels, each reaching twice as far as the one below; edges sorted by receiver."""
+    """Return the vertices with edges on five levels, sorted by receiver.
+
+    Each level reaches twice as far as the one below.
+    """
     senders, receivers, level = multilevel_edges(points, SPACING, LEVELS)
     order = np.lexsort((level, receivers))
     senders, receivers, level = senders[order], receivers[order], level[order]
@@ -109,7 +115,11 @@ def mesh_of(points: Array, load: NDArray[Any]) -> Mesh:
 
 
 class Densities(OwnBuild):
-    """Densities in npz files: ``w`` [densities, nodes] on the published mesh; ``points`` and ``load_fy_nodes``, where they are, have to be its."""
+    """Source of densities in npz files.
+
+    ``w`` [densities, nodes] lies on the published mesh; ``points`` and ``load_fy_nodes`` must be the mesh's where they are
+    there.
+    """
 
     kind: str = "hydragnn.scripts.recipes.cantilever:Densities"
 
@@ -133,7 +143,10 @@ class Densities(OwnBuild):
 
 
 def published_points() -> tuple[Array, NDArray[np.bool_]]:
-    """The vertices of the published mesh, row by row, and where its load acts: the middle tenth of the right side."""
+    """Return the vertices of the published mesh, and where its load acts.
+
+    Vertices come row by row. The load acts on the middle tenth of the right side.
+    """
     row, column = np.divmod(np.arange(ROWS * COLUMNS), COLUMNS)
     points = np.stack([column * SPACING, row * SPACING], axis=1).astype(np.float32).astype(np.float64)
     return points, (column == COLUMNS - 1) & (np.abs(points[:, 1] - 0.5) < 0.05 + 1e-6)
@@ -155,7 +168,10 @@ def density_as_graph(density: Array, mesh: Mesh, coarse: CoarseCantilever, name:
 
 
 def with_coarse(graph: GraphBatch, density: Array, coarse: CoarseCantilever) -> GraphBatch:
-    """The graph of a density with what the coarse solve says of it, and how wrong that will be."""
+    """Return the graph of a density with its coarse solve.
+
+    The target is the error of the solve.
+    """
     answer = coarse.solve(density)
     values = {
         "coarse_displacement": torch.tensor(answer.displacement, dtype=torch.float32),
@@ -166,7 +182,10 @@ def with_coarse(graph: GraphBatch, density: Array, coarse: CoarseCantilever) -> 
 
 
 def inputs_as_graph(density: Array, mesh: Mesh) -> GraphBatch:
-    """A nodal density as a graph without solves; coordinates are inputs, because clamp and load break every symmetry."""
+    """Return a nodal density as a graph without solves.
+
+    Coordinates are inputs, because clamp and load break every symmetry.
+    """
     nodes, edges, (x, y) = len(mesh.points), len(mesh.senders), mesh.points.T
     w = density
     columns = (2 * w - 1, 2 * w**3 - 0.5, np.log(np.maximum(w, 1e-3)) / 3 + 0.5, x, y, x < 1e-6, mesh.load != 0)
@@ -238,7 +257,10 @@ def fresh_samples(cantilever: Cantilever, seed: int) -> Iterator[Sample]:
 def run_samples(
     cantilever: Cantilever, generator: np.random.Generator, run: int, iterations: set[int], part: int = 0
 ) -> Iterator[Sample]:
-    """These iterations of a run with an optimiser and a start of its own; kinds of starts in turn."""
+    """Return these iterations of a run with its own optimiser and start.
+
+    Kinds of starts come in turn.
+    """
     optimiser = random_optimiser(generator)
     start = first_density(STARTS[run % len(STARTS)], cantilever, optimiser.volume, generator)
     for iteration, (w, u) in zip(range(max(iterations) + 1), cantilever.optimise(start, optimiser)):
@@ -270,7 +292,10 @@ def write_store(raw: Path, store: Path, seed: int = 0) -> None:
 
 
 def write_samples(samples: Iterable[Sample], mesh: Mesh, store: Path) -> None:
-    """A store of the samples; those that do not carry the load neither train nor choose, but stay where they judge."""
+    """Write a store of the samples.
+
+    Samples that do not carry the load neither train nor choose; test parts keep them.
+    """
     about = {
         "source": "github lorenzonebolosi/HydraGNN df609217, and fresh solves by scikit-fem",
         "build": rule_of(Densities(files=["cantilever_196.npz"])),
@@ -283,7 +308,10 @@ def write_samples(samples: Iterable[Sample], mesh: Mesh, store: Path) -> None:
 
 
 def run(data: Path, out: Path, epochs: int | None) -> None:
-    """The store, three models and their ensemble, and its errors on the published validation part and on fresh runs."""
+    """Build the store, three models and their ensemble, and return errors.
+
+    On the published validation part and on fresh runs.
+    """
     store = out / "cantilever.h5"
     make_store(store, FIELDS, partial(write_store, data / "cantilever_196.npz"))
     runs = [out / "members" / str(seed) for seed in range(MEMBERS)]
@@ -309,7 +337,10 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
 
 
 def costs(raw: Path, store: Path, model: Ensemble) -> list[Figure]:
-    """CPU time of the coarse solve and of one model's prediction beside that of the full solve, on published densities."""
+    """Return CPU times of coarse solve, one prediction and full solve.
+
+    On published densities.
+    """
     densities = [sample.density for sample in islice(published_samples(raw), 10)]
     coarse, (_, full), reader = coarse_cantilever(), read_mesh(raw), open_store(store)
     seconds = {

@@ -1,4 +1,4 @@
-"""Clusters of neighbours on a lattice as inputs: what a site's neighbours are at once, two by two and three by three.
+"""Clusters of two, three and four neighbours on a lattice, as inputs.
 
 Sums over shells say how many neighbours of a kind there are, and not which of them stand beside each other. Averages of products
 over clusters that are alike by symmetry do: the correlations of a cluster expansion (Sanchez, Ducastelle and Gratias 1984).
@@ -16,7 +16,10 @@ from hydragnn.graphs import GraphBatch, edge_vectors
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clusters:
-    """The neighbours of every site by displacement, and clusters of displacements that are alike, with the site in their middle."""
+    """Neighbours of every site by displacement, and clusters alike.
+
+    The site is in the middle of its clusters.
+    """
 
     neighbours: NDArray[np.int64]
     """[displacements, sites]"""
@@ -25,7 +28,10 @@ class Clusters:
 
 
 def clusters_of(site: GraphBatch, reaches: Sequence[tuple[int, int]]) -> Clusters:
-    """Clusters of a tetragonal lattice whose fourfold axis is z: of each (members, neighbours), those among so many nearest ones."""
+    """Return clusters of a tetragonal lattice whose fourfold axis is z.
+
+    Each entry is (members, neighbours): clusters among that many nearest neighbours.
+    """
     vectors = edge_vectors(site).numpy().round(3)
     by_site = [vectors[site.receivers.numpy() == number] for number in range(site.num_nodes)]
     shells = np.linalg.norm(by_site[0], axis=1).round(2)
@@ -38,7 +44,10 @@ def clusters_of(site: GraphBatch, reaches: Sequence[tuple[int, int]]) -> Cluster
 
 
 def correlations(clusters: Clusters, spins: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Mean over the clusters of every orbit of the product of the spins of their members: ``[cells, sites, orbits]`` of ``[cells, sites]``."""
+    """Return the mean product of spins over the clusters of every orbit.
+
+    ``[cells, sites, orbits]`` of ``[cells, sites]``.
+    """
     around = np.ascontiguousarray(spins.T)[clusters.neighbours]  # [displacements, sites, cells]
     means = [np.prod(around[orbit.T], axis=0).mean(axis=0) for orbit in clusters.orbits]  # of [clusters, sites, cells]
     return np.stack(means, axis=-1).transpose(1, 0, 2).astype(np.float32)

@@ -1,4 +1,6 @@
-"""A cheap solve of cantilevers: the same elasticity on triangles of four times the side, of which every fine one is a part.
+"""Cheap solve of cantilevers: elasticity on triangles of four times the side.
+
+Every fine triangle is a part of a coarse one.
 
 Fine elements are linear, so on nested meshes the best answer in energy among displacements that are linear on coarse triangles
 (Galerkin's) needs nothing but the mean stiffness of each coarse triangle. It is too stiff: what it misses is foretold by its residual on the
@@ -35,7 +37,10 @@ class CoarseAnswer:
 
 
 class CoarseCantilever:
-    """A grid of ``rows`` x ``columns`` nodes, clamped at its first column, under vertical nodal forces; coarser by ``side``."""
+    """Grid of nodes, clamped at its first column, under vertical nodal forces.
+
+    It has ``rows`` x ``columns`` nodes and is coarser by ``side``.
+    """
 
     def __init__(self, rows: int, columns: int, load: Array, side: int = SIDE) -> None:
         self.shape, self.side = (rows, columns), side
@@ -52,7 +57,10 @@ class CoarseCantilever:
         self.coarse_force = (self.interpolation.T @ self.force.reshape(-1, 2)).ravel()
 
     def solve(self, density: Array) -> CoarseAnswer:
-        """The coarse displacement of a nodal density, and where it misses; no density counts as less than that of void."""
+        """Return the coarse displacement of a nodal density, and its residual.
+
+        No density counts as less than that of void.
+        """
         rows, columns = self.shape
         cubes = mean_cube(np.maximum(density, LOWEST)[self.fine.reshape(-1, 3)]).reshape(2, -1)  # [kinds, squares]
         squares = cubes.reshape(2, (rows - 1) // self.side, self.side, (columns - 1) // self.side, self.side)
@@ -76,7 +84,10 @@ class CoarseCantilever:
 
 
 def grid_triangles(rows: int, columns: int) -> NDArray[np.int64]:
-    """Nodes of the lower and of the upper triangle of every square ``[2, squares, 3]``; nodes are numbered row by row."""
+    """Return nodes of both triangles of every square ``[2, squares, 3]``.
+
+    Nodes are numbered row by row.
+    """
     number = np.arange(rows * columns).reshape(rows, columns)
     first = number[:-1, :-1].ravel()
     return np.stack([np.stack([first + row * columns + column for row, column in kind], axis=1) for kind in CORNERS])
@@ -88,7 +99,10 @@ def degrees_of(triangles: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def triangle_stiffness(corners: Array) -> Array:
-    """The matrix ``[6, 6]`` of a linear triangle with corners (row, column) ``[3, 2]``; the same for every size."""
+    """Return the stiffness ``[6, 6]`` of a linear triangle.
+
+    Corners are (row, column) ``[3, 2]``. It is the same for every size.
+    """
     y, x = corners.T
     across, along = np.roll(y, -1) - np.roll(y, -2), np.roll(x, -2) - np.roll(x, -1)  # twice the area times gradients
     strain = np.zeros((3, 6))
@@ -100,13 +114,19 @@ def triangle_stiffness(corners: Array) -> Array:
 
 
 def parts_of_triangles(side: int) -> Array:
-    """1 where a fine triangle of a coarse square is a part of its coarse one ``[coarse kinds, fine kinds, rows, columns]``."""
+    """Return which fine triangles are parts of which coarse triangle.
+
+    1 where it is, ``[coarse kinds, fine kinds, rows, columns]``.
+    """
     row, column = np.indices((side, side))
     return np.array([[row <= column, row < column], [row > column, row >= column]], dtype=np.float64)
 
 
 def interpolation(rows: int, columns: int, side: int) -> csr_array:
-    """From values at coarse nodes to those at fine ones ``[rows * columns, coarse nodes]``, linear on coarse triangles."""
+    """Return the interpolation from coarse to fine nodes.
+
+    ``[rows * columns, coarse nodes]``, linear on coarse triangles.
+    """
     coarse = (rows - 1) // side + 1, (columns - 1) // side + 1
     y, x = (index.ravel() / side for index in np.indices((rows, columns)))
     row, column = np.minimum(y.astype(int), coarse[0] - 2), np.minimum(x.astype(int), coarse[1] - 2)

@@ -1,4 +1,7 @@
-"""Darcy flow: the pressure in a porous square from its permeability and a coarse solve, by layers on the grid and on coarser levels of it."""
+"""Darcy flow: pressure in a porous square, from permeability and a coarse solve.
+
+Layers work on the grid and on coarser levels of it.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -64,7 +67,10 @@ class Darcy(OwnBuild):
 
 
 def grid_of(points: int) -> GraphBatch:
-    """A square of so many points a side, each joined with its eight neighbours, and the levels: voxels of 2, 4 and 8 points a side."""
+    """Return a square grid with eight neighbours per point, and its levels.
+
+    Levels are voxels of 2, 4 and 8 points a side.
+    """
     row, column = np.divmod(np.arange(points**2), points)
     near = (np.abs(row[:, None] - row) <= 1) & (np.abs(column[:, None] - column) <= 1)
     senders, receivers = np.nonzero(near & ~np.eye(points**2, dtype=bool))
@@ -73,7 +79,10 @@ def grid_of(points: int) -> GraphBatch:
 
 
 def field_as_graph(grid: GraphBatch, field: NDArray[np.bool_]) -> GraphBatch:
-    """A field of permeability on the grid, and the pressure of a solve on its points alone; the boundary is known by place."""
+    """Return a graph of a permeability and the pressure of a solve.
+
+    The pressure lies on the points of the solve alone; the boundary is known by place.
+    """
     values = {
         "permeability": torch.from_numpy(2.0 * field.reshape(-1) - 1).float(),
         "place": torch.from_numpy(places(len(field))[grid.positions.long()] - 0.5).float(),
@@ -84,7 +93,10 @@ def field_as_graph(grid: GraphBatch, field: NDArray[np.bool_]) -> GraphBatch:
 
 
 def write_store(raw: Path, store: Path) -> None:
-    """The fields with their pressures; those that train are there a second time, with rows and columns exchanged; fresh ones."""
+    """Write the fields with their pressures into a store.
+
+    Fields of training come a second time with rows and columns exchanged; fresh ones come last.
+    """
     with raw_arrays(raw, "x", "y") as file:
         arrays = {name: file[name] for name in ("x", "y")}
         fields = array_like(arrays, "x", ("fields", POINTS, POINTS), raw, kinds="b")
@@ -107,7 +119,10 @@ def write_store(raw: Path, store: Path) -> None:
 
 
 def parts_of(count: int) -> NDArray[np.int64]:
-    """The part of every field, in the order of the file: 0 trains, 1 chooses the epoch, 3 calibrates, 2 judges."""
+    """Return the part of every field, in the order of the file.
+
+    0 trains, 1 chooses the epoch, 3 calibrates, 2 tests.
+    """
     used = TRAINING + VALID + CALIBRATION
     if count <= used:
         raise InputError(f"{count} fields leave none to judge after {used}; fetch the published file again")
@@ -154,8 +169,10 @@ def relative_errors(ensemble: Ensemble, store: Path) -> Array:
 
 
 def finer_figures(model: Ensemble) -> list[Figure]:
-    """Errors of fresh squares on the points of training and on finer ones, of which it has seen none; beside both the solve
-    on the same points, beside the finer ones also what the model says on the points of training, interpolated.
+    """Return errors on fresh squares, on points of training and finer ones.
+
+    No training saw the finer points. Errors of the solve on the same points stand beside both, and beside the finer ones also
+    those of predictions on the points of training, interpolated.
     """
     generators = [np.random.default_rng([SEED + 1, number]) for number in range(UNSEEN)]
     fields, labels = (
@@ -188,7 +205,9 @@ def pressures_of(model: Ensemble, fields: NDArray[np.bool_]) -> tuple[Array, Arr
 
 
 def interpolated(values: Array, points: int) -> Array:
-    """Pressures at more points a side, bilinear between those that are known and the walls, where there is none.
+    """Return pressures at more points a side, by bilinear interpolation.
+
+    The pressure at walls is zero.
 
     >>> interpolated(np.ones((2, 2)), 4)[1].round(2).tolist()
     [1.0, 1.0, 1.0, 0.5]
@@ -204,7 +223,10 @@ def _mean_error(pressures: Array, labels: Array) -> float:
 
 
 def simple_errors(store: Path) -> dict[str, float]:
-    """Mean errors of simple predictors: the mean pressure of training, the coarse solve, and that times one number fitted to training."""
+    """Return mean errors of simple predictors.
+
+    The mean pressure of training, the coarse solve, and the solve times one number fitted to training.
+    """
     reader = open_store(store)
     part = reader.column("part").values.reshape(-1)
     labels, coarse = (

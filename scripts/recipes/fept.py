@@ -136,7 +136,10 @@ def lattice(positions: NDArray[np.float64]) -> Sites:
 
 
 class FePt(OwnBuild):
-    """Cells in npz files: ``Z`` [cells, 32], atomic numbers of Fe and Pt; ``pos``, where it is, has to be the sites."""
+    """Source of cells in npz files.
+
+    ``Z`` [cells, 32] are atomic numbers of Fe and Pt. ``pos``, where it is there, has to be the sites.
+    """
 
     kind: str = "hydragnn.scripts.recipes.fept:FePt"
 
@@ -242,7 +245,10 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
 
 
 def _figures(name: str, evaluation: dict[str, Any], means: dict[str, float]) -> list[Figure]:
-    """RMSE of the first member, which the promise is about, and of the ensemble, and what its intervals hold."""
+    """Return RMSEs of a member and the ensemble, and interval coverage.
+
+    The promise is about the first member.
+    """
     figures, part = [], evaluation["parts"][name]
     for field, unit in TARGETS.items():
         beside = f"means {means[field]:.2g}" + (
@@ -268,7 +274,9 @@ def held_out_graphs(store: Path) -> dict[str, list[int]]:
 
 
 def baselines(store: Path, graphs: list[int]) -> dict[str, float]:
-    """RMSE of the means of the training part: per composition for the enthalpy, per species and composition on sites.
+    """Return the RMSE of means of the training part.
+
+    Per composition for the enthalpy, per species and composition on sites.
 
     A composition without training cells takes what lies between its two neighbours.
     """
@@ -299,7 +307,10 @@ def _rms(error: NDArray[np.float64]) -> float:
 
 
 def sharing_costs(store: Path, out: Path, graphs: list[int], epochs: int) -> tuple[dict[str, float], list[RunRecord]]:
-    """By how many percent each head of the shared model errs above its single-task twin; and the runs that tell."""
+    """Return percents by which shared heads exceed their single-task twins.
+
+    With the runs that show it.
+    """
     shared = train_recipe("fept", store, out / "shared", epochs=epochs)
     together = rmse(model_of(out / "shared"), store, graphs)
     records, costs = [shared], {}

@@ -1,4 +1,4 @@
-"""What the recipe ``cantilever`` reached: rows of held-out densities, errors beside simple predictors, and what intervals hold."""
+"""Judgement of the recipe ``cantilever`` on held-out densities."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +35,10 @@ class Row:
 
 
 def rows_of(store: Path) -> dict[str, Row]:
-    """The published validation part; every fourth iteration of each fresh run and of all; early iterations and later ones."""
+    """Return groups of held-out densities by name.
+
+    The published validation part; every fourth iteration of each fresh run and of all; early iterations and later ones.
+    """
     reader = open_store(store)
     part, origin, iteration = (reader.column(name).values.reshape(-1) for name in ("part", "origin", "iteration"))
     labels = reader.column("displacement").values.reshape(len(reader), -1, 2).astype(np.float64)
@@ -71,7 +74,10 @@ def relative_errors(ensemble: Ensemble, store: Path, rows: Mapping[str, Row]) ->
 def figures_of_row(
     name: str, row: Row, errors: Mapping[str, Mapping[str, Array]], simple: Mapping[str, float]
 ) -> list[Figure]:
-    """The mean error of the first member, which the promise is about, and of the ensemble, beside simple predictors."""
+    """Return mean errors of a member, the ensemble and simple predictors.
+
+    The promise is about the first member.
+    """
     figures = []
     for what in ("one model", "ensemble"):
         beside = f"worst density {errors[what][name].max():.3g} %"

@@ -78,7 +78,10 @@ def cutoff_of(element: str) -> float:
 
 
 def epochs_for(store: Path, element: str) -> int:
-    """As many epochs as show the ``ATOMS`` of the element's form, so that all elements train about equally long."""
+    """Return the epochs that show ``ATOMS`` atoms of the element.
+
+    All elements train about equally long.
+    """
     reader = open_store(store)
     training = make_split(reader, SplitSettings(**recipe_table("mlearn")["split"])).train
     atoms = ATOMS["mace" if element in MACE else "painn"]
@@ -86,7 +89,10 @@ def epochs_for(store: Path, element: str) -> int:
 
 
 def make_store(file: Path, store: Path) -> Path:
-    """The frames of a file as a store: `hydragnn data build mlearn-build.toml` says the same of a file with virials in ASE's order and parts, with the cutoff of its element."""
+    """Build a store from the frames of a file.
+
+    `hydragnn data build mlearn-build.toml` does the same for a file with virials in ASE's order and parts.
+    """
     if not store.exists():
         element = file.name[:2]
         text = with_parts(with_virials_in_order(raw_text(file), element))
@@ -99,7 +105,10 @@ def make_store(file: Path, store: Path) -> Path:
 
 
 def with_virials_in_order(text: str, element: str) -> str:
-    """Frames in extended XYZ with the six components of every virial as ASE orders them: xx, yy, zz, yz, xz, xy."""
+    """Return frames in extended XYZ with virials in ASE's order.
+
+    The order is xx, yy, zz, yz, xz, xy.
+    """
     order = [0, 1, 2, *(3 + SHEARS[element].index(shear) for shear in ("yz", "xz", "xy"))]
 
     def ordered(match: re.Match[str]) -> str:
@@ -110,7 +119,10 @@ def with_virials_in_order(text: str, element: str) -> str:
 
 
 def with_parts(text: str) -> str:
-    """Frames in extended XYZ with their ``part`` of the split: of ten neighbours in the file, which lists kind after kind, one judges and one chooses the epoch."""
+    """Return frames in extended XYZ with their ``part`` of the split.
+
+    The file lists kind after kind. Of ten neighbours one tests and one chooses the epoch.
+    """
     parts = np.zeros(text.count(FRAME), dtype=np.int64)
     draw = np.random.default_rng(0)
     for start in range(0, len(parts), 10):
@@ -152,7 +164,10 @@ def figures_of(element: str, folder: Path) -> list[Figure]:
 
 
 def energies_per_atom(folder: Path) -> dict[str, float]:
-    """MAE on the test part in meV/atom: of the ensemble, of its members, and of the energy per atom fitted to training."""
+    """Return MAEs on the test part in meV/atom.
+
+    Of the ensemble, of its members, and of the energy per atom fitted to training.
+    """
     with np.load(folder / "ensemble" / "evaluation.npz") as rows:
         target, graphs = rows["test/energy/target"], rows["test/energy/graph"]
         mean, members = rows["test/energy/mean"], rows["test/energy/members"]

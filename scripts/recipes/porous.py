@@ -1,4 +1,6 @@
-"""Fresh porous squares like the published ones: two phases that a random field parts, and the pressure in them.
+"""Fresh porous squares like the published ones, with their pressures.
+
+A random field parts two phases.
 
     -div(a grad u) = f on the unit square, u = 0 on its boundary
 
@@ -84,7 +86,10 @@ def fresh_square(points: int, generator: np.random.Generator) -> tuple[Phases, A
 
 
 def _links(permeability: Array, width: Array, last: float) -> tuple[Array, Array]:
-    """What flows between neighbours along the first axis for one unit of pressure, and the sum of that, walls too, per point."""
+    """Return the flow between neighbours and its sum per point.
+
+    Along the first axis, for one unit of pressure; the sum counts walls, too.
+    """
     before, after = permeability[:-1], permeability[1:]
     between = 2 * before * after / (before + after) * len(width) * width
     sums = np.zeros_like(permeability)

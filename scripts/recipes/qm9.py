@@ -56,7 +56,10 @@ def make_store(raw: Path, out: Path) -> Path:
 
 
 def molecules(path: Path, seed: int = 0) -> Iterator[Atoms]:
-    """Every molecule with its labels in eV and e, and its part: 0 trains, 1 chooses the epoch, 3 calibrates, 2 judges."""
+    """Yield every molecule with its labels and its part.
+
+    Labels are in eV and e. Part 0 trains, 1 chooses the epoch, 3 calibrates, 2 tests.
+    """
     with raw_arrays(path, *ARRAYS) as raw:
         table = {name: raw[name] for name in ARRAYS}
     names = [str(name) for name in table["y_names"]]
@@ -110,7 +113,10 @@ def figures_of(ensemble: Path, store: Path) -> list[Figure]:
 
 
 def errors_of_composition(store: Path) -> dict[str, float]:
-    """MAE on part 2 of least squares in the numbers of atoms of each element, and of the mean charge of each element."""
+    """Return MAEs of simple predictors on the test part.
+
+    Least squares in the numbers of atoms of each element, and the mean charge of each element.
+    """
     reader = open_store(store)
     batch = reader.read(list(range(len(reader))))
     numbers: NDArray[Any] = batch[ATOMIC_NUMBERS_FIELD.name].numpy().astype(np.int64).reshape(-1)

@@ -18,7 +18,10 @@ from hydragnn.datasets.sources.tables import Table, table_column
 
 @contextmanager
 def raw_arrays(path: Path, *names: str) -> Iterator[NpzFile]:
-    """The npz file at ``path``, which must hold the arrays ``names``; InputError where it is absent, broken or another."""
+    """Return the npz file at ``path`` with the arrays ``names``.
+
+    InputError where it is absent, broken or another.
+    """
     with ExitStack() as stack:
         file: Any
         try:
@@ -67,7 +70,10 @@ def array_like(table: Table, name: str, shape: tuple[int | str, ...], path: Path
 def pieces(
     table: Table, name: str, shape: tuple[int | str, ...], counts: str, path: Path, kinds: str = "iuf"
 ) -> list[NDArray[Any]]:
-    """The rows of an array that lie end to end, one array per count; InputError where they are not as many as are counted."""
+    """Return the pieces of an array that lie end to end.
+
+    InputError where there are more or fewer rows than counted.
+    """
     rows, numbers = array_like(table, name, shape, path, kinds), array_like(table, counts, ("graphs",), path, "iu")
     if (numbers < 0).any() or numbers.sum() != len(rows):
         raise InputError(

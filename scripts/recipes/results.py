@@ -21,7 +21,10 @@ HEAD = ("recipe", "figure", "promise", "reached", "beside it", "CPU time")
 
 
 def rows_of(results: Mapping[str, Any]) -> list[Row]:
-    """The rows of one recipe; figures that are one measure of several models, as of one and of the ensemble, share a row."""
+    """Return the rows of one recipe.
+
+    Figures of one measure share a row, as those of one model and of the ensemble.
+    """
     rows: list[Row] = []
     for (measure, unit), group in groupby(results["figures"], lambda figure: (_measure(figure), figure["unit"])):
         figures = list(group)
@@ -88,7 +91,10 @@ def refusal(results: Mapping[str, Any]) -> str:
 
 
 def merged(rows: Sequence[Row], results_of: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Return the rows of a page with those of the recipes in ``results_of`` replaced; new ones at the end."""
+    """Return a page's rows with those of ``results_of`` replaced.
+
+    New rows come at the end.
+    """
     by_recipe: dict[str, list[Row]] = {}
     for row in rows:
         name = row[0].strip("`") or next(reversed(by_recipe), "")  # a row without a name belongs to the recipe above
@@ -127,7 +133,10 @@ def results(
     runs: Annotated[Path, typer.Argument(help="Folder of runs: NAME/results.json of every recipe that was run.")],
     out: Annotated[Path, typer.Option(help="A Markdown page; a new one is made where there is none.")],
 ) -> None:
-    """Put what recipes reached into the table of a page; rows of recipes that are not in RUNS stay."""
+    """Write the recipes' results into the table of a page.
+
+    Rows of recipes that are not in RUNS stay.
+    """
     results_of = results_in(runs)
     page = out.read_text(encoding="utf-8") if out.exists() else f"# What recipes reached\n\n{BEGIN}\n{END}\n"
     head, rows, tail = table_in(page, out)

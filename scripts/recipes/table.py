@@ -42,7 +42,9 @@ def show_figures(
     complete: bool = True,
     today: date | None = None,
 ) -> None:
-    """Print the figures as a table and write them to ``out/results.json``, with what they cost and how they were trained.
+    """Print the figures as a table, and write ``out/results.json``.
+
+    With the cost and the settings of the training.
 
     ``records`` are the runs whose time counts; ``epochs`` is what the caller asked for instead of the recipe's, ``complete`` is False while some figures are missing.
     """

@@ -36,7 +36,10 @@ EASY = np.array([[1, 1, 1], [1, 1, -1], [1, -1, 1], [-1, 1, 1]]) / np.sqrt(3)
 
 
 def part_name(fold: int, member: int) -> str:
-    """The graph field that says what a microstructure does for a member of a fold: train, choose or judge."""
+    """Return the graph field with the part for a member of a fold.
+
+    Its values train, choose or test.
+    """
     return f"part_{fold}_{member}"
 
 
@@ -104,7 +107,9 @@ class Terfenol(OwnBuild):
 
 
 def write_store(raw: Path, store: Path) -> None:
-    """The raw npz file as a store of microstructures; a field strength that was not measured is a missing label.
+    """Build a store of microstructures from the raw npz file.
+
+    A field strength that was not measured is a missing label.
 
     Fold k judges every fifth microstructure of a random order.
     """
@@ -128,7 +133,9 @@ def write_store(raw: Path, store: Path) -> None:
 
 
 def parts_of(rank: int) -> dict[str, int]:
-    """The part that a microstructure plays for every member of every fold: 0 trains, 1 chooses the epoch, 2 judges.
+    """Return a microstructure's part for every member of every fold.
+
+    0 trains, 1 chooses the epoch, 2 tests.
 
     >>> parts = parts_of(rank=11)
     >>> parts["part_1_0"], parts["part_0_2"], parts["part_0_3"]
@@ -145,7 +152,10 @@ def parts_of(rank: int) -> dict[str, int]:
 def microstructure(
     rows: Array, edges: NDArray[np.int64], labels: dict[str, float], parts: dict[str, int], name: str
 ) -> GraphBatch:
-    """One graph: a node per grain, both directions of every contact, the labels that were measured, the parts that are known."""
+    """Return one graph: a node per grain, both directions of every contact.
+
+    With the labels that were measured and the parts of folds.
+    """
     size, neighbours = rows[:, 3], rows[:, 4]
     if not (len(rows) and np.isfinite(rows).all() and (size > 0).all()):
         raise InputError(f"{name}: every grain needs finite angles and a positive size; leave it out")
@@ -167,7 +177,10 @@ def microstructure(
 
 
 def run(data: Path, out: Path, epochs: int | None) -> None:
-    """The store, five folds of five members with edges and without, their errors, and one ensemble of all with edges."""
+    """Run the recipe: store, folds with edges and without, errors, ensemble.
+
+    Five folds have five members each; the ensemble is of all with edges.
+    """
     store = out / "terfenol.h5"
     if not store.exists():
         write_store(data / "terfenol_394.npz", store)
@@ -273,7 +286,9 @@ def texture_features(graph: GraphBatch) -> Array:
 
 
 def relative(errors: list[Sums], lowest: int, subset: list[NDArray[np.bool_]] | None = None) -> float:
-    """Sum of errors over sum of values in per cent, over all folds and field strengths from ``lowest`` kA/m.
+    """Return the sum of errors over the sum of values in per cent.
+
+    Over all folds and field strengths from ``lowest`` kA/m.
 
     ``subset`` chooses among the tested microstructures of every fold.
     """

@@ -75,7 +75,10 @@ def rmse(model: TrainedModel, store: Path, graphs: list[int]) -> dict[str, float
 
 
 def make_store(store: Path, fields: Sequence[Field], write: Callable[[Path], None]) -> None:
-    """Let ``write`` make the store unless it is there; InputError where an earlier version of the recipe made it."""
+    """Write the store unless it is there.
+
+    InputError where an earlier version of the recipe made it.
+    """
     if not store.exists():
         write(store)
     elif open_store(store).fields() != tuple(fields):

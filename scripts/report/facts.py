@@ -137,7 +137,7 @@ class Part:
         return {name: points for name, points in self.points.items() if isinstance(points, ClassPoints)}
 
 
-def judged_part(parts: Mapping[str, Part]) -> Part | None:
+def evaluation_part(parts: Mapping[str, Part]) -> Part | None:
     """Return the test part, else held-out graphs, else validation."""
     return parts.get("test") or parts.get("held-out") or parts.get("valid")
 
@@ -334,9 +334,9 @@ class Facts:
         return [f"{name} ({store})" for name, store in self.stores.items() if self.branch and name != self.branch]
 
     @property
-    def judged(self) -> Part | None:
+    def evaluation_part(self) -> Part | None:
         """Return the part that the verdict is about."""
-        return judged_part(self.parts)
+        return evaluation_part(self.parts)
 
     @property
     def nominal(self) -> float:

@@ -235,7 +235,7 @@ def members(facts: Facts) -> Section | None:
 
 def quality(facts: Facts) -> Section | None:
     """Return the chapter on errors."""
-    part = facts.judged
+    part = facts.evaluation_part
     if part is None:
         return None
     others = [other for name, other in facts.parts.items() if name != part.name]
@@ -257,7 +257,7 @@ def quality(facts: Facts) -> Section | None:
 
 def uncertainty(facts: Facts) -> Section | None:
     """Return the chapter on spreads and intervals."""
-    part = facts.judged
+    part = facts.evaluation_part
     if part is None or facts.ensemble is None:
         return None
     nominal, others = facts.nominal, [other for other in facts.parts.values() if other is not part]
@@ -295,7 +295,7 @@ def training_domain(facts: Facts) -> Section | None:
 
 def worst_cases(facts: Facts) -> Section | None:
     """Return the chapter on the graphs with the largest errors."""
-    part = facts.judged
+    part = facts.evaluation_part
     if part is None or not part.numbers:
         return None
     return section(

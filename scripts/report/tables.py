@@ -532,7 +532,7 @@ def uncertainty_tables(part: Part, nominal: float) -> list[Table]:
 
 def members_table(facts: Facts, ensemble: EnsembleFacts) -> Table:
     """Return every member: weight, what distinguishes it, errors, cost."""
-    part = facts.judged
+    part = facts.evaluation_part
     records = [member.record for member in ensemble.members if member.record is not None]
     space = list(facts.campaign.search.get("space") or {}) if facts.campaign else []
     paths = [path for path in space if any(value_at(record.config, path) is not None for record in records)]

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from hydragnn.base.errors import InputError
 from hydragnn.scripts.report.collect import ensemble_facts
-from hydragnn.scripts.report.facts import FieldScores, judged_part
+from hydragnn.scripts.report.facts import FieldScores, evaluation_part
 from hydragnn.scripts.report.words import measured, with_unit
 
 COLUMNS = ("field", "trivial", "best single", "ensemble", "ratio", "covered")
@@ -20,7 +20,7 @@ def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
     never evaluated.
     """
     facts = ensemble_facts(ensemble_folder)
-    part = judged_part(facts.parts)
+    part = evaluation_part(facts.parts)
     if part is None:
         raise InputError(
             f"{ensemble_folder} was never evaluated (no evaluation.json); build it with data that has labels"

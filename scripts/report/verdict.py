@@ -162,7 +162,7 @@ def worst(grades: Sequence[Grade]) -> Grade:
 
 def verdict(facts: Facts) -> Verdict:
     """Return the verdict on a report's facts."""
-    part = facts.judged
+    part = facts.evaluation_part
     scores = part.scores if part else ()
     fields = tuple(field_verdict(s, part.points.get(s.field) if part else None, facts.nominal) for s in scores)
     grade = worst([field.grade for field in fields])

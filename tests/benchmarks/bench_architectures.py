@@ -30,7 +30,7 @@ from hydragnn.scripts.report.words import duration
 TITLE = "# A campaign over all architectures"
 PAGE = """{title}
 
-Made by `{command}`, {date}, {processor}, {cores} cores at a load of {load} in the end, torch {torch}.
+Made by `{command}`. Date and machine: {date}, {processor}, {cores} cores at a load of {load} in the end, torch {torch}.
 
 The campaign is `tests/benchmarks/architectures.toml` on the quickstart's alloys (energies and forces).
 

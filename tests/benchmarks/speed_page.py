@@ -25,7 +25,7 @@ HEAD = [
 ]
 PAGE = """{title}
 
-Made by `python -m tests.benchmarks.bench_kinds --environment DIRECTORY --rounds {rounds} --out docs/measurements/speed.md`, {dates}, {processor}, {cores} cores at a load of {load}, one thread, torch {torch}, PyTorch Geometric {geometric}, float32.
+Made by `python -m tests.benchmarks.bench_kinds --environment DIRECTORY --rounds {rounds} --out docs/measurements/speed.md`. Dates and machine: {dates}, {processor}, {cores} cores at a load of {load}. One thread, torch {torch}, PyTorch Geometric {geometric}, float32.
 
 DIRECTORY becomes the environment of the other packages. The same command continues where it was stopped; names of architectures after it measure these anew.
 

@@ -51,6 +51,10 @@ def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
     predict._predict_as_child(1, 2, torch.get_num_threads(), str(tmp_path / "store"), job, ())
     said = f"worker 1 ended: {ensemble} was replaced while the prediction began; nothing was predicted of it here: start it again"
     assert capsys.readouterr().err.splitlines() == [said]
+    opening["error"] = "no such format"  # of the first process, which prints it
+    FileStore(str(tmp_path / "another"), -1).set("opening", json.dumps(opening))
+    predict._predict_as_child(1, 2, torch.get_num_threads(), str(tmp_path / "another"), job, ())
+    assert not capsys.readouterr().err
 
 
 def test_a_file_that_changes_while_graphs_are_made_of_it_is_not_predicted(

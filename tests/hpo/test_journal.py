@@ -30,7 +30,7 @@ EVENTS: list[Event] = [
 def written(path: Path) -> bytes:
     with Journal(path) as journal:
         journal.append(EVENTS[0], 0.0)
-        journal.extend(Entry(float(second), event) for second, event in enumerate(EVENTS[1:], start=1))
+        journal.extend(Entry(float(second), event, {}) for second, event in enumerate(EVENTS[1:], start=1))
     return path.read_bytes()
 
 
@@ -63,7 +63,7 @@ def test_many_events_need_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with Journal(tmp_path / "journal.jsonl") as journal:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", flushed.append)
-            journal.extend(Entry(0.0, Exhausted(trial=number)) for number in range(1000))
+            journal.extend(Entry(0.0, Exhausted(trial=number), {}) for number in range(1000))
         assert len(flushed) == 1
     assert len(read_journal(tmp_path / "journal.jsonl")) == 1000
 
@@ -200,7 +200,7 @@ def random_sessions(chance: random.Random, path: Path) -> tuple[list[int], int]:
                 if chosen == len(sessions):
                     sessions.append(holder := Journal(path))
                     continue
-                sessions[chosen].extend(Entry(float(k), Exhausted(trial=k)) for k in batch)
+                sessions[chosen].extend(Entry(float(k), Exhausted(trial=k), {}) for k in batch)
             except Stalled:
                 del sessions[chosen : chosen + 1]
             except TakenOver:
@@ -231,5 +231,5 @@ def test_a_write_that_the_system_takes_in_pieces_is_whole_in_the_end(
     write = os.write
     with Journal(tmp_path / "journal.jsonl") as journal:
         monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:150]))
-        journal.extend(Entry(float(second), event) for second, event in enumerate(EVENTS))
+        journal.extend(Entry(float(second), event, {}) for second, event in enumerate(EVENTS))
     assert [event for _, event in read_journal(tmp_path / "journal.jsonl")] == EVENTS

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,23 @@ def test_the_default_sampler_is_the_gaussian_process_where_many_trials_run_at_on
     }
     assert by_name["auto"] == by_name[sampler]
     assert by_name["tpe"] != by_name["gp"]
+
+
+BLOCKED = """
+from multiprocessing import resource_tracker
+from hydragnn.hpo.sampling.process import clean_children
+import subprocess, sys
+with clean_children():
+    resource_tracker.ensure_running()  # as the first process of a pool does
+    shown = ["-c", "print(open('/proc/self/status').read().partition('SigBlk:')[2].split()[0])"]
+    print(subprocess.run([sys.executable, *shown], capture_output=True, text=True).stdout)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals of a process are read from /proc")
+def test_ctrl_c_is_blocked_in_the_first_sampler_process_from_its_start() -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, check=True)
+    assert int(done.stdout, 16) & 1 << signal.SIGINT - 1
 
 
 class Impatient(SamplerProcess):

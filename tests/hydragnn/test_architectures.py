@@ -21,6 +21,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json, write_sealed
 from hydragnn.conformance.cases import CORNERS, SCALARS, make_model, small_settings
 from hydragnn.datasets import Normalisation
+from hydragnn.hpo.launching.sites import Site
 from hydragnn.models import ModelSettings, build_model, load_model, parse_head, save_model
 
 RING = '''
@@ -212,6 +213,14 @@ def test_a_strangers_folder_runs_no_code_of_his(kind: str, program: str, tmp_pat
     }
     assert expected[kind] in done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_class_without_the_methods_of_its_parent_is_refused_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("acme_sites")
+    module.Half = type("Half", (Site,), {"command": lambda self, step: []})
+    monkeypatch.setitem(sys.modules, "acme_sites", module)
+    with pytest.raises(InputError, match="acme_sites:Half lacks the methods allocation"):
+        imports.class_named("acme_sites:Half", Site, where="search.launcher", noun="site", parent="Site")
 
 
 def test_the_current_folder_counts_where_pythonpath_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

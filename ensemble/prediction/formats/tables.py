@@ -234,7 +234,7 @@ def as_ase(targets: Sequence[Target], length: float) -> dict[str, tuple[str, flo
     }
     for name, unit in units.items():
         try:
-            factors |= {name: in_ase_units(unit, name, f"field {name}")} if unit else {}  # type: ignore[arg-type]
+            factors |= {name: in_ase_units(unit, name, f"field {name}")} if unit else {}
         except InputError:
             called[name] = re.sub(r"\W+", "_", f"{name}_in_{unit}").strip("_")
     energy = next((size * length ** POWERS[name] for name, size in factors.items()), 1.0)

@@ -1,5 +1,6 @@
 """Site: everything that the program knows of one scheduler."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -75,7 +76,7 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Site:
+class Site(ABC):
     """Scheduler; name your own class in ``search.launcher`` and ``job.site``.
 
     What a scheduler's tool cannot say (``unknown``, an error, nothing) is no news, and no method takes it for bad news.
@@ -106,18 +107,18 @@ class Site:
     """
 
     @classmethod
+    @abstractmethod
     def allocation(cls, environment: Mapping[str, str], run: Run) -> Allocation:
         """Return this process's allocation; InputError where the scheduler does not answer."""
-        raise NotImplementedError
 
     @classmethod
     def here(cls, run: Run) -> "Site":
         """Return the site with what its programs say of themselves."""
         return cls()
 
+    @abstractmethod
     def command(self, step: Step) -> list[str]:
         """Return the command that starts a step and stays until it ends."""
-        raise NotImplementedError
 
     def signal(self, name: str, signal: str) -> list[str] | None:
         """Return the command that signals all ranks; None without one."""
@@ -129,7 +130,7 @@ class Site:
 
     def end(self, numbers: Sequence[str]) -> list[str]:
         """Return the command that kills steps by the numbers that ``steps`` prints."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has steps but no end, which kills them")
 
     def look(self, nodes: Sequence[str]) -> list[str] | None:
         """Return the command that prints states of nodes; None without one."""

@@ -38,14 +38,6 @@ on_every_node() { flux exec -r all "$@"; }
 {% block timer %}
 warn_after {{ minutes * 60 - lead }} # Flux would warn its broker, not this script
 {% endblock %}
-{% block unpack %}
-    on_every_node mkdir -p "$storage/$1" && on_every_node tar -C "$storage/$1" -xf "$jobs/$1.tar"
-{% endblock %}
-{% block cleanup %}
-{% if job.stage_environment or job.stage_data %}
-on_every_node rm -rf "$storage"
-{% endif %}
-{% endblock %}
 {% block cancel %}flux --parent cancel{% endblock %}
 """
 

@@ -46,14 +46,6 @@ on_every_node() { mpiexec -n "$(sort -u "$PBS_NODEFILE" | wc -l)" -ppn 1 "$@"; }
 {% block timer %}
 warn_after {{ minutes * 60 - lead }} # PBS gives no warning of its own
 {% endblock %}
-{% block unpack %}
-    on_every_node mkdir -p "$storage/$1" && on_every_node tar -C "$storage/$1" -xf "$jobs/$1.tar"
-{% endblock %}
-{% block cleanup %}
-{% if job.stage_environment or job.stage_data %}
-on_every_node rm -rf "$storage"
-{% endif %}
-{% endblock %}
 {% block cancel %}qdel{% endblock %}
 """
 

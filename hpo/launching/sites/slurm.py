@@ -76,11 +76,6 @@ srun --overlap --no-kill --nodes=1 --ntasks=1 --mem=256M --input=none --output=/
     on_every_node mkdir -p "$storage/$1" && sbcast --force "$jobs/$1.tar" "$storage/$1.tar" &&
         on_every_node tar -C "$storage/$1" -xf "$storage/$1.tar"
 {% endblock %}
-{% block cleanup %}
-{% if job.stage_environment or job.stage_data %}
-on_every_node rm -rf "$storage"
-{% endif %}
-{% endblock %}
 {% block cancel %}scancel{% endblock %}
 """
 

@@ -139,7 +139,7 @@ def head_kind(kind: Any) -> type[HeadSettings]:
     return class_of_kind(
         kind,
         head_kinds(),
-        HeadSettings,  # type: ignore[type-abstract]
+        HeadSettings,
         group=GROUP,
         where="heads.kind",
         noun="head",
