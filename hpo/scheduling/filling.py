@@ -18,7 +18,7 @@ from hydragnn.hpo.scheduling.health import disturbing_nodes, is_last_chance
 from hydragnn.hpo.scheduling.promotion import promotion_of
 from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_slots, loss
 from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, segment, speed_of
-from hydragnn.hpo.scheduling.trouble import note_try, num_startable
+from hydragnn.hpo.scheduling.trouble import num_startable
 
 LOOK = 64
 """So many trials that start too late are passed over in search for one that does not."""
@@ -54,14 +54,6 @@ class Reservation:
 
 def fill_slots(state: State, now: float) -> tuple[list[Action], bool]:
     """Start what free slots allow; True where time is too short."""
-    starts = state.starts
-    actions, late = _fill(state, now)
-    if state.trouble.since < math.inf and state.starts > starts:
-        note_try(state, now)
-    return actions, late
-
-
-def _fill(state: State, now: float) -> tuple[list[Action], bool]:
     room = min(len(state.free) // state.least, num_startable(state, now)) - state.asked
     if room <= 0:
         return [], False

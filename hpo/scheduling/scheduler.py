@@ -58,7 +58,6 @@ from hydragnn.hpo.scheduling.state import (
 )
 from hydragnn.hpo.scheduling.trouble import (
     begin_trouble,
-    excused_trial,
     follow_trouble,
     is_bad_luck,
     is_beyond_hope,
@@ -289,7 +288,7 @@ def _settle_failure(state: State, trial: Trial, kind: FailureKind, in_trouble: b
     """Let a trial wait again, or give it up."""
     stopped = bool(trial.cancelled)
     if in_trouble:
-        put_in_line(state, excused_trial(state, trial))
+        put_in_line(state, replace(trial, trouble=state.trouble.number))
     elif kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries or is_bad_luck(state, trial)):
         state.set(disturbed=state.disturbed + (not stopped))
         put_in_line(state, replace(trial, faults=trial.faults + (not stopped)))

@@ -108,8 +108,6 @@ class VainAttempt(Struct, frozen=True, kw_only=True):
     turn: int
     node: str
     """The first of its nodes."""
-    seconds: float
-    """How long it took to fail."""
 
 
 class Trouble(Struct, frozen=True, kw_only=True):
@@ -124,17 +122,11 @@ class Trouble(Struct, frozen=True, kw_only=True):
     spells: int = 0
     """Troubles in a row, this one included, without an attempt in between that was seen to work."""
     first: int = 0
-    """The turn of the first attempt that tries the machine again."""
-    vain: int = 0
-    """How many of those that try it again came to nothing."""
+    """The turn of the first attempt after it began, or after it ended."""
     until: float = -math.inf
     """Nothing starts before."""
-    proof: float = math.inf
-    """Seconds that an attempt has to live to show that the machine works."""
-    sick: int = 0
-    """Probes in a row that failed, before any was answered well."""
-    well: int = 0
-    """Probes in a row that were answered well, after enough had failed."""
+    probes: int = 0
+    """Failed probes in a row; once they are enough, those that succeeded in a row after them are added."""
 
 
 class State(Struct, kw_only=True, eq=False):

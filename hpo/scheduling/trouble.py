@@ -1,8 +1,8 @@
 """Outages of the machine: faults on many nodes at once.
 
-News about a node (a named suspect, a probe) is in ``health.py``. What nobody can explain, and came to nothing, is news about
-its trial and its nodes as long as others get through, and about the machine where others do not: starts have numbers, and
-half of those in a row that fail on different nodes are no accident. Attempts that live end a trouble, and probes, which say so sooner, where they failed in it.
+A failure that names no node and gained no epoch is news about its trial and its nodes as long as others get through. Half of the
+attempts started in a row, on different nodes, are no accident: nothing starts for a pause, then a few attempts at a time try the
+machine again. One of them that shows progress ends the outage, and so do probes that failed in it and succeed again.
 """
 
 import math
@@ -13,19 +13,16 @@ from hydragnn.hpo.scheduling.events import MACHINE_FAULTS, Failed, node_of
 from hydragnn.hpo.scheduling.state import State, Trial, Trouble, VainAttempt
 
 TOGETHER = 8
-"""So many attempts in vain, among twice as many that were started in a row, are a fault of the machine; fewer where not so many run at once."""
+"""So many unexplained failures, among twice as many attempts started in a row, are an outage; fewer where not so many run at once."""
 
 CHANCE = 0.01
 """So many trials expected to meet as many faults in a row by chance say that one that does is nothing special."""
 
-LAST_STRAW = 2
-"""The same where a trial would be given up, and was never excused."""
-
 PAUSE = 30.0
-"""Seconds without a start after a fault of the machine; then one attempt after the other tries it again, ``TOGETHER`` of them at most at a time."""
+"""Seconds without a start after each failure in an outage; then ``TOGETHER`` attempts at most run at a time."""
 
 LONGEST = 1200.0
-"""Seconds of trouble after which all may start again; twice as long each time that this shows nothing. Before the first success: the end of hope."""
+"""Seconds of an outage after which all may start again, doubled for each in a row; before the first success: the end of hope."""
 
 
 def note_failure(state: State, trial: Trial, event: Failed, now: float) -> bool:
@@ -34,34 +31,23 @@ def note_failure(state: State, trial: Trial, event: Failed, now: float) -> bool:
     if event.kind not in MACHINE_FAULTS:
         note_life(state, trial)
         return False
-    if outage.since < math.inf and trial.turn >= outage.first:
-        state.set(trouble=replace(outage, vain=outage.vain + 1))
-    if not _is_in_vain(state, trial, event):
+    explained = event.kind == "preempted" or event.suspects or trial.cancelled or event.epochs > trial.epochs
+    count = _num_together(state)
+    if explained or count == 1:
         return False
-    if outage.since == math.inf:
-        _note_vain_attempt(state, trial, now)
+    if trial.turn < outage.first:
+        return outage.since < math.inf
+    if outage.since < math.inf:
+        _pause(state, outage, now)
+    else:
+        node = node_of(trial.slots[0])
+        others = (one for one in outage.latest if one.trial != trial.number and one.node != node)
+        attempt = VainAttempt(trial=trial.number, attempt=trial.attempt, turn=trial.turn, node=node)
+        latest = (*others, attempt)[-count:]
+        state.set(trouble=replace(outage, latest=latest))
+        if len(latest) == count and trial.turn - min(one.turn for one in latest) < 2 * count:
+            begin_trouble(state, now)
     return state.trouble.since < math.inf
-
-
-def _is_in_vain(state: State, trial: Trial, event: Failed) -> bool:
-    """Return True for an unexplained failure without progress."""
-    unexplained = event.kind in ("launch", "lost_node") and not event.suspects and not trial.cancelled
-    return unexplained and event.epochs <= trial.epochs and _num_together(state) > 1
-
-
-def _note_vain_attempt(state: State, trial: Trial, now: float) -> None:
-    """Note an unexplained failure; too many begin an outage."""
-    node, count = node_of(trial.slots[0]), _num_together(state)
-    others = (one for one in state.trouble.latest if one.trial != trial.number and one.node != node)
-    seconds = max(0.0, now - trial.started)
-    attempt = VainAttempt(trial=trial.number, attempt=trial.attempt, turn=trial.turn, node=node, seconds=seconds)
-    latest = (*others, attempt)[-count:]
-    state.set(trouble=replace(state.trouble, latest=latest))
-    last_straw = trial.faults >= state.plan.retries and not trial.trouble
-    enough = LAST_STRAW if last_straw else count
-    turns = [one.turn for one in latest[-enough:]]
-    if len(turns) == enough and max(turns) - min(turns) < 2 * enough:
-        begin_trouble(state, now)
 
 
 def begin_trouble(state: State, now: float) -> None:
@@ -72,24 +58,12 @@ def begin_trouble(state: State, now: float) -> None:
         fault = (one.trial, one.attempt)
         for name in sorted(state.health.together.get(fault, ())):
             node = state.health[name]
-            strikes = tuple(strike for strike in node.strikes if strike.fault != fault)
-            state.put_node(name, replace(node, strikes=strikes))
+            state.put_node(name, replace(node, strikes=tuple(s for s in node.strikes if s.fault != fault)))
         trial = state.trials[one.trial]
         if trial.status in ("waiting", "running"):
             faults = trial.faults if trial.trouble else max(0, trial.faults - 1)
             state.put_trial(replace(trial, trouble=number, faults=faults))
-    proof = PAUSE + 2 * min((one.seconds for one in outage.latest), default=0.0)
-    _pause(state, Trouble(number=number, since=now, spells=outage.spells + 1, first=state.starts, proof=proof), now)
-
-
-def excused_trial(state: State, trial: Trial) -> Trial:
-    """Return the trial after a fault during an outage.
-
-    The first outage since it gained an epoch costs nothing, later ones one retry each, never the last.
-    """
-    counts = trial.trouble not in (0, state.trouble.number)
-    faults = min(state.plan.retries, trial.faults + 1) if counts else trial.faults
-    return replace(trial, trouble=state.trouble.number, faults=faults)
+    _pause(state, Trouble(number=number, since=now, spells=outage.spells + 1, first=state.starts), now)
 
 
 def is_bad_luck(state: State, trial: Trial) -> bool:
@@ -110,38 +84,29 @@ def note_life(state: State, trial: Trial) -> None:
 
 
 def note_probe(state: State, healthy: bool) -> None:
-    """End the outage once enough probes failed and then succeeded."""
+    """End the outage once enough probes failed and half as many then succeeded."""
     outage, enough = state.trouble, _num_together(state)
     if outage.since == math.inf:
         return
-    if outage.sick < enough:
-        state.set(trouble=replace(outage, sick=0 if healthy else outage.sick + 1))
-        return
-    well = outage.well + 1 if healthy else 0
-    if 2 * well >= enough:
+    if outage.probes < enough:
+        probes = 0 if healthy else outage.probes + 1
+    else:
+        probes = outage.probes + 1 if healthy else enough
+    if 2 * (probes - enough) >= enough:
         _end(state, 0)
     else:
-        state.set(trouble=replace(outage, well=well))
+        state.set(trouble=replace(outage, probes=probes))
 
 
 def follow_trouble(state: State, now: float) -> None:
-    """End the outage by the clock.
-
-    An attempt lasted long enough, or the longest time is over.
-    """
-    outage = state.trouble
-    if outage.since == math.inf:
-        return
-    trying = (trial for trial in state.running if trial.turn >= outage.first)
-    if any(now - trial.started >= outage.proof for trial in trying):
-        _end(state, 0)
-    elif state.succeeded and now >= outage.since + LONGEST * 2.0 ** (outage.spells - 1):
-        _end(state, outage.spells)
+    """End the outage after its longest time."""
+    if state.succeeded and now >= _longest_end(state):
+        _end(state, state.trouble.spells)
 
 
 def is_beyond_hope(state: State, now: float) -> bool:
     """Return True where nothing ever worked and the outage is too long."""
-    return not state.succeeded and now >= state.trouble.since + LONGEST
+    return not state.succeeded and now >= _longest_end(state)
 
 
 def num_startable(state: State, now: float) -> int:
@@ -149,33 +114,28 @@ def num_startable(state: State, now: float) -> int:
     outage = state.trouble
     if outage.since == math.inf:
         return len(state.slots)
-    trying = state.starts - outage.first - outage.vain
-    return 0 if now < outage.until or trying >= _num_together(state) else 1
-
-
-def note_try(state: State, now: float) -> None:
-    """Note a start during an outage, and schedule the next."""
-    failing = (state.trouble.proof - PAUSE) / 2
-    _pause(state, state.trouble, now, (PAUSE + failing) / _num_together(state))
+    trying = sum(state.trials[number].turn >= outage.first for number in state.active)
+    return 0 if now < outage.until else max(0, _num_together(state) - trying)
 
 
 def next_look(state: State, now: float) -> float:
     """Return when the clock alone changes something about an outage."""
-    if state.trouble.since == math.inf:
-        return math.inf
-    return state.trouble.until if now < state.trouble.until else now + PAUSE
+    return min((time for time in (state.trouble.until, _longest_end(state)) if time > now), default=math.inf)
+
+
+def _longest_end(state: State) -> float:
+    return state.trouble.since + LONGEST * 2.0 ** (state.trouble.spells - 1)
 
 
 def _num_together(state: State) -> int:
     """Return how many unexplained failures make an outage."""
-    return min(TOGETHER, len(state.nodes), len(state.slots) // state.least)
+    at_once = min(len(state.nodes), len(state.slots) // state.least)
+    return min(TOGETHER, at_once, max(2, at_once // 2))
 
 
-def _pause(state: State, outage: Trouble, now: float, seconds: float = PAUSE) -> None:
-    outage = replace(outage, until=now + seconds)
-    state.set(trouble=outage, due=min(state.due, outage.until))
+def _pause(state: State, outage: Trouble, now: float) -> None:
+    state.set(trouble=replace(outage, until=now + PAUSE), due=min(state.due, now + PAUSE))
 
 
 def _end(state: State, spells: int) -> None:
-    outage = state.trouble
-    state.set(trouble=Trouble(number=outage.number, spells=spells, first=outage.first))
+    state.set(trouble=Trouble(number=state.trouble.number, spells=spells, first=state.starts))
