@@ -1,16 +1,13 @@
 """Attention among all nodes of a graph on batches of graphs of different sizes, beside PyTorch Geometric's dense mask, in turns.
 
-    python -m tests.benchmarks.bench_attention [--repeats 15]
+    python -m tests.benchmarks.bench_attention [--rounds 15]
 
 64 channels, 4 heads, one thread, fp32. ``multihead`` has the weights of theirs, ``to_dense_batch`` and ``MultiheadAttention`` as its ``GPSConv`` calls them; a call is forward and backward. ``twice`` is forward
 and the gradient of a gradient, as weights learn from forces. Everything that follows from the sizes of graphs is made in every call. Figures are CPU time, medians; ``difference`` is the largest of values and gradients over the largest.
 """
 
-import argparse
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +15,7 @@ from torch_geometric.utils import to_dense_batch
 
 from hydragnn.kernels import Topology
 from hydragnn.layers import GraphAttention, LinearGraphAttention, MessageGraph
+from tests.benchmarks.harness import Figures, in_turns, parser
 
 CHANNELS, HEADS = 64, 4
 BATCHES: dict[str, Sequence[int]] = {
@@ -79,36 +77,21 @@ def steps_of(sizes: Sequence[int]) -> dict[str, Step]:
     }
 
 
-def milliseconds(step: Step) -> float:
-    """CPU time of a call: the mean of as many as fill a twentieth of a second."""
-    begin, taken = time.process_time(), 0
-    while taken == 0 or time.process_time() - begin < 0.05:
-        step()
-        taken += 1
-    return 1e3 * (time.process_time() - begin) / taken
-
-
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
-    repeats = parser.parse_args().repeats
+    options = parser(__doc__, rounds=15).parse_args()
     torch.set_num_threads(1)
-    print("nodes of graphs | ours, ms | theirs / ours | linear, ms | twice, ms | predicted forces, ms | difference")
+    milliseconds = dict.fromkeys(
+        ("ours, ms", "theirs / ours", "linear, ms", "twice, ms", "predicted forces, ms"), ".2f"
+    )
+    figures = Figures({"nodes of graphs": "24", **milliseconds, "difference": ".0e"}, options.json)
     for name, sizes in BATCHES.items():
         steps = steps_of(sizes)
         pairs = zip(steps["ours"](), steps["theirs"](), strict=True)
         difference = max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in pairs)
-        taken: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(repeats + 1):
-            for of, step in steps.items():
-                taken[of].append(milliseconds(step))
-        ratio = median(theirs / ours for ours, theirs in zip(taken["ours"][1:], taken["theirs"][1:]))
-        ours, linear, twice, forces = (median(taken[of][1:]) for of in ("ours", "linear", "twice", "forces"))
-        print(
-            f"{name} | {ours:.2f} | {ratio:.2f} | {linear:.2f} | {twice:.2f} | {forces:.2f} | {difference:.0e}",
-            flush=True,
-        )
+        turns = in_turns(steps, options.rounds, at_least=0.05)
+        ours, linear, twice, forces = map(turns.milliseconds, ("ours", "linear", "twice", "forces"))
+        figures.add(name, ours, turns.ratio("theirs", "ours"), linear, twice, forces, difference)
 
 
 if __name__ == "__main__":

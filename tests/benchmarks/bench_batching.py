@@ -3,23 +3,21 @@
     python -m tests.benchmarks.bench_batching
 
 20,000 graphs of 8 to 32 nodes, 12 edges per node, 8 fields; both sides give the same tensors (checked), on one thread, measured in
-turns of twenty batches in one run. Figures are medians of process CPU time per graph; what counts is the ratio.
+turns in one run. Figures are medians of process CPU time per graph; what counts is the ratio.
 """
 
-import argparse
-import json
+import itertools
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
 
 from hydragnn.datasets import MemoryStore, StoreWriter, open_store
 from hydragnn.graphs import Field, GraphBatch, Topology
+from tests.benchmarks.harness import Figures, in_turns, parser, seconds
 
 FIELDS = (
     Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
@@ -45,6 +43,8 @@ def random_graphs(graphs: int, seed: int = 0) -> GraphBatch:
     def numbers(*shape: int) -> torch.Tensor:
         return torch.from_numpy(rng.random(shape))
 
+    cells = rng.random((graphs, 3, 3)) + np.eye(3)
+    shifts = np.einsum("ei,eij->ej", rng.integers(-1, 2, (total_edges, 3)), np.repeat(cells, edges, axis=0))
     return GraphBatch(
         positions=numbers(total, 3),
         topology=Topology.square(
@@ -52,8 +52,8 @@ def random_graphs(graphs: int, seed: int = 0) -> GraphBatch:
             torch.from_numpy(np.sort(first + (rng.random(total_edges) * size).astype(np.int64))),
             total,
         ),
-        edge_shifts=numbers(total_edges, 3),
-        cell=numbers(graphs, 3, 3),
+        edge_shifts=torch.from_numpy(shifts),
+        cell=torch.from_numpy(cells),
         periodic=torch.ones(graphs, 3, dtype=torch.bool),
         node_offsets=torch.from_numpy(node_offsets),
         edge_offsets=torch.from_numpy(edge_offsets),
@@ -67,18 +67,6 @@ def random_graphs(graphs: int, seed: int = 0) -> GraphBatch:
         edges={"bond": numbers(total_edges).float()},
         graphs={"energy": numbers(graphs), "gap": numbers(graphs).float(), "stress": numbers(graphs, 3, 3).float()},
     )
-
-
-def alternating(first: Callable[[int], object], second: Callable[[int], object], repeats: int) -> tuple[float, float]:
-    """Median CPU seconds of two functions, called with the numbers of the repeats, in turn, twenty calls at a time."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for start in range(0, repeats, 20):
-        for function, record in zip((first, second), times):
-            for repeat in range(start, min(start + 20, repeats)):
-                began = time.process_time()
-                function(repeat)
-                record.append(time.process_time() - began)
-    return median(times[0]), median(times[1])
 
 
 def check_equal(batch: GraphBatch, reference: object) -> None:
@@ -99,8 +87,8 @@ def check_equal(batch: GraphBatch, reference: object) -> None:
             raise SystemExit(f"{name} differs between the two sides")
 
 
-def measure(graphs: int, batch_sizes: list[int], repeats: int) -> list[dict[str, float]]:
-    """One row per batch size: microseconds per graph on both sides, and their ratio."""
+def measure(graphs: int, batch_sizes: list[int], rounds: int, figures: Figures) -> None:
+    """Add a row per batch size: microseconds per graph on both sides, and their ratio."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch_geometric.data import Batch
@@ -112,82 +100,54 @@ def measure(graphs: int, batch_sizes: list[int], repeats: int) -> list[dict[str,
     store = MemoryStore(everything)
     data = [graph.clone() for graph in to_pyg(everything)]
     order = np.random.default_rng(1).permutation(graphs)
-    rows = []
     for size in batch_sizes:
-        samples = [order[(k * size) % (graphs - size) :][:size] for k in range(repeats)]
+        samples = [order[(k * size) % (graphs - size) :][:size] for k in range(rounds + 1)]
+        first, second = itertools.cycle(samples), itertools.cycle(samples)
 
-        def listed(k: int) -> object:
-            return Batch.from_data_list([data[i] for i in samples[k].tolist()])  # noqa: B023
+        def listed(each: Iterator[np.ndarray] = first) -> object:
+            return Batch.from_data_list([data[i] for i in next(each).tolist()])
 
-        def flat(k: int) -> object:
-            return store.read(samples[k])  # noqa: B023
+        def flat(each: Iterator[np.ndarray] = second) -> object:
+            return store.read(next(each))
 
-        check_equal(store.read(samples[0]), listed(0))
-        slow, fast = alternating(listed, flat, repeats)
-        rows.append({"batch": size, "list_us": slow / size * 1e6, "store_us": fast / size * 1e6, "ratio": slow / fast})
-    return rows
+        check_equal(store.read(samples[0]), Batch.from_data_list([data[i] for i in samples[0].tolist()]))
+        turns = in_turns({"list": listed, "store": flat}, rounds)
+        slow, fast = (1e3 * turns.milliseconds(name) / size for name in ("list", "store"))
+        figures.add(size, slow, fast, slow / fast)
 
 
-def measure_engines(graphs: int, repeats: int) -> list[dict[str, object]]:
-    """Write and read speed of both engines, in microseconds per graph."""
+def measure_engines(graphs: int, rounds: int, figures: Figures) -> None:
+    """Add a row per engine: writing and reading, in microseconds per graph."""
     everything = MemoryStore(random_graphs(graphs))
-    rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         for suffix in (".h5", ".bp"):
             path = Path(folder) / f"store{suffix}"
-            start = time.process_time()
-            with StoreWriter(path, FIELDS, dim=3) as writer:
-                for first in range(0, graphs, 1000):
-                    writer.write(everything.read(range(first, min(first + 1000, graphs))))
-            write = time.process_time() - start
-            store = open_store(path)
-            rng = np.random.default_rng(0)
-            start = time.process_time()
-            for _ in range(repeats):
-                first = int(rng.integers(0, graphs - 1024))
-                store.read(range(first, first + 1024))
-            block = (time.process_time() - start) / repeats / 1024
-            start = time.process_time()
-            for _ in range(repeats):
-                store.read(rng.permutation(graphs)[:128])
-            scattered = (time.process_time() - start) / repeats / 128
-            start = time.process_time()
-            MemoryStore(open_store(path).read(range(graphs)))
-            load = time.process_time() - start
-            bytes_ = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            rows.append(
-                {
-                    "engine": suffix,
-                    "write_us": write / graphs * 1e6,
-                    "block_us": block * 1e6,
-                    "random_us": scattered * 1e6,
-                    "load_us": load / graphs * 1e6,
-                    "mb": bytes_ / 1e6,
-                }
-            )
-    return rows
+
+            def write(path: Path = path) -> None:
+                with StoreWriter(path, FIELDS, dim=3) as writer:
+                    for first in range(0, graphs, 1000):
+                        writer.write(everything.read(range(first, min(first + 1000, graphs))))
+
+            written = seconds(write) / graphs
+            store, random = open_store(path), np.random.default_rng(0)
+            firsts = iter(random.integers(0, graphs - 1024, rounds).tolist())
+            block = seconds(lambda: store.read(range(first := next(firsts), first + 1024)), rounds) / 1024  # noqa: B023
+            scattered = seconds(lambda: store.read(random.permutation(graphs)[:128]), rounds) / 128  # noqa: B023
+            load = seconds(lambda: MemoryStore(open_store(path).read(range(graphs)))) / graphs  # noqa: B023
+            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            figures.add(suffix, *(1e6 * value for value in (written, block, scattered, load)), size / 1e6)
 
 
 def main() -> None:
-    """Print the tables, or JSON with --json."""
-    parser = argparse.ArgumentParser(description="batch assembly against torch_geometric's Batch.from_data_list")
-    parser.add_argument("--graphs", type=int, default=20_000)
-    parser.add_argument("--repeats", type=int, default=100)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    batching = measure(arguments.graphs, [32, 128, 512], arguments.repeats)
-    engines = measure_engines(arguments.graphs, 10)
-    if arguments.json:
-        print(json.dumps({"batching": batching, "engines": engines}))
-        return
-    print("batch size   list + from_data_list   MemoryStore.read   ratio")
-    for row in batching:
-        print(f"{row['batch']:10.0f}   {row['list_us']:18.2f} us   {row['store_us']:13.2f} us   {row['ratio']:4.1f}x")
-    print("\nengine   write us/graph   block read us/graph   random batch us/graph   load us/graph   MB on disk")
-    for entry in engines:
-        print(
-            f"{entry['engine']:6}   {entry['write_us']:14.1f}   {entry['block_us']:19.2f}   {entry['random_us']:21.1f}   {entry['load_us']:13.2f}   {entry['mb']:10.1f}"
-        )
+    """Print the tables."""
+    arguments = parser(__doc__, rounds=100)
+    arguments.add_argument("--graphs", type=int, default=20_000)
+    options = arguments.parse_args()
+    columns = {"batch size": "d", "list + from_data_list, us": ".2f", "MemoryStore.read, us": ".2f", "ratio": "6.1f"}
+    measure(options.graphs, [32, 128, 512], options.rounds, Figures(columns, options.json))
+    print("\nmicroseconds per graph")
+    each = dict.fromkeys(("write", "read a block", "read a random batch", "load"), "8.2f")
+    measure_engines(options.graphs, 10, Figures({"engine": "6", **each, "MB on disk": ".1f"}))
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ milliseconds per step, medians over the turns; the ratio is the median over turn
 """
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
+
+from harness import Server
 
 HERE = Path(__file__).resolve().parents[2]
 
@@ -94,39 +93,21 @@ def simulate(kind: str, count: int, steps: int, compile: bool) -> None:
         atoms.calc = calculator(Path(folder) / "run", **how)
         dynamics = VelocityVerlet(atoms, timestep=2 * units.fs)
         dynamics.run(5)
-        print("ready", flush=True)
+        print("[]", flush=True)
         for _ in sys.stdin:
             start = time.process_time()
             dynamics.run(steps)
-            print(time.process_time() - start, flush=True)
+            print(f"[{time.process_time() - start}]", flush=True)
 
 
-def worker(checkout: Path, options: argparse.Namespace, compile: bool) -> subprocess.Popen[str]:
-    """A process that simulates with the package of a checkout."""
-    words = ["--atoms", str(options.atoms), "--kind", options.kind, "--steps", str(options.steps)]
+def worker(checkout: Path, options: argparse.Namespace, compile: bool) -> Server:
+    """A process that simulates with the package of a checkout; freed memory is kept, as in commands that predict."""
+    words = ["--atoms", options.atoms, "--kind", options.kind, "--steps", options.steps]
     words += ["--compile"] if compile else []
-    # freed memory is kept by all, as in commands that predict
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    script = [sys.executable, str(Path(__file__).resolve()), "--simulate", *words]
-    return subprocess.Popen(script, env=environment, cwd=checkout, **pipes)
-
-
-def turn(process: subprocess.Popen[str]) -> float:
-    """CPU seconds of one turn."""
-    assert process.stdin and process.stdout
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return float(process.stdout.readline())
-
-
-def ready(process: subprocess.Popen[str]) -> None:
-    """Wait until the process can simulate."""
-    assert process.stdout
-    for line in process.stdout:
-        if line.strip() == "ready":
-            return
-    raise RuntimeError("a process ended before it could simulate; its error is above")
+    command = [sys.executable, Path(__file__).resolve(), "--simulate", *words]
+    process = Server(command, {"PYTHONPATH": str(checkout)}, checkout)
+    process.answer()
+    return process
 
 
 def main() -> None:
@@ -146,10 +127,9 @@ def main() -> None:
     processes = []
     for place in (HERE, options.against.resolve()) if options.against else (HERE,):
         processes.append(worker(place, options, options.compile and place == HERE))
-        ready(processes[-1])
-    turns = [[turn(process) for process in processes] for _ in range(options.turns)]
+    turns = [[process.ask()[0] for process in processes] for _ in range(options.turns)]
     for process in processes:
-        process.communicate()
+        process.end()
     milliseconds = [1e3 * median(times) / options.steps for times in zip(*turns)]
     ratio = f", {median(one[1] / one[0] for one in turns):.2f} times as fast" if options.against else ""
     figures = " against ".join(f"{value:.1f}" for value in milliseconds)

@@ -8,11 +8,7 @@ recipe mlearn). A step is predictions, a loss and its gradient in all weights. C
 compile with all that it starts, and the largest differences of values and gradients.
 """
 
-import argparse
 import resource
-import sys
-import time
-from statistics import median
 
 import numpy as np
 import torch
@@ -23,6 +19,7 @@ from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import NotCompiled, compiled_model
+from tests.benchmarks.harness import Figures, in_turns, parser
 from tests.benchmarks.structures import WITH_FORCES, model_of, step
 
 
@@ -44,47 +41,40 @@ def cpu_seconds() -> float:
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
-def row(kind: str, rounds: int, small: bool, energies: bool) -> str:
-    """One line of the table."""
+def row(kind: str, rounds: int, small: bool, energies: bool) -> list[float]:
+    """Return the figures of an architecture."""
     sizes = [(2, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 3), (2, 2, 4)]
     batch = alloys(4, 4.2, [(3, 3, 1)]) if small else alloys(32, 5.0, sizes)
     derivatives = (["forces", "stress"] if small else ["forces"]) if kind in WITH_FORCES and not energies else []
     model = model_of(kind, batch, 4.2 if small else 5.0, *((48, 2) if small else (64, 3)), derivatives)
     start = cpu_seconds()
-    try:
-        fast = compiled_model(model)
-    except NotCompiled as reason:
-        return f"{kind:8} not compiled: {reason}"
+    fast = compiled_model(model)
     compiling = cpu_seconds() - start
     pairs = [step(predict, model, batch) for predict in (model, fast)]
     errors = [float((ours - theirs).norm() / theirs.norm()) for theirs, ours in zip(*pairs)]
-    milliseconds: list[list[float]] = [[], []]
-    for number in range(rounds):
-        for which in (0, 1) if number % 2 else (1, 0):
-            begin = time.process_time()
-            step((model, fast)[which], model, batch)
-            milliseconds[which].append(1e3 * (time.process_time() - begin))
-    ratio = median(slow / quick for slow, quick in zip(*milliseconds))
-    plain, quick = map(median, milliseconds)
-    return f"{kind:8} {plain:9.1f} {quick:9.1f} {ratio:7.2f} {compiling:11.0f} {errors[0]:9.1e} {errors[1]:9.1e}"
+    works = {"plain": lambda: step(model, model, batch), "compiled": lambda: step(fast, model, batch)}
+    turns = in_turns(works, rounds, warm_up=0)
+    return [*map(turns.milliseconds, works), turns.ratio("plain", "compiled"), compiling, *errors]
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=sorted({*architectures()} - {"relational"}))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--energies", action="store_true", help="No forces.")
-    options = parser.parse_args()
+    arguments = parser(__doc__, rounds=9)
+    arguments.add_argument("kinds", nargs="*", default=sorted({*architectures()} - {"relational"}))
+    arguments.add_argument("--small", action="store_true")
+    arguments.add_argument("--energies", action="store_true", help="No forces.")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     keep_memory()
-    print(
-        f"{'step of':8} {'as it is':>9} {'compiled':>9} {'ratio':>7} {'s to compile':>11} {'values':>9} {'gradient':>9}"
-    )
+    milliseconds = {"as it is, ms": ".1f", "compiled, ms": ".1f", "ratio": "7.2f", "s to compile": ".0f"}
+    columns = {"step of": "24", **milliseconds, "values": "9.1e", "gradient": "9.1e"}
+    figures = Figures(columns, options.json)
     for kind in options.kinds:
-        print(row(kind, options.rounds, options.small, options.energies), flush=True)
+        try:
+            figures.add(kind, *row(kind, options.rounds, options.small, options.energies))
+        except NotCompiled as reason:
+            figures.add(kind, f"not compiled: {reason}", *[""] * (len(columns) - 2))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,17 +1,15 @@
 """Compiled kernels against plain torch: ops, and training steps of architectures on rattled alloys; in turns, in one process.
 
-    python -m tests.benchmarks.bench_compiled [--ops] [--steps] [--repeats 20]
+    python -m tests.benchmarks.bench_compiled [--ops] [--steps] [--rounds 20]
 
 Steps are forward, forces, backward (energies alone for PNA) and AdamW, on a batch of 32 rattled fcc alloys of 8 to 64 atoms,
-seven of ten periodic, within 5 A; hidden 64, 3 layers, fp32, one thread. Figures are CPU times, medians over the repeats;
+seven of ten periodic, within 5 A; hidden 64, 3 layers, fp32, one thread. Figures are CPU times, medians over the rounds;
 ratios are plain over compiled, the median over turns. Freed memory is kept as in every command that trains
 (``hydragnn/base/allocator.py``): without, plain torch also pays for fresh pages of every large array.
 """
 
-import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from statistics import median
 
 import torch
 
@@ -26,8 +24,8 @@ from hydragnn.kernels.bench import derivatives, outputs
 from hydragnn.kernels.cpu import compiled
 from hydragnn.kernels.ops import random_graph
 from tests.benchmarks.bench_models import Step, our_step, parse_head
+from tests.benchmarks.harness import Figures, Work, in_turns, parser
 from tests.benchmarks.structures import alloys
-from tests.benchmarks.timing import seconds
 
 SIZES = ((600, 28, 64), (2000, 30, 128))
 """Nodes, edges per node, channels."""
@@ -45,20 +43,15 @@ def plain_torch() -> Iterator[None]:
         compiled.library = library
 
 
-def in_turns(work: Callable[[], object], repeats: int) -> tuple[float, float, float]:
-    """Milliseconds of CPU time in plain torch and compiled, and their ratio."""
-    turns = []
-    for number in range(repeats + 2):
+def both(work: Work, rounds: int) -> tuple[float, float, float]:
+    """Return milliseconds in plain torch and compiled, and their ratio."""
+
+    def plain() -> None:
         with plain_torch():
-            plain = seconds(work)
-        turns.append((plain, seconds(work)))
-        if number == 1:
-            turns.clear()  # the first two warm up
-    return (
-        median(plain for plain, _ in turns) * 1e3,
-        median(ours for _, ours in turns) * 1e3,
-        median(plain / ours for plain, ours in turns),
-    )
+            work()
+
+    turns = in_turns({"plain": plain, "ours": work}, rounds, warm_up=2)
+    return turns.milliseconds("plain"), turns.milliseconds("ours"), turns.ratio("plain", "ours")
 
 
 def step_of(kind: str, batch: GraphBatch) -> Step:
@@ -71,17 +64,16 @@ def step_of(kind: str, batch: GraphBatch) -> Step:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", action="store_true")
-    parser.add_argument("--steps", action="store_true")
-    parser.add_argument("--repeats", type=int, default=20)
-    options = parser.parse_args()
+    arguments = parser(__doc__, rounds=20)
+    arguments.add_argument("--ops", action="store_true")
+    arguments.add_argument("--steps", action="store_true")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     keep_memory()
-    title = f"{'':52} {'plain ms':>9} {'ours ms':>9} {'ratio':>6}"
+    figures = Figures({"work": "52", "plain ms": "9.2f", "ours ms": "9.2f", "ratio": "6.2f"}, options.json)
     if options.ops or not options.steps:
         for nodes, degree, channels in SIZES:
-            print(f"{nodes} nodes, {nodes * degree} edges, {channels} channels, fp32\n{title}")
+            print(f"{nodes} nodes, {nodes * degree} edges, {channels} channels, fp32")
             edges = random_graph(nodes, degree)
             for op in OPS.values():
                 for name, case in op.cases({"random": edges}, channels):
@@ -93,12 +85,12 @@ def main() -> None:
                         ("and backward", lambda: derivatives(op.call, given, 1)),  # noqa: B023
                     ):
                         label = f"{op.name}, {name.removeprefix('random, ')}, {what}"
-                        print(f"{label:52}" + " {:9.2f} {:9.2f} {:6.2f}".format(*in_turns(work, options.repeats)))
+                        figures.add(label, *both(work, options.rounds))
     if options.steps or not options.ops:
         batch = alloys(32)
-        print(f"steps on {batch.num_nodes} atoms, {batch.num_edges} edges\n{title}")
+        print(f"steps on {batch.num_nodes} atoms, {batch.num_edges} edges")
         for kind in KINDS:
-            print(f"{kind:52}" + " {:9.2f} {:9.2f} {:6.2f}".format(*in_turns(step_of(kind, batch), options.repeats)))
+            figures.add(kind, *both(step_of(kind, batch), options.rounds))
 
 
 if __name__ == "__main__":

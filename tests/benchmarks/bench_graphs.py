@@ -7,11 +7,6 @@ Periodic fcc alloys of 8 to 64 atoms within 5 A. ``RadiusGraphPBC`` are the step
 medians over the rounds; ours include every check of the graph, theirs have none.
 """
 
-import argparse
-import time
-from collections.abc import Callable
-from statistics import median
-
 import ase
 import ase.neighborlist
 import torch
@@ -19,6 +14,7 @@ from torch_geometric.data import Data
 from vesin import NeighborList
 
 from hydragnn.graphs.atomic import from_ase
+from tests.benchmarks.harness import Figures, in_turns, parser
 from tests.benchmarks.structures import structures
 
 CUTOFF = 5.0
@@ -42,28 +38,20 @@ def neighbours_alone(atoms: ase.Atoms) -> object:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cells", type=int, default=150)
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
+    arguments = parser(__doc__, rounds=7)
+    arguments.add_argument("--cells", type=int, default=150)
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     cells = [atoms for atoms in structures(2 * options.cells, 0) if atoms.pbc.all()][: options.cells]
-    ways: dict[str, Callable[[ase.Atoms], object]] = {
-        "from_ase": lambda atoms: from_ase(atoms, CUTOFF),
-        "RadiusGraphPBC": radius_graph_pbc,
-        "vesin alone": neighbours_alone,
+    works = {
+        "from_ase": lambda: [from_ase(atoms, CUTOFF) for atoms in cells],
+        "RadiusGraphPBC": lambda: [radius_graph_pbc(atoms) for atoms in cells],
+        "vesin alone": lambda: [neighbours_alone(atoms) for atoms in cells],
     }
-    spent: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.rounds):
-        for name, make in ways.items():
-            begin = time.process_time()
-            for atoms in cells:
-                make(atoms)
-            spent[name].append(1e6 * (time.process_time() - begin) / len(cells))
-    print(f"{len(cells)} cells; {'us per graph':>26}{'over from_ase':>16}")
-    for name, values in spent.items():
-        ratio = median(value / ours for value, ours in zip(values, spent["from_ase"]))
-        print(f"{name:>20}{median(values):16.0f}{ratio:16.2f}")
+    turns = in_turns(works, options.rounds)
+    figures = Figures({"way": "20", "us per graph": ".0f", "over from_ase": ".2f"}, options.json)
+    for name in works:
+        figures.add(name, 1e3 * turns.milliseconds(name) / len(cells), turns.ratio(name, "from_ase"))
 
 
 if __name__ == "__main__":

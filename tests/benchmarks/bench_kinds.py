@@ -22,7 +22,8 @@ from typing import Any
 
 from hydragnn.base.files import check_page_target, read_json, write_atomically, write_json
 from hydragnn.runs.provenance import processor_name
-from tests.benchmarks.bench_peers import HERE, KEPT, Peer, difference, molecules, write_graphs
+from tests.benchmarks.bench_peers import HERE, Peer, difference, molecules, write_graphs
+from tests.benchmarks.harness import KEPT
 from tests.benchmarks.speed_page import OURS, TITLE, Measured, Sample, page_of, rows_of
 from tests.benchmarks.structures import structures
 

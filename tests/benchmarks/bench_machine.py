@@ -30,8 +30,8 @@ from hydragnn.models import NotCompiled, compiled_model
 from tests.benchmarks import bench_data, bench_together
 from tests.benchmarks.bench_memory import foretold_pairs
 from tests.benchmarks.bench_planning import PER_RANK, TRACES, balance, measured_costs, planning_times, trace_of
+from tests.benchmarks.harness import ratio_in_turns
 from tests.benchmarks.structures import CUTOFF, alloys, model_of, step, structures
-from tests.benchmarks.timing import ratio_in_turns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

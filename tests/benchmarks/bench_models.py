@@ -1,13 +1,11 @@
 """Training steps against PyTorch Geometric's layers on the same batches, alternating, on one thread.
 
-    python tests/benchmarks/bench_models.py [--repeats 20]
+    python tests/benchmarks/bench_models.py [--rounds 20]
 
 Same widths, layers, radial functions and edges; the time of a step is forward, backward (through forces where named)
-and AdamW. Figures are CPU times, so that a busy machine disturbs them less; minima over the repeats.
+and AdamW. Figures are CPU times, so that a busy machine disturbs them less; the least of all rounds.
 """
 
-import argparse
-import time
 from collections.abc import Callable
 
 import torch
@@ -24,6 +22,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import HeadSettings, build_model, degree_statistics, parse_head
+from tests.benchmarks.harness import Figures, in_turns, parser
 
 Step = Callable[[], None]
 HIDDEN, LAYERS, RADIAL, CUTOFF = 64, 3, 20, 6.0
@@ -165,22 +164,9 @@ def their_step(model: nn.Module, batch: GraphBatch) -> Step:
     return training_step(model, lambda: model(batch).square().mean())
 
 
-def compared(ours: Step, theirs: Step, repeats: int) -> tuple[float, float]:
-    """Least CPU seconds of each, measured in turns."""
-    best = [float("inf"), float("inf")]
-    for _ in range(repeats + 2):
-        for number, step in enumerate((ours, theirs)):
-            start = time.process_time()
-            step()
-            best[number] = min(best[number], time.process_time() - start)
-    return best[0], best[1]
-
-
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=20)
-    repeats = parser.parse_args().repeats
+    options = parser(__doc__, rounds=20).parse_args()
     torch.set_num_threads(1)
     common = {"hidden_dim": HIDDEN, "num_layers": LAYERS}
     radial = {**common, "num_radial": RADIAL, "cutoff": CUTOFF}
@@ -203,10 +189,12 @@ def main() -> None:
         rows.append((f"pna, energy, {name}, against PyG PNAConv", batch, step, their_step(TheirPNA(batch), batch)))
     step = our_step(RelationalSettings(**common, reduce="sum"), nodal, mesh, ["load", "relation"])
     rows.append(("relational, 64 x 64 grid, against PyG RGCNConv", mesh, step, their_step(TheirRelational(mesh), mesh)))
-    print(f"{'step':62} {'edges':>7} {'ours ms':>8} {'PyG ms':>8} {'ratio':>6}")
+    columns = {"step": "62", "edges": "7d", "ours ms": "8.1f", "PyG ms": "8.1f", "ratio": "6.2f"}
+    figures = Figures(columns, options.json)
     for title, batch, ours, theirs in rows:
-        mine, other = compared(ours, theirs, repeats)
-        print(f"{title:62} {batch.num_edges:7} {mine * 1e3:8.1f} {other * 1e3:8.1f} {other / mine:6.2f}")
+        turns = in_turns({"ours": ours, "PyG": theirs}, options.rounds, warm_up=2)
+        mine, other = turns.least("ours"), turns.least("PyG")
+        figures.add(title, batch.num_edges, mine, other, other / mine)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,6 @@ HYDRAGNN_PEERS_LOUD in the environment the peers' own errors are printed.
 """
 
 import argparse
-import contextlib
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -26,28 +22,19 @@ from typing import Any
 
 import numpy as np
 
+from tests.benchmarks.harness import KEPT, Server
 from tests.benchmarks.peer_worker import CUTOFF
 from tests.benchmarks.structures import structures
 
 HERE = Path(__file__).parent
-KEPT = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
 
 
-class Peer:
+class Peer(Server):
     """A process that takes steps."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, command: Sequence[object], environment: Mapping[str, str]) -> None:
+        super().__init__(command, environment)
         self.name = name
-        clean = {key: value for key, value in os.environ.items() if key not in {"GLIBC_TUNABLES", "PYTHONPATH"}}
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115, closed with the process
-        self.process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors if "HYDRAGNN_PEERS_LOUD" not in os.environ else None,
-            text=True,
-            env={**clean, "OMP_NUM_THREADS": "1", **environment},
-        )
         try:
             self.parameters = self.answer()["parameters"]
         except RuntimeError:
@@ -55,24 +42,6 @@ class Peer:
             raise
         self.milliseconds: dict[str, list[float]] = {"train": [], "infer": []}
         self.peak = 0.0
-
-    def answer(self) -> dict[str, Any]:
-        """The next line of JSON that it prints; RuntimeError with its last words where it has ended."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return dict(json.loads(line))
-        code = self.process.wait()
-        self.errors.seek(0)
-        words = [line for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()]
-        raise RuntimeError(f"it ended with {code}{f' ({words[-1].strip()})' if words else ''}")
-
-    def ask(self, request: str) -> dict[str, Any]:
-        """Its answer to a request."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and ``answer`` says how
-            print(request, file=self.process.stdin, flush=True)
-        return self.answer()
 
     def move(self, folder: Path) -> None:
         """Go on with the batch in another folder, with nothing counted."""
@@ -88,15 +57,6 @@ class Peer:
     def values(self) -> np.ndarray:
         """Energies and forces in one row."""
         return np.concatenate([np.array(part) for part in self.ask("values")["values"]])
-
-    def end(self) -> None:
-        """Let it go."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
-        self.errors.close()
 
 
 def crystal(atoms: int) -> list[Any]:

@@ -11,9 +11,7 @@ over ours, the median over rounds. ``same`` is the largest difference of energie
 
 import argparse
 import json
-import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,11 +28,12 @@ from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
-from tests.benchmarks.bench_peers import KEPT
 from tests.benchmarks.geometric_layers import Potential, with_weights
+from tests.benchmarks.harness import KEPT, Figures, Server, parser
 from tests.benchmarks.peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL
 from tests.benchmarks.structures import structures
 
+ROOT = Path(__file__).parents[2]
 RANKS, PER_RANK = 2, 32
 SIZES = {
     "hidden_dim": HIDDEN,
@@ -195,43 +194,26 @@ class Pipeline:
         name = "theirs" if way.startswith("PyTorch Geometric") else way
         command = [sys.executable, "-m", "tests.benchmarks.bench_pipeline", kind, "--serve", name, "--folder", folder]
         command += ["--graphs", options.graphs]
-        common = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        common |= {"OMP_NUM_THREADS": "1", **({"GLIBC_TUNABLES": KEPT} if "kept" in way else {})}
+        common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        common |= {"GLIBC_TUNABLES": KEPT} if "kept" in way else {}
         self.way = way
         self.seconds: list[tuple[float, float]] = []
         self.ranks = [
-            subprocess.Popen(
-                [str(word) for word in command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(RANKS)
+            Server(command, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, ROOT) for rank in range(RANKS)
         ]
 
     def epoch(self, number: int) -> None:
         """Take an epoch with all ranks."""
         for rank in self.ranks:
-            assert rank.stdin is not None
-            print(number, file=rank.stdin, flush=True)
-        answers = [self.answer(rank) for rank in self.ranks]
+            rank.send(number)
+        answers = [rank.answer() for rank in self.ranks]
         self.seconds.append((max(wall for wall, _ in answers), sum(cpu for _, cpu in answers)))
 
-    def answer(self, rank: "subprocess.Popen[str]") -> tuple[float, float]:
-        """Its next line of numbers."""
-        assert rank.stdout is not None
-        for line in rank.stdout:
-            if line.startswith("["):
-                wall, cpu = json.loads(line)
-                return wall, cpu
-        raise RuntimeError(f"{self.way} ended with {rank.wait()}")
-
     def end(self) -> None:
-        """Let its ranks go."""
+        """End its ranks."""
         for rank in self.ranks:
-            rank.kill()
-            rank.wait()
+            rank.process.kill()
+            rank.end()
 
 
 def difference(kind: str) -> float:
@@ -250,8 +232,8 @@ def difference(kind: str) -> float:
     return max(float((a - b.detach()).abs().max() / a.abs().max()) for a, b in zip(ours, theirs))
 
 
-def compare(kind: str, options: argparse.Namespace) -> None:
-    """Print the rows of one architecture."""
+def compare(kind: str, options: argparse.Namespace, figures: Figures) -> None:
+    """Add the rows of one architecture."""
     ways = ["ours", *(["compiled"] if options.compiled else []), "PyTorch Geometric", "PyTorch Geometric, memory kept"]
     with tempfile.TemporaryDirectory() as name:
         pipelines = [Pipeline(way, kind, options, Path(name) / str(n)) for n, way in enumerate(ways)]
@@ -263,26 +245,27 @@ def compare(kind: str, options: argparse.Namespace) -> None:
         pipeline.end()
         wall, cpu = (np.array(column[1:]) for column in zip(*pipeline.seconds))  # the first epoch warms up
         our_wall, our_cpu = (np.array(column[1:]) for column in zip(*ours.seconds))
-        row = f"{kind:7} {pipeline.way:32} {median(wall):7.2f} s {median(wall / our_wall):5.2f}"
-        print(row, f"  CPU {median(cpu):7.2f} s {median(cpu / our_cpu):5.2f}   same {difference(kind):.0e}", flush=True)
+        ratios = median(wall / our_wall), median(cpu / our_cpu)
+        figures.add(kind, pipeline.way, median(wall), ratios[0], median(cpu), ratios[1], difference(kind))
 
 
 def main() -> None:
     """Print the table, or serve."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=["painn", "schnet", "egnn"])
-    parser.add_argument("--graphs", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--serve", choices=("ours", "compiled", "theirs"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    arguments = parser(__doc__, rounds=7)
+    arguments.add_argument("kinds", nargs="*", default=["painn", "schnet", "egnn"])
+    arguments.add_argument("--graphs", type=int, default=512)
+    arguments.add_argument("--compiled", action="store_true")
+    arguments.add_argument("--serve", choices=("ours", "compiled", "theirs"), help=argparse.SUPPRESS)
+    arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = arguments.parse_args()
     if options.serve:
         serve(options)
         return
     print(f"{RANKS} ranks, {PER_RANK} graphs of each per step, {options.graphs} graphs; an epoch, theirs over ours")
+    columns = {"kind": "7", "way": "32", "s": "7.2f", "ratio": "5.2f", "CPU s": "7.2f", "CPU ratio": "5.2f"}
+    figures = Figures({**columns, "same": "6.0e"}, options.json)
     for kind in options.kinds:
-        compare(kind, options)
+        compare(kind, options, figures)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ from hydragnn.datasets import Budget, Sizes, pack, share_of
 from hydragnn.datasets.packing import NODE_COST, costs_of, graph_costs, loads_of
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.joining import concatenate
+from tests.benchmarks.harness import seconds
 from tests.benchmarks.structures import CUTOFF, WITH_FORCES, model_of, random_structure, step, structures
-from tests.benchmarks.timing import seconds
 
 PER_RANK = 32
 """Graphs of a rank in a step."""

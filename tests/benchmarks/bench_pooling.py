@@ -55,6 +55,7 @@ from hydragnn.scripts.recipes.porous import fresh_square
 from hydragnn.scripts.recipes.simp import first_density, random_density
 from hydragnn.scripts.recipes.terfenol import TARGETS
 from hydragnn.scripts.recipes.terfenol import write_store as write_terfenol
+from tests.benchmarks.harness import in_turns
 
 Array = NDArray[np.float64]
 PART = Field(name="part", on="graph", classes=3, dtype="int64", role="auxiliary")
@@ -308,16 +309,14 @@ def step_times() -> None:
         known = [*fields, clusters_field(LEVELS)]
         model = build_model(settings, [head], known, inputs=["load", CLUSTERS], dim=2, seed=0)
 
-        def seconds(store: MemoryStore, model: nn.Module = model) -> float:
-            start = time.process_time()
+        def step(store: MemoryStore, model: nn.Module = model) -> None:
             batch = store.read(generator.permutation(64)[:16]).to(dtype=torch.float32)
             model.zero_grad()
             (model(batch)["answer"].mean - batch["answer"]).square().mean().backward()
-            return time.process_time() - start
 
-        pairs = np.array([[seconds(each), seconds(once)] for _ in range(ROUNDS)])[5:] * 1e3
-        before, after = np.median(pairs, axis=0)
-        print(f"{kind}: {before:.1f} ms, {after:.1f} ms with levels made once, ratio {before / after:.2f}", flush=True)
+        turns = in_turns({"each": partial(step, each), "once": partial(step, once)}, ROUNDS - 5, warm_up=5)
+        before, after, ratio = *map(turns.milliseconds, ("each", "once")), turns.ratio("each", "once")
+        print(f"{kind}: {before:.1f} ms, {after:.1f} ms with levels made once, ratio {ratio:.2f}", flush=True)
 
 
 def copper(data: Path, _: Path) -> Problem:

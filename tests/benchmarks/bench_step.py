@@ -11,14 +11,14 @@ disturbed less by a busy machine than time on the wall. Both keep freed memory (
 import argparse
 import importlib.util
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-MALLOC = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
+from harness import KEPT, Figures, Server, parser
+
 STEPS = 4
 HERE = Path(__file__).resolve().parent.parent.parent
 KINDS = ("schnet", "painn", "egnn", "pna", "relational")
@@ -66,22 +66,11 @@ def head(models: Any, kind: str, field: str, **keys: str) -> Any:
     return models.HeadSettings(field=field, **({"pool": "sum"} if kind == "energy" else {}), **keys)
 
 
-def server(checkout: Path, kind: str) -> "subprocess.Popen[str]":
+def server(checkout: Path, kind: str) -> Server:
     """A process that serves the steps of a checkout."""
     python = checkout / ".venv" / "bin" / "python"
-    command = [str(python if python.exists() else sys.executable), str(Path(__file__).resolve()), "--serve", kind]
-    environment = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": MALLOC}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=checkout, env=environment, stdin=pipe, stdout=pipe, text=True)
-
-
-def asked(process: "subprocess.Popen[str]") -> list[float]:
-    """CPU and wall seconds of a step, now."""
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    seconds: list[float] = json.loads(process.stdout.readline())
-    return seconds
+    command = [python if python.exists() else sys.executable, Path(__file__).resolve(), "--serve", kind]
+    return Server(command, {"PYTHONPATH": str(checkout), "GLIBC_TUNABLES": KEPT}, checkout)
 
 
 def compared(other: Path, kind: str, rounds: int) -> list[tuple[list[float], list[float]]]:
@@ -90,30 +79,30 @@ def compared(other: Path, kind: str, rounds: int) -> list[tuple[list[float], lis
     actual = []
     for number in range(rounds):
         order = processes if number % 2 else processes[::-1]
-        seconds = {process.pid: asked(process) for process in order}
-        actual.append((seconds[processes[0].pid], seconds[processes[1].pid]))
+        seconds = {process: process.ask() for process in order}
+        actual.append((seconds[processes[0]], seconds[processes[1]]))
     for process in processes:
-        process.communicate()
+        process.end()
     return actual
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("other", type=Path, nargs="?")
-    parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", choices=KINDS)
-    parser.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    arguments = parser(__doc__, rounds=10)
+    arguments.add_argument("other", type=Path, nargs="?")
+    arguments.add_argument("--pairs", type=int, default=6)
+    arguments.add_argument("--only", choices=KINDS)
+    arguments.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
+    options = arguments.parse_args()
     if options.serve:
         return serve(options.serve)
-    print(f"{'step of':12} {'theirs ms':>10} {'ours ms':>10} {'ratio CPU':>10} {'ratio wall':>10}")
+    milliseconds = {"theirs ms": "10.1f", "ours ms": "10.1f"}
+    figures = Figures({"step of": "12", **milliseconds, "ratio CPU": "10.3f", "ratio wall": "10.3f"}, options.json)
     for kind in [options.only] if options.only else KINDS:
         pairs = [compared(options.other.resolve(), kind, options.rounds) for _ in range(options.pairs)]
         theirs, ours = (median(turn[side][0] for pair in pairs for turn in pair) * 1e3 for side in (0, 1))
         cpu, wall = (median(median(t[clock] / o[clock] for t, o in pair) for pair in pairs) for clock in (0, 1))
-        print(f"{kind:12} {theirs:10.1f} {ours:10.1f} {cpu:10.3f} {wall:10.3f}", flush=True)
+        figures.add(kind, theirs, ours, cpu, wall)
     return None
 
 

@@ -11,10 +11,9 @@ with ``--campaigns`` whole searches by one worker, with a process for each trial
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -33,6 +32,7 @@ from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import StepRequest
 from hydragnn.training.stack import Stack
 from hydragnn.training.together import Group, Member
+from tests.benchmarks.harness import in_turns
 
 FIELDS = [
     Field(name="atomic_numbers", on="node", role="input", classes=10, dtype="int64"),
@@ -103,18 +103,13 @@ def ratio_of_steps(kind: str, store: MemoryStore, options: GroupSettings) -> tup
             epochs = [run.data.epoch(number) for run in runs]
             return [StepRequest(share=next(epoch), rate=1e-4) for epoch in epochs]
 
-    def seconds(take: Callable[[list[StepRequest]], object]) -> float:
-        start = time.process_time()
-        for _ in range(3):
-            take(requests())
-        return (time.process_time() - start) / 3
-
-    for take in (group.take_each, group.take_stacked):
-        seconds(take)
-    pairs = [(seconds(group.take_each), seconds(group.take_stacked)) for _ in range(options.rounds)]
+    works = {
+        "loop": lambda: [group.take_each(requests()) for _ in range(3)],
+        "stacked": lambda: [group.take_stacked(requests()) for _ in range(3)],
+    }
+    turns = in_turns(works, options.rounds)
     assert group.way is None, "a stacked step failed"
-    loop, stacked = (1e3 * median(column) for column in zip(*pairs))
-    return loop, stacked, median(one / other for one, other in pairs)
+    return turns.milliseconds("loop") / 3, turns.milliseconds("stacked") / 3, turns.ratio("loop", "stacked")
 
 
 KINDS = ("painn", "schnet", "egnn", "pna")
