@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from typing import Any
 
+from hydragnn import __version__
 from hydragnn.base.machine import ROOM, this_machine
 from hydragnn.datasets.footprint import in_words
 
@@ -48,7 +49,7 @@ def installation() -> Installation:
     import torch
 
     return Installation(
-        hydragnn=metadata.version("hydragnn-ensemble") if _installed("hydragnn-ensemble") else "bare checkout",
+        hydragnn=__version__,
         torch=f"{torch.__version__}, {torch.get_num_threads()} threads, distributed: {_backends(torch)}",
         gpus=tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
         compiled_kernels=_compiled_kernels(),
@@ -64,16 +65,11 @@ def installation() -> Installation:
     )
 
 
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def _version_of(name: str) -> str:
-    return metadata.version(name) if _installed(name) else "not installed"
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _backends(torch: Any) -> str:

@@ -1,9 +1,9 @@
 """Write the report of a campaign, an ensemble or a run."""
 
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from hydragnn import __version__
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.page import page
@@ -31,13 +31,5 @@ def write_report(
     check_page_target(place, REPORT, "report")
     facts = collect(source, campaign=campaign, ensemble=ensemble, store=store)
     time = (now or datetime.now().astimezone()).strftime("%d %B %Y, %H:%M")
-    write_atomically(place, page(facts, f"Made on {time} with hydragnn-ensemble {installed_version()}."))
+    write_atomically(place, page(facts, f"Made on {time} with hydragnn-ensemble {__version__}."))
     return place
-
-
-def installed_version() -> str:
-    """Return the version of this package, if it is installed."""
-    try:
-        return version("hydragnn-ensemble")
-    except PackageNotFoundError:
-        return "from a checkout"

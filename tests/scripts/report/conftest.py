@@ -173,7 +173,7 @@ def record_of(config: dict[str, Any], values: dict[str, Any], *, quality: float,
         best={**{name: values[best] for name, values in curves.items()}, "epoch": float(best + 1)},
         trivial=metrics,
         cost=Cost(seconds=1.9 * epochs, cpu_seconds=1.8 * epochs, peak_memory_mb=512.0, graphs_per_second=410.0),
-        versions={"hydragnn": "0.1.0", "python": "3.11.9", "torch": "2.8.0"},
+        versions={"hydragnn": "0.2.0", "python": "3.11.9", "torch": "2.8.0"},
         hardware={"processor": "2 cores", "gpus": []},
     )
 
