@@ -111,23 +111,12 @@ def neighbour_list(
     if max_neighbours is not None:
         if max_neighbours < 1:
             raise InputError(f"{name}: max_neighbours = {max_neighbours}; give at least 1")
-        ranks = np.rint(distance[order] / min(_TIE, _TIE * cutoff)).astype(np.int64)
-        order = order[_nearest(receivers[order], senders[order], shifts[order], ranks, max_neighbours)]
+        rounded = np.rint(distance[order] / min(_TIE, _TIE * cutoff)).astype(np.int64)
+        sorted_receivers = receivers[order]
+        nearest = np.lexsort((senders[order], *shifts[order].T, rounded, sorted_receivers))
+        rank = np.arange(len(nearest)) - np.searchsorted(sorted_receivers, sorted_receivers[nearest])
+        order = order[np.sort(nearest[rank < max_neighbours])]
     return senders[order], receivers[order], shifts[order]
-
-
-def _nearest(
-    receivers: Int[ndarray, " edges"],
-    senders: Int[ndarray, " edges"],
-    shifts: Int[ndarray, "edges 3"],
-    rounded: Int[ndarray, " edges"],
-    keep: int,
-) -> Int[ndarray, " kept"]:
-    """Return which sorted edges are among the ``keep`` nearest of their receiver."""
-    ranked = np.lexsort((senders, *shifts.T, rounded, receivers))
-    start = np.searchsorted(receivers, receivers[ranked])
-    rank = np.arange(len(ranked)) - start
-    return np.sort(ranked[rank < keep])
 
 
 def _labels(
@@ -150,27 +139,27 @@ def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
     stored, own = _stored_label(atoms, field, key, name), value_on(atoms, field, key)
     if field.shape == (3, 3):
         stored, own = (None if value is None else _as_tensor(np.asarray(value)) for value in (stored, own))
-    if stored is not None and own is not None and not _agree(stored, own):
+    # values agree up to the digits of a text file
+    if (
+        stored is not None
+        and own is not None
+        and not (np.shape(stored) == np.shape(own) and np.allclose(stored, own, rtol=1e-6, atol=1e-8))
+    ):
         raise InputError(
             f"{name} has two values of {key} that differ: one among the results of its calculator, one in {_place(field)}; remove one"
         )
     value = own if stored is None else stored
-    if value is not None and key == "stress" and field.shape == (3, 3) and not has_volume(atoms):
+    if (
+        value is not None
+        and key == "stress"
+        and field.shape == (3, 3)
+        and not (np.any(atoms.pbc) and np.linalg.det(atoms.cell.array))
+    ):
         raise InputError(
             f"{name} has a stress and no volume (no periodic axis, or a cell vector of length zero); give its cell, or take the "
             f"stress out of the structure and list {field.name} as optional"
         )
     return value
-
-
-def has_volume(atoms: Atoms) -> bool:
-    """Return True where a stress is defined: periodic, with a volume."""
-    return bool(np.any(atoms.pbc) and np.linalg.det(atoms.cell.array) != 0)
-
-
-def _agree(one: Any, other: Any) -> bool:
-    """Return True where values agree up to the digits of a text file."""
-    return bool(np.shape(one) == np.shape(other) and np.allclose(one, other, rtol=1e-6, atol=1e-8))
 
 
 def _place(field: Field) -> str:

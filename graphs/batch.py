@@ -11,11 +11,12 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.coarse import Levels
-from hydragnn.graphs.far import FAR
 from hydragnn.graphs.field import LOCATIONS, Field, Location
-from hydragnn.graphs.reversal import reverse_of
 from hydragnn.graphs.texts import NAME, Texts, label
-from hydragnn.graphs.topology import Topology
+from hydragnn.graphs.topology import Topology, reverse_of
+
+FAR = 10.0
+"""A graph is far where its first node is so many times farther from the origin than from its other nodes and its edges' images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
@@ -106,7 +107,12 @@ class GraphBatch:
 
     def owner(self, location: Location) -> Int[Tensor, " items"]:
         """The graph that each node, edge or graph belongs to."""
-        return self._derive("owner", location, lambda: _owners(self.counts(location), self.num_items(location)))
+
+        def owners() -> Tensor:
+            graphs = torch.arange(self.num_graphs, device=self.device)
+            return torch.repeat_interleave(graphs, self.counts(location), output_size=self.num_items(location))
+
+        return self._derive("owner", location, owners)
 
     @property
     def reverse_edges(self) -> Int[Tensor, " edges"]:
@@ -263,14 +269,8 @@ class GraphBatch:
             edges={name: _take(value, edges) for name, value in self.edges.items()},
             graphs={name: _take(value, rows_of_graphs) for name, value in self.graphs.items()},
             masks={name: _take(value, rows_of_graphs) for name, value in self.masks.items()},
-            texts=self._texts_of(rows_of_graphs),
+            texts={key: texts.select(_numbers(rows_of_graphs)) for key, texts in self.texts.items()},
         )
-
-    def _texts_of(self, graphs: "Rows") -> Mapping[str, Texts]:
-        if not self.texts:
-            return self.texts
-        rows = graphs if isinstance(graphs, slice) else graphs.tolist()
-        return {key: texts.select(rows) for key, texts in self.texts.items()}
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "GraphBatch":
         """Return the batch on ``device`` with floats in ``dtype``; None keeps either."""
@@ -352,6 +352,10 @@ def _graph_rows(graphs: slice | Sequence[int] | Tensor, count: int, device: torc
     return torch.tensor(graphs, device=device)
 
 
+def _numbers(rows: Rows) -> slice | list[int]:
+    return rows if isinstance(rows, slice) else rows.tolist()
+
+
 def _rows(batch: GraphBatch, location: Location, graphs: Rows) -> tuple[Rows, Tensor]:
     offsets = _offsets(batch, location)
     if isinstance(graphs, slice):
@@ -370,11 +374,6 @@ def _offsets(batch: GraphBatch, location: Location) -> Tensor:
     if location == "graph":
         return torch.arange(batch.num_graphs + 1, device=batch.device)
     return batch.node_offsets if location == "node" else batch.edge_offsets
-
-
-def _owners(counts: Tensor, total: int) -> Tensor:
-    index = torch.arange(counts.shape[0], device=counts.device)
-    return torch.repeat_interleave(index, counts, output_size=total)
 
 
 def edge_vectors(batch: GraphBatch) -> Float[Tensor, "edges dim"]:

@@ -54,71 +54,40 @@ def from_mesh(
     for field in declared:
         if field.on == "node" and field.name not in node_values and field.name in source:
             node_values[field.name] = source[field.name]
-    membership = {f"tag_{_word(tag)}": flags for tag, flags in tag_members(mesh, tags, name=name).items()}
-    make = _cell_graph if cell_centred else _vertex_graph
-    return make(mesh, declared, node_values, graphs or {}, membership, name)
+    groups = {
+        f"tag_{re.sub('[^A-Za-z0-9_]', '_', tag)}": flags for tag, flags in tag_members(mesh, tags, name=name).items()
+    }
+    edges: dict[str, ndarray] = {}
+    if cell_centred:
+        facets, owner, areas, volumes, points = _facets(mesh)
+        _, group = np.unique(facets, axis=0, return_inverse=True)
+        senders, receivers, edges["area"] = _across(group.reshape(-1), owner, areas)
+        used, measured = None, [CELL_VOLUME, FACET_AREA]
+        own = {tag: _marked_cells(mesh, flags, facets, owner) for tag, flags in groups.items()} | {"volume": volumes}
+    else:
+        pairs, measured = _vertex_pairs(mesh), []
+        used = np.unique(pairs)
+        points = np.asarray(mesh.points, dtype=np.float64)[used]
+        first, second = np.searchsorted(used, pairs).T
+        senders, receivers = np.concatenate([first, second]), np.concatenate([second, first])
+        own = {tag: _marked_points(mesh, flags)[used] for tag, flags in groups.items()}
+    values = {key: _rows(value, mesh, used, key, declared, name) for key, value in node_values.items()}
+    tag_fields = [Field(name=tag, on="node", classes=2, dtype="int64") for tag in groups]
+    return graph_from_arrays(
+        _coordinates(points),
+        senders,
+        receivers,
+        fields=[*declared, *tag_fields, *measured],
+        nodes=values | own,
+        edges=edges,
+        graphs=graphs,
+        name=name,
+    )
 
 
 def used_points(mesh: meshio.Mesh) -> Int[ndarray, " kept"]:
     """Return the numbers of the points that become nodes."""
-    pairs = _vertex_pairs(mesh)
-    return np.unique(pairs)
-
-
-def _vertex_graph(
-    mesh: meshio.Mesh,
-    declared: list[Field],
-    node_values: dict[str, Any],
-    graphs: Mapping[str, Any],
-    membership: dict[str, list[ndarray]],
-    name: str,
-) -> GraphBatch:
-    pairs = _vertex_pairs(mesh)
-    used = np.unique(pairs)
-    points = _coordinates(np.asarray(mesh.points, dtype=np.float64)[used])
-    local = np.searchsorted(used, pairs)
-    nodes = {key: _rows(value, mesh, used, key, declared, name) for key, value in node_values.items()}
-    for tag, flags in membership.items():
-        marked = np.zeros(len(mesh.points), dtype=np.int64)
-        for block, flag in zip(mesh.cells, flags):
-            marked[_members(block.type, [block.data[row] for row in np.flatnonzero(flag)])] = 1
-        nodes[tag] = marked[used]
-    return graph_from_arrays(
-        points,
-        np.concatenate([local[:, 0], local[:, 1]]),
-        np.concatenate([local[:, 1], local[:, 0]]),
-        fields=[*declared, *map(_tag_field, membership)],
-        nodes=nodes,
-        graphs=graphs,
-        name=name,
-    )
-
-
-def _cell_graph(
-    mesh: meshio.Mesh,
-    declared: list[Field],
-    node_values: dict[str, Any],
-    graphs: Mapping[str, Any],
-    membership: dict[str, list[ndarray]],
-    name: str,
-) -> GraphBatch:
-    points = _pad(mesh)
-    facets, owner, areas, volumes, centres = _facets(mesh, points)
-    _, group = np.unique(facets, axis=0, return_inverse=True)
-    senders, receivers, area = _across(group.reshape(-1), owner, areas)
-    nodes = {key: _rows(value, mesh, None, key, declared, name) for key, value in node_values.items()}
-    for tag, flags in membership.items():
-        nodes[tag] = _marked_cells(mesh, flags, facets, owner, len(volumes))
-    return graph_from_arrays(
-        _coordinates(centres),
-        senders,
-        receivers,
-        fields=[*declared, *map(_tag_field, membership), CELL_VOLUME, FACET_AREA],
-        nodes={**nodes, "volume": volumes},
-        edges={"area": area},
-        graphs=graphs,
-        name=name,
-    )
+    return np.unique(_vertex_pairs(mesh))
 
 
 def _check_cells(mesh: meshio.Mesh, name: str) -> None:
@@ -159,11 +128,6 @@ def _vertex_pairs(mesh: meshio.Mesh) -> Int[ndarray, "pairs 2"]:
     return np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
 
 
-def _pad(mesh: meshio.Mesh) -> Float[ndarray, "points 3"]:
-    points = np.asarray(mesh.points, dtype=np.float64)
-    return np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
-
-
 def _coordinates(points: Float[ndarray, "nodes columns"]) -> Float[ndarray, "nodes dim"]:
     """Two columns for what is flat at z = 0, else three."""
     if points.shape[1] < 3:
@@ -197,10 +161,10 @@ def _top_blocks(mesh: meshio.Mesh) -> list[int]:
     return [index for index, value in enumerate(dimension) if value == max(dimension)]
 
 
-def _facets(
-    mesh: meshio.Mesh, points: Float[ndarray, "points 3"]
-) -> tuple[ndarray, ndarray, ndarray, ndarray, ndarray]:
+def _facets(mesh: meshio.Mesh) -> tuple[ndarray, ndarray, ndarray, ndarray, ndarray]:
     """Return facets (corners sorted, padded with -1), owners, areas, volumes and centres."""
+    points = np.asarray(mesh.points, dtype=np.float64)
+    points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
     rows, owners, areas, volumes, centres = [], [], [], [], []
     first = 0
     for index in _top_blocks(mesh):
@@ -263,7 +227,8 @@ def tag_members(
     mesh: meshio.Mesh, tags: Sequence[str] | None = None, *, name: str = "mesh"
 ) -> dict[str, list[Bool[ndarray, " cells"]]]:
     """Return the cells of every physical group, cell set or ``tags``."""
-    names = {(int(number), int(dim)): label for label, (number, dim) in _groups(mesh).items()}
+    groups = {label: value for label, value in mesh.field_data.items() if np.size(value) == 2}
+    names = {(int(number), int(dim)): label for label, (number, dim) in groups.items()}
     collected: dict[str, list[ndarray]] = {}
     physical = mesh.cell_data.get("gmsh:physical", [np.zeros(0)] * len(mesh.cells))
     for index, (block, numbers) in enumerate(zip(mesh.cells, physical)):
@@ -285,10 +250,6 @@ def tag_members(
     return {tag: collected[tag] for tag in tags}
 
 
-def _groups(mesh: meshio.Mesh) -> dict[str, tuple[int, int]]:
-    return {label: (int(value[0]), int(value[1])) for label, value in mesh.field_data.items() if np.size(value) == 2}
-
-
 def _flags(rows: Any, count: int) -> ndarray:
     flags = np.zeros(count, dtype=bool)
     if rows is not None:
@@ -296,9 +257,15 @@ def _flags(rows: Any, count: int) -> ndarray:
     return flags
 
 
-def _marked_cells(
-    mesh: meshio.Mesh, flags: list[ndarray], facets: ndarray, owner: ndarray, count: int
-) -> Int[ndarray, " cells"]:
+def _marked_points(mesh: meshio.Mesh, flags: list[ndarray]) -> Int[ndarray, " points"]:
+    """Return 1 for points of cells of the group."""
+    marked = np.zeros(len(mesh.points), dtype=np.int64)
+    for block, flag in zip(mesh.cells, flags):
+        marked[_members(block.type, [block.data[row] for row in np.flatnonzero(flag)])] = 1
+    return marked
+
+
+def _marked_cells(mesh: meshio.Mesh, flags: list[ndarray], facets: ndarray, owner: ndarray) -> Int[ndarray, " cells"]:
     """Return 1 for cells of the group or with a facet in it."""
     top = _top_blocks(mesh)
     marked = np.concatenate([flags[index] for index in top]).astype(np.int64)
@@ -318,16 +285,3 @@ def _corners(block: Any, flag: ndarray) -> ndarray:
     data = np.asarray(block.data, dtype=np.int64)[flag]
     sides = cell_facets(block.type, data.shape[1]) or [(0,)]
     return data[:, sorted({corner for side in sides for corner in side})]
-
-
-def _tag_field(tag: str) -> Field:
-    return Field(name=tag, on="node", classes=2, dtype="int64")
-
-
-def _word(tag: str) -> str:
-    """A tag as part of a field name.
-
-    >>> _word("fluid-inlet")
-    'fluid_inlet'
-    """
-    return re.sub(r"[^A-Za-z0-9_]", "_", tag)

@@ -103,45 +103,31 @@ def _found(batch: GraphBatch) -> Iterator[Found]:
     offsets = batch.node_offsets.numpy()
     yield "no edges", np.flatnonzero((nodes > 1) & (edges == 0)), lambda graph: f"{nodes[graph]} nodes"
     labels = _component_labels(batch)
-    lone = _degrees(batch) == 0
+    degrees = np.bincount(batch.senders.numpy(), minlength=batch.num_nodes)
+    lone = degrees + np.bincount(batch.receivers.numpy(), minlength=batch.num_nodes) == 0
     owner = batch.owner("node").numpy()
     lone_nodes = np.bincount(owner[lone], minlength=len(nodes))
     with_edges = np.flatnonzero((lone_nodes > 0) & (edges > 0))
     yield "lone nodes", with_edges, lambda graph: f"{lone_nodes[graph]} of {nodes[graph]} nodes"
-    parts = np.bincount(owner[_is_first(labels)], minlength=len(nodes))
+    parts = np.bincount(owner[np.unique(labels, return_index=True)[1]], minlength=len(nodes))
     if ATOMIC_NUMBERS in batch.nodes and batch.dim == 3:
-        numbers = [
-            graph for graph in np.flatnonzero(parts > 1).tolist() if _has_cut_bond(batch, graph, labels, offsets)
-        ]
-        graphs = np.array(numbers, dtype=np.int64)
+        cut = [_has_cut_bond(batch, graph, labels, offsets) for graph in np.flatnonzero(parts > 1).tolist()]
+        graphs = np.flatnonzero(parts > 1)[np.array(cut, dtype=np.bool_)]
         yield "bonds without edges", graphs, lambda graph: f"{parts[graph]} components"
     else:
         graphs = np.flatnonzero(parts - lone_nodes > 1)
         yield "several components", graphs, lambda graph: f"{parts[graph]} components of {nodes[graph]} nodes"
     twice = _repeated(edge_codes(batch), batch.owner("edge").numpy(), len(nodes))
     yield "parallel edges", np.flatnonzero(twice), lambda graph: f"{twice[graph]} of {edges[graph]} edges"
-    stressed = [
-        one
-        for one in batch.fields.values()
-        if one.on == "graph" and one.shape == (3, 3) and "stress" in one.name.lower()
-    ]
     flat = (volumes(batch) == 0).numpy()
-    for field in stressed:
-        present = batch.present(field.name).numpy()
-        yield "stress without a volume", np.flatnonzero(flat & present), partial(_text, field.name)
+    for name, field in batch.fields.items():
+        if field.on == "graph" and field.shape == (3, 3) and "stress" in name.lower():
+            graphs = np.flatnonzero(flat & batch.present(name).numpy())
+            yield "stress without a volume", graphs, partial("{}".format, name)
     if batch.dim:
         same = _repeated(_place_codes(batch, offsets), owner, len(nodes))
         places = nodes - same
         yield "coincident nodes", np.flatnonzero(same), lambda graph: f"{nodes[graph]} nodes at {places[graph]} places"
-
-
-def _text(text: str, graph: int) -> str:
-    return text
-
-
-def _degrees(batch: GraphBatch) -> NDArray[np.int64]:
-    ends = np.bincount(batch.senders.numpy(), minlength=batch.num_nodes)
-    return ends + np.bincount(batch.receivers.numpy(), minlength=batch.num_nodes)
 
 
 def _component_labels(batch: GraphBatch) -> NDArray[np.int32]:
@@ -154,12 +140,6 @@ def _component_labels(batch: GraphBatch) -> NDArray[np.int32]:
     matrix = csr_matrix((weights, senders, offsets), shape=(batch.num_nodes, batch.num_nodes))
     labels: NDArray[np.int32] = connected_components(matrix, directed=False)[1]
     return labels
-
-
-def _is_first(labels: NDArray[np.int32]) -> NDArray[np.bool_]:
-    first = np.zeros(len(labels), dtype=np.bool_)
-    first[np.unique(labels, return_index=True)[1]] = True
-    return first
 
 
 def _has_cut_bond(batch: GraphBatch, graph: int, labels: NDArray[np.int32], offsets: NDArray[np.int64]) -> bool:

@@ -62,15 +62,11 @@ def _with_encoding(
     field = Field(name=name, on="node", shape=(width,))
     encoded_graphs = []
     for graph in unbatch(batch):
-        values = encode(_simple(graph), width).to(torch.float32)
+        pairs = torch.stack([graph.senders, graph.receivers]).unique(dim=1)  # parallel edges are one
+        data = torch_geometric("data").Data(edge_index=pairs, num_nodes=graph.num_nodes)
+        values = encode(data, width).to(torch.float32)
         encoded_graphs.append(graph.with_fields({name: values}, fields=[field]))
     return concatenate(encoded_graphs)
-
-
-def _simple(graph: GraphBatch) -> Data:
-    """The graph's edges for torch_geometric, parallel ones merged into one."""
-    pairs = torch.stack([graph.senders, graph.receivers]).unique(dim=1)
-    return torch_geometric("data").Data(edge_index=pairs, num_nodes=graph.num_nodes)
 
 
 def _laplacian(data: Data, k: int) -> Float[Tensor, "nodes k"]:

@@ -16,16 +16,7 @@ Role = Literal["input", "target", "auxiliary"]
 Dtype = Literal["float32", "float64", "int64"]
 
 ATOMIC_NUMBERS = "atomic_numbers"
-RESERVED = (
-    "positions",
-    "senders",
-    "receivers",
-    "edge_shifts",
-    "cell",
-    "periodic",
-    "node_offsets",
-    "edge_offsets",
-)
+RESERVED = ("positions", "senders", "receivers", "edge_shifts", "cell", "periodic", "node_offsets", "edge_offsets")
 MOST_CLASSES, MOST_NUMBERS = 1_000_000, 2**63 - 1
 """Every class of an input or a target takes a row of weights, so that more of them are a damaged number; those of an auxiliary field only number."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
         for name, field in batch.fields.items():
             if fields.setdefault(name, field) != field:
                 raise InputError(f"field {name} has two meanings: {fields[name]} and {field}; rename one of them")
-    node_base = _bases([batch.num_nodes for batch in batches])
-    edge_base = _bases([batch.num_edges for batch in batches])
+    node_base = list(accumulate((batch.num_nodes for batch in batches[:-1]), initial=0))
+    edge_base = list(accumulate((batch.num_edges for batch in batches[:-1]), initial=0))
     tensors: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     masks: dict[str, Tensor] = {}
     for name, field in fields.items():
@@ -54,13 +55,6 @@ def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
     )
 
 
-def _bases(counts: list[int]) -> list[int]:
-    bases = [0]
-    for count in counts[:-1]:
-        bases.append(bases[-1] + count)
-    return bases
-
-
 def _joined_offsets(offsets: list[Tensor], bases: list[int]) -> Tensor:
     shifted = [offset[1:] + base for offset, base in zip(offsets, bases)]
     return torch.cat([offsets[0][:1], *shifted])
@@ -80,10 +74,8 @@ def _presence(batch: GraphBatch, name: str) -> Tensor:
 
 def unbatch(batch: GraphBatch) -> list[GraphBatch]:
     """Return every graph on its own, as views, without absent fields."""
-    return [_without_absent(batch.select([number])) for number in range(batch.num_graphs)]
-
-
-def _without_absent(graph: GraphBatch) -> GraphBatch:
-    if not graph.masks:
-        return graph
-    return replace(graph.with_fields(drop=[name for name, mask in graph.masks.items() if not mask[0]]), masks={})
+    graphs = [batch.select([number]) for number in range(batch.num_graphs)]
+    if not batch.masks:
+        return graphs
+    absent = [[name for name, mask in graph.masks.items() if not mask[0]] for graph in graphs]
+    return [replace(graph.with_fields(drop=names), masks={}) for graph, names in zip(graphs, absent)]

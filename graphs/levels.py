@@ -67,7 +67,8 @@ def with_clusters(batch: GraphBatch, clusters: ArrayLike) -> GraphBatch:
         raise InputError(f"clusters are numbered from 0 to {MOST_CLUSTERS - 1} inside each graph; number them anew")
     field = clusters_field(numbers.shape[1])
     result = batch.with_fields({CLUSTERS: torch.from_numpy(numbers.astype(np.int64))}, fields=[field])
-    check_clusters(result)
+    for _, problem in cluster_problems(result):
+        raise InputError(problem)
     return result
 
 
@@ -118,12 +119,6 @@ def known_levels(batch: GraphBatch) -> Levels | None:
 def remember_levels(batch: GraphBatch, levels: Levels) -> None:
     """Let a batch know its levels, which were made elsewhere."""
     batch._derived[LEVELS] = levels
-
-
-def check_clusters(batch: GraphBatch) -> None:
-    """Raise InputError for clusters that are not nested, or no pairs."""
-    for _, problem in cluster_problems(batch):
-        raise InputError(problem)
 
 
 def cluster_problems(batch: GraphBatch) -> Iterator[tuple[int, str]]:
@@ -188,7 +183,8 @@ def with_voxel_levels(batch: GraphBatch, levels: int, side: float | None = None)
 
     def clusters(graph: GraphBatch) -> NDArray[np.int64]:
         points = graph.positions.numpy().astype(np.float64)
-        own = side or 2 * _mean_length(graph)
+        lengths = edge_vectors(graph).to(torch.float64).norm(dim=1)
+        own = side or (2 * float(lengths.mean()) if len(lengths) else 0.0)
         numbers = np.zeros((len(points), levels), dtype=np.int64)
         for level in range(levels if len(points) else 0):
             # an edgeless graph has no length to go by, and its nodes stay apart
@@ -216,20 +212,7 @@ def with_contracted_levels(batch: GraphBatch, levels: int) -> GraphBatch:
     def clusters(graph: GraphBatch) -> NDArray[np.int64]:
         if graph.dim and bool(graph.periodic.any()):
             return _contracted_images(finest_of(graph.to(dtype=torch.float64)), levels)
-        points = graph.positions.numpy().astype(np.float64)
-        pairs = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
-        parents, columns = np.arange(graph.num_nodes), []
-        for _ in range(levels):
-            parent = _contracted(pairs, points)
-            sizes = np.maximum(np.bincount(parent), 1)
-            points = (
-                np.stack([np.bincount(parent, axis) for axis in points.T], axis=1) / sizes[:, None]
-                if points.size
-                else points[: len(sizes)]
-            )
-            pairs, parents = parent[pairs], parent[parents]
-            columns.append(parents)
-        return np.stack(columns, axis=1)
+        return _joined(graph, levels, _contracted)
 
     return _with_levels(batch, levels, clusters)
 
@@ -247,24 +230,29 @@ def with_mesh_levels(batch: GraphBatch, levels: int) -> GraphBatch:
     >>> with_mesh_levels(line, 2)["clusters"].T.tolist()
     [[0, 1, 1, 1, 2], [0, 0, 0, 0, 1]]
     """
+    return _with_levels(batch, levels, lambda graph: _joined(graph, levels, _nested))
 
-    def clusters(graph: GraphBatch) -> NDArray[np.int64]:
-        points = graph.positions.numpy().astype(np.float64)
-        pairs = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
-        parents, columns = np.arange(graph.num_nodes), []
-        for _ in range(levels):
-            parent, remaining = _nested(pairs, points)
-            points, pairs, parents = points[remaining], parent[pairs], parent[parents]
-            columns.append(parents)
-        return np.stack(columns, axis=1)
 
-    return _with_levels(batch, levels, clusters)
+Join = Callable[[Int[ndarray, "edges 2"], Float[ndarray, "nodes dim"]], tuple[NDArray[np.int64], NDArray[np.float64]]]
+"""Function that joins nodes by edges and positions: the new number of every node, and the new positions."""
+
+
+def _joined(graph: GraphBatch, levels: int, join: Join) -> NDArray[np.int64]:
+    """Return the clusters of every node after joining ``levels`` times."""
+    points = graph.positions.numpy().astype(np.float64)
+    pairs = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
+    parents, columns = np.arange(graph.num_nodes), []
+    for _ in range(levels):
+        parent, points = join(pairs, points)
+        pairs, parents = parent[pairs], parent[parents]
+        columns.append(parents)
+    return np.stack(columns, axis=1)
 
 
 def _nested(
     pairs: Int[ndarray, "edges 2"], points: Float[ndarray, "nodes dim"]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return new numbers, and a maximal set of nodes without neighbours."""
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Keep a maximal set of nodes of which no two are neighbours."""
     nodes = len(points)
     distinct = pairs[pairs[:, 0] != pairs[:, 1]]
     distinct = np.unique(np.concatenate([distinct, distinct[:, ::-1]]), axis=0)  # both directions, by the first node
@@ -284,11 +272,13 @@ def _nested(
     goes, first = np.unique(ways[order, 0], return_index=True)
     partner = np.arange(nodes)
     partner[goes] = ways[order[first], 1]
-    return np.searchsorted(remaining, partner), np.array(remaining, dtype=np.int64)
+    return np.searchsorted(remaining, partner), points[np.array(remaining, dtype=np.int64)]
 
 
-def _contracted(pairs: Int[ndarray, "edges 2"], points: Float[ndarray, "nodes dim"]) -> NDArray[np.int64]:
-    """Return new numbers after joining the best free pairs greedily."""
+def _contracted(
+    pairs: Int[ndarray, "edges 2"], points: Float[ndarray, "nodes dim"]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Join the best free pairs greedily, in the middle."""
     nodes = len(points)
     distinct = np.unique(np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1), axis=0)
     if points.shape[1]:
@@ -296,7 +286,11 @@ def _contracted(pairs: Int[ndarray, "edges 2"], points: Float[ndarray, "nodes di
     else:
         degrees = np.maximum(np.bincount(distinct.ravel(), minlength=nodes), 1)
         price = -(1 / degrees[distinct[:, 0]] + 1 / degrees[distinct[:, 1]])
-    return _matched(distinct, price, nodes)
+    parent = _matched(distinct, price, nodes)
+    sizes = np.maximum(np.bincount(parent), 1)
+    if not points.size:
+        return parent, points[: len(sizes)]
+    return parent, np.stack([np.bincount(parent, axis) for axis in points.T], axis=1) / sizes[:, None]
 
 
 def _contracted_images(finer: Finer, levels: int) -> NDArray[np.int64]:
@@ -327,11 +321,6 @@ def _matched(distinct: Int[ndarray, "pairs 2"], price: Float[ndarray, " pairs"],
             free[a] = free[b] = False
             partner[b] = a
     return np.unique(np.array(partner, dtype=np.int64), return_inverse=True)[1].ravel()
-
-
-def _mean_length(graph: GraphBatch) -> float:
-    lengths = edge_vectors(graph).to(torch.float64).norm(dim=1)
-    return float(lengths.mean()) if len(lengths) else 0.0
 
 
 def _with_levels(batch: GraphBatch, levels: int, clusters: Callable[[GraphBatch], NDArray[np.int64]]) -> GraphBatch:

@@ -120,9 +120,7 @@ def _unsorted_edges(batch: GraphBatch) -> Iterator[Finding]:
     if bool(falls.any()):
         positions = falls.nonzero().flatten().cpu().numpy() + 1
         offsets = _offsets(batch, "edge")
-        inside = positions[
-            ~np.isin(positions, offsets)
-        ]  # a step down between two graphs is one of an edge outside its graph
+        inside = positions[~np.isin(positions, offsets)]  # a step down between graphs is an edge outside its graph
         for graph in _owners(inside, offsets):
             yield graph, ": edges are not sorted by receiver; make the graph with graph_from_arrays, which sorts them"
 
@@ -133,8 +131,7 @@ def _not_finite_geometry(batch: GraphBatch) -> Iterator[Finding]:
         ("edge_shifts", batch.edge_shifts, "edge"),
         ("cell", batch.cell, "graph"),
     ):
-        if not _all_finite(values):
-            yield from _not_finite(name, values, _offsets(batch, on), "remove the graph")
+        yield from not_finite(name, values, _offsets(batch, on), "remove the graph")
 
 
 def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
@@ -171,11 +168,8 @@ def _wrong_images(batch: GraphBatch, cutoff: float | None) -> Iterator[Finding]:
         return
     for graph, edge in _firsts((lengths > cutoff * LONGEST).nonzero().flatten(), batch.edge_offsets):
         length = float(lengths[int(batch.edge_offsets[graph]) + edge])
-        sentence = (
-            f": edge {edge} is {length:.4g} long, beyond the cutoff of {cutoff:.12g} that the edges are said to end at; compare shifts, "
-            "cell and units of positions, or correct the cutoff"
-        )
-        yield graph, sentence
+        beyond = f": edge {edge} is {length:.4g} long, beyond the cutoff of {cutoff:.12g} that the edges are said to end at; "
+        yield graph, beyond + "compare shifts, cell and units of positions, or correct the cutoff"
 
 
 def _broken_shifts(batch: GraphBatch) -> Iterator[Finding]:
@@ -191,12 +185,10 @@ def _broken_shifts(batch: GraphBatch) -> Iterator[Finding]:
         wrong = misfit.max(axis=1) > WHOLE * np.maximum(scale, np.abs(own).max(axis=1))
         if wrong.any():
             edge = int(wrong.argmax())
-            shift, axes = ", ".join(f"{value:.4g}" for value in own[edge]), _axes(flags[graph])
-            sentence = (
-                f", edge_shifts: ({shift}) of edge {edge} is no whole number of periodic cell vectors; give the cell and the periodic "
-                f"axes (now {axes}) that the shifts belong to"
-            )
-            yield graph, sentence
+            shift = ", ".join(f"{value:.4g}" for value in own[edge])
+            axes = ", ".join(axis for axis, flag in zip("xyz", flags[graph]) if flag) or "none"
+            broken = f", edge_shifts: ({shift}) of edge {edge} is no whole number of periodic cell vectors; "
+            yield graph, f"{broken}give the cell and the periodic axes (now {axes}) that the shifts belong to"
 
 
 def _firsts(edges: Tensor, offsets: Tensor) -> Iterator[tuple[int, int]]:
@@ -204,10 +196,6 @@ def _firsts(edges: Tensor, offsets: Tensor) -> Iterator[tuple[int, int]]:
     graphs, first = np.unique((torch.searchsorted(offsets, edges, right=True) - 1).cpu().numpy(), return_index=True)
     for graph, edge in zip(graphs.tolist(), edges.cpu().numpy()[first].tolist()):
         yield graph, edge - int(offsets[graph])
-
-
-def _axes(flags: NDArray[np.bool_]) -> str:
-    return ", ".join(axis for axis, flag in zip("xyz", flags) if flag) or "none"
 
 
 def _contradictions(batch: GraphBatch) -> Iterator[Finding]:
@@ -230,11 +218,9 @@ def _contradictions(batch: GraphBatch) -> Iterator[Finding]:
         for graph, edge in _firsts(starts, batch.edge_offsets):
             base = int(batch.edge_offsets[graph])
             other = next(two - base for one, two in pairs if one == base + edge)
-            sentence = (
-                f": edges {edge} and {other} have the same ends, image and inputs, and different {target.name}, which no model can tell "
-                "apart; list each contact once, and leave undirected out where both of its sides are listed"
-            )
-            yield graph, sentence
+            same = f": edges {edge} and {other} have the same ends, image and inputs, and different {target.name}, which no "
+            move = "list each contact once, and leave undirected out where both of its sides are listed"
+            yield graph, f"{same}model can tell apart; {move}"
 
 
 def _differ(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -244,15 +230,28 @@ def _differ(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
     for field in batch.fields.values():
-        values, offsets = batch[field.name], _offsets(batch, field.on)
-        if field.classes:
-            findings = [] if _all_classes(values, field) else _wrong_classes(field, values, offsets)
-        else:
-            move = f"remove the graph, or {without_label(field)}"
-            findings = [] if _all_finite(values) else _not_finite(f"field {field.name}", values, offsets, move)
-        if findings:
-            present = batch.present(field.name)
-            yield from (finding for finding in findings if bool(present[finding[0]]))
+        for graph, problem in field_problems(field, batch[field.name], _offsets(batch, field.on)):
+            if bool(batch.present(field.name)[graph]):
+                yield graph, problem
+
+
+def field_problems(field: Field, values: Tensor, offsets: NDArray[np.int64]) -> Iterator[Finding]:
+    """Yield graphs with classes out of range, or with values that are not finite."""
+    if not field.classes:
+        yield from not_finite(f"field {field.name}", values, offsets, f"remove the graph, or {without_label(field)}")
+        return
+    outside = (values < 0) | (values >= field.classes)
+    if bool(outside.any()):
+        use = f"use 0 to {field.classes - 1} or declare more classes"
+        for graph, _, value, _ in _first_bad(values, outside, offsets):
+            yield graph, f", field {field.name}: class {value} is out of range; {use}"
+
+
+def not_finite(what: str, values: Tensor, offsets: NDArray[np.int64], move: str) -> Iterator[Finding]:
+    """Yield graphs with values that are NaN or infinite."""
+    if values.is_floating_point() and not math.isfinite(float(values.sum())):
+        for graph, row, value, count in _first_bad(values, ~values.isfinite(), offsets):
+            yield graph, f", {what}: {value} in row {row} ({count} in all); {move}"
 
 
 def _wrong_clusters(batch: GraphBatch) -> list[Finding]:
@@ -267,33 +266,6 @@ def _missing_fields(batch: GraphBatch, needed: Collection[str]) -> Iterator[Find
         if name in batch.masks:
             for graph in (~batch.masks[name]).nonzero().flatten().tolist():
                 yield graph, f" has no {name}, which the model reads; add it, or leave the graph out"
-
-
-def _all_finite(values: Tensor) -> bool:
-    """Return True where no value is NaN or infinite."""
-    return not values.is_floating_point() or bool(values.sum().isfinite()) or bool(values.isfinite().all())
-
-
-def _all_classes(values: Tensor, field: Field) -> bool:
-    if not values.numel():
-        return True
-    least, most = values.aminmax()
-    return int(least) >= 0 and int(most) < field.classes
-
-
-def _not_finite(what: str, values: Tensor, offsets: NDArray[np.int64], move: str) -> list[Finding]:
-    return [
-        (graph, f", {what}: {value} in row {row} ({count} in all); {move}")
-        for graph, row, value, count in _first_bad(values, ~values.isfinite(), offsets)
-    ]
-
-
-def _wrong_classes(field: Field, values: Tensor, offsets: NDArray[np.int64]) -> list[Finding]:
-    use = f"use 0 to {field.classes - 1} or declare more classes"
-    return [
-        (graph, f", field {field.name}: class {value} is out of range; {use}")
-        for graph, _, value, _ in _first_bad(values, (values < 0) | (values >= field.classes), offsets)
-    ]
 
 
 def _first_bad(values: Tensor, bad: Tensor, offsets: NDArray[np.int64]) -> Iterator[tuple[int, int, float, int]]:

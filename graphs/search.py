@@ -27,7 +27,13 @@ def pairs_within(
     # small cutoffs, of points in metres, are refused; a power of two changes no bit of what is compared
     scale = 1.0 if 0.1 <= cutoff <= 1e3 else float(2.0 ** -np.round(np.log2(cutoff)))
     places, vectors, reach = positions * scale, cell * scale, float(cutoff) * scale
-    _check_places(places, reach, name)
+    far = np.abs(places).max(axis=1) > FARTHEST * reach
+    if far.any():
+        node = int(far.argmax())
+        raise InputError(
+            f"{name}: node {node} lies {np.abs(places[node]).max() / reach:.2g} cutoffs from the origin, where coordinates do "
+            "not tell who is near; remove the structure or wrap its positions"
+        )
     inverse = np.linalg.inv(vectors)
     heights = 1 / np.sqrt(np.square(inverse).sum(axis=0))  # between opposite faces of the cell
     images = np.where(periodic, np.ceil(reach / heights), 0)  # on either side, along each axis
@@ -106,14 +112,3 @@ def _by_tree(places: ndarray, vectors: ndarray, periodic: ndarray, reach: float)
     first, image, lengths = first[distinct], image[distinct], pairs["v"][distinct]
     second = node[image]
     return first.astype(np.int64), second, shifts[image] - turns[second] + turns[first], lengths
-
-
-def _check_places(places: Float[ndarray, "nodes 3"], reach: float, name: str) -> None:
-    """Raise InputError for nodes too far away to resolve neighbours."""
-    far = np.abs(places).max(axis=1) > FARTHEST * reach
-    if far.any():
-        node = int(far.argmax())
-        raise InputError(
-            f"{name}: node {node} lies {np.abs(places[node]).max() / reach:.2g} cutoffs from the origin, where coordinates do "
-            "not tell who is near; remove the structure or wrap its positions"
-        )

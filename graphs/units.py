@@ -20,14 +20,14 @@ USUAL = {
     "stress": "eV/Angstrom^3, GPa or kbar",
     "length": "Angstrom, bohr or nm",
 }
-OTHER_NAMES = {
-    "angstrom": ("A", "Å", "Ang", "ang", "Angstrom", "Angstroms", "angstroms"),
-    "hartree": ("Ha", "Hartree"),
-    "millihartree": ("mHa", "mEh"),
-    "bohr": ("Bohr", "a0", "a_0", "au"),
-    "rydberg": ("Rydberg",),
-    "eV": ("ev",),
-    "atom": ("atoms",),
+PINT_NAMES = {
+    **dict.fromkeys(("A", "Å", "Ang", "ang", "Angstrom", "Angstroms", "angstroms"), "angstrom"),
+    **dict.fromkeys(("Ha", "Hartree"), "hartree"),
+    **dict.fromkeys(("mHa", "mEh"), "millihartree"),
+    **dict.fromkeys(("Bohr", "a0", "a_0", "au"), "bohr"),
+    "Rydberg": "rydberg",
+    "ev": "eV",
+    "atoms": "atom",
 }
 """Names that pint does not know, or takes for something else (A for ampere, au for the distance of the sun)."""
 LONGEST = 100
@@ -73,7 +73,7 @@ def parsed(unit: str) -> tuple[float, dict[str, float]]:
     text = re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit.strip("[] "))
     if "**" in (rest := POWER.sub(" ", text)) or "^" in rest or len(text) > LONGEST:
         raise ValueError(text)
-    text = re.sub(r"[^\W\d]\w*", lambda match: _pint_names().get(match[0], match[0]), text)
+    text = re.sub(r"[^\W\d]\w*", lambda match: PINT_NAMES.get(match[0], match[0]), text)
     quantity = _registry().Quantity(1.0, text).to_base_units()
     moles = quantity.dimensionality.get("[substance]", 0)
     quantity = (quantity * _registry().Quantity(6.02214076e23, "1/mol") ** moles).to_base_units()
@@ -87,11 +87,6 @@ def _registry() -> Any:
     registry: Any = pint.UnitRegistry()
     registry.define("atom = [atom]")
     return registry
-
-
-@cache
-def _pint_names() -> dict[str, str]:
-    return {other: name for name, others in OTHER_NAMES.items() for other in others}
 
 
 def label_factors(

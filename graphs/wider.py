@@ -34,7 +34,9 @@ def wider(batch: GraphBatch, cutoff: float | None) -> GraphBatch:
     """
     # receiver, sender and the image of the sender in cell vectors; [5, pairs]
     key = "all pairs" if cutoff is None else f"{WITHIN}{cutoff}"
-    table: Tensor = batch._derive(key, "edge", lambda: _pairs(batch, cutoff))
+    table: Tensor = batch._derive(
+        key, "edge", lambda: _all_pairs(batch) if cutoff is None else _pairs_within(batch, cutoff)
+    )
     receivers, senders, images = table[0], table[1], table[2:]
     owner = batch.owner("node").index_select(0, receivers)
     cells = batch.cell.to(batch.positions.dtype).index_select(0, owner)[:, :, : batch.dim]  # [pairs, 3, dim]
@@ -51,20 +53,14 @@ def wider(batch: GraphBatch, cutoff: float | None) -> GraphBatch:
     )
 
 
-def _pairs(batch: GraphBatch, cutoff: float | None) -> Int[Tensor, "5 pairs"]:
-    if cutoff is not None:
-        return _pairs_within(batch, cutoff)
+def _all_pairs(batch: GraphBatch) -> Int[Tensor, "5 pairs"]:
+    """Every node receives from all others of its graph."""
     if batch.periodic.any():
         number = int(batch.periodic.any(1).nonzero()[0])
         raise InputError(
             f"graph {number} of the batch is periodic, and all pairs of its nodes and their images have no end; give a cutoff "
             "(model.global_attention.cutoff)"
         )
-    return _all_pairs(batch)
-
-
-def _all_pairs(batch: GraphBatch) -> Int[Tensor, "5 pairs"]:
-    """Every node receives from all others of its graph."""
     owner, counts = batch.owner("node"), batch.counts("node")
     sent = counts.index_select(0, owner)  # [nodes]: as many as its graph has, itself among them
     receivers = torch.arange(batch.num_nodes, device=batch.device).repeat_interleave(sent)

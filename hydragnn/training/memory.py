@@ -21,8 +21,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import LOCATIONS
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import known_levels
-from hydragnn.graphs.reversal import reverse_of
-from hydragnn.graphs.topology import Topology
+from hydragnn.graphs.topology import Topology, reverse_of
 from hydragnn.graphs.wider import with_pairs_as_in
 from hydragnn.layers.size_buckets import padded_sizes
 from hydragnn.training.probe_levels import Shares, with_levels_as_in
