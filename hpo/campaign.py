@@ -31,7 +31,7 @@ from hydragnn.hpo.scheduling.trouble import LONGEST
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space.default import left_out_words
 from hydragnn.hpo.space.points import Point, Space, space_of
-from hydragnn.hpo.status.endings import ENDINGS, ending_text
+from hydragnn.hpo.status.facts import ENDINGS
 from hydragnn.hpo.status.view import CampaignView
 from hydragnn.hpo.together import with_together
 from hydragnn.runs.signals import handled_by
@@ -60,7 +60,7 @@ class CampaignResult:
     @property
     def ending_text(self) -> str:
         """The ending in words, and what takes the campaign further."""
-        return ending_text(self.ending)
+        return ENDINGS[self.ending]
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON, as the command line prints it."""
@@ -78,9 +78,8 @@ class CampaignResult:
     def __str__(self) -> str:
         """Return the ending, the number of finished trials, and the best."""
         best = "" if self.best_trial is None else f"; best: trial {self.best_trial} with {self.best_value:.6g}"
-        return (
-            f"{self.folder}: {ENDINGS[self.ending]}, {self.finished} of {self.trials} trials trained to the end{best}"
-        )
+        ending = self.ending_text.partition(";")[0]
+        return f"{self.folder}: {ending}, {self.finished} of {self.trials} trials trained to the end{best}"
 
 
 def run_campaign(

@@ -25,7 +25,7 @@ import msgspec
 from hydragnn import __version__
 from hydragnn.base.errors import Busy, InputError, TakenOver
 from hydragnn.base.files import digest, flush_directory, knows_locks, lock_file, open_regular
-from hydragnn.hpo.lines import CLAIM, FORMAT, TORN, Chain, Counted, Line, check_format, damage, encode_line
+from hydragnn.hpo.lines import CLAIM, FORMAT, TORN, Chain, Counted, check_format, damage, encode_line
 from hydragnn.hpo.scheduling.events import DECODER as EVENT
 from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, event_from_json, event_to_json
 from hydragnn.hpo.scheduling.state import Changes, State, Written
@@ -65,12 +65,14 @@ def read_entries(path: Path) -> list[Entry]:
     return [entry_of(counted, path) for counted in read_lines(path, Chain(path))]
 
 
-def entry_of(counted: Counted, path: Path) -> Entry:
+def entry_of(counted: Counted, path: Path, *, brief: bool = False) -> Entry:
     """Return the entry of a line.
 
-    InputError where another version wrote it.
+    ``brief``: without the content of events in ``BRIEF``. InputError where another version wrote it.
     """
     data, line, number = counted
+    if brief and line.event in BRIEF:
+        return Entry(line.time, TICK, line.then, number)
     check_format(line, path, number)
     try:
         event = EVENT.decode(data)
@@ -312,8 +314,3 @@ def read_lines(path: Path, chain: Chain) -> Iterator[Counted]:
         return
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def brief_changes(line: Line) -> Written | None:
-    """Return the changes of a line whose event needs no reading."""
-    return line.then if line.event in BRIEF else None

@@ -7,22 +7,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular
 from hydragnn.hpo.costs import CostModel, scaling_of, works_of
 from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import (
-    TICK,
-    apply_changes,
-    brief_changes,
-    entry_of,
-    no_garbage_collection,
-)
+from hydragnn.hpo.journal import apply_changes, entry_of, no_garbage_collection
 from hydragnn.hpo.lines import Chain
-from hydragnn.hpo.scheduling.events import node_of
+from hydragnn.hpo.scheduling.events import Ending, node_of
 from hydragnn.hpo.scheduling.promotion import promotion_of
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.state import attempts_at_once
@@ -39,6 +33,16 @@ BLOCK = 2**20
 
 OFTEN = 5_000
 """Lines between two words on how much has been read."""
+
+ENDINGS: dict[Ending, str] = {
+    "finished": "all trials done",
+    "hours": "max_hours spent; raise it and continue with --resume",
+    "node_hours": "max_node_hours spent; raise it and continue with --resume",
+    "walltime": "the allocation ended; continue with --resume",
+    "stopped": "interrupted; continue with --resume",
+    "hopeless": "every trial failed",
+}
+"""Endings in words, and how the campaign can go on."""
 
 STATUSES = ("asked", "waiting", "running", "paused", "finished", "failed", "lost")
 
@@ -154,7 +158,7 @@ class CampaignStatus:
     """Trials by status; paused ones rest at a rung."""
     stand_ins: int
     """Trials with a random configuration because the sampler had none in time."""
-    sampler: str
+    sampler: str = ""
     """Sampler of the other trials, and why it was chosen."""
     rungs: tuple[RungStatus, ...]
     best: Best | None
@@ -165,10 +169,10 @@ class CampaignStatus:
     faults: tuple[FaultRow, ...]
     trouble: MachineTrouble | None
     """Outages of the machine; None without any."""
-    costs: Costs
+    costs: Costs = Costs(measured=0, error=None, scaling=None)
     budgets: tuple[Budget, ...]
     forecast: Forecast | None
-    together: str
+    together: str = ""
     """Trials per process and why, if chosen by the program; otherwise empty."""
 
     def to_json(self) -> dict[str, Any]:
@@ -192,145 +196,111 @@ class Follower:
         search = search_settings(table.get("search", {}), str(folder / NAME))
         self._sampler, self._space = search.sampler, space_of(search.space)
         self._together = together_text(search, str(table.get("together_because", "")))
-        self._state, self._timeline_builder = State(), TimelineBuilder()
+        self.builder = TimelineBuilder()
+        """Timeline so far."""
         self._chain, self._last = Chain(folder / JOURNAL), 0.0
         self._costs = CostModel()
-
-    @property
-    def builder(self) -> TimelineBuilder:
-        """Timeline so far."""
-        return self._timeline_builder
 
     def update(self, show: Callable[[int, int], object] = lambda done, whole: None) -> bool:
         """Read new complete lines; return False without any.
 
         ``show`` gets the number of bytes read, and of all bytes, now and then.
-
-        ``show`` is told now and then how many bytes of how many have been read.
         """
-        path = self._folder / JOURNAL
+        path, state = self._folder / JOURNAL, self.builder.state
         before = self._chain.length
         try:
             with os.fdopen(open_regular(path), "rb", buffering=BLOCK) as file, no_garbage_collection():
                 file.seek(before)
-                self._read(file, path, show)
+                whole = os.fstat(file.fileno()).st_size
+                for counted in self._chain.read(file):
+                    if self._chain.count % OFTEN == 0:
+                        show(self._chain.length, whole)
+                    entry = entry_of(counted, path, brief=True)
+                    apply_changes(state, entry.event, entry.then, path, counted.number)
+                    self.builder.observe(entry.event, state, entry.time)
+                    self._last = entry.time
         except FileNotFoundError:
             return False
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         return self._chain.length > before
 
-    def _read(self, file: BinaryIO, path: Path, show: Callable[[int, int], object]) -> None:
-        """Apply every further line."""
-        state, builder, whole = self._state, self._timeline_builder, os.fstat(file.fileno()).st_size
-        for counted in self._chain.read(file):
-            line = counted.line
-            if self._chain.count % OFTEN == 0:
-                show(self._chain.length, whole)
-            self._last = line.time
-            if (then := brief_changes(line)) is not None:
-                apply_changes(state, TICK, then, path, counted.number)
-                builder.observe_brief(state, line.time)
-            else:
-                entry = entry_of(counted, path)
-                apply_changes(state, entry.event, entry.then, path, counted.number)
-                builder.observe(entry.event, state, entry.time)
-
     def status(self) -> CampaignStatus:
         """Return the status as far as the journal was read."""
         with no_garbage_collection():
-            return self._status()
-
-    def _status(self) -> CampaignStatus:
-        state = self._state
-        silence = max(0.0, self._clock() - self._last) if self._last else 0.0
-        status = status_of(state, self._timeline_builder, self._folder, self._last, silence)
-        slots = [attempts_at_once(state.plan, session.slots) for session in self._timeline_builder.sessions]
-        return replace(
-            status,
-            sampler=sampler_text(self._sampler, slots),
-            costs=self._cost_status(state),
-            together=self._together,
-        )
+            state, sessions = self.builder.state, self.builder.sessions
+            silence = max(0.0, self._clock() - self._last) if self._last else 0.0
+            return replace(
+                status_of(self.builder, self._folder, self._last, silence),
+                sampler=sampler_text(self._sampler, [attempts_at_once(state.plan, one.slots) for one in sessions]),
+                costs=self._cost_status(state),
+                together=self._together,
+            )
 
     def _cost_status(self, state: State) -> Costs:
         """The model is fitted again where a tenth more trials are measured."""
         measured = sorted([trial for trial in state.trials.values() if trial.measured], key=attrgetter("number"))
         if len(measured) > 1.1 * self._costs.measured:
-            scaling = scaling_of(self._timeline_builder.sizes)
-            history = works_of(measured, self._timeline_builder.sizes, scaling)
+            scaling = scaling_of(self.builder.sizes)
+            history = works_of(measured, self.builder.sizes, scaling)
             self._costs = replace(CostModel.fit(history, self._space), scaling=scaling)
         return Costs(measured=len(measured), error=self._costs.error, scaling=self._costs.scaling)
 
 
-def status_of(
-    state: State, builder: TimelineBuilder, folder: Path, last: float, silence: float = 0.0
-) -> CampaignStatus:
+def status_of(builder: TimelineBuilder, folder: Path, last: float, silence: float = 0.0) -> CampaignStatus:
     """Return the status at time ``last``, without sampler and costs."""
-    timeline = builder.timeline(last if last else None)
-    hours = timeline.node_hours()
-    seconds = state.elapsed(last) if last else 0.0
+    state = builder.state
+    timeline = builder.timeline(last or None)
+    hours, seconds, best = timeline.node_hours(), state.elapsed(last) if last else 0.0, state.best
+    status = (state.ending or "stopped") if state.closed else "silent" if silence > SILENT else "running"
     return CampaignStatus(
         campaign=str(folder),
-        status=_status(state, last, silence),
+        status=status if last else "begun",
         silence=silence,
         seconds=seconds,
         planned=state.plan.trials,
         trials={status: state.count(status) for status in STATUSES},
         stand_ins=sum(trial.origin == "stand-in" for trial in state.trials.values()),
-        sampler="",
-        rungs=_rungs(state),
-        best=_best(state),
+        rungs=tuple(
+            RungStatus(epochs=epochs, reached=len(rung.reached), best=value, trial=number)
+            for epochs, rung in zip(state.plan.rungs, state.rungs)
+            for value, number in [rung.reached[0] if rung.reached else (None, None)]
+        ),
+        best=None if best is None else Best(trial=best.number, value=best.results[-1], values=best.values),
         nodes=node_counts(state),
         goodput=hours.goodput,
         node_hours=hours,
         faults=timeline.faults(),
         trouble=_trouble(state),
-        costs=Costs(measured=0, error=None, scaling=None),
         budgets=_budgets(state, seconds, last),
         forecast=forecast(state, last),
-        together="",
     )
 
 
 def campaign_status(folder: Path | str) -> CampaignStatus:
     """Return the status of a folder; InputError without a campaign."""
-    folder = Path(folder)
-    follower = Follower(folder)
-    with no_garbage_collection():
-        follower.update()
-        return follower.status()
-
-
-def seconds_left(state: State, seconds: float) -> float | None:
-    """Return a forecast of seconds left; None before the first result.
-
-    Epochs that the rungs will require, at the pace so far.
-    """
-    epochs = sum(trial.epochs for trial in state.trials.values())
-    if not epochs or not state.plan.rungs:
-        return None
-    before, total, reaching = 0, 0.0, float(state.plan.trials)
-    promotion = promotion_of(state.plan)
-    for rung in state.plan.rungs:
-        total += reaching * (rung - before)
-        floor = min(state.plan.finalists, state.plan.trials)
-        before, reaching = rung, max(promotion.continuing(reaching), float(floor))
-    return max(0.0, (total - epochs) * seconds / epochs)
+    follower = Follower(Path(folder))
+    follower.update()
+    return follower.status()
 
 
 def forecast(state: State, now: float) -> Forecast | None:
     """Return the end at the pace so far, or by budget.
 
-    None before the first result and after the end.
+    The pace counts the epochs that the rungs will require. None before the first result and after the end.
     """
-    rest = seconds_left(state, state.elapsed(now))
-    if rest is None or state.closed:
+    epochs = sum(trial.epochs for trial in state.trials.values())
+    if not epochs or not state.plan.rungs or state.closed:
         return None
-    until = state.ends - now
-    return (
-        Forecast(seconds=max(0.0, until), by=state.ends_by) if until < rest else Forecast(seconds=rest, by="finished")
-    )
+    before, total, reaching = 0, 0.0, float(state.plan.trials)
+    promotion, floor = promotion_of(state.plan), float(min(state.plan.finalists, state.plan.trials))
+    for rung in state.plan.rungs:
+        total += reaching * (rung - before)
+        before, reaching = rung, max(promotion.continuing(reaching), floor)
+    rest, until = max(0.0, (total - epochs) * state.elapsed(now) / epochs), state.ends - now
+    if until < rest:
+        return Forecast(seconds=max(0.0, until), by=state.ends_by)
+    return Forecast(seconds=rest, by="finished")
 
 
 def node_counts(state: State) -> NodeCounts:
@@ -378,37 +348,12 @@ def values_line(values: Point) -> str:
     )
 
 
-def _status(state: State, last: float, silence: float) -> str:
-    if not last:
-        return "begun"
-    if state.closed:
-        return state.ending or "stopped"
-    return "silent" if silence > SILENT else "running"
-
-
 def _trouble(state: State) -> MachineTrouble | None:
     trouble = state.trouble
     if not trouble.number:
         return None
     since, until = (value if math.isfinite(value) else None for value in (trouble.since, trouble.until))
     return MachineTrouble(number=trouble.number, spells=trouble.spells, since=since, until=until)
-
-
-def _rungs(state: State) -> tuple[RungStatus, ...]:
-    return tuple(
-        RungStatus(
-            epochs=epochs,
-            reached=len(rung.reached),
-            best=rung.reached[0][0] if rung.reached else None,
-            trial=rung.reached[0][1] if rung.reached else None,
-        )
-        for epochs, rung in zip(state.plan.rungs, state.rungs)
-    )
-
-
-def _best(state: State) -> Best | None:
-    best = state.best
-    return None if best is None or best.value is None else Best(trial=best.number, value=best.value, values=best.values)
 
 
 def _budgets(state: State, seconds: float, now: float) -> tuple[Budget, ...]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hydragnn.hpo.costs import Sized, seconds_on
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached, node_of
 from hydragnn.hpo.scheduling.node_health import NodeStatus
-from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, decide
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial
 from hydragnn.record import FailureKind
 
 Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKind
@@ -27,14 +27,29 @@ reached: a rung; saved: asked to leave; cut: the controller was gone before it e
 WELL: frozenset[Outcome] = frozenset({"running", "reached", "finished", "saved"})
 
 
-class Span(Struct, frozen=True, kw_only=True):
-    """Attempt at a segment; ``ended`` is the latest time while it runs."""
+class Stretch(Struct, frozen=True, kw_only=True):
+    """Time in which slots had one use; ``ended`` is the latest known time while it lasts."""
 
-    trial: int
-    attempt: int
     slots: tuple[str, ...]
     started: float
     ended: float
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return self.ended - self.started
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the slots."""
+        return tuple(dict.fromkeys(node_of(slot) for slot in self.slots))
+
+
+class Span(Stretch, frozen=True, kw_only=True):
+    """Attempt at a segment."""
+
+    trial: int
+    attempt: int
     outcome: Outcome
     epochs: int = 0
     """Epochs gained."""
@@ -45,47 +60,17 @@ class Span(Struct, frozen=True, kw_only=True):
     suspects: tuple[str, ...] = ()
     message: str = ""
 
-    @property
-    def seconds(self) -> float:
-        """Duration."""
-        return self.ended - self.started
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The nodes it ran on."""
-        return tuple(dict.fromkeys(node_of(slot) for slot in self.slots))
-
-
-class Outage(Struct, frozen=True, kw_only=True):
-    """Time in which slots of a node were held back.
-
-    ``ended`` is the latest known time while it lasts.
-    """
+class Outage(Stretch, frozen=True, kw_only=True):
+    """Time in which slots of a node were held back."""
 
     node: str
     kind: NodeStatus
     """probing or quarantined."""
-    slots: tuple[str, ...]
-    started: float
-    ended: float
 
 
-class Session(Struct, frozen=True, kw_only=True):
-    """Session of a controller: its slots and its time."""
-
-    slots: tuple[str, ...]
-    started: float
-    ended: float
-
-    @property
-    def seconds(self) -> float:
-        """Duration."""
-        return self.ended - self.started
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The nodes of its slots."""
-        return tuple(dict.fromkeys(node_of(slot) for slot in self.slots))
+class Session(Stretch, frozen=True, kw_only=True):
+    """Time of a controller."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +132,7 @@ class Timeline:
         useful = sum([time * share for _, time, share in used])
         faults = sum([time * (1 - share) for outcome, time, share in used if outcome not in blameless])
         overhead = sum([time * (1 - share) for outcome, time, share in used if outcome in blameless])
-        out = sum(len(outage.slots) / density * (outage.ended - outage.started) for outage in self.outages)
+        out = sum(len(outage.slots) / density * outage.seconds for outage in self.outages)
         idle = max(0.0, allocated - useful - faults - overhead - out)
         parts = (value / 3600 for value in (allocated, useful, faults, overhead, out, idle))
         return NodeHours(**dict(zip(("allocated", "useful", "faults", "overhead", "out", "idle"), parts)))
@@ -164,48 +149,32 @@ class Timeline:
 
 
 class TimelineBuilder:
-    """Builder of a timeline, event by event.
-
-    ``feed`` decides about an event, ``observe`` follows decisions.
-    """
+    """Builder of a timeline, event by event."""
 
     def __init__(self) -> None:
         self.state = State()
         """The campaign after the latest event."""
         self.sizes: list[Sized] = []
         """Seconds per epoch of undisturbed attempts, by their sizes."""
-        self.memory: dict[int, float] = {}
-        """Peak memory of a rank in MB by trial."""
+        self.sessions: list[Session] = []
         self._spans: list[Span] = []
         self._outages: list[Outage] = []
         self._open: dict[str, Outage] = {}
-        self._sessions: list[Session] = []
         self._unconfirmed: dict[int, list[int]] = {}
         self._ended = -math.inf
         self._health = 0
         """Version of the nodes' health that was looked at."""
-
-    def feed(self, event: Event, now: float) -> bool:
-        """Decide on an event; return False where it changed nothing."""
-        changes, _ = decide(self.state, event, now)
-        self.observe(event, self.state, now)
-        return changes is not None
-
-    @property
-    def sessions(self) -> Sequence[Session]:
-        """Sessions so far."""
-        return self._sessions
 
     def observe(self, event: Event, after: State, now: float) -> None:
         """Note what an event changed."""
         if isinstance(event, Opened):
             self._on_opened(after.ended, event, now)
         elif after.ended and isinstance(event, Reached | Failed):
-            self._on_end(after.ended[0], after, event, now)
-        self.observe_brief(after, now)
-
-    def observe_brief(self, after: State, now: float) -> None:
-        """Note an event that ended no attempt."""
+            trial, became = after.ended[0], after.trials[event.trial]
+            if isinstance(event, Reached):
+                self._on_reached(trial, became.status == "finished", event, now)
+            else:
+                self._on_failed(trial, became, event, now)
         self.state = after
         if after.health.version != self._health:
             self._health = after.health.version
@@ -215,9 +184,9 @@ class TimelineBuilder:
 
     def timeline(self, now: float | None = None) -> Timeline:
         """Return the timeline up to ``now``, or to the latest event."""
-        if not self._sessions:
+        if not self.sessions:
             return Timeline()
-        last = replace(self._sessions[-1], ended=self._ended)
+        last = replace(self.sessions[-1], ended=self._ended)
         state = self.state
         now = last.ended if now is None or state.closed else max(now, last.ended)
         running = [_span(trial, now, "running", useful=max(0.0, now - trial.started)) for trial in state.running]
@@ -225,83 +194,62 @@ class TimelineBuilder:
         return Timeline(
             spans=(*self._spans, *running),
             outages=(*self._outages, *lasting),
-            sessions=(*self._sessions[:-1], replace(last, ended=now)),
+            sessions=(*self.sessions[:-1], replace(last, ended=now)),
         )
 
     def _on_opened(self, before: Sequence[Trial], event: Opened, now: float) -> None:
         """End what ran under the earlier controller, at its last event."""
         last = now
-        if self._sessions:
+        if self.sessions:
             last = self._ended
-            self._sessions[-1] = replace(self._sessions[-1], ended=last)
+            self.sessions[-1] = replace(self.sessions[-1], ended=last)
         for trial in before:
-            self._add(_span(trial, last, "cut"), confirmed=False)
+            self._add(_span(trial, last, "cut"))
         for node in list(self._open):
             self._close(node, last)
-        self._sessions.append(Session(slots=event.slots, started=now, ended=now))
+        self.sessions.append(Session(slots=event.slots, started=now, ended=now))
         self._ended = now
 
-    def _on_end(self, trial: Trial, after: State, event: Reached | Failed, now: float) -> None:
-        if isinstance(event, Reached):
-            self._on_reached(trial, after.trials[trial.number].status == "finished", event, now)
-            return
-        became = after.trials[trial.number]
-        to_sampler = became.status == "failed"
+    def _on_failed(self, trial: Trial, became: Trial, event: Failed, now: float) -> None:
         kind: Outcome = became.failure.kind if became.failure else event.kind
         saved = bool(trial.cancelled) and kind in MACHINE_FAULTS
-        gained = max(0, event.epochs - trial.epochs)
-        span = _span(trial, now, "saved" if saved else kind, epochs=gained, to_sampler=to_sampler)
+        span = _span(trial, now, "saved" if saved else kind, epochs=max(0, event.epochs - trial.epochs))
         span = replace(span, suspects=event.suspects, message=event.message)
-        if to_sampler:  # an answer: nothing of it has to be repeated
-            self._add(replace(span, useful=span.seconds), confirmed=True)
+        if became.status == "failed":  # an answer: nothing of it has to be repeated
+            self._spans.append(replace(span, useful=span.seconds, to_sampler=True))
             self._unconfirmed.pop(trial.number, None)
         elif became.status == "lost":
-            self._add(span, confirmed=True)
-            self._forget(trial.number)
+            self._spans.append(span)
+            for index in self._unconfirmed.pop(trial.number, ()):
+                self._spans[index] = replace(self._spans[index], useful=0.0)
+        elif not span.epochs:
+            self._add(span)
+        elif trial.work is None:
+            self._add(replace(span, useful=span.seconds))
         else:
-            self._add(replace(span, useful=_surviving_seconds(span, trial)), confirmed=False)
+            survived = span.epochs * seconds_on(len(span.slots), trial.work, trial.scaling)
+            self._add(replace(span, useful=min(span.seconds, survived)))
 
     def _on_reached(self, trial: Trial, finished: bool, event: Reached, now: float) -> None:
         """Count training time of a record: this attempt's, then earlier ones'."""
-        number, slots, started = trial.number, trial.slots, trial.started
         gained = max(0, event.epochs - trial.epochs)
-        lasted = now - started if now > started else 0.0
+        lasted = max(0.0, now - trial.started)
         trained = event.seconds - trial.seconds if event.seconds > trial.seconds else lasted
-        earlier = self._unconfirmed.pop(number, ())
+        earlier = self._unconfirmed.pop(trial.number, ())
         if not earlier and gained:
-            self.sizes.append(Sized(trial=number, slots=len(slots), seconds=trained / gained))
-        if event.memory_mb > 0:
-            self.memory[number] = event.memory_mb
-        self._add(
-            Span(
-                trial=number,
-                attempt=trial.attempt,
-                slots=slots,
-                started=started,
-                ended=max(now, started),
-                outcome="finished" if finished else "reached",
-                epochs=gained,
-                useful=min(trained, lasted),
-            ),
-            confirmed=True,
-        )
+            self.sizes.append(Sized(trial=trial.number, slots=len(trial.slots), seconds=trained / gained))
+        outcome: Outcome = "finished" if finished else "reached"
+        self._spans.append(_span(trial, now, outcome, epochs=gained, useful=min(trained, lasted)))
         rest = max(0.0, trained - lasted)
         for index in reversed(earlier):
-            counted = min(rest, self._spans[index].seconds)
-            self._count(index, counted)
-            rest -= counted
+            span = self._spans[index]
+            self._spans[index] = replace(span, useful=min(rest, span.seconds))
+            rest -= self._spans[index].useful
 
-    def _add(self, span: Span, *, confirmed: bool) -> None:
-        if not confirmed:
-            self._unconfirmed.setdefault(span.trial, []).append(len(self._spans))
+    def _add(self, span: Span) -> None:
+        """Add a span whose epochs count once its trial reaches a rung."""
+        self._unconfirmed.setdefault(span.trial, []).append(len(self._spans))
         self._spans.append(span)
-
-    def _count(self, index: int, useful: float) -> None:
-        self._spans[index] = replace(self._spans[index], useful=useful)
-
-    def _forget(self, number: int) -> None:
-        for index in self._unconfirmed.pop(number, []):
-            self._count(index, 0.0)
 
     def _compare_health(self, now: float) -> None:
         """Begin and end outages where the slots held back change."""
@@ -329,9 +277,7 @@ def local_nodes(names: Iterable[str]) -> bool:
     return all(name == "local" or name.startswith(("worker-", "local-")) for name in names)
 
 
-def _span(
-    trial: Trial, ended: float, outcome: Outcome, *, epochs: int = 0, useful: float = 0.0, to_sampler: bool = False
-) -> Span:
+def _span(trial: Trial, ended: float, outcome: Outcome, *, epochs: int = 0, useful: float = 0.0) -> Span:
     return Span(
         trial=trial.number,
         attempt=trial.attempt,
@@ -341,23 +287,11 @@ def _span(
         outcome=outcome,
         epochs=epochs,
         useful=useful,
-        to_sampler=to_sampler,
     )
 
 
-def _surviving_seconds(span: Span, trial: Trial) -> float:
-    if not span.epochs:
-        return 0.0
-    if trial.work is None:
-        return span.seconds
-    return min(span.seconds, span.epochs * seconds_on(len(span.slots), trial.work, trial.scaling))
-
-
 def _share(span: Span, seconds: float) -> float:
-    if seconds <= 0:
-        return 0.0
-    share = span.useful / seconds
-    return share if share < 1.0 else 1.0
+    return min(1.0, span.useful / seconds) if seconds > 0 else 0.0
 
 
 def _slots_per_node(sessions: Iterable[Session]) -> float:

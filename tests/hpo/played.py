@@ -1,7 +1,7 @@
 """Campaigns played through the real scheduler on a virtual clock, with the faults that tests ask for: journals in milliseconds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from virtual import Virtual
 
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.scheduling.events import (
+    Event,
     Failed,
     Launched,
     Opened,
@@ -22,6 +23,8 @@ from hydragnn.hpo.scheduling.events import (
     Tick,
     node_of,
 )
+from hydragnn.hpo.scheduling.scheduler import decide
+from hydragnn.hpo.status.timeline import TimelineBuilder
 
 STARTUP = 5.0
 OWN, MACHINE = ("diverged", "out_of_memory"), ("lost_node", "launch", "preempted")
@@ -114,6 +117,15 @@ class Player(Virtual):
             memory_mb=200.0 + 2.0 * trial.values["model.hidden_dim"],
         )
         self.later(STARTUP + epochs * per_epoch, reached)
+
+
+def timeline_builder(events: Iterable[tuple[float, Event]]) -> TimelineBuilder:
+    """The timeline of events, decided upon."""
+    builder = TimelineBuilder()
+    for now, event in events:
+        decide(builder.state, event, now)
+        builder.observe(event, builder.state, now)
+    return builder
 
 
 def nodes(number: int) -> tuple[str, ...]:

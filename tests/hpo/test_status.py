@@ -15,7 +15,7 @@ from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.state import Trouble
-from hydragnn.hpo.status.facts import MachineTrouble, forecast, node_counts, seconds_left
+from hydragnn.hpo.status.facts import MachineTrouble, forecast, node_counts
 
 PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2, max_node_seconds=90_000.0)
 
@@ -148,16 +148,19 @@ def test_a_controller_that_writes_no_more_is_thought_gone(folder: Path, player: 
     assert (found.status, found.silence) == (status, pytest.approx(later))
 
 
-def test_the_budget_that_ends_first_is_the_forecast() -> None:
-    plan = Plan(trials=9, rungs=(1, 3, 9), max_seconds=60.0, grace=5.0)
+@pytest.mark.parametrize(("limit", "by", "seconds"), [(60.0, "hours", 50.0), (None, "finished", 200.0)])
+def test_the_forecast_is_the_budget_that_ends_first_or_the_epochs_that_the_rungs_will_ask_for(
+    limit: float | None, by: str, seconds: float
+) -> None:
+    plan = Plan(trials=9, rungs=(1, 3, 9), max_seconds=limit, grace=5.0)
     state, _ = transition(State(), Opened(plan=plan, slots=("n1",)), 0.0)
     assert forecast(state, 5.0) is None
     state, _ = transition(state, Proposed(trial=0, values={"model.hidden_dim": 32}), 0.0)
     state, _ = transition(state, Reached(trial=0, attempt=1, epochs=1, value=0.75), 10.0)
-    assert seconds_left(state, 10.0) == pytest.approx(200.0)
+    # 9 trials to epoch 1, 3 to epoch 3, 1 to epoch 9: 9 + 6 + 6 = 21 epochs, one done in ten seconds
     found = forecast(state, 10.0)
     assert found is not None
-    assert (found.by, found.seconds) == ("hours", pytest.approx(50.0))
+    assert (found.by, found.seconds) == (by, pytest.approx(seconds))
 
 
 def test_the_status_is_plain_json(folder: Path) -> None:

@@ -9,7 +9,6 @@ from virtual import transition
 
 from hydragnn.hpo import CampaignView, State
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Probed, Proposed, Reached, Stopping, Tick
-from hydragnn.hpo.status.facts import seconds_left
 from hydragnn.hpo.status.view import event_line
 from hydragnn.record import Cost, RunRecord, write_record
 
@@ -70,16 +69,6 @@ def test_on_a_terminal_the_table_shows_progress_and_speed(tmp_path: Path) -> Non
     assert "best 0.75 (trial 0)" in text
 
 
-def test_the_forecast_counts_the_epochs_that_the_rungs_will_ask_for() -> None:
-    state, _ = transition(State(), EVENTS[0][0], 0.0)
-    assert seconds_left(state, 5.0) is None
-    for event, now in EVENTS[1:4]:
-        state, _ = transition(state, event, now)
-    # 9 trials to epoch 1, 3 to epoch 3, 1 to epoch 9: 9 + 6 + 6 = 21 epochs, one done in ten seconds
-    assert seconds_left(state, 10.0) is not None
-    assert seconds_left(state, 10.0) == pytest.approx(200.0)
-
-
 def on_nodes() -> list[tuple[Event, float]]:
     """Two trials on three nodes, of which one is lost."""
     return [
@@ -111,7 +100,7 @@ def test_however_fast_events_come_the_table_is_drawn_twice_a_second(
     drawn = []
     clock = iter(0.01 * tick for tick in range(10_000))
     view = CampaignView(tmp_path, Console(file=io.StringIO(), force_terminal=True), clock=lambda: next(clock))
-    monkeypatch.setattr("hydragnn.hpo.status.view.trial_table", lambda *_: drawn.append(1) or "")
+    monkeypatch.setattr("hydragnn.hpo.status.view.status_table", lambda *_: drawn.append(1) or "")
     state, _ = transition(State(), EVENTS[0][0], 0.0)
     with view:
         for _ in range(1000):  # ten seconds

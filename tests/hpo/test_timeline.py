@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from played import timeline_builder
 
 from hydragnn.hpo.costs import scaling_of
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping, node_of
@@ -16,15 +17,8 @@ from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
 PLAN = Plan(trials=12, rungs=(2, 6, 18), finalists=2)
 
 
-def chronicle_of(events: list[tuple[float, Event]]) -> TimelineBuilder:
-    builder = TimelineBuilder()
-    for now, event in events:
-        builder.feed(event, now)
-    return builder
-
-
 def timeline_after(*events: tuple[float, Event]) -> Timeline:
-    return chronicle_of(list(events)).timeline()
+    return timeline_builder(events).timeline()
 
 
 OPENED = (100.0, Opened(plan=Plan(trials=1, rungs=(2, 4)), slots=("n1", "n2")))
@@ -45,9 +39,9 @@ def test_an_attempt_counts_with_what_its_record_vouches_for() -> None:
 
 def test_what_survives_a_machine_fault_counts_once_the_trial_reaches_its_rung() -> None:
     lost = (150.0, Failed(trial=0, attempt=1, kind="lost_node", message="n1 is gone", epochs=1, suspects=("n1",)))
-    builder = chronicle_of([OPENED, PROPOSED, lost])
     # the record says 40 s of training: what does not fit into the second attempt was done by the first
-    builder.feed(Reached(trial=0, attempt=2, epochs=2, value=1.0, seconds=40.0), 175.0)
+    reached = (175.0, Reached(trial=0, attempt=2, epochs=2, value=1.0, seconds=40.0))
+    builder = timeline_builder([OPENED, PROPOSED, lost, reached])
     first, second = builder.timeline().spans[:2]
     assert (first.outcome, first.useful) == ("lost_node", 15.0)
     assert (second.outcome, second.useful) == ("reached", 25.0)
@@ -93,7 +87,7 @@ def test_a_killed_controller_cuts_its_attempts_at_its_last_sign_of_life() -> Non
 
 
 def test_running_attempts_count_until_proven_otherwise() -> None:
-    builder = chronicle_of([OPENED, PROPOSED])
+    builder = timeline_builder([OPENED, PROPOSED])
     assert builder.timeline().node_hours().goodput is None
     hours = builder.timeline(now=200.0).node_hours()
     assert (hours.useful, hours.goodput) == (pytest.approx(100 / 3600), pytest.approx(0.5))
@@ -126,7 +120,7 @@ def test_every_second_of_every_node_is_accounted_for(
     if stop:
         player.session(stop_after=stop)
     player.session()
-    builder = chronicle_of(player.events)
+    builder = timeline_builder(player.events)
     timeline = builder.timeline()
     hours = timeline.node_hours()
     parts = hours.useful + hours.faults + hours.overhead + hours.out + hours.idle
@@ -145,11 +139,8 @@ def test_every_second_of_every_node_is_accounted_for(
 
 
 def test_clean_attempts_on_several_sizes_tell_how_speed_grows() -> None:
-    builder = chronicle_of([OPENED, PROPOSED, (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))])
+    builder = timeline_builder(
+        [OPENED, PROPOSED, (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))]
+    )
     assert [(size.slots, size.seconds) for size in builder.sizes] == [(1, 12.0)]
     assert scaling_of(builder.sizes) is None
-
-
-def test_memory_is_kept_by_trial() -> None:
-    reached = Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0, memory_mb=321.0)
-    assert chronicle_of([OPENED, PROPOSED, (130.0, reached)]).memory == {0: 321.0}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hydragnn.hpo import Timeline
-from hydragnn.hpo.status.timeline import Outage, Session, Span, TimelineBuilder
+from hydragnn.hpo.status.timeline import Outage, Session, Span
 from hydragnn.scripts.report.collect import campaign_facts
 from hydragnn.scripts.report.tables import faults_table, hours_table
 from hydragnn.scripts.report.timeline_figures import all_bars, campaign_time, mean_count, nodes_over_time
@@ -21,13 +21,6 @@ def span(slot: str, begin: float, end: float, outcome: Any = "reached") -> Span:
 
 def session(started: float, ended: float, *slots: str) -> Session:
     return Session(slots=slots or ("n1",), started=started, ended=ended)
-
-
-def timeline_of(player: Any) -> Timeline:
-    builder = TimelineBuilder()
-    for now, event in player.events:
-        builder.feed(event, now)
-    return builder.timeline()
 
 
 def test_the_page_says_what_the_nodes_did_and_what_faults_cost(pages: dict[str, Path]) -> None:
@@ -91,8 +84,8 @@ def test_bands_hold_all_the_time_that_bars_have() -> None:
     assert (counts * np.diff(edges)).sum() == pytest.approx(sum(end - begin for begin, end in bars))
 
 
-def test_the_tables_add_up(disturbed: Any) -> None:
-    timeline = timeline_of(disturbed)
+def test_the_tables_add_up(disturbed: Any, played: ModuleType) -> None:
+    timeline = played.timeline_builder(disturbed.events).timeline()
     uses, faults = hours_table(timeline), faults_table(timeline)
     shares = [float(row[2].removesuffix(" %")) for row in uses.rows]
     assert shares[-1] == 100.0
