@@ -6,14 +6,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hydragnn.datasets import GraphStore, pack
-from hydragnn.ensemble.domain.composition import CompositionFit
 from hydragnn.ensemble.domain.detector import Channel, Detector, Fit
 from hydragnn.ensemble.domain.domain import Domain, values_of
+from hydragnn.ensemble.domain.geometry import NeighbourhoodsFit, StructureFit
 from hydragnn.ensemble.domain.inputs import InputsFit
-from hydragnn.ensemble.domain.kinds import Kinds, KindsFit
+from hydragnn.ensemble.domain.kinds import CompositionFit, Kinds, KindsFit
 from hydragnn.ensemble.domain.limits import fitted_limits
-from hydragnn.ensemble.domain.neighbourhoods import NeighbourhoodsFit
-from hydragnn.ensemble.domain.structure import StructureFit
 from hydragnn.ensemble.domain.view import Array, GraphView, Numbers, length_scale, species_field
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import read_screened
@@ -38,7 +36,7 @@ def fitted_domain(
 ) -> Domain:
     """Return detectors of the training part with limits from held-out graphs.
 
-    ``inputs`` are what members read, ``read`` the names of all fields to read; detectors ``of_members`` look at doubts alone.
+    ``inputs`` are fields of members, ``read`` the names of all fields to read; detectors ``of_members`` use doubts alone.
     """
     scale = _scale(store, train, read)
     detectors = _detectors(store, train, inputs, read, scale, of_members)
@@ -60,8 +58,8 @@ def cross_fitted_domain(
 ) -> tuple[Domain, Float[Array, "all_graphs detectors"]]:
     """Return the domain and scores where folds hold out every graph.
 
-    Detectors know all graphs ``train``. Limits are from what others, which know all but a fold, say of the graphs of that
-    fold, about which the members that held them out have these doubts. Scores are NaN for graphs that are not valid.
+    Detectors are fitted on all graphs ``train``. Limits come from detectors fitted without a fold, on the graphs of that
+    fold, with doubts of the members that held them out. Scores are NaN for graphs that are not valid.
     """
     scale = _scale(store, train, read)
     detectors = _detectors(store, train, inputs, read, scale, of_members)
@@ -72,7 +70,7 @@ def cross_fitted_domain(
     for graphs, doubts in held_out:
         without = _detectors(store, np.setdiff1d(train, graphs), inputs, read, scale, of_members)
         values.append(np.full((len(graphs), len(channels)), np.nan))
-        if channels_of(without) == channels:  # a field that only this fold has is known to none without it
+        if channels_of(without) == channels:  # else a field occurs in this fold alone
             for rows, view in views(store, graphs, read, scale, doubts):
                 values[-1][rows] = values_of(without, view)
     together = np.concatenate(values)
@@ -84,12 +82,12 @@ def cross_fitted_domain(
 
 
 def references_of(train: Int[np.ndarray, " train"]) -> Int[np.ndarray, " references"]:
-    """At most ``REFERENCES`` of these graphs, at equal steps."""
+    """Return at most ``REFERENCES`` of these graphs, at equal steps."""
     return train[:: max(1, -(-len(train) // REFERENCES))]
 
 
 def channels_of(detectors: Sequence[Detector]) -> list[Channel]:
-    """The channels of all detectors in order."""
+    """Return the channels of all detectors in order."""
     return [channel for detector in detectors for channel in detector.channels]
 
 
@@ -101,7 +99,7 @@ def _detectors(
     scale: float,
     of_members: Sequence[Detector],
 ) -> tuple[Detector, ...]:
-    """All detectors that know these graphs."""
+    """Return all detectors, fitted on these graphs."""
     inputs = [field for field in inputs if not is_levels(field)]  # numbers of clusters mean nothing
     species = species_field({field.name: field for field in inputs})
     detectors = _fitted(store, train, read, scale, [KindsFit(inputs), InputsFit(inputs), NeighbourhoodsFit(species)])
@@ -148,7 +146,7 @@ def _fitted(
 
 
 def _scale(store: GraphStore, graphs: Graphs, read: Sequence[str]) -> float:
-    """The longest edge of the first batch that has edges."""
+    """Return the longest edge of the first batch that has edges."""
     for _, view in views(store, graphs, read, 1.0):
         if view.batch.num_edges:
             return length_scale(view.batch)

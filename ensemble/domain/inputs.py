@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from hydragnn.ensemble.domain.detector import Channel, Detector
-from hydragnn.ensemble.domain.stored import Stored
+from hydragnn.ensemble.domain.detector import Channel, Detector, Stored
 from hydragnn.ensemble.domain.view import Array, GraphView, Numbers, per_segment
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -18,7 +17,7 @@ SLACK = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Inputs:
+class Inputs(Detector):
     """Middle and half width of the range of every component, per field."""
 
     name: ClassVar[str] = "inputs"
@@ -28,7 +27,7 @@ class Inputs:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """One per field."""
+        """Return one per field."""
         return tuple(Channel(slack=SLACK) for _ in self.middle)
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
@@ -41,29 +40,21 @@ class Inputs:
         return np.concatenate(columns, axis=1)
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
-        """The field."""
+        """Return the field in words."""
         return f"{list(self.middle)[channel]} is outside its range in the training data"
 
     def settings(self) -> dict[str, Any]:
-        """The fields in their order."""
+        """Return the fields in their order."""
         return {"fields": list(self.middle)}
 
     def tensors(self) -> dict[str, Array]:
-        """Middles and halves."""
-        return {f"{name}/{what}": of[name] for name in self.middle for what, of in self._ranges.items()}
-
-    @property
-    def _ranges(self) -> dict[str, Mapping[str, Array]]:
-        return {"middle": self.middle, "half": self.half}
+        """Return middles and halves."""
+        ranges = {"middle": self.middle, "half": self.half}
+        return {f"{name}/{what}": of[name] for name in self.middle for what, of in ranges.items()}
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Inputs":
-        """Return the detector with these tensors.
-
-        ValueError, KeyError or TypeError where they do not fit the graphs.
-
-        ValueError, KeyError or TypeError where they do not fit the graphs.
-        """
+        """Return the detector with these tensors."""
         widths = {name: stored.field(name, classes=False).width for name in settings["fields"]}
         middle, half = (
             {name: stored.numbers(f"{name}/{what}", width) for name, width in widths.items()}
@@ -75,10 +66,9 @@ class Inputs:
 
 
 class InputsFit:
-    """Notes the least and the greatest."""
+    """Notes the least and the greatest number of every field."""
 
     def __init__(self, inputs: Sequence[Field]) -> None:
-        """Of fields of numbers."""
         self._names = [field.name for field in inputs if not field.classes]
         self._low: dict[str, Array] = {}
         self._high: dict[str, Array] = {}

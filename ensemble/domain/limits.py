@@ -13,7 +13,7 @@ FALSE_ALARMS = 0.02
 """Share of graphs like those of training that may be flagged, by all detectors together."""
 
 TAIL = 0.3
-"""Share of the largest held-out values that say how fast still larger ones become rare."""
+"""Share of the largest held-out values that set how fast still larger ones become rare."""
 
 HIGHEST = 1000.0
 """Largest score."""
@@ -75,7 +75,7 @@ def _sparing_factors(values: Float[Array, " graphs"], usual: float, least: float
 
 
 def _ordered(values: Float[Array, " graphs"]) -> Array:
-    """The values that are known, from the smallest."""
+    """Return the finite values, from the smallest."""
     return np.sort(values[np.isfinite(values)])
 
 

@@ -1,4 +1,4 @@
-"""A batch of graphs as detectors see it; shared values are made once."""
+"""A batch of graphs with what detectors compute of it, each made once."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none f
 Numbers = np.ndarray
 
 LARGEST_TABLE = 128
-"""Kinds of nodes of which everything is known separately; where a field has more, all nodes are of one kind."""
+"""Kinds of nodes that have statistics of their own; where a field has more, all nodes are of one kind."""
 
 POWERS = (1, 2, 4)
 """Neighbours are counted with the weights w, w^2 and w^4 of ``counts_within``, each closer than the one before."""
@@ -79,7 +79,7 @@ class GraphView:
         return self.batch[field].reshape(-1).numpy()
 
     def largest(self, of_nodes: Float[Array, "nodes channels"]) -> Float[Array, "graphs channels"]:
-        """The largest of every graph's nodes; zero for a graph without nodes."""
+        """Return the largest of every graph's nodes; zero without nodes."""
         return per_segment(np.maximum, of_nodes, self.node_rows)
 
 

@@ -23,6 +23,7 @@ from hydragnn.datasets import open_store
 from hydragnn.ensemble.building.held_out import joint_split
 from hydragnn.ensemble.building.training_domain import part_doubts
 from hydragnn.ensemble.domain import FALSE_ALARMS, Domain
+from hydragnn.ensemble.domain.domain import values_of
 from hydragnn.ensemble.domain.fitting import channels_of, views
 from hydragnn.ensemble.domain.limits import fitted_limits
 from hydragnn.ensemble.ensemble import Ensemble
@@ -43,7 +44,7 @@ def channel_values(ensemble: Ensemble, path: Path) -> tuple[Array, Array]:
         doubts = part_doubts(ensemble.targets, outputs, ensemble.weights, ensemble.manifest.calibration)
         values = np.full((len(graphs), len(channels_of(domain.detectors))), np.nan)
         for rows, view in views(store, graphs, read, domain.scale, doubts):
-            values[rows] = domain.values(view)
+            values[rows] = values_of(domain.detectors, view)
         of_parts.append(values)
     return np.concatenate(of_parts[:2]), of_parts[2]
 

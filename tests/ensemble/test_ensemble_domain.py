@@ -25,7 +25,7 @@ from hydragnn.ensemble.domain import (
     joint_score,
     scores_of,
 )
-from hydragnn.ensemble.domain.detector import Channel
+from hydragnn.ensemble.domain.detector import Channel, Stored
 from hydragnn.ensemble.domain.limits import FALSE_ALARMS, fitted_limits, upper_value
 from hydragnn.ensemble.domain.view import length_scale
 from hydragnn.ensemble.prediction.predict import predict_to_file
@@ -380,3 +380,19 @@ def test_missing_values_of_an_input_are_not_looked_at(plates: MemoryStore) -> No
     batch.nodes["load"][-1] = 1e6
     output = domain.scores(GraphView(batch=there, scale=domain.scale)).scores["inputs"]
     assert output.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "values, fits",
+    [([0.0, 7.0], True), ([7.0, 0.0], False), ([0.5], False), ([-1.0], False), ([2.0**40], False), ([], False)],
+)
+def test_known_classes_of_a_field_of_very_many_are_read_without_laying_them_out(
+    values: list[float], fits: bool
+) -> None:
+    field = Field(name="clusters", on="node", role="auxiliary", classes=2**40, dtype="int64")
+    stored = Stored(tensors={"known": np.array(values, dtype=np.float64)}, fields={"clusters": field}, dim=3)
+    if fits:
+        assert stored.kinds("known", "clusters").tolist() == values
+    else:
+        with pytest.raises(ValueError, match="does not hold classes of clusters"):
+            stored.kinds("known", "clusters")

@@ -1,4 +1,4 @@
-"""Geometry around the strangest node of a graph, per kind of node."""
+"""Geometry around the strangest node, and of whole graphs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,22 +7,21 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from hydragnn.ensemble.domain.detector import Channel, Detector
-from hydragnn.ensemble.domain.stored import Stored
+from hydragnn.ensemble.domain.detector import Channel, Detector, References, Stored
 from hydragnn.ensemble.domain.view import LARGEST_TABLE, Array, GraphView, Numbers, per_segment
 
 FLOOR = 0.03
 """Standard deviation that every feature has at least; features are logarithms, so that it is a relative one."""
 
 PRIOR = 50
-"""So many nodes the covariance of all kinds together counts among those of one kind."""
+"""Nodes as which the covariance of all kinds counts among those of one kind."""
 
 CLOSER = 0.05
-"""Nodes may always be so much closer than in training, relatively."""
+"""Relative distance by which nodes may always be closer than in training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Neighbourhoods:
+class Neighbourhoods(Detector):
     """Mean and whitening of features per kind; the last for unknown kinds."""
 
     name: ClassVar[str] = "neighbourhoods"
@@ -34,11 +33,11 @@ class Neighbourhoods:
     shortest: Float[Array, "kinds_plus_one kinds_plus_one"]
     """The shortest edge between two kinds, in units of the scale; infinite where they never were neighbours."""
     lonely: bool
-    """Training showed nodes without neighbours."""
+    """True where training had nodes without neighbours."""
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """The distance from the mean, the shortest edge, nodes without neighbours."""
+        """Return distance from the mean, shortest edge, nodes without neighbours."""
         return (Channel(slack=1.0), Channel(slack=CLOSER), Channel(slack=0.1, exact=True))
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
@@ -69,18 +68,13 @@ class Neighbourhoods:
         return {"species": self.species, "lonely": self.lonely}
 
     def tensors(self) -> dict[str, Array]:
-        """Everything else."""
+        """Return everything else."""
         kinds = self.kinds.astype(np.float64)
         return {"kinds": kinds, "mean": self.mean, "whitening": self.whitening, "shortest": self.shortest}
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Neighbourhoods":
-        """Return the detector with these tensors.
-
-        ValueError, KeyError or TypeError where they do not fit the graphs.
-
-        ValueError, KeyError or TypeError where they do not fit the graphs.
-        """
+        """Return the detector with these tensors."""
         species, features = settings["species"], stored.features
         kinds = stored.kinds("kinds", species) if species else stored.numbers("kinds", 1).astype(np.int64)
         count = len(kinds) + 1
@@ -106,7 +100,7 @@ class NeighbourhoodsFit:
     """Adds up moments of every kind of node."""
 
     def __init__(self, species: str) -> None:
-        """``species`` is the field of kinds; "" where all nodes are alike."""
+        """Take the field of kinds; "" where all nodes are alike."""
         self._species = species
         self._moments: dict[int, tuple[int, Array, Array]] = {}
         self._shortest = np.full((LARGEST_TABLE, LARGEST_TABLE), np.inf)
@@ -125,7 +119,7 @@ class NeighbourhoodsFit:
         self._lonely |= bool((np.diff(view.edge_rows) == 0).any())
 
     def detectors(self) -> list[Detector]:
-        """Mean and whitening per kind and of all kinds together."""
+        """Return mean and whitening per kind and of all kinds together."""
         if not self._moments:
             return []
         kinds = np.array(sorted(self._moments))
@@ -155,3 +149,70 @@ def whitening(covariance: Float[Array, "features features"]) -> Float[Array, "fe
     """Return the matrix that makes features uncorrelated with variance 1."""
     values, vectors = np.linalg.eigh(covariance)
     return vectors.T / np.sqrt(np.maximum(values, 0.0) + FLOOR**2)[:, None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Structure(Detector):
+    """Means and deviations of nodes' features, against the nearest training graph."""
+
+    name: ClassVar[str] = "structure"
+
+    mean: Float[Array, " features"]
+    whitening: Float[Array, "features features"]
+    references: References
+    """Whitened."""
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Return the distance."""
+        return (Channel(slack=1.0),)
+
+    def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
+        """Return the distance from the nearest training graph, in standard deviations."""
+        return self.references.distances((graph_features(view) - self.mean) @ self.whitening.T)[:, None]
+
+    def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
+        """Return the words for a distant graph."""
+        return "numbers and distances of neighbours are, over the graph, unlike those of any training graph"
+
+    def tensors(self) -> dict[str, Array]:
+        """Return everything."""
+        return {"mean": self.mean, "whitening": self.whitening, "references": self.references.points}
+
+    @classmethod
+    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Structure":
+        """Return the detector with these tensors."""
+        features = 2 * stored.features
+        return cls(
+            mean=stored.numbers("mean", features),
+            whitening=stored.numbers("whitening", features, features),
+            references=References(stored.numbers("references", None, features), 2),
+        )
+
+
+def graph_features(view: GraphView) -> Float[Array, "graphs features"]:
+    """Return mean and standard deviation over the nodes of every graph."""
+    counts = np.maximum(np.diff(view.node_rows), 1)[:, None]
+    mean = per_segment(np.add, view.neighbourhoods, view.node_rows) / counts
+    away = view.neighbourhoods - np.repeat(mean, np.diff(view.node_rows), axis=0)
+    return np.concatenate([mean, np.sqrt(per_segment(np.add, away**2, view.node_rows) / counts)], axis=1)
+
+
+class StructureFit:
+    """Collects features of graphs."""
+
+    def __init__(self) -> None:
+        self._points: list[Array] = []
+
+    def show(self, view: GraphView) -> None:
+        """Note some graphs."""
+        self._points.append(graph_features(view))
+
+    def detectors(self) -> list[Detector]:
+        """Return the graphs, whitened."""
+        if not self._points:
+            return []
+        points = np.concatenate(self._points)
+        mean = points.mean(axis=0)
+        matrix = whitening(np.cov(points.T, bias=True).reshape(len(mean), len(mean)))
+        return [Structure(mean=mean, whitening=matrix, references=References((points - mean) @ matrix.T, 2))]
