@@ -131,7 +131,9 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
         "periodic": batch.periodic.numpy(),
     }
     arrays: dict[str, Array] = {
-        name: array for name, array in structure.items() if name not in COMPACT or not _is_zero(array)
+        name: array
+        for name, array in structure.items()
+        if name not in COMPACT or np.ascontiguousarray(array).view(np.uint8).any()
     }
     for field in fields:
         values, mask = _field_values(batch, field)
@@ -160,15 +162,10 @@ def _narrow(index: NDArray[np.int64]) -> NDArray[np.int32]:
     return index.astype(np.int32)
 
 
-def _is_zero(array: Array) -> bool:
-    return not np.ascontiguousarray(array).view(np.uint8).any()
-
-
 def _field_values(batch: GraphBatch, field: Field) -> tuple[Array, NDArray[np.bool_]]:
     if field.name not in batch.fields:
-        return np.zeros((batch.num_items(field.on), *field.shape), dtype=field.dtype), np.zeros(
-            len(batch), dtype=np.bool_
-        )
+        zeros = np.zeros((batch.num_items(field.on), *field.shape), dtype=field.dtype)
+        return zeros, np.zeros(len(batch), dtype=np.bool_)
     values, mask = batch[field.name].detach().numpy(), batch.present(field.name).numpy()
     if not mask.all():
         absent = np.repeat(~mask, batch.counts(field.on).numpy())
@@ -219,7 +216,9 @@ def join(parts: list[FlatGraphs]) -> FlatGraphs:
     arrays: dict[str, Array] = {}
     for name, spec in specs.items():
         if any(name in part.arrays for part in parts):
-            arrays[name] = np.concatenate([_written_out(part, spec) for part in parts])
+            arrays[name] = np.concatenate(
+                [part.arrays[name] if name in part.arrays else part.full(spec) for part in parts]
+            )
     for field in first.fields:
         name = mask_name(field)
         if any(name in part.arrays for part in parts):
@@ -233,7 +232,3 @@ def join(parts: list[FlatGraphs]) -> FlatGraphs:
         arrays=arrays,
         texts=join_texts([(part.texts, len(part)) for part in parts]),
     )
-
-
-def _written_out(part: FlatGraphs, spec: ArraySpec) -> Array:
-    return part.arrays[spec.name] if spec.name in part.arrays else part.full(spec)

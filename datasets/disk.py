@@ -90,29 +90,22 @@ class Part:
         self._opened.use(self)  # first, so that there is room for the files
         if self._reader is None:
             self.check_files()
-            self._reader = open_part(self.path, self.info, self._manifest)
+            columns = {name: COLUMNS[spec.location] for name, spec in self.specs.items()}
+            self._reader = engine_named(self._manifest.backend).reader(self.path, self.info, columns)
             self._reader.check(self.layout)
         return self._reader
 
     @property
     def layout(self) -> dict[str, Layout]:
         """The arrays that must be on disk, by name."""
-        return {
-            name: self._layout_of(spec)
-            for name, spec in self.specs.items()
-            if 0 not in spec.shape and self.stores(name)
-        }
-
-    def _layout_of(self, spec: ArraySpec) -> Layout:
-        column = COLUMNS[spec.location]
-        rows = [block[column] for block in self.info.blocks]
-        stored = self.info.stored.get(spec.name, range(len(rows)))
-        return Layout(
-            rows=tuple(rows[block] for block in stored),
-            reach=sum(rows[: max(stored) + 1]),
-            shape=spec.shape,
-            dtype=spec.dtype,
-        )
+        layouts = {}
+        for name, spec in self.specs.items():
+            if 0 not in spec.shape and self.stores(name):
+                rows = [block[COLUMNS[spec.location]] for block in self.info.blocks]
+                stored = self.info.stored.get(name, range(len(rows)))
+                stored_rows, reach = tuple(rows[block] for block in stored), sum(rows[: max(stored) + 1])
+                layouts[name] = Layout(rows=stored_rows, reach=reach, shape=spec.shape, dtype=spec.dtype)
+        return layouts
 
     def check_files(self) -> None:
         """Raise InputError where files are missing, cut off, changed or too small.
@@ -201,8 +194,7 @@ class Part:
     def digests(self, graphs: Int64[ndarray, " chosen"]) -> UInt8[ndarray, "chosen 16"]:
         """Return the written digests of the graphs with these ascending numbers."""
         first = int(graphs[0])
-        written: UInt8[ndarray, "chosen 16"] = self.rows("digests", first, int(graphs[-1]) + 1)[graphs - first]
-        return written
+        return self.rows("digests", first, int(graphs[-1]) + 1)[graphs - first]
 
     def close(self) -> None:
         """Let go of the files."""
@@ -231,17 +223,6 @@ def take_graphs(flat: FlatGraphs, graphs: Int64[ndarray, " chosen"]) -> FlatGrap
     )
 
 
-def with_fields(flat: FlatGraphs, names: Collection[str] | None) -> FlatGraphs:
-    """The graphs with the named fields only (None: all)."""
-    dropped = [field for field in flat.fields if names is not None and field.name not in names]
-    arrays = {array_name(field) for field in dropped} | {mask_name(field) for field in dropped}
-    return replace(
-        flat,
-        fields=tuple(field for field in flat.fields if field not in dropped),
-        arrays={name: array for name, array in flat.arrays.items() if name not in arrays},
-    )
-
-
 def disk_specs(dim: int, fields: Sequence[Field]) -> dict[str, ArraySpec]:
     """Return all arrays of a part in their dtype on disk."""
     specs = dict(array_specs(dim, fields))
@@ -255,13 +236,6 @@ def disk_specs(dim: int, fields: Sequence[Field]) -> dict[str, ArraySpec]:
         specs[name] = ArraySpec(name=name, location="graph", dtype=count, shape=())
     specs["digests"] = ArraySpec(name="digests", location="graph", dtype=byte, shape=(16,))
     return specs
-
-
-def open_part(path: Path, info: PartInfo, manifest: Manifest) -> PartReader:
-    """The engine for reading a part; InputError where it cannot read it."""
-    specs = disk_specs(manifest.dim, manifest.fields)
-    columns = {name: COLUMNS[spec.location] for name, spec in specs.items()}
-    return engine_named(manifest.backend).reader(path, info, columns)
 
 
 class DiskStore:
@@ -341,7 +315,7 @@ class DiskStore:
         """The graphs with these ascending numbers as flat arrays."""
         wanted_fields = [field for field in self.fields() if fields is None or field.name in fields]
         pieces = [part.read(numbers, wanted_fields) for part, numbers in self._shares(graphs)]
-        flat = join(pieces) if pieces else no_graphs(self.dim, wanted_fields)
+        flat = join(pieces or [no_graphs(self.dim, wanted_fields)])
         return replace(flat, texts={key: texts.select(graphs) for key, texts in self.texts.items()})
 
     def digests(self) -> UInt8[ndarray, "graphs 16"]:
@@ -375,7 +349,7 @@ class DiskStore:
         flat = self.read_flat(unique)
         written = [part.digests(numbers) for part, numbers in self._shares(unique)]
         changed = (graph_digests(flat) != np.concatenate([np.zeros((0, 16), dtype=np.uint8), *written])).any(axis=1)
-        return gather(with_fields(flat, fields), order.reshape(-1)), changed[order.reshape(-1)]
+        return gather(flat, order.reshape(-1), fields), changed[order.reshape(-1)]
 
     def _shares(self, graphs: Int64[ndarray, " chosen"]) -> list[tuple[Part, NDArray[np.int64]]]:
         """Return the parts of ascending graphs, with their numbers inside each part."""

@@ -24,7 +24,8 @@ def graph_digests(flat: FlatGraphs) -> UInt8[ndarray, "graphs 16"]:
     fields = sorted(flat.fields, key=lambda field: field.name)
     structure = [name for name in specs if "/" not in name]
     views = [_bytes_per_graph(flat, name) for name in structure]
-    values = [(_bytes_per_graph(flat, array_name(field)), _presence(flat, field)) for field in fields]
+    masks = [flat.arrays.get(mask_name(field), np.ones(len(flat), dtype=np.bool_)).tolist() for field in fields]
+    values = [(_bytes_per_graph(flat, array_name(field)), mask) for field, mask in zip(fields, masks)]
     counts = np.stack([np.diff(flat.node_offsets), np.diff(flat.edge_offsets)], axis=1).astype("<i8")
     digests = bytearray()
     for graph in range(len(flat)):
@@ -45,11 +46,6 @@ def _bytes_per_graph(flat: FlatGraphs, name: str) -> tuple[memoryview, list[int]
     row = spec.dtype.itemsize * int(np.prod(spec.shape, dtype=np.int64))
     little_endian = array.astype(spec.dtype.newbyteorder("<"), copy=False)
     return little_endian.reshape(-1).view(np.uint8).data, (flat.offsets(spec.location) * row).tolist()
-
-
-def _presence(flat: FlatGraphs, field: Field) -> list[bool]:
-    mask = flat.arrays.get(mask_name(field))
-    return [True] * len(flat) if mask is None else mask.tolist()
 
 
 def fingerprint_of(dim: int, fields: Sequence[Field], digests: UInt8[ndarray, "graphs 16"]) -> str:

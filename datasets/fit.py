@@ -1,6 +1,6 @@
 """Normalisation fitted on the training part of a store."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +18,9 @@ from hydragnn.graphs.units import label_factors
 
 SPECIES = 119
 """Atomic numbers, with 0."""
+
+COARSE = 1e-3
+"""Numbers that stand farther apart than this part of their spread have lost digits that a model could learn."""
 
 
 @runtime_checkable
@@ -156,13 +159,10 @@ def _given(survey: Survey, field: Field, references: dict[int, float]) -> dict[i
     """Return the references; InputError where an element of the store lacks one."""
     check_references(field, survey.store)
 
-    def there(_: int) -> NDArray[np.float64]:
-        """1 for every species of the store."""
-        occurs = np.zeros(SPECIES)
-        occurs[species_counts(survey.store)[1]] = 1
-        return occurs
+    def occurs(_: int) -> NDArray[np.float64]:
+        return np.isin(np.arange(SPECIES), species_counts(survey.store)[1]).astype(np.float64)
 
-    check_elements(field.name, references, np.flatnonzero(survey.rows(1, SPECIES, there)[0]).tolist())
+    check_elements(field.name, references, np.flatnonzero(survey.rows(1, SPECIES, occurs)[0]).tolist())
     return references
 
 
@@ -185,20 +185,25 @@ def elements_of(store: GraphStore) -> list[int]:
     return np.flatnonzero(occurs).tolist()
 
 
+def _labels(survey: Survey, field: Field) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the values ``[graphs, width]`` of a graph field in the training part, and which graphs have them."""
+    column = survey.store.column(field.name)
+    used = survey.train & column.present
+    return column.values[used].reshape(int(used.sum()), field.width).astype(np.float64), used
+
+
 def fitted_references(survey: Survey, field: Field) -> dict[int, float]:
     """Return references by least squares on species counts, the shortest solution."""
     check_references(field, survey.store)
 
     def solution(_: int) -> NDArray[np.float64]:
         """Return a number per species, NaN outside the training part."""
-        column = survey.store.column(field.name)
-        used = survey.train & column.present
+        values, used = _labels(survey, field)
         counts, species = species_counts(survey.store)
         counts = counts[used]
         present = counts.any(axis=0)
-        values = column.values[used].reshape(-1).astype(np.float64)
         fitted = np.full(SPECIES, np.nan)
-        fitted[species[present]] = np.linalg.lstsq(counts[:, present].astype(np.float64), values, rcond=None)[0]
+        fitted[species[present]] = np.linalg.lstsq(counts[:, present].astype(np.float64), values[:, 0], rcond=None)[0]
         return fitted
 
     fitted = survey.rows(1, SPECIES, solution)[0]
@@ -227,9 +232,7 @@ def _rms_per_node(survey: Survey, field: Field, references: dict[int, float]) ->
         raise InputError(f"no graph of the training part has a value of {field.name}; choose another split or field")
 
     def root(_: int) -> NDArray[np.float64]:
-        column = survey.store.column(field.name)
-        used = survey.train & column.present
-        values = column.values[used].reshape(int(used.sum()), field.width).astype(np.float64)
+        values, used = _labels(survey, field)
         if references:
             per_species = np.zeros(SPECIES)
             per_species[list(references)] = list(references.values())
@@ -239,3 +242,52 @@ def _rms_per_node(survey: Survey, field: Field, references: dict[int, float]) ->
         return np.array([np.sqrt(np.square(values / nodes[:, None]).mean())])
 
     return float(survey.rows(1, 1, root)[0, 0])
+
+
+def lost_digits(survey: Survey, field: Field, *, extensive: bool = False) -> str:
+    """Return a sentence where float32 steps exceed a thousandth of the spread.
+
+    Empty where none do. Of an ``extensive`` field the spread is that of what is left after reference energies, where
+    the store has atomic numbers.
+    """
+    if field.dtype != "float32" or field.parity == "vector":
+        return ""
+    if field.on == "graph" and not field.shape:
+        size, spread = survey.rows(1, 2, lambda _: _size_and_spread(survey, field, extensive))[0].tolist()
+        return _digits_sentence(field, size, spread, extensive)
+    summary = survey.summary(field)
+    spreads = np.sqrt(summary.deviations / max(1, summary.items))
+    sizes = np.hypot(summary.mean, spreads)
+    sentences = (_digits_sentence(field, size, spread, False) for size, spread in zip(sizes.tolist(), spreads.tolist()))
+    return next(filter(None, sentences), "")
+
+
+def _size_and_spread(survey: Survey, field: Field, extensive: bool) -> NDArray[np.float64]:
+    """Return root mean square and spread of the labels of the training part."""
+    values, used = _labels(survey, field)
+    if not len(values):
+        return np.zeros(2)
+    rest = values
+    if extensive and ATOMIC_NUMBERS in {one.name for one in survey.store.fields()}:
+        counts = species_counts(survey.store)[0][used].astype(np.float64)
+        rest = values - counts @ np.linalg.lstsq(counts, values, rcond=None)[0]
+    return np.array([np.sqrt(np.square(values).mean()), rest.std()])
+
+
+def _digits_sentence(field: Field, size: float, spread: float, extensive: bool) -> str:
+    step = float(np.spacing(np.float32(size)))
+    if not 0 < spread * COARSE < step:
+        return ""
+    suffix = " after reference energies" if extensive else ""
+    return (
+        f"{field.name}: float32 numbers as large as {size:.3g} stand {step:.2g} apart, and the spread{suffix} is {spread:.2g}, so that "
+        f'digits are lost; build the store with dtype = "float64" for {field.name}'
+    )
+
+
+def precision_notes(store: GraphStore) -> Iterator[str]:
+    """Sentences on all fields of a store that have lost digits."""
+    survey = Survey(store, np.arange(len(store)))
+    for field in store.fields():
+        if not field.classes:
+            yield from filter(None, [lost_digits(survey, field, extensive=field.role == "target")])

@@ -1,6 +1,7 @@
 """Batches of an epoch, in an order that depends on seed and epoch."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 from jaxtyping import Int64
@@ -12,6 +13,7 @@ from hydragnn.datasets.store import GraphStore
 from hydragnn.graphs.batch import GraphBatch
 
 
+@dataclass(eq=False, repr=False)
 class Loader:
     """Global batches within a budget, of which each rank reads its share.
 
@@ -19,44 +21,30 @@ class Loader:
     window of several blocks are random, so that reads are contiguous and a window's graphs of this rank are in memory.
     """
 
-    def __init__(
-        self,
-        store: GraphStore,
-        indices: Int64[ndarray, " chosen"],
-        budget: Budget,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        rank: int = 0,
-        ranks: int = 1,
-        fields: Collection[str] | None = None,
-        window: int | None = None,
-        node_cost: int = NODE_COST,
-    ) -> None:
-        """Take the graphs ``indices``, of which ``window`` are in memory (None: all).
+    store: GraphStore
+    indices: Int64[ndarray, " chosen"]
+    budget: Budget
+    _: KW_ONLY
+    seed: int = 0
+    shuffle: bool = True
+    rank: int = 0
+    ranks: int = 1
+    fields: Collection[str] | None = None
+    window: int | None = None
+    """Graphs in memory; None for all."""
+    node_cost: int = NODE_COST
+    """Work of a node in edges, by which ranks get equal shares."""
 
-        Ranks get shares of equal work, of which a node has as much as ``node_cost`` edges. InputError where a single
-        graph exceeds the budget.
-        """
-        self.store = store
-        self.indices = np.asarray(indices, dtype=np.int64)
-        self.budget = budget
-        self.seed = seed
-        self.shuffle = shuffle
-        self.rank = rank
-        self.ranks = ranks
-        self.fields = fields
-        self.window = window
-        self.node_cost = node_cost
-        self.sizes = store.sizes()
-        self.costs = costs_of(self.sizes, node_cost) if ranks > 1 else np.zeros(0, dtype=np.int32)
+    def __post_init__(self) -> None:
+        """Raise InputError where a single graph exceeds the budget."""
+        self.indices = np.asarray(self.indices, dtype=np.int64)
+        self.sizes = self.store.sizes()
+        self.costs = costs_of(self.sizes, self.node_cost) if self.ranks > 1 else np.zeros(0, dtype=np.int32)
         self._length = len(self.batches(0))
 
     def with_budget(self, budget: Budget) -> "Loader":
         """The same graphs in the same order, in batches of another budget."""
-        names = ("seed", "shuffle", "rank", "ranks", "fields", "window", "node_cost")
-        same = {name: getattr(self, name) for name in names}
-        return Loader(self.store, self.indices, budget, **same)
+        return replace(self, budget=budget)
 
     def __len__(self) -> int:
         """Return the batches of epoch 0; other epochs may differ under budgets."""

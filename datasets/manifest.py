@@ -8,13 +8,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed, write_sealed
 from hydragnn.datasets.arrays import array_specs
-from hydragnn.datasets.part_texts import TextsInfo, texts_info
-from hydragnn.graphs.defects import Defect, defects_from_json
+from hydragnn.datasets.part_texts import TextsInfo
+from hydragnn.graphs.defects import Defect
 from hydragnn.graphs.field import Field, field_from_json
 
 FORMAT = "hydragnn-store"
@@ -156,7 +157,7 @@ def _manifest(table: dict[str, Any], path: Path) -> Manifest:
         )
         _check_counts(manifest, table["graphs"])
         return manifest
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, msgspec.ValidationError) as error:
         raise InputError(f"{path} is damaged ({error!r}); write the store again") from error
 
 
@@ -168,7 +169,7 @@ def _check_counts(manifest: Manifest, graphs: int) -> None:
     for part in manifest.parts:
         counts = (part.graphs, part.nodes, part.edges)
         in_blocks = tuple(sum(column) for column in zip(*part.blocks, (0, 0, 0)))
-        if in_blocks != counts or any(type(count) is not int for count in counts):
+        if in_blocks != counts:
             raise ValueError(f"{part.name} counts {counts} graphs, nodes and edges, its blocks {in_blocks}")
         if part.graphs < 1 or any(count < 0 for block in part.blocks for count in block):
             raise ValueError(f"{part.name} counts less than there can be")
@@ -185,17 +186,13 @@ def _check_counts(manifest: Manifest, graphs: int) -> None:
 
 
 def part_from_json(table: dict[str, Any]) -> PartInfo:
-    """The part that ``asdict`` wrote; KeyError and TypeError where it is damaged."""
-    blocks = [(int(graphs), int(nodes), int(edges)) for graphs, nodes, edges in table["blocks"]]
-    files = {
-        name: FileChecksum(bytes=int(entry["bytes"]), blake2b=entry["blake2b"])
-        for name, entry in table["files"].items()
-    }
-    if any(Path(name).name != name for name in (table["name"], *files)):
-        raise ValueError(f"part {table['name']} lies outside the store")
-    texts = texts_info(table["texts"], len(blocks)) if "texts" in table else None
-    defects = defects_from_json(table["defects"])
-    return PartInfo(**{**table, "blocks": blocks, "files": files, "texts": texts, "defects": defects})
+    """Return the part that ``to_json`` gave; ValueError and msgspec's errors for damage."""
+    part = msgspec.convert(table, PartInfo)
+    if any(Path(name).name != name for name in (part.name, *part.files)):
+        raise ValueError(f"part {part.name} lies outside the store")
+    if part.texts and (len(part.texts.members) != len(part.blocks) or min(part.texts.members) < 0):
+        raise ValueError("texts are not those of the blocks")
+    return part
 
 
 def checksum(path: Path, alive: Callable[[], None] = lambda: None) -> FileChecksum:

@@ -1,6 +1,5 @@
 """Batches within a budget, and the equal shares of ranks."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapreplace
 from itertools import pairwise
@@ -196,8 +195,3 @@ def longest_first(costs: Integer[ndarray, " chosen"], ranks: int) -> Int64[ndarr
         owner[position] = rank
         heapreplace(loads, (load + values[position], rank))
     return owner
-
-
-def loads_of(shares: Iterable[Int64[ndarray, " _"]], sizes: Sizes) -> list[int]:
-    """The cost of every share."""
-    return [int(graph_costs(sizes, share).sum()) for share in shares]

@@ -182,21 +182,16 @@ def build_with_workers(
     under ``if __name__ == "__main__":``.
     """
     with only_maker(out):
-        _build_alone(settings, out, workers, progress)
-
-
-def _build_alone(settings: BuildSettings, out: Path, workers: int, progress: Callable[[int], None] | None) -> None:
-    try:
-        first, graphs = first_and_count(settings, out)
-        finish_store(out, _write_parts(settings, out, first, graphs, workers, progress or (lambda graphs: None)))
-        refuse_useless(out)
-    except BaseException as error:
-        clear_unfinished(out, folder=True)
-        if isinstance(error, BrokenProcessPool):
-            raise InputError(
-                f"{out}: a process that made graphs was ended, perhaps for want of memory; take fewer workers"
-            ) from error
-        raise
+        try:
+            finish_store(out, _write_parts(settings, out, workers, progress or (lambda graphs: None)))
+            refuse_useless(out)
+        except BaseException as error:
+            clear_unfinished(out, folder=True)
+            if isinstance(error, BrokenProcessPool):
+                raise InputError(
+                    f"{out}: a process that made graphs was ended, perhaps for want of memory; take fewer workers"
+                ) from error
+            raise
 
 
 def first_and_count(settings: BuildSettings, out: Path) -> tuple[GraphBatch, int | None]:
@@ -216,15 +211,9 @@ def check_whole(out: Path, counted: int | None, written: int) -> None:
         )
 
 
-def _write_parts(
-    settings: BuildSettings,
-    out: Path,
-    first: GraphBatch,
-    graphs: int | None,
-    workers: int,
-    tell: Callable[[int], None],
-) -> int:
+def _write_parts(settings: BuildSettings, out: Path, workers: int, tell: Callable[[int], None]) -> int:
     """Write all parts and return their number; no process outlives the call."""
+    first, graphs = first_and_count(settings, out)
     context = workers_context()
     tally = LocalTally(stop=context.Event(), made=context.Value("q", 0))
     source = Source(settings=settings, out=out, fields=fields_of(settings, first), dim=first.dim, tally=tally)

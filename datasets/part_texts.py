@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -39,18 +38,6 @@ class TextsInfo:
 def texts_path(part: Path) -> Path:
     """Return the file with the texts of a part."""
     return part.with_name(f"{part.name}{SUFFIX}")
-
-
-def texts_info(table: Any, blocks: int) -> TextsInfo:
-    """Return the description that ``asdict`` wrote; ValueError and others for damage."""
-    info = TextsInfo(
-        graphs={str(key): int(count) for key, count in table["graphs"].items()},
-        members=[int(size) for size in table["members"]],
-        blake2b=table["blake2b"],
-    )
-    if len(info.members) != blocks or min(info.members, default=0) < 0:
-        raise ValueError("texts are not those of the blocks")
-    return info
 
 
 class TextsWriter:

@@ -1,6 +1,5 @@
 """Splits into training, validation, calibration and test."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -38,106 +37,59 @@ PARTS = ("train", "valid", "calibration", "test")
 WORDS = {"valid": "validation"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cuts:
-    """Fractions of what is parted, and the seed that shuffles it."""
-
-    train: float
-    valid: float
-    calibration: float | None
-    """None for half of what the others leave."""
-    seed: int
-
-
-class SplitKind(ABC):
-    """A rule by which graphs are parted."""
-
-    units: str
-    """What is parted as a whole."""
-
-    @abstractmethod
-    def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
-        """Return the parts of a store; InputError where the rule does not apply."""
-
-    @abstractmethod
-    def leaves_rest(self, cuts: Cuts) -> bool:
-        """Return True where something must remain for the test part."""
-
-
-class ByLabel(SplitKind):
-    """Split by labels: graphs with equal labels stay together."""
-
-    def __init__(self, units: str, labels: Callable[[GraphStore, str], ndarray]) -> None:
-        self.units, self._labels = units, labels
-
-    def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
-        """Cut the shuffled labels; every graph follows its label."""
-        rows = self._labels(store, field)
-        if rows.ndim == 1 and (np.diff(rows) > 0).all():
-            return _by_label(np.arange(len(rows)), cuts)  # as they are: sorting millions takes seconds
-        _, labels = np.unique(rows.reshape(len(store), -1), axis=0, return_inverse=True)
-        return _by_label(np.asarray(labels, dtype=np.int64).reshape(-1), cuts)
-
-    def leaves_rest(self, cuts: Cuts) -> bool:
-        """Return True where the fractions do not sum to 1."""
-        return cuts.train + cuts.valid + (cuts.calibration or 0.0) < 1 - 1e-9
-
-
-class Given(SplitKind):
-    """The parts that a field of the store names by number."""
-
-    units = "graphs"
-
-    def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
-        """Return the graphs of every number; 3 is for calibration."""
-        if cuts.calibration:
-            raise InputError(
-                f"a given split takes no fraction, and split.calibration is {cuts.calibration:g}; leave it out and give "
-                f"graphs for calibration the number 3 in {field}"
-            )
-        names = ("train", "valid", "test", *(("calibration",) if cuts.calibration is None else ()))
-        parts = graph_values(store, field).reshape(len(store), -1)
-        if parts.shape[1] != 1 or not np.isin(parts, range(len(names))).all():
-            numbers_text = ", ".join(f"{number} ({WORDS.get(name, name)})" for number, name in enumerate(names))
-            raise InputError(f"split field {field} must hold one of {numbers_text} per graph; it does not")
-        numbers = {name: np.flatnonzero(parts[:, 0] == number) for number, name in enumerate(names)}
-        return Split(**{"calibration": np.zeros(0, dtype=np.int64), **numbers})
-
-    def leaves_rest(self, cuts: Cuts) -> bool:
-        """The field decides."""
-        return False
-
-
 def make_split(store: GraphStore, settings: SplitSettings) -> Split:
     """Return the parts of a store, the same on every machine.
 
     InputError where training or validation would be empty, where another part would be empty although a fraction is asked
     for it or left to it, and where the field with groups or given parts is missing or not a graph field.
     """
-    kind = SPLIT_KINDS[settings.kind]
-    cuts = Cuts(train=settings.train, valid=settings.valid, calibration=settings.calibration, seed=settings.seed)
-    split = kind.split(store, settings.field or "", cuts)
+    units, labels = LABELS.get(settings.kind, ("graphs", None))
+    asked = settings.train + settings.valid + (settings.calibration or 0.0)
+    split = (
+        _given_parts(store, settings) if labels is None else _by_label(labels(store, settings.field or ""), settings)
+    )
     needed = {
         "train": True,
         "valid": True,
         "calibration": bool(settings.calibration),
-        "test": kind.leaves_rest(cuts),
+        "test": labels is not None and asked < 1 - 1e-9,
     }
     for name, count in split.counts.items():
         if count == 0 and needed[name]:
             calibration = f", calibration = {settings.calibration:g}" if settings.calibration else ""
             raise InputError(
                 f"the {name} part of the {settings.kind} split is empty ({len(store)} graphs, train = {settings.train:g}, "
-                f"valid = {settings.valid:g}{calibration}); give it a larger fraction or more {kind.units}"
+                f"valid = {settings.valid:g}{calibration}); give it a larger fraction or more {units}"
             )
     return split
 
 
-def _by_label(labels: Int64[ndarray, " graphs"], cuts: Cuts) -> Split:
-    """Cut the shuffled labels at the fractions; every graph follows its label.
+def _given_parts(store: GraphStore, settings: SplitSettings) -> Split:
+    """Return the graphs of every number in a field; 3 is for calibration."""
+    field, calibration = settings.field or "", settings.calibration
+    if calibration:
+        raise InputError(
+            f"a given split takes no fraction, and split.calibration is {calibration:g}; leave it out and give "
+            f"graphs for calibration the number 3 in {field}"
+        )
+    names = ("train", "valid", "test", *(("calibration",) if calibration is None else ()))
+    parts = graph_values(store, field).reshape(len(store), -1)
+    if parts.shape[1] != 1 or not np.isin(parts, range(len(names))).all():
+        numbers_text = ", ".join(f"{number} ({WORDS.get(name, name)})" for number, name in enumerate(names))
+        raise InputError(f"split field {field} must hold one of {numbers_text} per graph; it does not")
+    numbers = {name: np.flatnonzero(parts[:, 0] == number) for number, name in enumerate(names)}
+    return Split(**{"calibration": np.zeros(0, dtype=np.int64), **numbers})
+
+
+def _by_label(rows: ndarray, cuts: SplitSettings) -> Split:
+    """Cut the shuffled labels at the fractions; graphs with equal labels stay together.
 
     Training and validation do not depend on what the rest is for.
     """
+    if rows.ndim == 1 and (np.diff(rows) > 0).all():
+        labels = np.arange(len(rows))  # as they are: sorting millions takes seconds
+    else:
+        labels = np.unique(rows.reshape(len(rows), -1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
     groups = int(labels.max()) + 1 if len(labels) else 0
     rank = np.empty(groups, dtype=np.int64)
     rank[np.random.default_rng(cuts.seed).permutation(groups)] = np.arange(groups)
@@ -227,9 +179,53 @@ def reduced_compositions(store: GraphStore) -> Int64[ndarray, "graphs species"]:
     return counts // np.maximum(np.gcd.reduce(counts, axis=1, keepdims=True), 1)
 
 
-SPLIT_KINDS: Mapping[str, SplitKind] = {
-    "random": ByLabel("graphs", lambda store, field: np.arange(len(store))),
-    "composition": ByLabel("compositions", lambda store, field: reduced_compositions(store)),
-    "group": ByLabel("groups", group_labels),
-    "given": Given(),
+LABELS: Mapping[str, tuple[str, Callable[[GraphStore, str], ndarray]]] = {
+    "random": ("graphs", lambda store, field: np.arange(len(store))),
+    "composition": ("compositions", lambda store, field: reduced_compositions(store)),
+    "group": ("groups", group_labels),
 }
+"""What is parted as a whole, and the labels of graphs that stay together, by kind of split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Graphs that are copies of graphs in an earlier part, with one example."""
+
+    count: int
+    of: int
+    """Graphs outside the training part."""
+    copy: int = -1
+    original: int = -1
+
+
+def copies_across(store: GraphStore, split: Split) -> Copies:
+    """Count the graphs outside training that are copies across parts."""
+    labels = copy_labels(store)
+    part = np.full(len(store), len(PARTS), dtype=np.int64)
+    for number, name in enumerate(PARTS):
+        part[getattr(split, name)] = number
+    first = np.full(int(labels.max(initial=0)) + 1, len(PARTS), dtype=np.int64)
+    np.minimum.at(first, labels, part)
+    copies = np.flatnonzero((part < len(PARTS)) & (part > first[labels]))
+    of = sum(split.counts.values()) - len(split.train)
+    if not len(copies):
+        return Copies(0, of)
+    copy = int(copies[0])
+    original = int(np.flatnonzero((labels == labels[copy]) & (part == first[labels[copy]]))[0])
+    return Copies(len(copies), of, copy, original)
+
+
+def sentence_on_copies(store: GraphStore, split: Split, copies: Copies) -> str:
+    """Return a sentence on copies in a split that has some."""
+    same = stored_label(store, copies.copy) == stored_label(store, copies.original)  # as copies often are called
+
+    def where(graph: int) -> str:
+        (name,) = [name for name in PARTS if graph in getattr(split, name)]
+        number = f"number {graph}, " if same else ""
+        return f"{stored_label(store, graph)} ({number}{WORDS.get(name, name)})"
+
+    return (
+        f"{copies.count} of {copies.of} graphs outside the training part are exact copies of graphs in another part, such as "
+        f"{where(copies.copy)} of {where(copies.original)}, so that errors there are too small; "
+        'set split.group = "duplicates", which keeps copies together'
+    )

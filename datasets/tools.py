@@ -16,19 +16,19 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets.arrays import mask_name
 from hydragnn.datasets.disk import DiskStore, OpenParts, Part
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
+from hydragnn.datasets.fit import precision_notes
 from hydragnn.datasets.gather import gather
 from hydragnn.datasets.manifest import Manifest, checksum, cutoff_of, part_files, read_manifest
 from hydragnn.datasets.packing import Budget, pack
 from hydragnn.datasets.part_texts import TextsReader, texts_path
-from hydragnn.datasets.precision import precision_notes
-from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked
+from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked, stored_label
 from hydragnn.datasets.views import disk_store
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.graphs.batch import GraphBatch, graph_label, volumes
 from hydragnn.graphs.defects import Defects, graph_defects, joined_defects
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.problems import graph_problems
-from hydragnn.graphs.texts import NAME, Texts, label
+from hydragnn.graphs.texts import NAME, Texts
 from hydragnn.graphs.validate import check_structure
 
 BLOCK = 4096
@@ -128,12 +128,9 @@ def store_notes(store: DiskStore) -> tuple[str, ...]:
 
 
 def _notes(store: DiskStore, defects: Defects) -> tuple[str, ...]:
-    return tuple(defect.sentence(name, len(store), _called(store, defect.first)) for name, defect in defects.items())
-
-
-def _called(store: DiskStore, graph: int) -> str:
-    names = store.texts.get(NAME)
-    return label(names.select([graph]).values[0] if names is not None else "", graph)
+    return tuple(
+        defect.sentence(name, len(store), stored_label(store, defect.first)) for name, defect in defects.items()
+    )
 
 
 def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:

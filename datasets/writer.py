@@ -239,7 +239,8 @@ class StoreWriter:
         """Take back what this writer made."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            _close_quietly(engine)
+            with suppress(OSError, RuntimeError):
+                engine.close()
         _remove(self._temporary)
         _remove(self._texts.path)
         if self._part is None and not (self.path / MANIFEST).exists():
@@ -315,13 +316,6 @@ def _remove_if_empty(path: Path) -> None:
     with suppress(OSError):
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
-
-
-def _close_quietly(engine: PartWriter) -> None:
-    try:
-        engine.close()
-    except (OSError, RuntimeError):
-        return
 
 
 def _flush_file(path: Path) -> None:

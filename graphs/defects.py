@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -83,15 +82,6 @@ def joined_defects(parts: Iterable[tuple[Defects, int]]) -> dict[str, Defect]:
             shifted = replace(defect, first=start + defect.first)
             total[name] = shifted if earlier is None else replace(earlier, graphs=earlier.graphs + shifted.graphs)
     return {name: total[name] for name in ADVICE if name in total}
-
-
-def defects_from_json(table: Mapping[str, Any]) -> dict[str, Defect]:
-    """Return defects of JSON; KeyError and TypeError where it is damaged."""
-    return {
-        name: Defect(graphs=int(one["graphs"]), first=int(one["first"]), detail=str(one["detail"]))
-        for name, one in table.items()
-        if name in ADVICE
-    }
 
 
 Found = tuple[str, Int64[ndarray, " graphs"], Callable[[int], str]]

@@ -48,8 +48,8 @@ def build_store(
     """
     from hydragnn.datasets.build import build_store as build
     from hydragnn.datasets.disk import open_store
+    from hydragnn.datasets.fit import precision_notes
     from hydragnn.datasets.parallel_build import build_with_workers
-    from hydragnn.datasets.precision import precision_notes
     from hydragnn.datasets.sources.registry import read_build_settings
     from hydragnn.distributed import this_launch
     from hydragnn.scripts.showing import graphs_made

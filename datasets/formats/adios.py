@@ -66,16 +66,13 @@ class ReservedBp:
             for name, text in (attributes or {}).items():
                 self._stream.write_attribute(name, text)
             for name, value in values.items():
-                self._write(name, value)
+                if isinstance(value, str):
+                    self._stream.write(name, value)
+                else:
+                    shape = list(value.shape)
+                    writable = np.require(value, requirements=["C", "W"])  # ADIOS2 refuses read-only arrays
+                    self._stream.write(name, writable, shape, [0] * len(shape), shape)
             self._stream.end_step()
-
-    def _write(self, name: str, value: Array | str) -> None:
-        if isinstance(value, str):
-            self._stream.write(name, value)
-        else:
-            shape = list(value.shape)
-            writable = np.require(value, requirements=["C", "W"])  # ADIOS2 refuses read-only arrays
-            self._stream.write(name, writable, shape, [0] * len(shape), shape)
 
     def close(self) -> None:
         """Finish the directory."""
@@ -84,34 +81,24 @@ class ReservedBp:
             with engine_errors("ADIOS2"):
                 self._stream.close()
         except OSError:
-            _keep_for_ever(self)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # closing a failed stream again ends the process
             raise
         (self._path / "profiling.json").unlink(missing_ok=True)
 
 
-def _keep_for_ever(value: object) -> None:
-    """Keep an object alive: closing a failed stream again ends the process."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
-
-
-class AdiosPartWriter:
+class AdiosPartWriter(ReservedBp):
     """Writer of blocks as steps; a step may lack arrays."""
-
-    def __init__(self, path: Path) -> None:
-        """A new directory at ``path``; OSError where it cannot be made."""
-        self._reserved = ReservedBp(path)
 
     def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
         """Append ``arrays`` as one step; OSError where there is no space."""
-        self._reserved.write_step({name: array for name, array in arrays.items() if array.size})
-
-    def close(self) -> None:
-        """Finish the directory."""
-        self._reserved.close()
+        self.write_step({name: array for name, array in arrays.items() if array.size})
 
 
 class AdiosPartReader:
     """Reads runs of rows of a part's arrays, block by block."""
+
+    direct = False
+    """Every run is a call of the engine."""
 
     def __init__(self, path: Path, part: PartInfo, places: Mapping[str, int]) -> None:
         """Open the directory; ``places`` maps arrays to columns of ``part.blocks``."""
@@ -128,11 +115,6 @@ class AdiosPartReader:
             self._file: Any = adios2.FileReader(str(path))
         except (RuntimeError, ValueError) as error:
             raise InputError(f"{path} cannot be read as ADIOS2 BP5; copy the store again") from error
-
-    @property
-    def direct(self) -> bool:
-        """Return False: every run is a call of the engine."""
-        return False
 
     def check(self, layout: Mapping[str, Layout]) -> None:
         """Raise InputError for missing arrays or another shape, dtype or length."""
@@ -156,7 +138,12 @@ class AdiosPartReader:
         for block in range(bisect_right(starts, start) - 1, bisect_left(starts, stop)):
             first, last = max(start, starts[block]), min(stop, starts[block + 1])
             if last > first and block in steps:
-                rows = self._rows(name, steps[block], first - starts[block], last - first, out.shape[1:])
+                shape, step = out.shape[1:], steps[block]
+                begin, size = [first - starts[block], *(0 for _ in shape)], [last - first, *shape]
+                try:
+                    rows = self._file.read(name, start=begin, count=size, step_selection=[step, 1])
+                except (RuntimeError, ValueError) as error:
+                    raise InputError(f"{self._path}: {name} cannot be read; copy the store again") from error
                 out[first - start : last - start] = rows
 
     def joined(
@@ -164,15 +151,6 @@ class AdiosPartReader:
     ) -> bytearray | None:
         """None: blocks are read by the engine."""
         return None
-
-    def _rows(self, name: str, step: int, first: int, count: int, shape: tuple[int, ...]) -> Array:
-        try:
-            rows: Array = self._file.read(
-                name, start=[first, *(0 for _ in shape)], count=[count, *shape], step_selection=[step, 1]
-            )
-        except (RuntimeError, ValueError) as error:
-            raise InputError(f"{self._path}: {name} cannot be read; copy the store again") from error
-        return rows
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -184,12 +162,5 @@ class AdiosEngine(StoreEngine):
 
     suffixes = (".bp",)
 
-    @staticmethod
-    def writer(path: Path) -> AdiosPartWriter:
-        """Return the writer of a new directory."""
-        return AdiosPartWriter(path)
-
-    @staticmethod
-    def reader(path: Path, info: PartInfo, columns: Mapping[str, int]) -> AdiosPartReader:
-        """Return the reader of a directory."""
-        return AdiosPartReader(path, info, columns)
+    writer = AdiosPartWriter
+    reader = AdiosPartReader

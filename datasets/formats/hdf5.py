@@ -81,8 +81,10 @@ class ReservedHdf5:
     def __init__(self, path: Path) -> None:
         """A new file at ``path``; OSError where it cannot be made."""
         self._path = path
+        empty = io.BytesIO()
+        h5py.File(empty, "w", libver=VERSIONS).close()  # the image of an open file has a wrong checksum before HDF5 2
         with path.open("xb") as file:
-            file.write(_empty_file())
+            file.write(empty.getvalue())
         self._noted = NotedFile(path, "r+")
         self.file = h5py.File(self._noted, "r+", libver=VERSIONS)
         reserve(path, SLACK_BYTES)
@@ -106,41 +108,20 @@ class ReservedHdf5:
         os.truncate(self._path, used)
 
 
-def _empty_file() -> bytes:
-    content = io.BytesIO()
-    h5py.File(content, "w", libver=VERSIONS).close()  # the image of an open file has a wrong checksum before HDF5 2
-    return content.getvalue()
-
-
-class Hdf5PartWriter:
+class Hdf5PartWriter(ReservedHdf5):
     """Appends blocks of arrays; the space of a block is reserved first."""
-
-    def __init__(self, path: Path) -> None:
-        """A new file at ``path``; OSError where it cannot be made."""
-        self._reserved = ReservedHdf5(path)
 
     def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
         """Append ``arrays``, zero where never written; OSError without space."""
-        with self._reserved.growing(sum(array.nbytes + CHUNK_BYTES for array in arrays.values())) as file:
+        with self.growing(sum(array.nbytes + CHUNK_BYTES for array in arrays.values())) as file:
             for name, array in arrays.items():
-                start = rows_before[name]
-                data = file[name] if name in file else self._create(file, name, array)
-                data.resize(start + len(array), axis=0)
-                data[start:] = array
-
-    def _create(self, file: Any, name: str, like: Array) -> Any:
-        row_bytes = max(1, like.itemsize * int(np.prod(like.shape[1:], dtype=np.int64)))
-        return file.create_dataset(
-            name,
-            shape=(0, *like.shape[1:]),
-            maxshape=(None, *like.shape[1:]),
-            chunks=(min(max(1, CHUNK_BYTES // row_bytes), max(64, len(like))), *like.shape[1:]),
-            dtype=like.dtype.newbyteorder("<"),
-        )
-
-    def close(self) -> None:
-        """Finish the file and give back what was reserved and not used."""
-        self._reserved.close()
+                start, row = rows_before[name], array.shape[1:]
+                if name not in file:
+                    chunk = min(max(1, CHUNK_BYTES // max(1, array.itemsize * math.prod(row))), max(64, len(array)))
+                    sizes = {"shape": (0, *row), "maxshape": (None, *row), "chunks": (chunk, *row)}
+                    file.create_dataset(name, dtype=array.dtype.newbyteorder("<"), **sizes)
+                file[name].resize(start + len(array), axis=0)
+                file[name][start:] = array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -211,6 +192,9 @@ def chunk_places(data: Any) -> ChunkPlaces | None:
 class Hdf5PartReader:
     """Reads runs of rows of a part's arrays."""
 
+    direct = POSITIONED
+    """Short runs cost little."""
+
     def __init__(self, path: Path) -> None:
         """Open the file; InputError where it is not what was written."""
         self._path = path
@@ -229,11 +213,6 @@ class Hdf5PartReader:
         self._closing = weakref.finalize(self, os.close, self._bytes)  # also where nobody closes the store
         self._written = _state_of(self._bytes)
         self._mapped: memoryview | None = None
-
-    @property
-    def direct(self) -> bool:
-        """Return True: short runs cost little."""
-        return POSITIONED
 
     def check(self, layout: Mapping[str, Layout]) -> None:
         """Raise InputError for missing arrays or another shape, dtype or length."""
@@ -322,10 +301,7 @@ class Hdf5Engine(StoreEngine):
 
     suffixes = (".h5", ".hdf5")
 
-    @staticmethod
-    def writer(path: Path) -> Hdf5PartWriter:
-        """Return the writer of a new file."""
-        return Hdf5PartWriter(path)
+    writer = Hdf5PartWriter
 
     @staticmethod
     def reader(path: Path, info: PartInfo, columns: Mapping[str, int]) -> Hdf5PartReader:

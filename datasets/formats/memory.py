@@ -10,7 +10,7 @@ from numpy import ndarray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
-from hydragnn.datasets.gather import GatherPlan, gather_plan, planned_batch
+from hydragnn.datasets.gather import GatherPlan
 from hydragnn.datasets.levels import FlatLevels, flat_levels
 from hydragnn.datasets.store import Column, Sizes
 from hydragnn.graphs.batch import GraphBatch
@@ -93,9 +93,9 @@ class MemoryStore:
         key = None if fields is None else frozenset(fields)
         if key not in self._plans:
             check_fields(self.fields(), fields)
-            self._plans[key] = gather_plan(self._flat, fields)
+            self._plans[key] = GatherPlan(self._flat, fields)
         graphs = checked_indices(indices, len(self))
-        batch = planned_batch(self._plans[key], graphs)
+        batch = self._plans[key].batch(graphs)
         if self._levels is not None and self._levels.fields <= batch.fields.keys():
             remember_levels(batch, self._levels.of_graphs(graphs))
         return batch

@@ -12,19 +12,8 @@ ATOMS = "atoms"
 
 GEOMETRY = ("numbers", "positions")
 PER_ATOM = ("forces", "stresses", "charges", "magmoms", "energies")
-READ_OTHERWISE = frozenset(
-    (
-        "Lattice",
-        "Properties",
-        "pbc",
-        "species",
-        "symbols",
-        "pos",
-        "Z",
-        "move_mask",
-        *per_config_properties,
-        *per_atom_properties,
-    )
+READ_OTHERWISE = frozenset(("Lattice", "Properties", "pbc", "species", "symbols", "pos", "Z", "move_mask")).union(
+    per_config_properties, per_atom_properties
 )
 """Names that readers of extended XYZ take for geometry or for results."""
 PREFIX = "input_"
@@ -33,15 +22,13 @@ PREFIX = "input_"
 
 def atoms_text(atoms: Any) -> str:
     """Return ``info``, other arrays and stored results of ASE's atoms as JSON."""
+    from ase.io.jsonio import encode
+
     arrays = {key: np.asarray(values).tolist() for key, values in atoms.arrays.items() if key not in GEOMETRY}
     results = dict(getattr(atoms.calc, "results", {})) if atoms.calc is not None else {}
     if results.get("free_energy") == results.get("energy"):
         results.pop("free_energy", None)  # which ASE's readers add
-    return _encoded({"info": dict(atoms.info), "arrays": arrays, "results": results})
-
-
-def _encoded(tables: dict[str, dict[str, Any]]) -> str:
-    from ase.io.jsonio import encode
+    tables = {"info": dict(atoms.info), "arrays": arrays, "results": results}
 
     def plain(value: Any) -> Any:
         try:

@@ -35,8 +35,8 @@ from hydragnn.datasets import (
     normalise,
 )
 from hydragnn.datasets.arrays import array_name, flat_graphs
+from hydragnn.datasets.fit import lost_digits
 from hydragnn.datasets.normalisation import no_reference
-from hydragnn.datasets.precision import lost_digits
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.survey import BLOCK, summary_from_json
 from hydragnn.distributed.ranks import Ranks

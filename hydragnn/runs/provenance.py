@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from hydragnn.architectures import GeometricSettings
 from hydragnn.base.files import digest
 from hydragnn.datasets import GraphStore
-from hydragnn.datasets.duplicates import Copies, copies_across, sentence_on_copies
-from hydragnn.datasets.split import PARTS, Split
+from hydragnn.datasets.split import PARTS, Copies, Split, copies_across, sentence_on_copies
 from hydragnn.distributed.launch import host_name
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_rows

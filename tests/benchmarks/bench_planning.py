@@ -32,7 +32,7 @@ from rich.table import Table
 from hydragnn.architectures import architecture_of
 from hydragnn.base.allocator import keep_memory
 from hydragnn.datasets import Budget, Sizes, pack, share_of
-from hydragnn.datasets.packing import NODE_COST, costs_of, graph_costs, loads_of
+from hydragnn.datasets.packing import NODE_COST, costs_of, graph_costs
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.joining import concatenate
 from tests.benchmarks.harness import seconds
@@ -233,7 +233,7 @@ def measured(kind: str, steps: int) -> list[str]:
             "dealt": [batch[0::2], batch[1::2]],
             "ours": [share_of(batch, costs_of(sizes, node_cost), 2, rank) for rank in (0, 1)],
         }
-        planned.append(loads_of(shares["ours"], sizes))
+        planned.append([int(graph_costs(sizes, share).sum()) for share in shares["ours"]])
         for way, of_ranks in shares.items():
             batches = [concatenate([graphs[number] for number in share]) for share in of_ranks]
             taken[way].append([seconds(partial(step, model, model, one), 3) for one in batches])

@@ -9,8 +9,7 @@ import pytest
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, Split, SplitSettings, make_split
-from hydragnn.datasets.duplicates import copies_across, sentence_on_copies
-from hydragnn.datasets.split import SPLIT_KINDS, copy_labels, reduced_compositions
+from hydragnn.datasets.split import LABELS, copies_across, copy_labels, reduced_compositions, sentence_on_copies
 from hydragnn.graphs import GraphBatch
 
 
@@ -142,7 +141,7 @@ def test_a_given_part_calibrates_where_it_is_named(graph: Callable[..., GraphBat
 
 
 def test_every_kind_of_split_has_its_rule() -> None:
-    assert set(SPLIT_KINDS) == set(get_args(SplitSettings.model_fields["kind"].annotation))
+    assert {*LABELS, "given"} == set(get_args(SplitSettings.model_fields["kind"].annotation))
 
 
 def test_fractions_beyond_the_whole_are_refused() -> None:

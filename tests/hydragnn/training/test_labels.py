@@ -12,7 +12,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.datasets.precision import precision_notes
+from hydragnn.datasets.fit import precision_notes
 from hydragnn.graphs import Field, from_ase, graph_from_arrays
 from hydragnn.models import parse_head
 from hydragnn.record import RunRecord
