@@ -28,7 +28,7 @@ from hydragnn.base.files import digest, flush_directory, knows_locks, lock_file,
 from hydragnn.hpo.lines import CLAIM, FORMAT, TORN, Chain, Counted, check_format, damage, encode_line
 from hydragnn.hpo.scheduling.events import DECODER as EVENT
 from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, event_from_json, event_to_json
-from hydragnn.hpo.scheduling.state import Changes, State, Written
+from hydragnn.hpo.scheduling.state import Changes, State
 
 NAME = "journal.jsonl"
 
@@ -56,13 +56,9 @@ BRIEF = KINDS - {"opened", "reached", "failed"}
 
 
 def read_journal(path: Path) -> list[tuple[float, Event]]:
-    """Return (time, event) of every line that counts."""
-    return [(entry.time, entry.event) for entry in read_entries(path)]
-
-
-def read_entries(path: Path) -> list[Entry]:
-    """Return every line that counts; none where there is no file."""
-    return [entry_of(counted, path) for counted in read_lines(path, Chain(path))]
+    """Return (time, event) of every line that counts; none where there is no file."""
+    entries = (entry_of(counted, path) for counted in read_lines(path, Chain(path)))
+    return [(entry.time, entry.event) for entry in entries]
 
 
 def entry_of(counted: Counted, path: Path, *, brief: bool = False) -> Entry:
@@ -81,38 +77,36 @@ def entry_of(counted: Counted, path: Path, *, brief: bool = False) -> Entry:
     return Entry(line.time, event, line.then, number)
 
 
-def replay(path: Path, follow: Callable[[Event, State], None] | None = None) -> State:
-    """Return the campaign of a journal.
+def replay(path: Path, follow: Callable[[Event, State], object] = lambda event, state: None) -> State:
+    """Return the campaign of a journal; ``follow`` is called after every event.
 
     InputError where a line does not fit those before it.
-
-    ``follow`` is called with every event and the campaign after it.
     """
     state = State()
     with no_garbage_collection():
-        for entry, state in courses(path, read_entries(path)):
-            if follow is not None:
-                follow(entry.event, state)
+        for entry, state in courses(path):
+            follow(entry.event, state)
     return state
 
 
-def courses(path: Path, entries: Iterable[Entry]) -> Iterator[tuple[Entry, State]]:
+def courses(path: Path) -> Iterator[tuple[Entry, State]]:
     """Yield every entry with the campaign after it, always one object."""
     state = State()
-    for entry in entries:
-        apply_changes(state, entry.event, entry.then, path, entry.line)
+    for counted in read_lines(path, Chain(path)):
+        entry = entry_of(counted, path)
+        apply_changes(state, entry, path)
         yield entry, state
 
 
-def apply_changes(state: State, event: Event, then: Written, path: Path, number: int) -> None:
+def apply_changes(state: State, entry: Entry, path: Path) -> None:
     """Change a campaign as a line says.
 
     InputError where it does not fit the lines before it.
     """
     try:
-        state.apply(event, then)
+        state.apply(entry.event, entry.then)
     except InputError as error:
-        raise InputError(f"{path}: line {number}: {error}; restore the file from a copy") from error
+        raise InputError(f"{path}: line {entry.line}: {error}; restore the file from a copy") from error
 
 
 class Journal:

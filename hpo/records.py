@@ -8,12 +8,11 @@ import optuna
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import courses, no_garbage_collection, read_entries
+from hydragnn.hpo.journal import courses, no_garbage_collection
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.sampling.optuna_trials import study_of, valued_trial
 from hydragnn.hpo.scheduling.events import Origin
-from hydragnn.hpo.scheduling.scheduler import TrialStatus
-from hydragnn.hpo.scheduling.state import attempts_at_once
+from hydragnn.hpo.scheduling.state import TrialStatus, attempts_at_once
 from hydragnn.hpo.search_settings import sampler_text
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.points import Point, Space, random_point, space_of
@@ -128,7 +127,7 @@ def _timeline_builder(path: Path) -> TimelineBuilder:
     """Return the timeline of a journal."""
     builder = TimelineBuilder()
     with no_garbage_collection():
-        for entry, state in courses(path, read_entries(path)):
+        for entry, state in courses(path):
             builder.observe(entry.event, state, entry.time)
     return builder
 

@@ -127,11 +127,6 @@ def warm_source(path: Path, space: Space) -> Source:
     return source
 
 
-def _best_first(path: Path, space: Space) -> list[Point]:
-    """The points of the space in one source."""
-    return warm_source(path, space).points
-
-
 Scored = list[tuple[float, str, Point]]
 """Score to be minimised, where the configuration stands, and its values."""
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hydragnn.hpo.scheduling import health, trouble
 from hydragnn.hpo.scheduling.events import (
     MACHINE_FAULTS,
     Action,
@@ -31,44 +32,10 @@ from hydragnn.hpo.scheduling.events import (
     Tick,
 )
 from hydragnn.hpo.scheduling.filling import fill_slots, pending
-from hydragnn.hpo.scheduling.health import (
-    add_strikes,
-    all_out,
-    apply_probe,
-    clear_strikes,
-    next_visit,
-    release_slots,
-    reopen_nodes,
-    revisit_nodes,
-)
-from hydragnn.hpo.scheduling.node_health import Node, NodeStatus
-from hydragnn.hpo.scheduling.rung import Rung
 from hydragnn.hpo.scheduling.sizing import loss
 from hydragnn.hpo.scheduling.slowness import REASON, move_if_slow
-from hydragnn.hpo.scheduling.state import (
-    Changes,
-    State,
-    Trial,
-    TrialStatus,
-    Trouble,
-    line_up,
-    put_in_line,
-    put_result,
-    speed_of,
-)
-from hydragnn.hpo.scheduling.trouble import (
-    begin_trouble,
-    follow_trouble,
-    is_bad_luck,
-    is_beyond_hope,
-    next_look,
-    note_failure,
-    note_life,
-    note_probe,
-)
+from hydragnn.hpo.scheduling.state import Changes, State, Trial, Trouble, line_up, put_in_line, put_result, speed_of
 from hydragnn.record import Failure, FailureKind
-
-__all__ = ["HOPELESS", "MACHINE_FAULTS", "Node", "NodeStatus", "Rung", "State", "Trial", "TrialStatus", "decide"]
 
 HOPELESS = 5
 """So many trials that come to nothing by themselves before the first success, and as many as still run, end the campaign: the fault is in what all share."""
@@ -124,8 +91,8 @@ def _dispatch(state: State, event: Event, now: float) -> list[Action]:
         case Failed():
             return _on_failed(state, event, now)
         case Probed():
-            actions = apply_probe(state, event, now)
-            note_probe(state, event.healthy)
+            actions = health.apply_probe(state, event, now)
+            trouble.note_probe(state, event.healthy)
             return [*actions, *_stop_if_hopeless(state, now)]
         case Stopping():
             return _stop(state, event.ending, event.reason)
@@ -138,7 +105,10 @@ def _on_opened(state: State, event: Opened, now: float) -> list[Action]:
     """Take over: running trials wait, open requests are made again."""
     lost = [replace(trial, status="waiting", slots=(), cancelled="") for trial in state.running]
     asked = sorted(number for number, trial in state.trials.items() if trial.status == "asked") if state.asked else []
-    earlier = max(0.0, _previous_end(state, now) - state.session_start)
+    last = state.last  # of a controller that was killed, the next line would have come within a pulse
+    if not state.closed and state.slots:
+        last = max(last, min(now, last + PULSE))
+    earlier = max(0.0, last - state.session_start)
     spent, spent_node = state.spent + earlier, state.spent_node + earlier * len(state.nodes)
     state.open(event.plan, event.slots)
     ends, ends_by = _budgets_end(event, len(state.nodes), now, spent, spent_node)
@@ -158,13 +128,7 @@ def _on_opened(state: State, event: Opened, now: float) -> list[Action]:
     for trial in lost:
         state.put_trial(trial)
     line_up(state, (*state.waiting, *(trial.number for trial in lost)))
-    return [*reopen_nodes(state, now), *(Propose(trial=number) for number in asked)]
-
-
-def _previous_end(state: State, now: float) -> float:
-    """Return when the earlier controller ended, as far as is known."""
-    written_to_the_end = state.closed or not state.slots
-    return state.last if written_to_the_end else max(state.last, min(now, state.last + PULSE))
+    return [*health.reopen_nodes(state, now), *(Propose(trial=number) for number in asked)]
 
 
 def _budgets_end(event: Opened, nodes: int, now: float, spent: float, spent_node: float) -> tuple[float, Ending]:
@@ -206,7 +170,7 @@ def _on_progress(state: State, event: Progressed, now: float) -> list[Action]:
         return []
     trial = replace(trial, shown=(*trial.shown[:1], *trial.shown[1:][-1:], (now, event.epochs)))
     state.put_trial(trial)
-    note_life(state, trial)
+    trouble.note_life(state, trial)
     return move_if_slow(state, trial)
 
 
@@ -215,7 +179,7 @@ def _on_reached(state: State, event: Reached, now: float) -> list[Action]:
     if trial is None:
         return []
     over = event.over or len(trial.results) == len(state.plan.rungs) - 1
-    note_life(state, trial)
+    trouble.note_life(state, trial)
     slots, trial = trial.slots, _with_measurement(state, trial, event, now)
     trial = replace(
         trial,
@@ -233,8 +197,8 @@ def _on_reached(state: State, event: Reached, now: float) -> list[Action]:
         identity=None,
     )
     put_result(state, trial)
-    clear_strikes(state, slots)
-    release_slots(state, slots)
+    health.clear_strikes(state, slots)
+    health.release_slots(state, slots)
     state.set(succeeded=True)
     return [Settle(trial=event.trial, outcome="finished")] if over else []
 
@@ -264,10 +228,10 @@ def _on_failed(state: State, event: Failed, now: float) -> list[Action]:
     kind: FailureKind = "timeout" if trial.cancelled == "timeout" else event.kind
     slots = trial.slots
     actions: list[Action] = []
-    in_trouble = note_failure(state, trial, event, now)
+    in_trouble = trouble.note_failure(state, trial, event, now)
     is_slow = trial.cancelled == REASON
     if (event.kind in ("lost_node", "launch") and not in_trouble) or is_slow:
-        actions = add_strikes(state, trial, event.suspects, now, slow=is_slow)
+        actions = health.add_strikes(state, trial, event.suspects, now, slow=is_slow)
     gained = event.epochs > trial.epochs
     trial = replace(
         trial,
@@ -280,7 +244,7 @@ def _on_failed(state: State, event: Failed, now: float) -> list[Action]:
         status="waiting",
     )
     actions += _settle_failure(state, trial, kind, in_trouble)
-    release_slots(state, slots)
+    health.release_slots(state, slots)
     return [*actions, *_stop_if_hopeless(state, now)]
 
 
@@ -289,7 +253,7 @@ def _settle_failure(state: State, trial: Trial, kind: FailureKind, in_trouble: b
     stopped = bool(trial.cancelled)
     if in_trouble:
         put_in_line(state, replace(trial, trouble=state.trouble.number))
-    elif kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries or is_bad_luck(state, trial)):
+    elif kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries or trouble.is_bad_luck(state, trial)):
         state.set(disturbed=state.disturbed + (not stopped))
         put_in_line(state, replace(trial, faults=trial.faults + (not stopped)))
     elif kind == "out_of_memory" and trial.micro_batches < MOST_PARTS:
@@ -312,10 +276,10 @@ def _stop_if_hopeless(state: State, now: float) -> list[Action]:
         return []
     if state.failures >= max(HOPELESS, len(state.active)):
         return _stop(state, "hopeless", "every trial fails")
-    if (all_out(state) and len(state.nodes) == 1) or is_beyond_hope(state, now):
+    if (health.all_out(state) and len(state.nodes) == 1) or trouble.is_beyond_hope(state, now):
         return _stop(state, "hopeless", "no node works")
-    if all_out(state) and state.trouble.since == math.inf:
-        begin_trouble(state, now)
+    if health.all_out(state) and state.trouble.since == math.inf:
+        trouble.begin_trouble(state, now)
     return []
 
 
@@ -335,8 +299,8 @@ def _on_tick(state: State, now: float) -> list[Action]:
     actions: list[Action] = []
     if now >= state.due:
         actions += _cancel_overdue(state, now)
-        follow_trouble(state, now)
-        actions += revisit_nodes(state, now)
+        trouble.follow_trouble(state, now)
+        actions += health.revisit_nodes(state, now)
         state.set(due=_next_due(state, now))
         actions += _stop_if_hopeless(state, now)
     if now - state.last >= PULSE:
@@ -354,7 +318,7 @@ def _cancel_overdue(state: State, now: float) -> list[Action]:
 
 
 def _next_due(state: State, now: float) -> float:
-    visit, limit = min(next_visit(state), next_look(state, now)), state.plan.timeout
+    visit, limit = min(health.next_visit(state), trouble.next_look(state, now)), state.plan.timeout
     begun = (trial.started for trial in state.running if not trial.cancelled)
     return visit if limit is None else min(visit, min(begun, default=math.inf) + limit)
 

@@ -226,10 +226,6 @@ class State(Struct, kw_only=True, eq=False):
         """Return how many slots an attempt gets at most."""
         return max(self.least, min(self.plan.max_slots, len(self.slots)))
 
-    def status(self, number: int) -> TrialStatus:
-        """Return the status of a trial; KeyError for unknown ones."""
-        return self.trials[number].status
-
     def elapsed(self, now: float) -> float:
         """Return the seconds of campaign, pauses left out."""
         return self.spent + max(0.0, now - self.session_start)

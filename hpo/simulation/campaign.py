@@ -4,7 +4,7 @@ import math
 import random
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
 from hydragnn.hpo.sampling.proposals import is_wide
@@ -14,7 +14,6 @@ from hydragnn.hpo.scheduling.events import (
     Cancel,
     Event,
     Opened,
-    Plan,
     Probe,
     Propose,
     Proposed,
@@ -24,7 +23,7 @@ from hydragnn.hpo.scheduling.events import (
 )
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, decide
 from hydragnn.hpo.simulation.sampler import VirtualSampler
-from hydragnn.hpo.simulation.world import World
+from hydragnn.hpo.simulation.world import Scenario, World
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,25 +36,20 @@ class Finish:
     value: float
 
 
-@dataclass(slots=True)
 class VirtualCampaign:
     """Campaign with virtual launcher, clock and sampler, and real decisions."""
 
-    plan: Plan
-    world: World
-    state: State = field(default_factory=State)
-    finishes: list[Finish] = field(default_factory=list)
-    settled: dict[int, str] = field(default_factory=dict)
-    false_failures: int = 0
-    """Machine faults that the sampler was told as failures of a configuration."""
-    billed: float = 0.0
-    """Slot-seconds from the beginning of every allocation until its controller left."""
-    decision_seconds: "array[float]" = field(default_factory=lambda: array("d"))
-    """Wall time of every decision."""
-    _offset: float = 0.0
-    _measured: int = 0
-    _sampler: VirtualSampler = field(init=False)
-    """Of the allocation's controller."""
+    def __init__(self, scenario: Scenario) -> None:
+        self.plan, self.world, self.state = scenario.plan, World(scenario), State()
+        self.finishes: list[Finish] = []
+        self.settled: dict[int, str] = {}
+        self.false_failures = 0
+        """Machine faults that the sampler got as failures of a configuration."""
+        self.billed = 0.0
+        """Slot-seconds from the beginning of every allocation until its controller left."""
+        self.decision_seconds = array("d")
+        """Wall time of every decision."""
+        self._offset, self._measured = 0.0, 0
 
     def run(self, hours: float) -> None:
         """Run until the plan is done or the hours are used up."""

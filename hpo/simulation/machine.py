@@ -153,26 +153,16 @@ def is_storm(assumptions: Assumptions, seconds: float) -> bool:
     return since >= 0 and since % (3600 * assumptions.storm_every_hours) < 60 * assumptions.storm_minutes
 
 
-def black_holes(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> frozenset[int]:
-    """The nodes on which every launch fails."""
-    return _some(nodes, assumptions.black_holes, f"holes {seed} {allocation}")
-
-
-def late_nodes(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> frozenset[int]:
-    """The nodes on which every attempt fails late."""
-    return _some(nodes, assumptions.late_failures, f"late {seed} {allocation}")
-
-
-def slow_nodes(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> frozenset[int]:
-    """The nodes that become slow."""
-    return _some(nodes, assumptions.slow_nodes, f"slow {seed} {allocation}")
-
-
-def _some(nodes: int, part: float, key: str) -> frozenset[int]:
-    draw = random.Random(key)
-    exact = nodes * part
-    count = int(exact) + (draw.random() < exact - int(exact))
-    return frozenset(draw.sample(range(nodes), count))
+def bad_nodes(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> Iterator[frozenset[int]]:
+    """Yield the nodes on which every launch fails, every attempt fails late, and training becomes slow."""
+    for key, part in (
+        ("holes", assumptions.black_holes),
+        ("late", assumptions.late_failures),
+        ("slow", assumptions.slow_nodes),
+    ):
+        draw = random.Random(f"{key} {seed} {allocation}")
+        exact = nodes * part
+        yield frozenset(draw.sample(range(nodes), int(exact) + (draw.random() < exact - int(exact))))
 
 
 def _exponential(draw: random.Random, rate: float) -> float:

@@ -15,7 +15,7 @@ from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import Finish, VirtualCampaign
 from hydragnn.hpo.simulation.ledger import Ledger
 from hydragnn.hpo.simulation.population import Population, drawn_population, recorded_population
-from hydragnn.hpo.simulation.world import World
+from hydragnn.hpo.simulation.world import Scenario
 
 BINS = 180
 """Points of the picture of utilisation."""
@@ -29,25 +29,6 @@ POLICIES: dict[str, Callable[[Plan], Plan]] = {
     "fixed size": lambda plan: replace(plan, min_slots=FIXED, max_slots=FIXED),
     "no retries": lambda plan: replace(plan, retries=0),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scenario:
-    """Scenario of a simulation."""
-
-    plan: Plan
-    population: Population
-    assumptions: Assumptions
-    nodes: int
-    shares: int
-    """Slots per node."""
-    seed: int
-    hang_seconds: float
-
-    @property
-    def slots(self) -> int:
-        """Slots of the whole machine."""
-        return self.nodes * self.shares
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,19 +152,6 @@ def final_scenario(scenario: Scenario, members: int) -> Scenario:
     )
 
 
-def world_of(scenario: Scenario) -> World:
-    """A fresh machine."""
-    return World(
-        scenario.assumptions,
-        scenario.population,
-        Ledger(shares=scenario.shares),
-        nodes=scenario.nodes,
-        seed=scenario.seed,
-        grace=scenario.plan.grace,
-        hang_seconds=scenario.hang_seconds,
-    )
-
-
 def adaptive_result(name: str, campaign: VirtualCampaign, target: float) -> PolicyResult:
     """Return the figures of a campaign; ``target`` counts as best."""
     statuses = [trial.status for trial in campaign.state.trials.values()]
@@ -225,7 +193,7 @@ def common_figures(ledger: Ledger, nodes: int, finishes: list[Finish], target: f
 
 
 def _result(name: str, scenario: Scenario, hours: float, target: float) -> PolicyResult:
-    campaign = VirtualCampaign(plan=scenario.plan, world=world_of(scenario))
+    campaign = VirtualCampaign(scenario)
     campaign.run(hours)
     return adaptive_result(name, campaign, target)
 

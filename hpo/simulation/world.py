@@ -5,8 +5,8 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
 
 from hydragnn.hpo.launching.attempts import is_plausible
 from hydragnn.hpo.launching.progress import FIRST_LOOK, next_look
@@ -15,6 +15,7 @@ from hydragnn.hpo.scheduling.events import (
     Event,
     Failed,
     Launched,
+    Plan,
     Probe,
     Probed,
     Progressed,
@@ -25,41 +26,109 @@ from hydragnn.hpo.scheduling.events import (
 )
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.simulation.assumptions import Assumptions
-from hydragnn.hpo.simulation.attempt import Attempt, Outcome
 from hydragnn.hpo.simulation.ledger import Ledger
 from hydragnn.hpo.simulation.machine import (
+    Fate,
     NodeFault,
     Pace,
-    black_holes,
+    bad_nodes,
     fate_of,
     is_storm,
-    late_nodes,
     node_faults,
-    slow_nodes,
 )
-from hydragnn.hpo.simulation.population import Population
+from hydragnn.hpo.simulation.population import Course, Population
 from hydragnn.record import FailureKind
 
 TICK = 1.0  # seconds between looks at the clock; the real controller looks twice a second
 OOM_SECONDS = 5.0  # of training, until the first batches did not fit
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """Scenario of a simulation."""
+
+    plan: Plan
+    population: Population
+    assumptions: Assumptions
+    nodes: int
+    shares: int
+    """Slots per node."""
+    seed: int
+    hang_seconds: float
+
+    @property
+    def slots(self) -> int:
+        """Slots of the whole machine."""
+        return self.nodes * self.shares
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """End of an attempt, unless something happens before."""
+
+    stops: float
+    """When training stops."""
+    reported: float
+    """When the launcher notices."""
+    kind: FailureKind | None = None
+    """None: the segment is done."""
+    saved: bool = False
+    """The step is saved; otherwise the last whole epoch remains."""
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt at one segment, on its slots."""
+
+    action: Start
+    course: Course
+    fate: Fate
+    pace: Pace
+    opened: float
+    """When the allocation began."""
+    assigned: float
+    base: float
+    """Epochs, with a fraction, from which it continues."""
+    began: float = math.inf
+    """When its processes exist."""
+    trains: float = math.inf
+    """When its first step is."""
+    epoch_seconds: float = 0.0
+    outcome: Outcome | None = None
+    asked: bool = False
+    """True where the scheduler wanted it to leave."""
+    over: bool = False
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes it runs on."""
+        return {node_of(slot) for slot in self.action.slots}
+
+    def trained(self, until: float) -> float:
+        """Seconds of training up to a time, without what delayed it."""
+        return self.pace.trained(self.trains - self.opened, until - self.opened) if self.trains < until else 0.0
+
+    def done(self, seconds: float) -> float:
+        """Return the end of so many seconds of training."""
+        return self.opened + self.pace.end(self.trains - self.opened, seconds)
+
+    def progress(self, outcome: Outcome) -> float:
+        """Epochs that the checkpoint holds after ``outcome``."""
+        trained = self.trained(outcome.stops)
+        if outcome.kind is None:
+            return float(self.action.until)
+        reached = min(self.base + trained / self.epoch_seconds, self.action.until) if trained else self.base
+        return reached if outcome.saved else max(self.base, float(math.floor(reached + 1e-9)))
+
+
 class World:
     """Nodes with their faults, attempts with their fates, reports with their times."""
 
-    def __init__(
-        self,
-        assumptions: Assumptions,
-        population: Population,
-        ledger: Ledger,
-        *,
-        nodes: int,
-        seed: int,
-        grace: float,
-        hang_seconds: float,
-    ) -> None:
-        self.assumptions, self.population, self.ledger = assumptions, population, ledger
-        self.seed, self.grace, self.hang_seconds, self.num_nodes = seed, grace, hang_seconds, nodes
+    def __init__(self, scenario: Scenario) -> None:
+        self.assumptions, self.population = scenario.assumptions, scenario.population
+        self.seed, self.num_nodes, self.hang_seconds = scenario.seed, scenario.nodes, scenario.hang_seconds
+        self.grace, self.ledger = scenario.plan.grace, Ledger(shares=scenario.shares)
         self.now = 0.0
         self.attempts: dict[int, Attempt] = {}
         """The attempt of every trial that has one."""
@@ -70,7 +139,7 @@ class World:
         self.violations: list[str] = []
         self._saved: dict[int, float] = defaultdict(float)
         self._seconds: dict[int, float] = defaultdict(float)
-        self._heap: list[tuple[float, int, str, Any]] = []
+        self._heap: list[tuple[float, int, Callable[[], list[Event]]]] = []
         self._count = 0
         self._next_start = 0.0
         self._begin = self._offset = 0.0
@@ -94,15 +163,14 @@ class World:
         self._prefix = f"n{allocation}-" if allocation else "n"
         names = [f"{self._prefix}{i}" for i in range(self.num_nodes)]
         machine = (self.assumptions, self.num_nodes, self.seed, allocation)
-        self._holes = frozenset(names[i] for i in black_holes(*machine))
-        self._late = frozenset(names[i] for i in late_nodes(*machine))
-        self._slow = frozenset(names[i] for i in slow_nodes(*machine))
+        bad = bad_nodes(*machine)
+        self._holes, self._late, self._slow = (frozenset(names[i] for i in some) for some in bad)
         self._dead, self._heap = {}, []
         self._node_faults = node_faults(*machine)
         self._push_next_fault()
-        self._push(start + TICK, "tick", None)
+        self.call(start + TICK, self._on_tick)
         if 60 * self.assumptions.stall_minutes > self.hang_seconds:
-            self._push(start + 3600 * self.assumptions.stall_every_hours + self.hang_seconds, "silence", None)
+            self.call(start + 3600 * self.assumptions.stall_every_hours + self.hang_seconds, self._on_silence)
         shares = self.ledger.shares
         return tuple(names) if shares == 1 else tuple(f"{name}/{i}" for name in names for i in range(shares))
 
@@ -142,7 +210,7 @@ class World:
             self._on_node[node].add(action.trial)
         at = max(self.now, self._next_start)
         self._next_start = at + 1 / self.assumptions.starts_per_second
-        self._push(at, "begin", attempt)
+        self.call(at, partial(self._on_begin, attempt))
 
     def cancel(self, action: Cancel) -> None:
         """Ask an attempt to save itself within the grace period."""
@@ -163,7 +231,7 @@ class World:
 
     def probe(self, action: Probe) -> None:
         """Begin to probe a node."""
-        self._push(self.now + self.assumptions.probe_seconds, "probe", action.node)
+        self.call(self.now + self.assumptions.probe_seconds, partial(self._on_probed, action.node))
 
     # Time
 
@@ -172,65 +240,36 @@ class World:
         return self._heap[0][0]
 
     def advance(self) -> list[Event]:
-        """Let the next thing happen; gives what is reported of it."""
-        self.now, _, kind, what = heapq.heappop(self._heap)
-        match kind:
-            case "tick":
-                self._push(self.now + TICK, "tick", None)
-                return [Tick()]
-            case "begin":
-                return self._on_begin(what)
-            case "end":
-                attempt, outcome = what
-                return self._end(attempt, outcome) if attempt.outcome is outcome and not attempt.over else []
-            case "look":
-                return self._on_look(*what)
-            case "silence":
-                self._note_silence()
-            case "fault":
-                self._nodes_fail(what)
-            case "back":
-                self._nodes_come_back(what)
-            case "report":
-                return [what]
-            case "call":
-                events: list[Event] = what()
-                return events
-            case "probe":
-                slow = what in self._slow and self.now >= self._begin + 3600 * self.assumptions.slow_after_hours
-                seconds = self.assumptions.slow_factor if slow else 1.0
-                return [Probed(node=what, healthy=self._seems_healthy(what), seconds=seconds)]
-        return []
+        """Let the next thing happen, and return what is reported of it."""
+        self.now, _, happen = heapq.heappop(self._heap)
+        return happen()
 
-    def report(self, time: float, event: Event) -> None:
-        """Let something be reported at a time."""
-        self._push(time, "report", event)
-
-    def call(self, time: float, what: Callable[[], list[Event]]) -> None:
-        """Let something happen at a time; gives what is reported of it."""
-        self._push(time, "call", what)
-
-    def _push(self, time: float, kind: str, what: Any) -> None:
+    def call(self, time: float, happen: Callable[[], list[Event]]) -> None:
+        """Let something happen at a time; it returns what is reported of it."""
         self._count += 1
-        heapq.heappush(self._heap, (time, self._count, kind, what))
+        heapq.heappush(self._heap, (time, self._count, happen))
+
+    def _on_tick(self) -> list[Event]:
+        self.call(self.now + TICK, self._on_tick)
+        return [Tick()]
 
     def _push_next_fault(self) -> None:
         fault = next(self._node_faults, None)
         if fault is not None:
-            self._push(self._begin + fault.time, "fault", fault)
+            self.call(self._begin + fault.time, partial(self._on_fault, fault))
 
     def _plan(self, attempt: Attempt, outcome: Outcome) -> None:
         attempt.outcome = outcome
-        self._push(outcome.reported, "end", (attempt, outcome))
+        self.call(outcome.reported, partial(self._on_end, attempt, outcome))
 
-    def _seems_healthy(self, node: str) -> bool:
-        if node in self._dead:
-            return False
+    def _on_probed(self, node: str) -> list[Event]:
+        assumptions, elapsed = self.assumptions, self.now - self._begin
         draw = random.Random(f"probe {self.seed} {node} {self.now}")
         chance = draw.random()
-        if is_storm(self.assumptions, self.now - self._begin) and draw.random() < self.assumptions.storm_probes:
-            return False
-        return node not in self._holes or chance < self.assumptions.probe_misses
+        fails = node in self._dead or (is_storm(assumptions, elapsed) and draw.random() < assumptions.storm_probes)
+        healthy = not fails and (node not in self._holes or chance < assumptions.probe_misses)
+        slow = node in self._slow and elapsed >= 3600 * assumptions.slow_after_hours
+        return [Probed(node=node, healthy=healthy, seconds=assumptions.slow_factor if slow else 1.0)]
 
     # Attempts
 
@@ -248,7 +287,7 @@ class World:
             attempt.epoch_seconds = seconds + self.assumptions.checkpoint_seconds
             outcome = min(self._endings(attempt), key=lambda outcome: outcome.stops)
             self._plan(attempt, replace(outcome, reported=outcome.reported + attempt.fate.report_delay))
-            self._push(self.now + FIRST_LOOK, "look", (attempt, FIRST_LOOK))
+            self.call(self.now + FIRST_LOOK, partial(self._on_look, attempt, FIRST_LOOK))
         identity = {"simulated": attempt.action.trial}
         return [Launched(trial=attempt.action.trial, attempt=attempt.action.attempt, identity=identity)]
 
@@ -257,7 +296,7 @@ class World:
         if attempt.over:
             return []
         later = next_look(after, len(self.attempts))
-        self._push(attempt.began + later, "look", (attempt, later))
+        self.call(attempt.began + later, partial(self._on_look, attempt, later))
         if self.now < attempt.trains or attempt.outcome is None or attempt.outcome.stops < self.now:
             return []
         epochs = attempt.base + attempt.trained(self.now) / attempt.epoch_seconds
@@ -293,17 +332,18 @@ class World:
         leave = attempt.done(fate.preempted_after / nodes)
         yield Outcome(stops=leave, reported=leave + fate.save, kind="preempted", saved=True)
 
-    def _note_silence(self) -> None:
-        """Return what the launcher reports of a long stall."""
+    def _on_silence(self) -> list[Event]:
+        """End the attempts that a launcher loses in a long stall."""
         assumptions, hang = self.assumptions, self.hang_seconds
-        self._push(self.now + 3600 * assumptions.stall_every_hours, "silence", None)
+        self.call(self.now + 3600 * assumptions.stall_every_hours, self._on_silence)
         watched = [one for one in self.attempts.values() if one.outcome is not None and one.outcome.stops > self.now]
         silent = [one for one in watched if one.began <= self.now - hang]
         if is_plausible(sum(one.began > self.now - hang / 2 for one in watched), len(watched)):
             for attempt in silent:
                 self._plan(attempt, Outcome(stops=self.now - hang, reported=self.now, kind="lost_node"))
+        return []
 
-    def _nodes_fail(self, fault: NodeFault) -> None:
+    def _on_fault(self, fault: NodeFault) -> list[Event]:
         self._push_next_fault()
         nodes = {f"{self._prefix}{number}" for number in fault.nodes}
         self.faults["node"] += len(nodes)
@@ -311,25 +351,29 @@ class World:
             for node in nodes - self._dead.keys():
                 self._dead[node] = self.now
         if 0 < fault.seconds < math.inf:
-            self._push(self.now + fault.seconds, "back", nodes)
+            self.call(self.now + fault.seconds, partial(self._on_return, nodes))
         for trial in sorted({trial for node in nodes for trial in self._on_node[node]}):
             attempt = self.attempts[trial]
             if attempt.outcome is not None and attempt.outcome.stops > self.now:
                 named = tuple(sorted(nodes & attempt.nodes)) if attempt.fate.suspect_known else ()
                 noticed = self.now + self.assumptions.notice_seconds + attempt.fate.report_delay
                 self._plan(attempt, Outcome(stops=self.now, reported=noticed, kind="lost_node", suspects=named))
+        return []
 
-    def _nodes_come_back(self, nodes: set[str]) -> None:
+    def _on_return(self, nodes: set[str]) -> list[Event]:
         for node in nodes & self._dead.keys():
             since = self._dead.pop(node)
             self.ledger.waste("dead nodes", self.ledger.shares * (self.now - since))
             for trial in self._on_node[node]:
-                attempt = self.attempts[trial]
-                self._count_as_used(attempt, node, since)
+                self._count_as_used(self.attempts[trial], node, since)
+        return []
 
     def _count_as_used(self, attempt: Attempt, node: str, dead_since: float) -> None:
         held = sum(node_of(slot) == node for slot in attempt.action.slots)
         self.ledger.wasted["dead nodes"] -= held * (self.now - max(attempt.assigned, dead_since))
+
+    def _on_end(self, attempt: Attempt, outcome: Outcome) -> list[Event]:
+        return self._end(attempt, outcome) if attempt.outcome is outcome and not attempt.over else []
 
     def _end(self, attempt: Attempt, outcome: Outcome) -> list[Event]:
         """Free what an attempt held, keep what it saved, and report it."""
@@ -346,7 +390,7 @@ class World:
         self._saved[trial] = epochs_left
         event = self._report_of(attempt, outcome, epochs_left)
         if attempt.fate.again_after < math.inf:
-            self.report(self.now + attempt.fate.again_after, event)
+            self.call(self.now + attempt.fate.again_after, lambda: [event])
         return [event]
 
     def _report_of(self, attempt: Attempt, outcome: Outcome, epochs_left: float) -> Event:

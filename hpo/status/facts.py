@@ -216,7 +216,7 @@ class Follower:
                     if self._chain.count % OFTEN == 0:
                         show(self._chain.length, whole)
                     entry = entry_of(counted, path, brief=True)
-                    apply_changes(state, entry.event, entry.then, path, counted.number)
+                    apply_changes(state, entry, path)
                     self.builder.observe(entry.event, state, entry.time)
                     self._last = entry.time
         except FileNotFoundError:

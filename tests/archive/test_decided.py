@@ -14,7 +14,7 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
 from hydragnn.hpo import campaign_history, campaign_records
-from hydragnn.hpo.journal import courses, read_entries, read_journal
+from hydragnn.hpo.journal import courses, read_journal
 from hydragnn.hpo.lines import encode_line
 from hydragnn.hpo.status import campaign_status
 
@@ -36,7 +36,7 @@ RULES = rules()
 
 def course(path: Path) -> list[str]:
     """Return a digest of the facts after every line."""
-    return [digest(RULES.summary(after)) for _, after in courses(path, read_entries(path))]
+    return [digest(RULES.summary(after)) for _, after in courses(path)]
 
 
 def test_five_changes_of_rules_one_after_the_other_leave_every_archived_journal_as_it_was(

@@ -17,15 +17,14 @@ from hydragnn.hpo.simulation.ledger import Ledger
 from hydragnn.hpo.simulation.machine import (
     Fate,
     Pace,
-    black_holes,
+    bad_nodes,
     fate_of,
     is_storm,
-    late_nodes,
     node_faults,
-    slow_nodes,
 )
-from hydragnn.hpo.simulation.policies import PolicyResult, Scenario, best_of, common_figures, final_scenario
+from hydragnn.hpo.simulation.policies import PolicyResult, best_of, common_figures, final_scenario
 from hydragnn.hpo.simulation.population import Course, Population
+from hydragnn.hpo.simulation.world import Scenario
 
 MACHINE = "lost to machine faults"
 
@@ -94,9 +93,7 @@ class StaticPractice:
 
     def _allocation(self, number: int, length: float, offset: float) -> None:
         self._queue, self._heap, self._died = deque(range(self.nodes)), [], {}
-        self._holes = black_holes(self.assumptions, self.nodes, self.seed, number)
-        self._late = late_nodes(self.assumptions, self.nodes, self.seed, number)
-        self._slow = slow_nodes(self.assumptions, self.nodes, self.seed, number)
+        self._holes, self._late, self._slow = bad_nodes(self.assumptions, self.nodes, self.seed, number)
         self._draw_node_faults(number, length)
         self._launch(0.0)
         while self._heap and self._heap[0][0] < length:

@@ -32,7 +32,9 @@ from hydragnn.hpo.scheduling.events import (
     node_of,
 )
 from hydragnn.hpo.scheduling.health import BACK_OFF
-from hydragnn.hpo.scheduling.scheduler import NodeStatus, State, TrialStatus, decide
+from hydragnn.hpo.scheduling.node_health import NodeStatus
+from hydragnn.hpo.scheduling.scheduler import State, decide
+from hydragnn.hpo.scheduling.state import TrialStatus
 from hydragnn.hpo.scheduling.trouble import LONGEST
 
 

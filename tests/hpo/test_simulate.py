@@ -28,7 +28,7 @@ from hydragnn.hpo.simulation import (
 )
 from hydragnn.hpo.simulation.ledger import Ledger
 from hydragnn.hpo.simulation.machine import fate_of, node_faults
-from hydragnn.hpo.simulation.policies import adaptive_result, world_of
+from hydragnn.hpo.simulation.policies import adaptive_result
 from hydragnn.hpo.simulation.population import drawn_population, recorded_population
 from hydragnn.hpo.simulation.world import World
 from hydragnn.scripts.cli import app
@@ -137,7 +137,7 @@ TROUBLED: dict[str, dict[str, float]] = {
 def test_troubles_that_come_together_lose_no_trial_and_tell_the_sampler_nothing(troubles: dict[str, float]) -> None:
     assumptions = Assumptions(median_node_hours=1.0, best_of=1).model_copy(update=troubles)
     busy = scenario(assumptions, nodes=96, retries=3)
-    campaign = VirtualCampaign(plan=busy.plan, world=world_of(busy))
+    campaign = VirtualCampaign(busy)
     campaign.run(1.0)
     result = adaptive_result("adaptive", campaign, math.inf)
     assert (result.lost, result.false_failures, result.violations) == (0, 0, [])
@@ -189,7 +189,7 @@ def test_in_a_stall_nobody_takes_a_step_and_on_slow_nodes_everything_takes_longe
 
 def test_a_campaign_goes_on_in_the_next_allocation_until_its_trials_are_done() -> None:
     storm = STORM.model_copy(update={"walltime_hours": 0.25})
-    campaign = VirtualCampaign(plan=Plan(trials=20, rungs=(3, 9)), world=world_of(scenario(storm, nodes=8)))
+    campaign = VirtualCampaign(replace(scenario(storm, nodes=8), plan=Plan(trials=20, rungs=(3, 9))))
     campaign.run(100.0)
     assert campaign.state.ending == "finished"
     assert campaign.world.violations == []
@@ -200,7 +200,7 @@ def test_a_campaign_goes_on_in_the_next_allocation_until_its_trials_are_done() -
 
 def test_a_budget_of_node_hours_is_not_overrun() -> None:
     plan = Plan(trials=1000, rungs=(2, 6, 18), max_node_seconds=16 * 3600 * 1.0)
-    campaign = VirtualCampaign(plan=plan, world=world_of(scenario(STORM, nodes=16)))
+    campaign = VirtualCampaign(replace(scenario(STORM, nodes=16), plan=plan))
     campaign.run(6.0)
     assert campaign.state.ending == "node_hours"
     assert campaign.world.violations == []
@@ -227,7 +227,8 @@ def test_fates_come_with_the_stated_probabilities_whatever_else_is_switched_off(
 def lone_world(assumptions: Assumptions, *, nodes: int = 2, work: float = 100.0) -> World:
     """A machine with one kind of trial: ten epochs of ``work`` seconds on one slot."""
     course = Course(work=work, scaling=math.inf, curve=tuple(1 / (epoch + 1) for epoch in range(10)))
-    world = World(assumptions, lambda _: course, Ledger(), nodes=nodes, seed=0, grace=10.0, hang_seconds=300.0)
+    machine = scenario(assumptions, nodes=nodes, seed=0)
+    world = World(replace(machine, population=lambda _: course))
     world.open(0, 0.0, 0.0)
     return world
 
@@ -310,12 +311,11 @@ def test_what_runs_where_is_watched() -> None:
 
 
 def test_the_scheduler_is_never_told_the_true_cost() -> None:
-    world = world_of(scenario(Assumptions(first_estimates=0)))
-    campaign = VirtualCampaign(plan=Plan(trials=5, rungs=(1,)), world=world)
+    campaign = VirtualCampaign(scenario(Assumptions(first_estimates=0), trials=5, rungs=(1,)))
     for trial in range(50):
         proposal = campaign._proposal(trial)
         assert proposal.work is not None
-        assert 0.001 < abs(math.log(proposal.work / world.population(trial).work)) < 1.5
+        assert 0.001 < abs(math.log(proposal.work / campaign.world.population(trial).work)) < 1.5
 
 
 def test_bad_nodes_eat_trials_of_the_static_practice_and_are_told_to_its_optimiser() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 from hydragnn.hpo import campaign_settings
 from hydragnn.hpo.scheduling.events import Event, Proposed, Tick
 from hydragnn.hpo.simulation import Assumptions, scenario_of
-from hydragnn.hpo.simulation.policies import world_of
 from hydragnn.hpo.simulation.sampler import VirtualSampler
+from hydragnn.hpo.simulation.world import World
 
 TABLE: dict[str, Any] = {
     "data": {"store": "nowhere.h5"},
@@ -23,7 +23,7 @@ class Asked:
     def __init__(self, **seconds: float) -> None:
         settings = campaign_settings(TABLE, Path("CAMPAIGN.toml"))
         assumptions = Assumptions(node_mtbf_hours=0, **seconds)
-        self.world = world_of(scenario_of(settings, assumptions, nodes=16, seed=0))
+        self.world = World(scenario_of(settings, assumptions, nodes=16, seed=0))
         self.world.open(0, 0.0, 0.0)
         self.sampler = VirtualSampler(self.world, lambda trial: Proposed(trial=trial, values={}))
         self.answers: dict[int, float] = {}
