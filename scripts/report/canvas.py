@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Drawing
@@ -22,64 +22,18 @@ from hydragnn.scripts.report.words import plain_number, shorten
 
 INK, MUTED, RULE, ACCENT, PAPER, SOFT = "#1b1f24", "#6a737d", "#d9dde2", "#2a6fb0", "#fefefe", "#a9b4bf"
 FAIR, POOR = "#9a6700", "#b42318"
-THEME = {
-    INK: "ink",
-    MUTED: "muted",
-    RULE: "rule",
-    ACCENT: "accent",
-    PAPER: "paper",
-    SOFT: "soft",
-    FAIR: "fair",
-    POOR: "poor",
-}
+NAMES = ("ink", "muted", "rule", "accent", "paper", "soft", "fair", "poor")
+THEME = dict(zip((INK, MUTED, RULE, ACCENT, PAPER, SOFT, FAIR, POOR), NAMES))
 """CSS variables of the page, by the colours of drawings that become them."""
 COLOURS = re.compile("|".join(THEME))
 RASTER_ACCENT = "#3f87c9"  # pixels cannot follow the page's colours; this one is visible on light and on dark paper
 
 COLUMN = 340  # pixels: the width of a phone's text column, so that one SVG unit is about one pixel everywhere
 WIDTHS = {"column": COLUMN, "large": 600, "page": 900}
-PAD = 6
 Span = Literal["column", "large", "page"]
 Draw = Callable[[Axes], None]
 
-STYLE = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 12,
-    "xtick.labelsize": 11.5,
-    "ytick.labelsize": 11.5,
-    "legend.fontsize": 11.5,
-    "legend.frameon": False,
-    "legend.handlelength": 1.4,
-    "legend.borderaxespad": 0.2,
-    "text.color": INK,
-    "axes.prop_cycle": cycler(color=[ACCENT]),
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": SOFT,
-    "axes.facecolor": "none",
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.7,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
-    "text.parse_math": False,  # units and names are shown as they are, whatever stands between two dollars
-    "text.usetex": False,  # whatever a matplotlibrc in the current folder says
-    "figure.facecolor": "none",
-    "savefig.facecolor": "none",
-    "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
-    "lines.markeredgewidth": 0,
-}
+STYLE = dict(mpl.rc_params_from_file(Path(__file__).parent / "drawings.mplstyle", use_default_template=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +60,7 @@ class Figure:
 def picture(name: str, title: str, draw: Draw, *, width: int = COLUMN, height: int = 250) -> str:
     """Return the SVG of a drawing of ``width`` by ``height`` pixels."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
-        layout = ConstrainedLayoutEngine(w_pad=PAD / 72, h_pad=PAD / 72)
+        layout = ConstrainedLayoutEngine(w_pad=6 / 72, h_pad=6 / 72)
         drawing = Drawing(figsize=(width / 72, height / 72), dpi=72, layout=layout)
         FigureCanvasSVG(drawing)
         draw(drawing.subplots())

@@ -161,7 +161,6 @@ def campaign_facts(folder: Path) -> CampaignFacts:
         rungs=history.rungs[:-1],
         trials=tuple(_trial(trial, records.get(trial.number)) for trial in history.trials),
         importances=parameter_importance(folder),
-        seconds=history.seconds,
         timeline=history.timeline,
         left_out=history.settings.left_out or {},
         sampler=history.sampler,

@@ -225,7 +225,6 @@ class CampaignFacts:
     rungs: tuple[int, ...]
     trials: tuple[Trial, ...]
     importances: Mapping[str, float]
-    seconds: float
     timeline: Timeline = member(default_factory=Timeline)
     left_out: Mapping[str, str] = member(default_factory=dict)
     """Architectures that the default space lacks, each with the reason."""

@@ -1,18 +1,21 @@
-"""From facts to one self-contained page."""
+"""One self-contained page of a campaign, an ensemble or a run."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hydragnn import __version__
+from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.space.default import left_out_words
 from hydragnn.scripts.report import data_figures, quality_figures, search_figures, tables
 from hydragnn.scripts.report.canvas import Figure
-from hydragnn.scripts.report.collect import heads_of
+from hydragnn.scripts.report.collect import collect, heads_of
 from hydragnn.scripts.report.facts import Facts
 from hydragnn.scripts.report.reproduce import reproduction
 from hydragnn.scripts.report.tables import Table
@@ -21,35 +24,22 @@ from hydragnn.scripts.report.verdict import THRESHOLDS, verdict
 from hydragnn.scripts.report.words import duration, join, measured, plain_number, pretty_unit, thousands
 
 FOLDER = Path(__file__).parent
+REPORT = " – HydraGNN Ensemble</title>".encode()
+"""End of the title of every report."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Section:
-    """One chapter of the page: a lead, figures and tables."""
+    """Chapter of the page; figures that are None and tables without rows are not shown."""
 
     anchor: str
     title: str
     lead: str
-    figures: tuple[Figure, ...]
-    tables: tuple[Table, ...]
-    folded: tuple[Table, ...]
-    paired: bool
+    figures: Sequence[Figure | None] = ()
+    tables: Sequence[Table | None] = ()
+    folded: Sequence[Table] = ()
+    paired: bool = False
     """Tables are narrow enough to stand side by side."""
-
-
-def section(
-    anchor: str, title: str, lead: str, figures: Any = (), tables: Any = (), folded: Any = (), *, paired: bool = False
-) -> Section:
-    """Return a chapter of what is present among figures and tables."""
-    return Section(
-        anchor=anchor,
-        title=title,
-        lead=lead,
-        figures=tuple(figure for figure in figures if figure is not None),
-        tables=tuple(table for table in tables if table is not None and table.rows),
-        folded=tuple(table for table in folded if table.rows),
-        paired=paired,
-    )
 
 
 def page(facts: Facts, made: str) -> str:
@@ -109,7 +99,7 @@ def asked(facts: Facts) -> Section:
     if facts.ensemble is not None:
         intervals = f"{facts.nominal * 100:.0f} % intervals"
         lead.append(f"Combine {len(facts.ensemble.members)} models into an ensemble with {intervals}.")
-    return section(
+    return Section(
         "asked",
         "What was asked",
         " ".join(lead),
@@ -122,7 +112,7 @@ def data(facts: Facts) -> Section:
     """Return the chapter on the data."""
     store = facts.data
     if store is None:
-        return section("data", "Data at a glance", f"The data cannot be shown: {facts.data_problem}.")
+        return Section("data", "Data at a glance", f"The data cannot be shown: {facts.data_problem}.")
     branch = (
         f"The data of branch {facts.branch} ({facts.stores[facts.branch]}): " if facts.branch in facts.stores else ""
     )
@@ -135,7 +125,7 @@ def data(facts: Facts) -> Section:
     )
     if store.sampled < total:
         lead += f"Compositions and targets are from an even sample of {store.sampled} graphs."
-    return section(
+    return Section(
         "data",
         "Data at a glance",
         lead + "".join(f" Note: {note}." for note in store.notes),
@@ -159,7 +149,7 @@ def search(facts: Facts) -> Section | None:
     shown = campaign.thin()
     if shown is not campaign:
         lead += f" Pictures with a line for every trial show {len(shown.trials)}: the best, and an even sample of the others."
-    return section(
+    return Section(
         "search",
         "The search",
         lead,
@@ -186,7 +176,7 @@ def time_used(facts: Facts) -> Section | None:
         f"{100 * (hours.goodput or 0):.0f} % of it is training that counts (goodput)."
     )
     both = [tables.hours_table(timeline), tables.faults_table(timeline)]
-    return section("time", "Where the time went", lead, [figure], both)
+    return Section("time", "Where the time went", lead, [figure], both)
 
 
 def training(facts: Facts) -> Section | None:
@@ -202,7 +192,7 @@ def training(facts: Facts) -> Section | None:
         + (f". It failed ({record.failure.kind.replace('_', ' ')}): {record.failure.message}" if record.failure else "")
         + "."
     )
-    return section("training", "Training", lead, [search_figures.run_curves(record, units)])
+    return Section("training", "Training", lead, [search_figures.run_curves(record, units)])
 
 
 def members(facts: Facts) -> Section | None:
@@ -230,7 +220,7 @@ def members(facts: Facts) -> Section | None:
         lead.append(f"Together they predict {speed} graphs per second on the machine that built them.")
     diversity = tables.diversity_table(selection.get("diversity") or {})
     both = [tables.members_table(facts, ensemble), diversity]
-    return section("members", "The members", " ".join(lead), tables=both)
+    return Section("members", "The members", " ".join(lead), tables=both)
 
 
 def quality(facts: Facts) -> Section | None:
@@ -239,7 +229,7 @@ def quality(facts: Facts) -> Section | None:
     if part is None:
         return None
     others = [other for name, other in facts.parts.items() if name != part.name]
-    return section(
+    return Section(
         "errors",
         "How large are the errors",
         "Every error stands beside the trivial predictor's, which knows only the mean of the training part (for energies "
@@ -261,7 +251,7 @@ def uncertainty(facts: Facts) -> Section | None:
     if part is None or facts.ensemble is None:
         return None
     nominal, others = facts.nominal, [other for other in facts.parts.values() if other is not part]
-    chapter = section(
+    chapter = Section(
         "uncertainty",
         "Does it know what it does not know",
         f"Every prediction comes with a spread (between members and within each) and a {nominal * 100:.0f} % interval. "
@@ -276,7 +266,7 @@ def uncertainty(facts: Facts) -> Section | None:
         tables.uncertainty_tables(part, nominal),
         [table for other in others for table in tables.uncertainty_tables(other, nominal)],
     )
-    return chapter if chapter.figures or chapter.tables else None
+    return chapter if any(chapter.figures) or any(chapter.tables) else None
 
 
 def training_domain(facts: Facts) -> Section | None:
@@ -284,7 +274,7 @@ def training_domain(facts: Facts) -> Section | None:
     domain = facts.ensemble.domain if facts.ensemble else None
     if domain is None:
         return None
-    return section(
+    return Section(
         "domain",
         "Does it know where it was never trained",
         "Every prediction comes with a score of how unlike the training part its graph is, and with the detector that says so.",
@@ -298,7 +288,7 @@ def worst_cases(facts: Facts) -> Section | None:
     part = facts.evaluation_part
     if part is None or not part.numbers:
         return None
-    return section(
+    return Section(
         "worst",
         "Worst cases",
         f"The graphs of the {part.name} part with the largest errors, by their number in the store. Look at these first: "
@@ -312,7 +302,7 @@ def ablation(facts: Facts) -> Section | None:
     """Return the chapter on trainings without edges."""
     if not facts.ablation:
         return None
-    return section(
+    return Section(
         "ablation",
         "Without edges",
         "The same configuration was trained with every edge taken away, so that no node hears of its neighbours.",
@@ -335,3 +325,26 @@ CHAPTERS = (
     ablation,
 )
 """Chapters between the verdict and the reproduction, in order; each is None where it does not apply."""
+
+
+def write_report(
+    source: Path,
+    out: Path | None = None,
+    *,
+    campaign: Path | None = None,
+    ensemble: Path | None = None,
+    store: Path | None = None,
+    now: datetime | None = None,
+) -> Path:
+    """Write one self-contained HTML file on ``source`` and return its path.
+
+    ``source`` is the folder of a campaign, an ensemble or a run, ``out`` is ``source/report.html`` by default. An ensemble finds
+    the campaign that it names. ``store`` is where the data lie now, if they were moved. InputError where the folder is none of
+    these, a file of it is damaged, or ``out`` cannot be written or is something else than an earlier report.
+    """
+    place = source / "report.html" if out is None else out
+    check_page_target(place, REPORT, "report")
+    facts = collect(source, campaign=campaign, ensemble=ensemble, store=store)
+    time = (now or datetime.now().astimezone()).strftime("%d %B %Y, %H:%M")
+    write_atomically(place, page(facts, f"Made on {time} with hydragnn-ensemble {__version__}."))
+    return place

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,10 @@ class Table:
         """Return the first sentence of the caption."""
         return self.caption.split(". ")[0].rstrip(".")
 
+    def __bool__(self) -> bool:
+        """Return True where there are rows to show."""
+        return bool(self.rows)
+
     def css(self, column: int) -> str:
         """Return the class of the cells of a column."""
         if column in self.prose:
@@ -82,17 +86,15 @@ class Table:
         numeric = any(cell[:1].isdigit() for cell in cells) and all(cell[:1] in "0123456789−–" for cell in cells)
         return "number" if numeric and column else ""
 
-    def to_markdown(self) -> str:
-        """Return the rows as a table in Markdown, without the caption.
 
-        >>> print(Table(header=("what", "figure"), rows=[("a|b", "1")], caption="").to_markdown(), end="")
-        | what | figure |
-        |---|---|
-        | a\\|b | 1 |
-        """
-        escaped = [[cell.replace("|", r"\|") for cell in row] for row in (self.header, *self.rows)]
-        head, *lines = [f"| {' | '.join(row)} |" for row in escaped]
-        return "\n".join([head, "|" + "---|" * len(self.header), *lines]) + "\n"
+def table_of(items: Iterable[Any], columns: Mapping[str, Callable[[Any], str]], caption: str, **looks: Any) -> Table:
+    """Return a table with a row per item; ``columns`` has headers and cells.
+
+    >>> table_of([1, 2], {"number": str, "twice": lambda number: str(2 * number)}, "").rows
+    [('1', '2'), ('2', '4')]
+    """
+    rows = [tuple(cell(item) for cell in columns.values()) for item in items]
+    return Table(header=tuple(columns), rows=rows, caption=caption, **looks)
 
 
 def parts_table(data: DataFacts, cross_validated: bool = False) -> Table:
@@ -106,13 +108,15 @@ def parts_table(data: DataFacts, cross_validated: bool = False) -> Table:
     }
     if cross_validated:
         purpose |= {"valid": "chooses the epoch", "test": "judges this member and fits its intervals"}
-    return Table(
-        header=("part", "graphs", "share", "what it does"),
-        rows=[
-            (name, str(count), f"{100 * count / total:.0f} %", purpose.get(name, ""))
-            for name, count in data.parts.items()
-        ],
-        caption="Graphs by part; no graph is in two parts."
+    return table_of(
+        data.parts,
+        {
+            "part": str,
+            "graphs": lambda name: str(data.parts[name]),
+            "share": lambda name: f"{100 * data.parts[name] / total:.0f} %",
+            "what it does": lambda name: purpose.get(name, ""),
+        },
+        "Graphs by part; no graph is in two parts."
         + (" These are the parts of the first member; others hold out other graphs." if cross_validated else ""),
         prose=frozenset({3}),
     )
@@ -121,44 +125,41 @@ def parts_table(data: DataFacts, cross_validated: bool = False) -> Table:
 def fields_table(data: DataFacts) -> Table:
     """Return the fields of the store."""
 
-    def present(counts: Mapping[str, int]) -> str:
-        if all(counts[part] == total for part, total in data.parts.items()):
+    def present(field: Mapping[str, Any]) -> str:
+        counts = [(field["present"][part], total, part) for part, total in data.parts.items()]
+        if all(count == total for count, total, _ in counts):
             return "all"
-        return ", ".join(f"{counts[part]} of {total} {part}" for part, total in data.parts.items())
+        return ", ".join(f"{count} of {total} {part}" for count, total, part in counts)
 
-    return Table(
-        header=("field", "on", "shape", "unit", "turns as", "role", "graphs that have it"),
-        rows=[
-            (
-                str(field["name"]),
-                str(field["on"]),
-                " × ".join(str(size) for size in field["shape"]) or "one number",
-                pretty_unit(str(field["unit"])) or "–",
-                f"{field['classes']} classes" if field["classes"] else str(field["parity"]),
-                str(field["role"]),
-                present(field["present"]),
-            )
-            for field in data.fields
-        ],
-        caption="Fields of the store.",
+    return table_of(
+        data.fields,
+        {
+            "field": lambda field: str(field["name"]),
+            "on": lambda field: str(field["on"]),
+            "shape": lambda field: " × ".join(map(str, field["shape"])) or "one number",
+            "unit": lambda field: pretty_unit(str(field["unit"])) or "–",
+            "turns as": lambda field: f"{field['classes']} classes" if field["classes"] else str(field["parity"]),
+            "role": lambda field: str(field["role"]),
+            "graphs that have it": present,
+        },
+        "Fields of the store.",
     )
 
 
 def heads_table(heads: Sequence[Mapping[str, Any]]) -> Table:
     """Return the predicted fields with their losses and weights."""
-    settings = ("loss", "weight", "pool", "distribution")
-    return Table(
-        header=("field", "kind", "loss", "weight", "pooling", "distribution", "derivatives"),
-        rows=[
-            (
-                str(head["field"]),
-                str(head.get("kind") or "–"),
-                *(text(head.get(key)) for key in settings),
-                join([str(head[key]) for key in ("forces", "stress") if head.get(key)]) or "–",
-            )
-            for head in heads
-        ],
-        caption="The heads of the model: one for every predicted field.",
+    return table_of(
+        heads,
+        {
+            "field": lambda head: str(head["field"]),
+            "kind": lambda head: str(head.get("kind") or "–"),
+            "loss": lambda head: text(head.get("loss")),
+            "weight": lambda head: text(head.get("weight")),
+            "pooling": lambda head: text(head.get("pool")),
+            "distribution": lambda head: text(head.get("distribution")),
+            "derivatives": lambda head: join([str(head[key]) for key in ("forces", "stress") if head.get(key)]) or "–",
+        },
+        "The heads of the model: one for every predicted field.",
     )
 
 
@@ -201,26 +202,25 @@ def value_at(table: Any, path: str) -> Any:
 def space_table(campaign: CampaignFacts) -> Table:
     """Return the hyperparameters of the search with their ranges."""
     best = campaign.best
+    space: Mapping[str, Any] = campaign.search.get("space") or {}
 
     def choices(value: Any) -> str:
         return join([text(item) for item in value], "or") if isinstance(value, list) else text(value)
 
-    return Table(
-        header=("hyperparameter", "range", "scale", "only when", "best trial"),
-        rows=[
-            (
-                path,
-                ", ".join(text(choice) for choice in entry["choices"])
-                if entry.get("choices")
-                else f"{text(entry.get('low'))} to {text(entry.get('high'))}",
-                "categories" if entry.get("choices") else "logarithmic" if entry.get("log") else "linear",
-                ", ".join(f"{key} = {choices(value)}" for key, value in (entry.get("when") or {}).items()) or "–",
-                text(best.parameters.get(path)) if best else "–",
-            )
-            for path, entry in (campaign.search.get("space") or {}).items()
-        ],
-        caption="The search space.",
-    )
+    def span(path: str) -> str:
+        if space[path].get("choices"):
+            return ", ".join(map(text, space[path]["choices"]))
+        return f"{text(space[path].get('low'))} to {text(space[path].get('high'))}"
+
+    def scale(path: str) -> str:
+        return "categories" if space[path].get("choices") else "logarithmic" if space[path].get("log") else "linear"
+
+    def condition(path: str) -> str:
+        return ", ".join(f"{key} = {choices(value)}" for key, value in (space[path].get("when") or {}).items()) or "–"
+
+    columns = {"hyperparameter": str, "range": span, "scale": scale, "only when": condition}
+    columns["best trial"] = lambda path: text(best.parameters.get(path)) if best else "–"
+    return table_of(space, columns, "The search space.")
 
 
 def trial_status(trials: Sequence[Trial]) -> str:
@@ -282,20 +282,19 @@ def noun_of(timeline: Timeline) -> str:
 def faults_table(timeline: Timeline) -> Table:
     """Return failures by kind and what they cost."""
     noun = noun_of(timeline)
-    return Table(
-        header=("what happened", "times", "trials", f"{noun}s at fault", f"{noun} time lost", "told to the sampler"),
-        rows=[
-            (
-                FAULTS.get(row.kind, row.kind.replace("_", " ")),
-                str(row.count),
-                str(row.trials),
-                str(row.nodes) if row.nodes else "–",
-                duration(3600 * row.node_hours) if row.node_hours else "–",
-                {0: "no", row.count: "yes"}.get(row.to_sampler, f"{row.to_sampler} of {row.count}"),
-            )
-            for row in timeline.faults()
-        ],
-        caption="Faults of the campaign. Those of the machine are repeated elsewhere and never told to the sampler; a failure of "
+    return table_of(
+        timeline.faults(),
+        {
+            "what happened": lambda row: FAULTS.get(row.kind, row.kind.replace("_", " ")),
+            "times": lambda row: str(row.count),
+            "trials": lambda row: str(row.trials),
+            f"{noun}s at fault": lambda row: str(row.nodes or "–"),
+            f"{noun} time lost": lambda row: duration(3600 * row.node_hours) if row.node_hours else "–",
+            "told to the sampler": lambda row: {0: "no", row.count: "yes"}.get(
+                row.to_sampler, f"{row.to_sampler} of {row.count}"
+            ),
+        },
+        "Faults of the campaign. Those of the machine are repeated elsewhere and never told to the sampler; a failure of "
         "the configuration is an answer, so that its time is not lost.",
     )
 
@@ -323,51 +322,26 @@ def hours_table(timeline: Timeline) -> Table:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clock:
-    """Clock by which trials are compared: processor or wall.
+def compared_by_processor(trials: Sequence[Trial]) -> bool:
+    """Return True where trials are compared by processor time.
 
     On a processor that others use, too, wall time depends on when a trial ran.
     """
-
-    processor: bool
-
-    @property
-    def words(self) -> str:
-        """Return the name of these times."""
-        return "processor time" if self.processor else "time"
-
-    def seconds(self, record: RunRecord) -> float:
-        """Return the seconds of a run."""
-        return record.cost.cpu_seconds if self.processor else record.cost.seconds
-
-    def graphs_per_second(self, record: RunRecord) -> float:
-        """Return training graphs per second of wall or processor time."""
-        if not self.processor:
-            return record.cost.graphs_per_second
-        return record.parts.get("train", 0) * record.epochs / record.cost.cpu_seconds
-
-
-def clock_of(trials: Sequence[Trial]) -> Clock:
-    """Return the clock by which these trials can be compared."""
     records = [trial.record for trial in trials if trial.record and trial.record.epochs]
-    on_processors = [record.hardware.get("type") == "cpu" and record.cost.cpu_seconds > 0 for record in records]
-    return Clock(processor=bool(records) and all(on_processors))
+    return bool(records) and all(one.hardware.get("type") == "cpu" and one.cost.cpu_seconds > 0 for one in records)
 
 
-def shortest_training(trials: Sequence[Trial]) -> float | None:
-    """Return the least time of a complete training; None without any."""
-    clock = clock_of(trials)
-    finished = [clock.seconds(trial.record) for trial in trials if trial.record and trial.status == "finished"]
-    return min(finished, default=None)
+def seconds_of(record: RunRecord, processor: bool) -> float:
+    """Return the processor or wall seconds of a run."""
+    return record.cost.cpu_seconds if processor else record.cost.seconds
 
 
-def objective_within(trial: Trial, objective: Objective, seconds: float, clock: Clock) -> float:
+def objective_within(trial: Trial, objective: Objective, seconds: float, processor: bool) -> float:
     """Return the objective after so many seconds; infinite before the first epoch."""
     record = trial.record
-    if record is None or trial.objective is None or record.epochs < 1 or clock.seconds(record) <= 0:
+    if record is None or trial.objective is None or record.epochs < 1 or seconds_of(record, processor) <= 0:
         return math.inf
-    epochs = min(record.epochs, int(seconds * record.epochs / clock.seconds(record) + 1e-9))
+    epochs = min(record.epochs, int(seconds * record.epochs / seconds_of(record, processor) + 1e-9))
     value = objective_value(record, objective, epochs) if epochs else None
     return math.inf if value is None else value
 
@@ -378,45 +352,36 @@ class Architecture:
 
     kind: str
     trials: tuple[Trial, ...]
-    best: Trial | None
+    error: float
+    """Objective of the best trial; infinite without one."""
+    record: RunRecord | None
+    """Record of the best trial."""
     in_time: float
-    """The smallest objective within the shortest training; infinite without one."""
-
-    @property
-    def error(self) -> float:
-        """Return the objective of the best trial; infinite without one."""
-        return math.inf if self.best is None or self.best.objective is None else self.best.objective
-
-    def cells(self, clock: Clock) -> tuple[str, ...]:
-        """Return the row of the architecture."""
-        finished = sum(trial.status == "finished" for trial in self.trials)
-        failed = sum(bool(trial.failure_kind) for trial in self.trials)
-        cost = ("–", "–")
-        if self.best and (record := self.best.record):
-            cost = (duration(clock.seconds(record)), f"{clock.graphs_per_second(record):.0f}")
-        counts = (str(len(self.trials)), str(finished), str(failed))
-        return (self.kind, *counts, measured(self.error), *cost, measured(self.in_time))
+    """Smallest objective within the shortest training; infinite without one."""
 
 
-def compared_architectures(campaign: CampaignFacts) -> list[Architecture]:
-    """Return all architectures that were tried, the smallest error first."""
-    seconds, objective = shortest_training(campaign.trials), campaign.search.get("objective", "valid/loss")
-    clock = clock_of(campaign.trials)
-    rows = []
-    for kind in sorted({trial.architecture for trial in campaign.trials} - {""}):
+def compared_architectures(campaign: CampaignFacts, shortest: float | None, processor: bool) -> list[Architecture]:
+    """Return all architectures that were tried, the smallest error first.
+
+    ``shortest`` is the least time of a complete training.
+    """
+    objective, rows = campaign.search.get("objective", "valid/loss"), []
+    for kind in {trial.architecture for trial in campaign.trials} - {""}:
         own = tuple(trial for trial in campaign.trials if trial.architecture == kind)
-        within = [] if seconds is None else [objective_within(trial, objective, seconds, clock) for trial in own]
-        best = min(
-            (trial for trial in own if trial.objective is not None), key=lambda t: t.objective or 0.0, default=None
-        )
-        rows.append(Architecture(kind=kind, trials=own, best=best, in_time=min(within, default=math.inf)))
+        within = [] if shortest is None else [objective_within(trial, objective, shortest, processor) for trial in own]
+        best = next((trial for trial in campaign.ranked if trial.architecture == kind), None)
+        error = math.inf if best is None or best.objective is None else best.objective
+        record, in_time = best.record if best else None, min(within, default=math.inf)
+        rows.append(Architecture(kind=kind, trials=own, error=error, record=record, in_time=in_time))
     return sorted(rows, key=lambda one: (one.error, one.kind))
 
 
 def architectures_table(campaign: CampaignFacts) -> Table | None:
     """Return architectures by error; None where there was no choice."""
-    rows, seconds = compared_architectures(campaign), shortest_training(campaign.trials)
-    clock = clock_of(campaign.trials)
+    processor = compared_by_processor(campaign.trials)
+    ends = [seconds_of(one.record, processor) for one in campaign.trials if one.record and one.status == "finished"]
+    seconds = min(ends, default=None)
+    rows = compared_architectures(campaign, seconds, processor)
     if len(rows) < 2:
         return None
     quickest = min(rows, key=lambda one: one.in_time)
@@ -424,17 +389,32 @@ def architectures_table(campaign: CampaignFacts) -> Table | None:
     if math.isfinite(rows[0].error):
         caption = f"Architectures, the smallest error first: {rows[0].kind} wins per error"
         if seconds is not None and math.isfinite(quickest.in_time):
-            time = duration(seconds) + (" of processors" if clock.processor else "")
+            time = duration(seconds) + (" of processors" if processor else "")
             caption += f", {quickest.kind} per second: in {time}, the shortest training to the end, it came furthest"
         caption += ". Few trials of an architecture say little about it."
-    within = "within the shortest training" if seconds is None else f"within {duration(seconds)}"
-    return Table(
-        header=(
-            *("architecture", "trials", "trained to the end", "failed"),
-            *(f"best {campaign.measure}", f"{clock.words} of that trial", "its graphs per second", f"best {within}"),
-        ),
-        rows=[one.cells(clock) for one in rows],
-        caption=caption,
+
+    def speed(record: RunRecord) -> float:
+        if processor:
+            return record.parts.get("train", 0) * record.epochs / record.cost.cpu_seconds
+        return record.cost.graphs_per_second
+
+    return table_of(
+        rows,
+        {
+            "architecture": lambda one: one.kind,
+            "trials": lambda one: str(len(one.trials)),
+            "trained to the end": lambda one: str(sum(trial.status == "finished" for trial in one.trials)),
+            "failed": lambda one: str(sum(bool(trial.failure_kind) for trial in one.trials)),
+            f"best {campaign.measure}": lambda one: measured(one.error),
+            f"{'processor time' if processor else 'time'} of that trial": lambda one: (
+                duration(seconds_of(one.record, processor)) if one.record else "–"
+            ),
+            "its graphs per second": lambda one: f"{speed(one.record):.0f}" if one.record else "–",
+            f"best within {'the shortest training' if seconds is None else duration(seconds)}": lambda one: measured(
+                one.in_time
+            ),
+        },
+        caption,
     )
 
 
@@ -566,28 +546,27 @@ def differing_paths(records: Sequence[RunRecord]) -> list[str]:
 
 def diversity_table(diversity: Mapping[str, Mapping[str, float]]) -> Table:
     """Return how differently the members err."""
-    return Table(
-        header=("field", "correlation of errors", "squared error that averaging removes"),
-        rows=[
-            (field, f"{values['error_correlation']:.2f}".replace("-", "−"), f"{100 * values['ambiguity']:.0f} %")
-            for field, values in diversity.items()
-            if {"error_correlation", "ambiguity"} <= set(values) and values["error_correlation"] < 1
-        ],
-        caption="Diversity of the members on graphs that trained none of them. Members that make the same errors (correlation near 1) gain "
+    wanted = {"error_correlation", "ambiguity"}
+    return table_of(
+        [(field, one) for field, one in diversity.items() if wanted <= set(one) and one["error_correlation"] < 1],
+        {
+            "field": lambda row: row[0],
+            "correlation of errors": lambda row: f"{row[1]['error_correlation']:.2f}".replace("-", "−"),
+            "squared error that averaging removes": lambda row: f"{100 * row[1]['ambiguity']:.0f} %",
+        },
+        "Diversity of the members on graphs that trained none of them. Members that make the same errors (correlation near 1) gain "
         "nothing from each other.",
     )
 
 
 def flags_table(domain: DomainFacts) -> Table:
     """Return the share of every part that each detector flags."""
-    names = list(next(iter(domain.by_detector.values()), {}))
-    return Table(
-        header=("part", "flagged", *names),
-        rows=[
-            (part, percent(flagged), *(percent(domain.by_detector[part][name]) for name in names))
-            for part, flagged in domain.flagged.items()
-        ],
-        caption="Graphs outside the training domain, in percent. Thresholds allow "
+    detectors = list(next(iter(domain.by_detector.values()), {}))
+    columns = {name: lambda part, name=name: percent(domain.by_detector[part][name]) for name in detectors}
+    return table_of(
+        domain.flagged,
+        {"part": str, "flagged": lambda part: percent(domain.flagged[part]), **columns},
+        "Graphs outside the training domain, in percent. Thresholds allow "
         f"{percent(domain.allowed)} in validation and parts like it; detectors overlap.",
     )
 
@@ -623,16 +602,15 @@ def worst_table(points: Points, data: DataFacts | None) -> Table:
 
 def ablation_table(rows: Sequence[Ablation]) -> Table:
     """Return errors with and without edges."""
-    return Table(
-        header=("field", "unit", "with edges", "without edges", "trivial predictor", "worse by"),
-        rows=[
-            (
-                row.field,
-                pretty_unit(row.unit),
-                *map(measured, (row.with_edges, row.without_edges, row.trivial)),
-                f"{row.without_edges / row.with_edges:.1f} ×" if row.with_edges else "–",
-            )
-            for row in rows
-        ],
-        caption="Errors of the same model with and without edges.",
+    return table_of(
+        rows,
+        {
+            "field": lambda row: row.field,
+            "unit": lambda row: pretty_unit(row.unit),
+            "with edges": lambda row: measured(row.with_edges),
+            "without edges": lambda row: measured(row.without_edges),
+            "trivial predictor": lambda row: measured(row.trivial),
+            "worse by": lambda row: f"{row.without_edges / row.with_edges:.1f} ×" if row.with_edges else "–",
+        },
+        "Errors of the same model with and without edges.",
     )

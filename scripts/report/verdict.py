@@ -32,8 +32,8 @@ class Finding:
     """One graded statement."""
 
     grade: Grade
-    short: str
     sentence: str
+    short: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +105,7 @@ def error_finding(scores: FieldScores) -> Finding:
 def coverage_finding(points: Points | ClassPoints | None, observed: float | None, nominal: float) -> Finding:
     """Compare the share of values inside their intervals with the promise."""
     if observed is None or not math.isfinite(observed):
-        return Finding(grade="unknown", short="no intervals", sentence="There are no intervals to check.")
+        return Finding(grade="unknown", sentence="There are no intervals to check.")
     promise, miss = f"{nominal * 100:.0f} %", observed - nominal
     graphs = len(np.unique(points.graph)) if points is not None else 0
     chance = 2 * coverage_error(points, nominal) if points is not None else 0.0
@@ -121,13 +121,13 @@ def coverage_finding(points: Points | ClassPoints | None, observed: float | None
     else:
         side = "narrow: the model is overconfident" if miss < 0 else "wide: the model is more careful than it need be"
         sentence = f"Intervals are {'somewhat' if grade == 'fair' else 'much'} too {side}."
-    return Finding(grade=grade, short=f"{observed * 100:.1f} % of {promise}", sentence=sentence)
+    return Finding(grade=grade, sentence=sentence)
 
 
 def spread_finding(spearman: float | None) -> Finding:
     """Grade how well the spread separates bad predictions from good ones."""
     if spearman is None or not math.isfinite(spearman):
-        return Finding(grade="unknown", short="–", sentence="Predictions carry no spread.")
+        return Finding(grade="unknown", sentence="Predictions carry no spread.")
     grade: Grade = "good" if spearman >= RANKS else "fair" if spearman >= BARELY_RANKS else "poor"
     verb = {"good": "tells", "fair": "hints", "poor": "does not tell"}[grade]
     return Finding(grade=grade, short=f"{spearman:.2f}", sentence=f"The spread {verb} which predictions are worse.")

@@ -10,7 +10,6 @@ import datetime
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -91,7 +90,10 @@ def page_of(campaign: CampaignFacts, command: str) -> str:
     known = f"{campaign.left_out} {[row[0] for row in table.rows]}"
     missing = [kind for kind in architectures() if f"'{kind}'" not in known]
     rows += tuple((f"`{kind}`", NOT_MEASURED, *[""] * (len(table.header) - 2)) for kind in missing)
-    return f"{head}{replace(table, rows=rows).to_markdown()}\n{table.caption}\n"
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in (table.header, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in escaped]
+    lines.insert(1, "|" + "---|" * len(table.header))
+    return "\n".join([head + lines[0], *lines[1:], "", table.caption, ""])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
