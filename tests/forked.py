@@ -23,14 +23,14 @@ SERVER.set_forkserver_preload(["hydragnn.runs.run", "hydragnn.hpo", "hydragnn.en
 
 
 class Forked:
-    """A process of ``python`` with these words, ``-m MODULE`` or a script first, that leads a session; its output is kept."""
+    """A process of ``python`` with these words, ``-m MODULE`` or a script first, that leads a session in a folder; its output is kept."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: Path = Path()) -> None:
         descriptor, name = tempfile.mkstemp(prefix="output-")
         os.close(descriptor)
         self._output = Path(name)
         weakref.finalize(self, self._output.unlink, missing_ok=True)
-        self._process = SERVER.Process(target=_run, args=(list(words), dict(environment), name))
+        self._process = SERVER.Process(target=_run, args=(list(words), dict(environment), name, folder.resolve()))
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -71,9 +71,10 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
 
-def _run(words: list[str], environment: dict[str, str], output: str) -> None:
+def _run(words: list[str], environment: dict[str, str], output: str, folder: Path) -> None:
     """In the new process: what ``python WORDS`` does."""
     os.setsid()
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)

@@ -1,4 +1,4 @@
-"""Make one file of every kind that this version writes: ``python -m tests.archive.make tests/archive/VERSION``.
+"""Make one file of every kind that this version writes: ``python -m tests.archive.make FOLDER``.
 
 Every release runs it once, and nothing that it made is ever made anew. ``expected.json`` has the numbers that later versions must read.
 """

@@ -241,7 +241,6 @@ def file_systems_without_locks(folder: Path) -> Answer:
         variables = without_locks(number)
         for words in (
             ("data", "build", "crystals.toml", "--out", f"{name}.h5"),
-            ("data", "info", f"{name}.h5"),
             ("search", "search.toml", "--set", f'data.store="{name}.h5"', "--out", name, "--workers", "1"),
         ):
             command = hydragnn(folder, *words, **variables)

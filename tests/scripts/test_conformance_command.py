@@ -1,20 +1,19 @@
 """One command tests all promises of all architectures, and the page that it makes is the one in the documents."""
 
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from hydragnn.architectures import architectures
 from hydragnn.architectures.table import NOT_MEASURED
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import AROUND
 from hydragnn.conformance.table import Outcome, around_table, conformance_of, conformance_page, conformance_table
-from tests.forked import Forked
-from tests.hydragnn.test_conformance import FAULTY
+from hydragnn.scripts.conformance_command import conformance
 
 
 def promises(root: Path) -> set[str]:
@@ -42,13 +41,16 @@ def test_no_promise_on_the_page_fails(root: Path) -> None:
     assert all(cell == "-" or 0 < int(cell) <= len(promises(root)) for cell in cells), advice
 
 
-def test_the_same_promises_are_tested_with_something_around_the_layers_unless_it_is_refused(root: Path) -> None:
+def test_the_same_promises_are_tested_with_something_around_the_layers_unless_it_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outcomes = conformance_of(["gin"], around=["clusters"])
     alone, pooled = ([o for o in outcomes if o.around == name] for name in ("", "clusters"))
     assert {o.promise for o in alone} == {o.promise for o in pooled} == promises(root)
     of_cells = [o for o in outcomes if o.promise == "a repeated cell is the cell so many times"]
     assert [o.verdict for o in of_cells] == ["passed", "does not apply"] and "has levels of its own" in of_cells[1].why
     assert not [o for o in outcomes if o.verdict == "failed"]
+    monkeypatch.setattr("hydragnn.conformance.table._run", lambda *_: None)  # a second time would show nothing
     (refusal,) = [o for o in conformance_of(["gin"], {"num_layers": 1}, around=["clusters"]) if o.around]
     assert refusal.verdict == "does not apply" and "set num_layers to 2 or more" in refusal.why
     page = conformance_page([*outcomes, refusal], "the command")
@@ -56,21 +58,23 @@ def test_the_same_promises_are_tested_with_something_around_the_layers_unless_it
     assert f"| `clusters` | {kept} |\n" in page and f"- {refusal.why.partition('; ')[0]}\n" in page
 
 
-def test_the_command_says_what_a_users_architecture_does_not_keep_with_its_figure(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "faulty_networks.py").write_text(FAULTY)
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}", "OMP_NUM_THREADS": "1"}
-    words = ["-m", "hydragnn", "conformance", "faulty_networks:Faulty", "--set", "fault=digits", "--json"]
-    process = Forked([*words, "--out", str(tmp_path / "page.md")], environment)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 3, output
-    outcomes = [Outcome(**one) for one in json.loads(output)]
-    assert {outcome.promise for outcome in outcomes} == promises(root)
-    by_promise = {outcome.promise: outcome for outcome in outcomes}
-    digits = by_promise["float32 keeps half of its digits"]
-    assert digits.verdict == "failed" and "relative error" in digits.why
-    assert by_promise["neighbours matter"].verdict == "passed"
-    page = (tmp_path / "page.md").read_text()
-    assert "**failed (1)**" in page and digits.why in page and "--set fault=digits" in page
+def test_the_command_says_what_an_architecture_does_not_keep_with_its_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why, page = "relative error 0.3", tmp_path / "page.md"
+    outcomes = (
+        Outcome(kind="acme:Net", promise="float32 keeps half of its digits", verdict="failed", why=why),
+        Outcome(kind="acme:Net", promise="neighbours matter", verdict="passed"),
+    )
+    monkeypatch.setattr("hydragnn.conformance.table.conformance_of", lambda *_, **__: outcomes)
+    for as_json in (True, False):
+        with pytest.raises(typer.Exit) as end:
+            conformance(["acme:Net"], page, ["fault=digits"], as_json=as_json)
+        assert end.value.exit_code == 3
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert tuple(Outcome(**one) for one in json.loads(first)) == outcomes
+    assert f"acme:Net fails: float32 keeps half of its digits: {why}" in rest
+    assert "**failed (1)**" in page.read_text() and why in page.read_text() and "--set fault=digits" in page.read_text()
 
 
 def test_what_cannot_be_tested_is_refused_before_anything_runs() -> None:

@@ -153,18 +153,6 @@ def test_the_sampler_of_the_documents_gives_points_of_the_space(acme: Path) -> N
     assert 8 <= int(str(point["model.hidden_dim"])) <= 64
 
 
-def test_the_site_of_the_documents_gives_an_allocation_and_starts_steps(acme: Path) -> None:
-    from hydragnn.hpo.launching.sites import Step
-    from hydragnn.hpo.launching.sites.registry import read_allocation, site_of
-
-    allow_named({"kind": "acme.sites:Lsf"})
-    environment = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 16 n2 16"}
-    allocation = read_allocation(environment, want="acme.sites:Lsf")
-    assert [node.name for node in allocation.nodes] == ["n1", "n2"]
-    step = Step(name="trial-0-1", nodes=("n1", "n2"), program=("python", "-V"), ranks=2)
-    assert site_of(allocation).command(step) == ["mpirun", "-hosts", "n1,n2", "-ppn", "2", "python", "-V"]
-
-
 def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Path) -> None:
     from hydragnn.config import parse_config
     from hydragnn.datasets import read_build_settings
