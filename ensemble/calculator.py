@@ -121,8 +121,6 @@ def _factors(ensemble: Ensemble, names: Mapping[str, str]) -> dict[str, float]:
 
     InputError where a unit is unknown.
 
-    InputError where a unit is unknown.
-
     A property without a unit fits the others, and is in ASE's where none has one.
     """
     fields = {target.name: target.field for target in ensemble.targets}

@@ -19,12 +19,11 @@ from hydragnn.ensemble.calibration.classes import (
     others,
     temper,
 )
-from hydragnn.ensemble.calibration.cross_validation import FoldScores, cross_sets, graph_scores, rank, shares
-from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners
-from hydragnn.ensemble.estimates import Counts, Estimate, FoldLabels, Labelled
-from hydragnn.ensemble.evidence import Evidence
+from hydragnn.ensemble.calibration.cross_validation import cross_sets, graph_scores, shares
+from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, with_fold_scores
+from hydragnn.ensemble.estimates import Counts, Estimate, Evidence, FoldLabels, Labelled, TargetEvaluation
 from hydragnn.ensemble.metrics import rank_correlation
-from hydragnn.ensemble.numbers import component_names
+from hydragnn.ensemble.numbers import NumberEvidence, component_names
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.models import Categorical, Distribution, Target
 from hydragnn.training.class_metrics import class_sums, class_values
@@ -38,8 +37,6 @@ Rows = Float[Array, "rows classes"]
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassEstimate(Estimate):
     """Predictions of one categorical field.
-
-    Rows of graphs that failed have NaN, label -1 and an empty set.
 
     Rows of graphs that failed have NaN, label -1 and an empty set.
 
@@ -66,7 +63,7 @@ class ClassEstimate(Estimate):
 
     @property
     def doubt(self) -> Float[Array, "items *shape"]:
-        """The entropy."""
+        """Return the entropy."""
         return self.entropy
 
     @classmethod
@@ -78,7 +75,7 @@ class ClassEstimate(Estimate):
         calibration: AnyCalibration | None,
         nodes: Counts,
     ) -> "ClassEstimate":
-        """The mixture of the members' probabilities."""
+        """Return the mixture of the members' probabilities."""
         every = member_probabilities(members)
         raw = np.tensordot(weights, every, axes=1)
         total, aleatoric = entropy(raw), np.tensordot(weights, entropy(every), axes=1)
@@ -110,7 +107,7 @@ class ClassEstimate(Estimate):
 
     @classmethod
     def blank(cls, target: Target, members: int, items: int) -> "ClassEstimate":
-        """NaN for all items, without labels and with empty sets."""
+        """Return NaN for all items, without labels and with empty sets."""
         per_class = np.full((items, *target.field.shape, target.field.classes), np.nan)
         alone = np.full((items, *target.field.shape), np.nan)
         return ClassEstimate(
@@ -144,35 +141,25 @@ class ClassEstimate(Estimate):
     def cross_calibration(
         cls, target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
     ) -> ClassCalibration:
-        """The temperature of least NLL of all folds, and CV+ sets."""
-        field, rows = target.field, [fold.rows for fold in folds]
+        """Return the temperature of least NLL of all folds, and CV+ sets."""
+        field = target.field
         raw = [
             np.tensordot(shares(weights, fold.members), member_probabilities(fold.rows.members), axes=1)
             for fold in folds
         ]
-        graph = np.concatenate([one.graph for one in rows])
-        labels = np.concatenate([one.labels for one in rows])
+        graph = np.concatenate([fold.rows.graph for fold in folds])
+        labels = np.concatenate([fold.rows.labels for fold in folds])
         fitted = fit_classes(field, labels, np.concatenate(raw), graph, nominal=nominal)
-        total = len(np.unique(graph))
-        scores = tuple(
-            FoldScores(
-                members=fold.members,
-                scores=(
-                    graph_scores(
-                        label_scores(field, fold.rows.labels, of_fold, fitted.temperature),
-                        np.repeat(fold.rows.graph, field.width),
-                        total,
-                    ),
-                ),
-            )
-            for fold, of_fold in zip(folds, raw)
-        )
-        count = sum(len(fold.scores[0]) for fold in scores)
-        return replace(fitted, part="held-out", guaranteed=rank(count, nominal) <= count, folds=scores)
+        scores = []
+        for fold, probabilities in zip(folds, raw):
+            others_of_label = label_scores(field, fold.rows.labels, probabilities, fitted.temperature)
+            owners = np.repeat(fold.rows.graph, field.width)
+            scores.append((graph_scores(others_of_label, owners, fitted.graphs),))
+        return with_fold_scores(fitted, [fold.members for fold in folds], scores)
 
     @classmethod
     def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
-        """Labels and the members' probabilities."""
+        """Return labels and the members' probabilities."""
         every = member_probabilities(members).reshape(len(members), -1, target.field.classes)
         return ClassEvidence(target=labels.ravel().astype(np.int64), probabilities=every)
 
@@ -187,13 +174,12 @@ class ClassEstimate(Estimate):
             for number in range(target.field.classes)
         ]
 
-    def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
-        """Return scores as for numbers, and ``confusion``: labels by true class (rows) and predicted class."""
-        classes = self.field.classes
-        confusion = np.zeros((classes, classes), dtype=np.int64)
+    def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> TargetEvaluation:
+        """Return scores as for numbers, with labels counted by true and predicted class."""
+        confusion = np.zeros((self.field.classes, self.field.classes), dtype=np.int64)
         np.add.at(confusion, (labels.ravel().astype(np.int64), self.label.ravel()), 1)
         every = super(ClassEstimate, self).evaluation(labels, names, trivial)
-        return {**every, "distribution": Categorical.kind, "classes": classes, "confusion": confusion.tolist()}
+        return replace(every, confusion=tuple(map(tuple, confusion.tolist())))
 
     @property
     def headline_values(self) -> Float[Array, "items *shape_and_classes"]:
@@ -218,7 +204,7 @@ class ClassEstimate(Estimate):
         }
 
     def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:
-        """Target and all quantities, and the graph of each row."""
+        """Return target, all quantities, and the graph of each row."""
         classes = self.field.classes
         values = {quantity: self[quantity] for quantity in QUANTITIES}
         return {
@@ -253,8 +239,6 @@ class ClassEvidence(Evidence):
 
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
         """Return the diversity of the probabilities, taken as numbers."""
-        from hydragnn.ensemble.evidence import NumberEvidence
-
         truth = np.eye(self.probabilities.shape[2])[self.target].ravel()
         means = self.probabilities.reshape(self.candidates, -1)
         return NumberEvidence(target=truth, means=means, variances=np.zeros_like(means)).diversity(weights)
@@ -268,7 +252,7 @@ def member_probabilities(members: Sequence[Distribution]) -> Float[Array, "membe
 
 
 def entropy(probabilities: Float[Array, "... classes"]) -> Float[Array, "..."]:
-    """Entropy over the last axis, in nats.
+    """Return the entropy over the last axis, in nats.
 
     >>> entropy(np.array([[0.5, 0.5], [1.0, 0.0]])).round(4)
     array([0.6931, 0.    ])

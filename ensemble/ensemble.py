@@ -171,8 +171,6 @@ class Ensemble:
         """Return the rule that makes graphs of atoms.
 
         InputError where training graphs were not atoms.
-
-        InputError where training graphs were not atoms.
         """
         return structures_for(self.members, self.manifest)
 
@@ -183,8 +181,6 @@ class Ensemble:
 
     def needed(self, store: GraphStore) -> list[str]:
         """Return the fields to read from a store.
-
-        InputError where it lacks one, or nodes have other neighbours in it.
 
         InputError where it lacks one, or nodes have other neighbours in it.
         """
@@ -217,8 +213,6 @@ class Ensemble:
 
     def predict(self, source: GraphBatch | GraphStore | Atoms | Sequence[Atoms]) -> Predictions:
         """Predict every graph of a batch, a store or structures.
-
-        Graphs that failed have NaN and a reason.
 
         Graphs that failed have NaN and a reason.
 

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, Part
-from hydragnn.ensemble.evidence import Evidence
+from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.field import Field
-from hydragnn.models import Distribution, Target
+from hydragnn.models import Categorical, Distribution, Target
 
-Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
 Counts = Int[np.ndarray, " items"]
 """The nodes of the graph that each item belongs to."""
 
@@ -43,12 +42,76 @@ class FoldLabels:
     rows: Labelled
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetEvaluation:
+    """Scores of one target in one part of the data.
+
+    Scores of numbers are ``mae`` and ``rmse`` (in ``unit``) and ``r2``; of an ensemble also ``crps`` and ``interval_width`` (in
+    ``unit``), ``nll``, ``coverage``, ``miscalibration_area`` and ``spearman``. Scores of classes are those of
+    ``hydragnn.ensemble.classes.class_scores``; of an ensemble also ``coverage``, ``set_size``, ``empty_sets`` and ``spearman``.
+    """
+
+    unit: str
+    trivial: Mapping[str, float | None]
+    """Of the predictor that uses the training labels only; None where there is none."""
+    members: Mapping[str, Mapping[str, float]]
+    """Of every member by its name."""
+    best_member: str
+    """The best member on these very labels, which no selection could use; empty where members predicted different graphs."""
+    ensemble: Mapping[str, float]
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """Of classes: labels counted by true class (rows) and predicted class."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the scores as plain JSON."""
+        classes = {"distribution": Categorical.kind, "classes": len(self.confusion)} if self.confusion else {}
+        return {
+            "unit": self.unit,
+            **classes,
+            "trivial": dict(self.trivial),
+            "members": [{"name": name, **scores} for name, scores in self.members.items()],
+            "best_member": self.best_member,
+            "ensemble": dict(self.ensemble),
+            **({"confusion": [list(row) for row in self.confusion]} if self.confusion else {}),
+        }
+
+    def __str__(self) -> str:
+        """Return the score that ranks members: RMSE, or NLL of classes."""
+        score = "nll" if self.confusion else "rmse"
+        best, trivial = self.members.get(self.best_member), self.trivial.get(score)
+        comparisons = [f"best member {best[score]:.4g}"] if best else []
+        comparisons += [] if trivial is None else [f"trivial {trivial:.4g}"]
+        unit = f" {self.unit}" if self.unit and not self.confusion else ""
+        return f"{score} {self.ensemble[score]:.4g}{unit}" + (f" ({', '.join(comparisons)})" if comparisons else "")
+
+
+class Evidence(ABC):
+    """Predictions of all candidates for labelled rows of one field."""
+
+    @property
+    @abstractmethod
+    def candidates(self) -> int:
+        """Return the number of candidates."""
+
+    @abstractmethod
+    def score(self, picks: Sequence[int], score: str) -> float:
+        """Return the mean proper score of the mixture of these picks."""
+
+    @abstractmethod
+    def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
+        """Return the correlation of errors, and the gain from averaging.
+
+        ``ambiguity`` is the weighted variance between members over their mean squared error (Krogh and Vedelsby 1994): 0
+        for copies, 0.5 where averaging halves the squared error. The correlation of a member alone is 1.
+        """
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Estimate(ABC):
     """One target of all graphs; rows of graphs that failed are NaN."""
 
     quantities: ClassVar[tuple[str, ...]]
-    """What prediction files hold of it, one array each."""
+    """Arrays in prediction files."""
     headline: ClassVar[str]
     """The quantity that goes by the target's own name where names are short."""
     doubt_name: ClassVar[str]
@@ -59,11 +122,11 @@ class Estimate(ABC):
 
     target: Target
     members: Float[Array, "members items *rest"]
-    """What every member says; NaN where a graph failed, and where a member was not asked."""
+    """Values of every member; NaN where a graph failed, and where a member did not predict."""
 
     @property
     def field(self) -> Field:
-        """The field that is predicted."""
+        """Return the field that is predicted."""
         return self.target.field
 
     @property
@@ -78,7 +141,7 @@ class Estimate(ABC):
         return replace(self, members=every)
 
     def __getitem__(self, quantity: str) -> NDArray[Any]:
-        """One of ``quantities`` by name."""
+        """Return one of ``quantities`` by name."""
         if quantity not in self.quantities:
             raise InputError(f"an estimate has no {quantity}; {nearest(quantity, list(self.quantities))}")
         values: NDArray[Any] = getattr(self, quantity)
@@ -99,7 +162,7 @@ class Estimate(ABC):
         calibration: AnyCalibration | None,
         nodes: Counts,
     ) -> "Estimate":
-        """The mixture of what the members say."""
+        """Return the mixture of the members."""
 
     @classmethod
     @abstractmethod
@@ -109,7 +172,7 @@ class Estimate(ABC):
     @classmethod
     @abstractmethod
     def blank(cls, target: Target, members: int, items: int) -> "Estimate":
-        """The estimate of items that could not be predicted."""
+        """Return the estimate of items that could not be predicted."""
 
     @classmethod
     def join_parts(cls, parts: Sequence[Any]) -> "Estimate":
@@ -129,7 +192,7 @@ class Estimate(ABC):
     ) -> AnyCalibration:
         """Return the calibration on graphs ``separate``, else on validation.
 
-        Whatever is chosen is chosen on validation. InputError where nothing is labelled.
+        All choices are made on validation. InputError where nothing is labelled.
         """
 
     @classmethod
@@ -152,25 +215,20 @@ class Estimate(ABC):
     def columns(cls, target: Target, quantity: str) -> list[str]:
         """Return suffixes of the target's name in tables, one per number."""
 
-    def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
-        """Return scores of trivial predictor, members and ensemble.
-
-        ``best_member`` is the best on these very graphs, which no selection could have known. It is empty where members were asked
-        about different graphs.
-        """
+    def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> TargetEvaluation:
+        """Return scores of trivial predictor, members and ensemble."""
         scores = {
             name: self.scores(values[items], labels[items])
             for name, values, items in zip(names, self.members, self.asked)
             if items.any()
         }
-        is_fair = self.asked.all()
-        return {
-            "unit": self.field.unit,
-            "trivial": {key: trivial.get(key) for key in self.score_names},
-            "members": [{"name": name, **values} for name, values in scores.items()],
-            "best_member": min(scores, key=lambda name: scores[name][self.ranking]) if is_fair else "",
-            "ensemble": {**self.scores(self.headline_values, labels), **self.uncertainty_scores(labels)},
-        }
+        return TargetEvaluation(
+            unit=self.field.unit,
+            trivial={key: trivial.get(key) for key in self.score_names},
+            members=scores,
+            best_member=min(scores, key=lambda name: scores[name][self.ranking]) if self.asked.all() else "",
+            ensemble={**self.scores(self.headline_values, labels), **self.uncertainty_scores(labels)},
+        )
 
     @property
     @abstractmethod
@@ -187,4 +245,4 @@ class Estimate(ABC):
 
     @abstractmethod
     def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:
-        """The labelled items behind an evaluation, components flattened, by name."""
+        """Return the labelled items of an evaluation, components flattened, by name."""

@@ -29,8 +29,6 @@ class LatentSpace:
         """Return the logarithm of the mean distance over nodes per graph.
 
         -69 for a graph without nodes.
-
-        -69 for a graph without nodes.
         """
         exact = states if states.dtype == torch.float64 else states.float()
         matrix = torch.from_numpy(self.whitening).to(exact)

@@ -80,8 +80,6 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
     """Return the manifest of ``folder``.
 
     InputError where it is damaged or of another version.
-
-    InputError where it is damaged or of another version.
     """
     source = str(folder / NAME)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int) or not value.get("members"):

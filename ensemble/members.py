@@ -49,8 +49,6 @@ class Outcome:
     """Predictions of one member for one batch.
 
     Float64; NaN and a reason where a graph failed.
-
-    Float64; NaN and a reason where a graph failed.
     """
 
     predictions: Mapping[str, Distribution]
@@ -71,8 +69,6 @@ def load_member(
     latent: LatentSpace | None = None,
 ) -> Member:
     """Return the member with this model and run.
-
-    InputError where damaged.
 
     InputError where damaged.
 

@@ -8,23 +8,19 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.calibration.cross_validation import FoldScores, cross_interval, graph_scores, rank, shares
-from hydragnn.ensemble.calibration.forms import forms
+from hydragnn.ensemble.calibration.cross_validation import cross_interval, graph_scores, shares
+from hydragnn.ensemble.calibration.forms import Form, forms
 from hydragnn.ensemble.calibration.numbers import (
     Calibration,
-    calibrated_std,
+    calibrated,
     corrected_scale,
     fit_calibration,
     fit_scale,
-    half_width,
-    known_of,
     labelled_rows,
     turning_axes,
-    variance_factor,
 )
-from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners
-from hydragnn.ensemble.estimates import Counts, Estimate, FoldLabels, Labelled
-from hydragnn.ensemble.evidence import Evidence, NumberEvidence
+from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, with_fold_scores
+from hydragnn.ensemble.estimates import Counts, Estimate, Evidence, FoldLabels, Labelled
 from hydragnn.ensemble.metrics import (
     coverage,
     gaussian_crps,
@@ -38,6 +34,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Normal, Point, Target
 
 QUANTITIES: Final = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
+SCORES = {"crps": gaussian_crps, "nll": gaussian_nll}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,7 +65,7 @@ class NumberEstimate(Estimate):
 
     @property
     def doubt(self) -> Float[Array, "items *shape"]:
-        """The calibrated standard deviation."""
+        """Return the calibrated standard deviation."""
         return self.std
 
     @classmethod
@@ -84,15 +81,13 @@ class NumberEstimate(Estimate):
         assert calibration is None or isinstance(calibration, Calibration)
         if calibration is not None and calibration.folds:
             return cls._of_folds(target, members, weights, calibration, nodes)
-        moments = moments_of(members, weights)
-        facts = known_of(target.field, moments, nodes)
-        parts = isotropic(moments, turning_axes(target.field))
-        if calibration is None:
-            factor, std, width = np.ones(target.field.shape), facts.spread, np.full_like(facts.spread, np.nan)
-        else:
-            factor = variance_factor(target.field, calibration, facts)
-            std = calibrated_std(target.field, calibration, facts)
-            width = half_width(target.field, calibration, std)
+        field, moments = target.field, moments_of(members, weights)
+        parts = isotropic(moments, turning_axes(field))
+        factor, std = np.ones(moments.mean.shape), np.sqrt(parts.variance)
+        width = np.full_like(std, np.nan)
+        if calibration is not None:
+            own = calibrated(field, calibration, moments, nodes)
+            factor, std, width = own.factor, own.std, own.half_width
         values = {
             "std": std,
             "epistemic": np.sqrt(parts.epistemic * factor),
@@ -126,20 +121,19 @@ class NumberEstimate(Estimate):
         calibration: Calibration,
         nodes: Counts,
     ) -> "NumberEstimate":
-        """The mean of all members with CV+ intervals."""
+        """Return the mean of all members with CV+ intervals."""
         field, folds, together = target.field, calibration.folds, moments_of(members, weights)
         counts = np.array([len(fold.scores[0]) for fold in folds])
         of_folds = [moments_of([members[m] for m in fold.members], shares(weights, fold.members)) for fold in folds]
-        facts = [known_of(field, one, nodes) for one in of_folds]
-        stds = np.stack([calibrated_std(field, calibration, one) for one in facts])
-        lower, upper = _ends(field, np.stack([one.mean for one in of_folds]), stds, calibration)
+        own = [calibrated(field, calibration, one, nodes) for one in of_folds]
+        stds = np.stack([one.std for one in own])
+        lower, upper = _ends(np.stack([one.mean for one in of_folds]), stds, calibration)
         parts = isotropic(together, turning_axes(field))
         epistemic, aleatoric = parts.epistemic, parts.aleatoric
         if calibration.follows:
             within = [isotropic(one, turning_axes(field)) for one in of_folds]
-            factors = [variance_factor(field, calibration, one) for one in facts]
             epistemic, aleatoric = (
-                np.average([factor * part for factor, part in zip(factors, parts)], axis=0, weights=counts)
+                np.average([one.factor * part for one, part in zip(own, parts)], axis=0, weights=counts)
                 for parts in zip(*((one.epistemic, one.aleatoric) for one in within))
             )
         return NumberEstimate(
@@ -155,7 +149,7 @@ class NumberEstimate(Estimate):
 
     @classmethod
     def blank(cls, target: Target, members: int, items: int) -> "NumberEstimate":
-        """NaN for all items."""
+        """Return NaN for all items."""
         nan = np.full((items, *target.field.shape), np.nan)
         every = np.broadcast_to(nan, (members, *nan.shape))
         return NumberEstimate(target=target, members=every, **dict.fromkeys(QUANTITIES, nan))
@@ -169,13 +163,12 @@ class NumberEstimate(Estimate):
         weights: Float[Array, " members"],
         nominal: float,
     ) -> Calibration:
-        """Conformal intervals on a scale that validation chose."""
+        """Return conformal intervals on a scale chosen by validation."""
         field, on, scale = target.field, separate or valid, None
         if separate and valid:
             valid_moments = moments_of(valid.members, weights)
             rows = labelled_rows(field, valid.labels, valid_moments, valid.graph, valid.nodes)
-            scale = fit_scale(field, rows, None, forms(target.extensive and field.on == "graph"))
-            scale = corrected_scale(scale, rows)
+            scale = corrected_scale(fit_scale(field, rows, None, _forms(target)), rows)
         moments = moments_of(on.members, weights)
         fitted = fit_calibration(field, on.labels, moments, on.graph, nominal=nominal, nodes=on.nodes, scale=scale)
         return replace(fitted, part=on.part)
@@ -184,7 +177,7 @@ class NumberEstimate(Estimate):
     def cross_calibration(
         cls, target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
     ) -> Calibration:
-        """Return CV+ on a scale that the same graphs chose."""
+        """Return CV+ on a scale chosen by the same graphs."""
         field = target.field
         moments = [moments_of(fold.rows.members, shares(weights, fold.members)) for fold in folds]
         together = join_moments(moments)
@@ -193,20 +186,14 @@ class NumberEstimate(Estimate):
             for values in zip(*((one.rows.labels, one.rows.graph, one.rows.nodes) for one in folds))
         )
         rows = labelled_rows(field, labels, together, graph, nodes)
-        scale = fit_scale(field, rows, None, forms(target.extensive and field.on == "graph"))
-        scale = corrected_scale(scale, rows)
+        scale = corrected_scale(fit_scale(field, rows, None, _forms(target)), rows)
         fitted = fit_calibration(field, labels, together, graph, nominal=nominal, nodes=nodes, scale=scale)
-        total = len(np.unique(graph))
-        scores = tuple(
-            FoldScores(members=fold.members, scores=_scores(field, fitted, fold.rows, one, total))
-            for fold, one in zip(folds, moments)
-        )
-        count = sum(len(fold.scores[0]) for fold in scores)
-        return replace(fitted, part="held-out", guaranteed=rank(count, nominal) <= count, folds=scores)
+        scores = [_scores(field, fitted, fold.rows, one) for fold, one in zip(folds, moments)]
+        return with_fold_scores(fitted, [fold.members for fold in folds], scores)
 
     @classmethod
     def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
-        """Labels, means and variances in units of each component's spread."""
+        """Return labels, means and variances in units of each component's spread."""
         scale = labels.reshape(len(labels), -1).std(axis=0).reshape(target.field.shape)
         scale = np.where(scale > 0, scale, 1.0) if target.field.parity == "scalar" else np.asarray(scale.max() or 1.0)
         return NumberEvidence(
@@ -217,7 +204,7 @@ class NumberEstimate(Estimate):
 
     @classmethod
     def columns(cls, target: Target, quantity: str) -> list[str]:
-        """One for each component."""
+        """Return one for each component."""
         return component_names(target.field)
 
     @property
@@ -230,11 +217,31 @@ class NumberEstimate(Estimate):
         return point_metrics(labels.reshape(-1, self.field.width), values.reshape(-1, self.field.width))
 
     def uncertainty_scores(self, labels: Labels) -> dict[str, float]:
-        """Return scores of the uncertainty, as far as it is known."""
-        return uncertainty_metrics(self, labels)
+        """Return scores of the uncertainty, as far as it is known.
+
+        The error of a vector or tensor is its length where it is compared with the spread, since both belong to the item.
+        """
+        y, mean, std = labels.ravel(), self.mean.ravel(), self.std.ravel()
+        if np.isnan(std).all():
+            return {}
+        error, spread, axes = np.abs(labels - self.mean), self.std, turning_axes(self.field)
+        if axes:
+            last = tuple(range(-axes, 0))
+            error, spread = np.sqrt((error**2).sum(axis=last)), self.std.mean(axis=last)
+        intervals = {
+            "coverage": coverage(y, self.lower.ravel(), self.upper.ravel()),
+            "interval_width": float(np.mean(self.upper - self.lower)),
+        }
+        return {
+            "crps": float(np.mean(gaussian_crps(y, mean, std))),
+            "nll": float(np.mean(gaussian_nll(y, mean, std))),
+            **({} if np.isnan(self.lower).all() else intervals),
+            "miscalibration_area": miscalibration_area(y, mean, std),
+            "spearman": rank_correlation(error.ravel(), spread.ravel()),
+        }
 
     def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:
-        """Target, all quantities, graph and members."""
+        """Return target, all quantities, graph and members."""
         return {
             "target": labels.ravel(),
             **{quantity: self[quantity].ravel() for quantity in QUANTITIES},
@@ -243,40 +250,50 @@ class NumberEstimate(Estimate):
         }
 
 
-def uncertainty_metrics(one: NumberEstimate, target: Labels) -> dict[str, float]:
-    """Return scores of the uncertainty, as far as it is known.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NumberEvidence(Evidence):
+    """Predictions of all candidates for labelled rows of one numeric field."""
 
-    The error of a vector or tensor is its length where it is compared with the spread, since both belong to the item.
-    """
-    y, mean, std = target.ravel(), one.mean.ravel(), one.std.ravel()
-    if np.isnan(std).all():
-        return {}
-    error = np.abs(target - one.mean)
-    axes = turning_axes(one.field)
-    if axes:
-        last = tuple(range(-axes, 0))
-        error, spread = np.sqrt((error**2).sum(axis=last)), one.std.mean(axis=last)
-    else:
-        spread = one.std
-    intervals = {
-        "coverage": coverage(y, one.lower.ravel(), one.upper.ravel()),
-        "interval_width": float(np.mean(one.upper - one.lower)),
-    }
-    if np.isnan(one.lower).all():
-        intervals = {}
-    return {
-        "crps": float(np.mean(gaussian_crps(y, mean, std))),
-        "nll": float(np.mean(gaussian_nll(y, mean, std))),
-        **intervals,
-        "miscalibration_area": miscalibration_area(y, mean, std),
-        "spearman": rank_correlation(error.ravel(), spread.ravel()),
-    }
+    target: Float[Array, " rows"]
+    means: Float[Array, "candidates rows"]
+    variances: Float[Array, "candidates rows"]
+
+    @property
+    def candidates(self) -> int:
+        """Return the number of candidates."""
+        return len(self.means)
+
+    def score(self, picks: Sequence[int], score: str) -> float:
+        """Return the mean score of the mixture, normal with unexplained noise."""
+        index = list(picks)
+        weights = np.full(len(index), 1.0 / len(index))
+        moments = total_variance(self.means[index], self.variances[index], weights)
+        error = self.target - moments.mean
+        unexplained = max(float(np.mean(error**2) - np.mean(moments.variance)), 0.0)
+        std = np.sqrt(moments.variance + unexplained)
+        tiny = float(np.finfo(np.float64).tiny) ** 0.5
+        return float(np.mean(SCORES[score](self.target, moments.mean, np.maximum(std, tiny))))
+
+    def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
+        """Return the diversity of the errors of the means."""
+        errors = self.means - self.target
+        moments = total_variance(self.means, self.variances, weights)
+        mean_mse = float(weights @ np.mean(errors**2, axis=1))
+        centred = errors - errors.mean(axis=1, keepdims=True)
+        norms = np.sqrt((centred**2).sum(axis=1))
+        norms[norms == 0] = 1.0
+        correlation = (centred @ centred.T) / np.outer(norms, norms)
+        pairs = correlation[np.triu_indices(len(errors), k=1)]
+        return {
+            "error_correlation": float(pairs.mean()) if len(pairs) else 1.0,
+            "ambiguity": float(np.mean(moments.epistemic)) / mean_mse if mean_mse > 0 else 0.0,
+        }
 
 
 def _ends(
-    field: Field, means: Float[Array, "folds items *shape"], stds: Array, calibration: Calibration
+    means: Float[Array, "folds items *shape"], stds: Array, calibration: Calibration
 ) -> tuple[Float[Array, "items *shape"], Float[Array, "items *shape"]]:
-    """Lower and upper ends of the CV+ intervals of every component."""
+    """Return lower and upper ends of the CV+ intervals of every component."""
     lower, upper = np.empty(means.shape[1:]), np.empty(means.shape[1:])
     components = len(calibration.components)
     columns = [values.reshape(len(means), -1, components) for values in (means, stds)]
@@ -288,18 +305,22 @@ def _ends(
 
 
 def _scores(
-    field: Field, calibration: Calibration, rows: Labelled, moments: MixtureMoments, total: int
+    field: Field, calibration: Calibration, rows: Labelled, moments: MixtureMoments
 ) -> tuple[tuple[float, ...], ...]:
-    """The scores of one fold's graphs, per component."""
-    std = calibrated_std(field, calibration, known_of(field, moments, rows.nodes))
+    """Return the scores of one fold's graphs, per component."""
+    std = calibrated(field, calibration, moments, rows.nodes).std
     components = len(calibration.components)
     relative = (np.abs(rows.labels - moments.mean) / std).reshape(-1, components)
     graph = np.repeat(rows.graph, len(relative) // max(1, len(rows.graph)))
-    return tuple(graph_scores(relative[:, c], graph, total) for c in range(components))
+    return tuple(graph_scores(relative[:, c], graph, calibration.graphs) for c in range(components))
+
+
+def _forms(target: Target) -> list[Form]:
+    return forms(target.extensive and target.field.on == "graph")
 
 
 def moments_of(members: Sequence[Distribution], weights: Float[Array, " members"]) -> MixtureMoments:
-    """The moments of the mixture of members with these weights."""
+    """Return the moments of the mixture of members with these weights."""
     return total_variance(member_means(members), member_variances(members), weights)
 
 
@@ -309,14 +330,12 @@ def member_means(members: Sequence[Distribution]) -> Float[Array, "members items
 
 
 def member_variances(members: Sequence[Distribution]) -> Float[Array, "members items *shape"]:
-    """The variances that members predict."""
+    """Return the variances that members predict."""
     return np.stack([_number(one).variance.numpy() for one in members])
 
 
 def component_names(field: Field) -> list[str]:
-    """Suffixes of a field's components in tables.
-
-    Empty for a number, _x _y _z for vectors, _0 _1 for others.
+    """Return suffixes of components in tables: "", _x _y _z of vectors, _0 _1 of others.
 
     >>> component_names(Field(name="forces", on="node", shape=(3,), parity="vector"))
     ['_x', '_y', '_z']

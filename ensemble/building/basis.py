@@ -12,7 +12,7 @@ from hydragnn.ensemble.building.training_domain import flag_evaluation, training
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import Domain
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.evidence import Evidence
+from hydragnn.ensemble.estimates import Evidence
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.models import Target

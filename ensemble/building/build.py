@@ -167,8 +167,6 @@ def _store_of(member: Member) -> GraphStore:
     """Return the training store of a member.
 
     InputError where it is not where it was.
-
-    InputError where it is not where it was.
     """
     path = member.config.data.store
     if not path.exists():
@@ -192,8 +190,6 @@ def evaluate_ensemble(
     ensemble: Ensemble, store: GraphStore, graphs: Int[np.ndarray, " graphs"] | None = None
 ) -> Evaluation:
     """Evaluate an ensemble on labelled graphs of any store.
-
-    All graphs, or those with these numbers; the trivial predictor has no metrics.
 
     All graphs, or those with these numbers; the trivial predictor has no metrics.
 
@@ -229,8 +225,6 @@ def _data(member: Member, store: GraphStore, split: Split, folds: Sequence[Fold]
 @contextmanager
 def in_making(out: Path) -> Iterator[Path]:
     """Give an empty folder beside ``out``, removed unless it was renamed.
-
-    Busy where another process makes ``out``.
 
     Busy where another process makes ``out``.
 

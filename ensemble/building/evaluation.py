@@ -13,10 +13,11 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, GraphStore, Split
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.estimates import TargetEvaluation
 from hydragnn.ensemble.member_outputs import MemberOutputs
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.models import Categorical, Target
+from hydragnn.models import Target
 from hydragnn.training import errors_on, trivial_predictor
 
 VERSION = 1
@@ -25,64 +26,7 @@ HELD_OUT: Final = "held-out"
 """The part in which every graph is predicted by the members that have not seen it, of ensembles by cross-validation."""
 
 Parts = dict[str, tuple[GraphStore, MemberOutputs]]
-"""What all members say about graphs of a store, by the name of the part."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TargetEvaluation:
-    """Scores of one target in one part of the data.
-
-    Scores of numbers are ``mae`` and ``rmse`` (in ``unit``) and ``r2``; of an ensemble also ``crps`` and ``interval_width`` (in
-    ``unit``), ``nll``, ``coverage``, ``miscalibration_area`` and ``spearman``. Scores of classes are those of
-    ``hydragnn.ensemble.classes.class_scores``; of an ensemble also ``coverage``, ``set_size``, ``empty_sets`` and ``spearman``.
-    """
-
-    unit: str
-    trivial: Mapping[str, float | None]
-    """Of the predictor that knows the training labels only; None where it was not asked."""
-    members: Mapping[str, Mapping[str, float]]
-    """Of every member by its name."""
-    best_member: str
-    """The member with the best scores on these very labels, which no selection could have known; empty where members were asked
-    about different graphs."""
-    ensemble: Mapping[str, float]
-    confusion: tuple[tuple[int, ...], ...] = ()
-    """Of classes: labels counted by true class (rows) and predicted class."""
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "TargetEvaluation":
-        """The scores of one target as ``evaluation.json`` has them."""
-        members = {one["name"]: {key: item for key, item in one.items() if key != "name"} for one in value["members"]}
-        return cls(
-            unit=value["unit"],
-            trivial=value["trivial"],
-            members=members,
-            best_member=value["best_member"],
-            ensemble=value["ensemble"],
-            confusion=tuple(tuple(row) for row in value.get("confusion", ())),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The scores as plain JSON."""
-        classes = {"distribution": Categorical.kind, "classes": len(self.confusion)} if self.confusion else {}
-        return {
-            "unit": self.unit,
-            **classes,
-            "trivial": dict(self.trivial),
-            "members": [{"name": name, **scores} for name, scores in self.members.items()],
-            "best_member": self.best_member,
-            "ensemble": dict(self.ensemble),
-            **({"confusion": [list(row) for row in self.confusion]} if self.confusion else {}),
-        }
-
-    def __str__(self) -> str:
-        """Return the score that ranks members: RMSE, or NLL of classes."""
-        score = "nll" if self.confusion else "rmse"
-        best, trivial = self.members.get(self.best_member), self.trivial.get(score)
-        comparisons = [f"best member {best[score]:.4g}"] if best else []
-        comparisons += [] if trivial is None else [f"trivial {trivial:.4g}"]
-        unit = f" {self.unit}" if self.unit and not self.confusion else ""
-        return f"{score} {self.ensemble[score]:.4g}{unit}" + (f" ({', '.join(comparisons)})" if comparisons else "")
+"""Outputs of all members for graphs of a store, by the name of the part."""
 
 
 Part = dict[str, TargetEvaluation]
@@ -99,7 +43,7 @@ class Evaluation:
     """``valid``, ``test`` and other stores by their names; ``all`` where one store was evaluated. Of an ensemble by
     cross-validation ``held-out`` instead of ``valid``: every graph is predicted by the members that have not seen it."""
     failed: Mapping[str, Mapping[int, str]]
-    """Why graphs could not be predicted, by part and number in the store."""
+    """Reasons of graphs that could not be predicted, by part and number in the store."""
     seconds_per_graph: Mapping[str, float]
     """Time of every member."""
     domain: Mapping[str, Any] = member(default_factory=dict)
@@ -107,7 +51,7 @@ class Evaluation:
 
     @property
     def graphs_per_second(self) -> float:
-        """The speed of all members one after the other."""
+        """Return the speed of all members one after the other."""
         return 1.0 / max(sum(self.seconds_per_graph.values()), 1e-12)
 
     def to_json(self) -> dict[str, Any]:
@@ -152,7 +96,7 @@ def part_evaluation(
             target, outputs.of(target, use), weights, calibrations.get(target.name), outputs.nodes(target)[use]
         )
         labels = outputs.labels[target.name][use]
-        metrics[target.name] = TargetEvaluation.from_json(one.evaluation(labels, names, trivial.get(target.name, {})))
+        metrics[target.name] = one.evaluation(labels, names, trivial.get(target.name, {}))
         rows = one.rows(labels, outputs.owners(target)[use])
         arrays |= {f"{target.name}/{what}": values for what, values in rows.items()}
     if not metrics:
@@ -189,7 +133,7 @@ def evaluate_parts(
 def joint_evaluation(
     names: Sequence[str], parts: Mapping[str, MemberOutputs], metrics: Mapping[str, Part], nominal: float
 ) -> Evaluation:
-    """The metrics of parts with what else is known of them."""
+    """Return the metrics of parts with failures and times."""
     graphs = max(1, sum(len(outputs.graphs) for outputs in parts.values()))
     return Evaluation(
         nominal=nominal,

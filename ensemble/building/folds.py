@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, GraphStore, Split
 from hydragnn.ensemble.building.basis import Basis
-from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, Parts, TargetEvaluation, evaluate_parts
+from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, Parts, evaluate_parts
 from hydragnn.ensemble.building.held_out import Fold
 from hydragnn.ensemble.building.training_domain import detectors_of_members, flag_evaluation, part_doubts
 from hydragnn.ensemble.calibration.cross_validation import shares
@@ -134,8 +134,7 @@ def held_out_evaluation(
             continue
         estimate = held_out_estimate(target, labelled, ensemble.weights, nominal)
         labels = np.concatenate([fold.rows.labels for fold in labelled])
-        scores = estimate.evaluation(labels, ensemble.names, trivial.get(target.name, {}))
-        metrics[target.name] = TargetEvaluation.from_json(scores)
+        metrics[target.name] = estimate.evaluation(labels, ensemble.names, trivial.get(target.name, {}))
         rows = estimate.rows(labels, np.concatenate([fold.rows.graph for fold in labelled]))
         arrays |= {f"{HELD_OUT}/{target.name}/{what}": values for what, values in rows.items()}
     return metrics, arrays

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.ensemble.evidence import SCORES, Evidence
+from hydragnn.ensemble.estimates import Evidence
+from hydragnn.ensemble.numbers import SCORES
 from hydragnn.record import FINISHED, RunRecord, read_record
 
 
@@ -32,8 +33,6 @@ class Selection:
 
 def candidates(folders: Sequence[Path]) -> list[Candidate]:
     """Return the runs in these folders, named by folder.
-
-    InputError where a record is missing.
 
     InputError where a record is missing.
     """

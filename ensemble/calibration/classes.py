@@ -1,18 +1,15 @@
 """Calibrated probabilities and conformal sets of classes, per field."""
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pydantic
 from jaxtyping import Float, Int
 from scipy.special import log_softmax, softmax
 
-from hydragnn.base.errors import InputError
-from hydragnn.base.settings import Count, Fraction, NotNegative, Positive
-from hydragnn.ensemble.calibration.cross_validation import FoldScores
-from hydragnn.ensemble.calibration.numbers import conformal_quantile, evidence
-from hydragnn.ensemble.calibration.protocol import Labels, Owners, Part
+from hydragnn.base.settings import NotNegative, Positive
+from hydragnn.ensemble.calibration.numbers import conformal_quantile
+from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, check_calibration
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.field import Field
 
@@ -27,22 +24,14 @@ Rows = Float[Array, "rows classes"]
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClassCalibration:
+class ClassCalibration(AnyCalibration):
     """Temperature of one categorical field, and the threshold of its sets."""
 
     temperature: Positive
     """Logarithms of probabilities are divided by it: above 1 the members were too sure."""
     threshold: NotNegative
     """A class belongs to the set where all other classes together have at most this probability."""
-    nominal: Fraction
-    graphs: Count
-    """Graphs behind the threshold."""
-    guaranteed: bool
-    """False where these are too few for the nominal level: every set then holds the least likely label seen."""
     method: str = "temperature"
-    part: Part = "valid"
-    folds: tuple[FoldScores, ...] = ()
-    """Of a cross-validation ensemble, whose sets are CV+ and need them beside the temperature; else empty."""
 
     def fits(self, field: Field) -> bool:
         """Return True for every field of classes."""
@@ -50,21 +39,13 @@ class ClassCalibration:
 
     @property
     def follows(self) -> bool:
-        """Probabilities differ from item to item."""
+        """Return True: probabilities differ from item to item."""
         return True
 
     @property
     def sentence(self) -> str:
         """Return the words for the graphs behind the sets."""
-        return f"sets of classes {evidence(self.part, self.graphs, self.guaranteed, self.nominal, len(self.folds))}"
-
-    def without_folds(self) -> "ClassCalibration":
-        """The same for one fold alone, with sets by the threshold."""
-        return replace(self, folds=())
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON; ``calibration_from_json`` gives the same calibration back."""
-        return {**asdict(self), "folds": [asdict(fold) for fold in self.folds]}
+        return f"sets of classes {self.evidence}"
 
 
 def temper(probabilities: Float[Array, "... classes"], temperature: float) -> Float[Array, "... classes"]:
@@ -74,8 +55,6 @@ def temper(probabilities: Float[Array, "... classes"], temperature: float) -> Fl
 
 def others(probabilities: Float[Array, "... classes"]) -> Float[Array, "... classes"]:
     """Return the probability of all other classes together.
-
-    Summed up, since 1 minus a probability near 1 has no digits left.
 
     Summed up, since 1 minus a probability near 1 has no digits left.
 
@@ -98,9 +77,7 @@ def fit_classes(
 
     All components of a field share both. InputError where there is no labelled item.
     """
-    if not 0.0 < nominal < 1.0:
-        raise InputError(f"the nominal level is {nominal:g}; give a fraction between 0 and 1, for example 0.9")
-    _rows(field, labels, probabilities)
+    check_calibration(field, nominal, len(labels))
     temperature = fit_temperature(field, labels, probabilities) if temperature is None else temperature
     scores = label_scores(field, labels, probabilities, temperature)
     threshold, guaranteed = conformal_quantile(scores, np.repeat(graph, field.width), nominal)
@@ -148,12 +125,6 @@ def fit_temperature(field: Field, labels: Labels, probabilities: Float[Array, "i
 
 
 def _rows(field: Field, labels: Labels, probabilities: Array) -> tuple[Int[np.ndarray, " rows"], Rows]:
-    """Return true classes and probabilities of all components.
-
-    InputError where there is none.
-
-    InputError where there is none.
-    """
-    if not len(labels):
-        raise InputError(f"field {field.name} has no labelled graph to calibrate on; enlarge the validation part")
+    """Return true classes and probabilities of all components."""
+    check_calibration(field, 0.5, len(labels))
     return labels.ravel().astype(np.int64), probabilities.reshape(-1, field.classes)

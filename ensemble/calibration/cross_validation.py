@@ -21,7 +21,7 @@ from hydragnn.base.settings import Count, NotNegative
 from hydragnn.ensemble.uncertainty import Array
 
 MOST = 1000
-"""Scores that are kept of one component; of more graphs every so many share one, rounded up."""
+"""Scores that are kept of one component; of more graphs several share one, rounded up."""
 BLOCK = 2**22
 """Numbers that are sorted at once."""
 
@@ -44,7 +44,7 @@ class FoldScores:
 
 
 def shares(weights: Float[Array, " members"], members: Sequence[int]) -> Float[Array, " some"]:
-    """The weights of some members among themselves.
+    """Return the weights of some members among themselves.
 
     >>> shares(np.array([0.2, 0.2, 0.6]), [0, 2])
     array([0.25, 0.75])

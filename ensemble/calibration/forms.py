@@ -13,7 +13,7 @@ import numpy as np
 import pydantic
 from jaxtyping import Float, Int
 
-from hydragnn.base.settings import NotNegative
+from hydragnn.base.settings import NotNegative, Positive
 from hydragnn.ensemble.calibration.corrections import NONE, Corrections
 from hydragnn.ensemble.metrics import gaussian_crps
 from hydragnn.ensemble.uncertainty import Array
@@ -22,7 +22,7 @@ TINY = 1e-30
 """Smallest standard deviation, in any unit: a perfect model on validation must not divide by zero elsewhere."""
 
 GROWTHS = (0.3, 1.0, 3.0, 10.0, 30.0)
-"""What is tried for b / a in a + b |prediction|, with predictions in units of a typical one."""
+"""Candidates for b / a in a + b |prediction|, with predictions in units of a typical one."""
 
 SHARED = 1.0
 """Share of the median spread that may be added to every spread, as the root of the sum of squares, where that has less CRPS.
@@ -47,7 +47,7 @@ class Growth:
     """Relative scale of items, from the nodes of their graph, the size of their prediction in typical ones, and ``growth``."""
     words: str
     extensive: bool = False
-    """Only for what adds up over nodes."""
+    """Only for targets that add up over nodes."""
 
 
 GROWTH: Final[Mapping[str, Growth]] = {
@@ -72,7 +72,7 @@ class Form:
     growth: NotNegative = 0.0
     """b / a in a + b |prediction|, with predictions in units of a typical one; 0 for other kinds."""
     shared: NotNegative = 0.0
-    """What is added to the members' spread as the root of the sum of squares, in median spreads; 0 where there is no spread."""
+    """Spread added to that of members as the root of the sum of squares, in median spreads; 0 where there is none."""
 
     def __post_init__(self) -> None:
         if self.kind not in GROWTH:
@@ -81,23 +81,9 @@ class Form:
     def relative(
         self, nodes: Float[Array, " items"], size: Float[Array, "items *shape"]
     ) -> Float[Array, "items *shape"]:
-        """The scale of every item, up to a factor."""
+        """Return the scale of every item, up to a factor."""
         counts = np.maximum(nodes, 1.0).reshape(-1, *[1] * (size.ndim - 1))
         return np.broadcast_to(GROWTH[self.kind].of(counts, size, self.growth), size.shape)
-
-    def trusted(
-        self,
-        spread: Float[Array, "items *shape"],
-        relative: Float[Array, "items *shape"],
-        reference: Array | float,
-        floor: Array | float,
-    ) -> Float[Array, "items *shape"]:
-        """Return the believed spread of members, at least the floor.
-
-        Both ``reference``, the median spread, and ``floor`` are over ``relative``, what the form says of the item.
-        """
-        together = np.hypot(spread, self.shared * reference * relative) if self.shared else spread
-        return np.maximum(together, floor * relative)
 
     def words(self, follows: bool) -> str:
         """Return the words for interval widths.
@@ -125,53 +111,68 @@ def forms(extensive: bool) -> list[Form]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rows:
-    """Errors of labelled items with spread, magnitude and nodes; components are columns."""
+    """Spread, magnitude and nodes of items, on which intervals may depend; components are columns."""
+
+    spread: Float[Array, "rows components"]
+    """Standard deviation of the mixture before calibration."""
+    magnitude: Float[Array, "rows components"]
+    """Size of the prediction; the length of a vector or tensor."""
+    nodes: Float[Array, " rows"]
+    """Nodes of the item's graph."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LabelledRows(Rows):
+    """Rows with their errors, and the graph of each."""
 
     error: Float[Array, "rows components"]
-    spread: Float[Array, "rows components"]
-    magnitude: Float[Array, "rows components"]
-    nodes: Float[Array, " rows"]
     graph: Int[np.ndarray, " rows"]
 
 
+@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Width:
-    """Units of one component's scale, fixed on validation."""
+class Component:
+    """Calibration of one component, or of a whole vector or tensor; all but scale and quantile from validation."""
 
-    floor: float
-    """Smallest spread that is believed, over what the form says of the item; 0 where spreads are not used."""
-    reference: float
-    """Median spread over what the form says; 0 where there is no spread."""
-    typical: float
-    """Median magnitude of a prediction."""
+    scale: Positive
+    """Factor on the spread (method spread) or the standard deviation itself in the field's unit (absolute)."""
+    floor: NotNegative
+    """Smallest spread that is believed, in the field's unit, before scaling, over what the form says of the item."""
+    quantile: NotNegative
+    """Half-width of the interval in units of the calibrated standard deviation."""
+    reference: NotNegative
+    """Median spread on validation, in the field's unit, before scaling, over what the form says; 0 where there is none."""
+    typical: Positive = 1.0
+    """Median magnitude of predictions on validation, in the field's unit."""
     corrections: Corrections = NONE
-    """What the form leaves."""
+    """Factors on the standard deviation by nodes and magnitude."""
+
+    def unscaled(self, rows: Rows, column: int, form: Form, follows: bool) -> Float[Array, " rows"]:
+        """Return the scale of errors, up to factors; members' spread is believed above the floor."""
+        relative = form.relative(rows.nodes, rows.magnitude[:, column] / self.typical)
+        if not follows:
+            return relative
+        spread = rows.spread[:, column]
+        together = np.hypot(spread, form.shared * self.reference * relative) if form.shared else spread
+        return np.maximum(together, self.floor * relative)
+
+    def corrected(self, rows: Rows, column: int, form: Form, follows: bool) -> Float[Array, " rows"]:
+        """Return the scale of errors, up to one factor."""
+        corrections = self.corrections.of(rows.nodes, rows.magnitude[:, column])
+        return self.unscaled(rows, column, form, follows) * corrections
 
 
-def fit_width(rows: Rows, component: int, form: Form, follows: bool) -> Width:
-    """The units of one component's scale; no label is looked at."""
-    magnitude, spread = rows.magnitude[:, component], rows.spread[:, component]
+def unit_component(rows: Rows, column: int, form: Form, follows: bool) -> Component:
+    """Return the units of one component, with scale 1 and quantile 0, from predictions alone."""
+    magnitude, spread = rows.magnitude[:, column], rows.spread[:, column]
     typical = float(np.median(magnitude)) or float(magnitude.mean()) or 1.0
-    positive = spread > 0
-    relative = (spread / form.relative(rows.nodes, magnitude / typical))[positive]
+    relative = (spread / form.relative(rows.nodes, magnitude / typical))[spread > 0]
     reference = float(np.median(relative)) if len(relative) else 0.0
-    return Width(floor=FLOOR * reference if follows else 0.0, reference=reference, typical=typical)
+    floor = FLOOR * reference if follows else 0.0
+    return Component(scale=1.0, floor=floor, quantile=0.0, reference=reference, typical=typical)
 
 
-def believed(
-    form: Form,
-    width: Width,
-    spread: Float[Array, " rows"],
-    magnitude: Float[Array, " rows"],
-    nodes: Float[Array, " rows"],
-) -> Float[Array, " rows"]:
-    """Return the scale of one component's errors, up to a factor."""
-    relative = form.relative(nodes, magnitude / width.typical)
-    trusted = form.trusted(spread, relative, width.reference, width.floor) if width.floor else relative
-    return trusted * width.corrections.of(nodes, magnitude)
-
-
-def choose_form(rows: Rows, candidates: Sequence[Form], follows: bool) -> Form:
+def choose_form(rows: LabelledRows, candidates: Sequence[Form], follows: bool) -> Form:
     """Return the form whose normal distributions have the least CRPS.
 
     Each graph is left out in turn from the factor that its error is measured with, and all graphs weigh the same. Components count in
@@ -180,19 +181,13 @@ def choose_form(rows: Rows, candidates: Sequence[Form], follows: bool) -> Form:
     """
     if len(np.unique(rows.graph)) < 2:
         return candidates[0]
-    scores = np.array([_scores(rows, form, follows) for form in candidates])
+    scores = np.zeros((len(candidates), rows.error.shape[1]))
+    for number, form in enumerate(candidates):
+        for c, error in enumerate(rows.error.T):
+            scale = unit_component(rows, c, form, follows).corrected(rows, c, form, follows)
+            scores[number, c] = left_out_crps(error, scale, rows.graph)
     simplest = np.where(scores[0] > 0, scores[0], 1.0)
     return candidates[int(np.argmin((scores / simplest).mean(axis=1)))]
-
-
-def _scores(rows: Rows, form: Form, follows: bool) -> list[float]:
-    """The CRPS of every component."""
-    result = []
-    for c in range(rows.error.shape[1]):
-        width = fit_width(rows, c, form, follows)
-        scale = believed(form, width, rows.spread[:, c], rows.magnitude[:, c], rows.nodes)
-        result.append(left_out_crps(rows.error[:, c], scale, rows.graph))
-    return result
 
 
 def left_out_crps(error: Float[Array, " rows"], scale: Float[Array, " rows"], graph: Int[np.ndarray, " rows"]) -> float:

@@ -1,30 +1,27 @@
 """Scale of the spread and conformal intervals of numbers, per field."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pydantic
 from jaxtyping import Float, Int
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.settings import Count, Fraction, NotNegative, Positive
-from hydragnn.ensemble.calibration.corrections import NONE, Corrections, fit_corrections
-from hydragnn.ensemble.calibration.cross_validation import FoldScores, guaranteed_level
+from hydragnn.ensemble.calibration.corrections import NONE, fit_corrections
 from hydragnn.ensemble.calibration.forms import (
     CONSTANT,
     GROWTH,
     TINY,
+    Component,
     Form,
+    LabelledRows,
     Rows,
-    Width,
-    believed,
     choose_form,
-    fit_width,
+    unit_component,
 )
-from hydragnn.ensemble.calibration.protocol import Part
+from hydragnn.ensemble.calibration.protocol import AnyCalibration, check_calibration
 from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic
 from hydragnn.graphs.field import Field
 
@@ -33,40 +30,13 @@ Method = Literal["spread", "absolute"]
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Component:
-    """Calibration of one component, or of a whole vector or tensor."""
-
-    scale: Positive
-    """Factor on the spread (method spread) or the standard deviation itself in the field's unit (absolute)."""
-    floor: NotNegative
-    """Smallest spread that is believed, in the field's unit, before scaling, over what the form says of the item."""
-    quantile: NotNegative
-    """Half-width of the interval in units of the calibrated standard deviation."""
-    reference: NotNegative
-    """Median spread on validation, in the field's unit, before scaling, over what the form says; 0 where there is none."""
-    typical: Positive = 1.0
-    """Median magnitude of predictions on validation, in the field's unit."""
-    corrections: Corrections = NONE
-    """Factors on the standard deviation by nodes and magnitude."""
-
-
-@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Calibration:
+class Calibration(AnyCalibration):
     """Calibration of one numeric field: standard deviation and interval."""
 
     method: Method
-    """spread: the scale is the members' spread, and what its form adds, with the form as its floor; absolute: it is the form alone."""
-    nominal: Fraction
+    """spread: the scale is the members' spread with its form as an addition and floor; absolute: the form alone."""
     components: tuple[Component, ...]
-    graphs: Count
-    """Graphs behind it."""
-    guaranteed: bool
-    """False where these are too few for the nominal level: the largest error seen is used then."""
-    part: Part = "valid"
     form: Form = CONSTANT
-    folds: tuple[FoldScores, ...] = ()
-    """Of a cross-validation ensemble, whose intervals are CV+ and not the mean plus and minus a width; else empty."""
 
     def fits(self, field: Field) -> bool:
         """Return True where the number of components is that of the field."""
@@ -76,7 +46,7 @@ class Calibration:
 
     @property
     def follows(self) -> bool:
-        """The standard deviation says how far the members disagree about an item."""
+        """Return True where the standard deviation follows the members' spread."""
         return self.method == "spread"
 
     @property
@@ -87,37 +57,7 @@ class Calibration:
             widths += ", corrected by thirds of graphs and predictions"
         if self.folds:
             widths += ", and wider where folds disagree"
-        return f"interval widths {widths}; {evidence(self.part, self.graphs, self.guaranteed, self.nominal, len(self.folds))}"
-
-    def without_folds(self) -> "Calibration":
-        """The same for one fold alone, with intervals around its own mean."""
-        return replace(self, folds=())
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON; ``calibration_from_json`` gives the same calibration back."""
-        lists = {"components": [asdict(one) for one in self.components], "folds": [asdict(one) for one in self.folds]}
-        return {**asdict(self), **lists}
-
-
-def evidence(part: Part, graphs: int, guaranteed: bool, nominal: float, folds: int = 0) -> str:
-    """Return the words for the calibrating graphs, with guarantees of folds.
-
-    >>> evidence("calibration", 52, True, 0.9)
-    'calibrated on 52 graphs that chose nothing'
-    >>> evidence("valid", 5, False, 0.9)
-    'calibrated on 5 validation graphs, which also chose the epoch: too few to guarantee 90 %'
-    >>> evidence("held-out", 394, True, 0.9, folds=5)
-    'calibrated on 394 graphs by members that had not seen them (CV+ over 5 folds: 90 % is usual; they also chose the scale, else 77 % would be guaranteed)'
-    """
-    which = {
-        "calibration": "graphs that chose nothing",
-        "valid": "validation graphs, which also chose the epoch",
-        "held-out": "graphs by members that had not seen them",
-    }[part]
-    if folds and guaranteed:
-        least = math.floor(100 * guaranteed_level(nominal, graphs, folds))
-        which += f" (CV+ over {folds} folds: {nominal * 100:g} % is usual; they also chose the scale, else {least} % would be guaranteed)"
-    return f"calibrated on {graphs} {which}" + ("" if guaranteed else f": too few to guarantee {nominal * 100:g} %")
+        return f"interval widths {widths}; {self.evidence}"
 
 
 def conformal_quantile(
@@ -143,40 +83,25 @@ def conformal_quantile(
     return float(scores[order[position]]), True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Known:
-    """Spread, magnitude and nodes of every item, on which its interval may depend."""
-
-    spread: Float[Array, "items *shape"]
-    """Standard deviation of the mixture before calibration; the same for all components of a vector or tensor."""
-    magnitude: Float[Array, "items *shape"]
-    """Size of the prediction; the length of a vector or tensor."""
-    nodes: Float[Array, " items"]
-    """Nodes of the item's graph."""
-
-
-def known_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " items"]) -> Known:
-    """Return spread, magnitude and nodes of items, whatever the axes."""
-    magnitude, axes = np.abs(moments.mean), turning_axes(field)
-    if axes:
-        length = np.sqrt((magnitude**2).sum(axis=tuple(range(-axes, 0)), keepdims=True))
-        magnitude = np.broadcast_to(length, magnitude.shape)
-    return Known(spread=raw_spread(field, moments), magnitude=magnitude, nodes=nodes.astype(np.float64))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
     """Units of scores, fixed before the calibration part is read."""
 
     method: Method
     form: Form
-    widths: tuple[Width, ...]
+    components: tuple[Component, ...]
+    """With scale 1 and quantile 0."""
+
+    @property
+    def follows(self) -> bool:
+        """Return True where the scale follows the members' spread."""
+        return self.method == "spread"
 
 
-def fit_scale(field: Field, rows: Rows, method: Method | None, candidates: Sequence[Form]) -> Scale:
+def fit_scale(field: Field, rows: LabelledRows, method: Method | None, candidates: Sequence[Form]) -> Scale:
     """Return the scale with the best candidate; it uses any spread.
 
-    Whether it is is no matter of scores: on graphs like those of training it may not pay, and elsewhere nothing else widens.
+    Scores do not decide on the spread: it may not pay on graphs like those of training, and elsewhere nothing else widens.
     """
     differ = bool((rows.spread > 0).any(axis=0).all())
     method = method or ("spread" if differ else "absolute")
@@ -187,19 +112,18 @@ def fit_scale(field: Field, rows: Rows, method: Method | None, candidates: Seque
     follows = method == "spread"
     candidates = [form for form in candidates if follows or not form.shared]
     form = choose_form(rows, candidates, follows) if len(candidates) > 1 else candidates[0]
-    widths = tuple(fit_width(rows, c, form, follows) for c in range(rows.error.shape[1]))
-    return Scale(method=method, form=form, widths=widths)
+    components = tuple(unit_component(rows, c, form, follows) for c in range(rows.error.shape[1]))
+    return Scale(method=method, form=form, components=components)
 
 
-def corrected_scale(scale: Scale, rows: Rows) -> Scale:
+def corrected_scale(scale: Scale, rows: LabelledRows) -> Scale:
     """Return the scale with corrections by thirds of these rows."""
-    widths = []
-    for c, width in enumerate(scale.widths):
-        magnitude = rows.magnitude[:, c]
-        trusted = believed(scale.form, width, rows.spread[:, c], magnitude, rows.nodes)
-        scores = np.abs(rows.error[:, c]) / trusted
-        widths.append(replace(width, corrections=fit_corrections(scores, rows.nodes, magnitude, rows.graph)))
-    return replace(scale, widths=tuple(widths))
+    components = []
+    for c, component in enumerate(scale.components):
+        scores = np.abs(rows.error[:, c]) / component.corrected(rows, c, scale.form, scale.follows)
+        corrections = fit_corrections(scores, rows.nodes, rows.magnitude[:, c], rows.graph)
+        components.append(replace(component, corrections=corrections))
+    return replace(scale, components=tuple(components))
 
 
 def fit_calibration(
@@ -220,29 +144,27 @@ def fit_calibration(
     without. The default is spread wherever there is any. Vectors and tensors are calibrated with all components together, so
     that nothing depends on how the axes lie.
     """
-    if not 0.0 < nominal < 1.0:
-        raise InputError(f"the nominal level is {nominal:g}; give a fraction between 0 and 1, for example 0.9")
-    if len(target) == 0:
-        raise InputError(f"field {field.name} has no labelled graph to calibrate on; enlarge the validation part")
+    check_calibration(field, nominal, len(target))
     rows = labelled_rows(
         field, target, moments, graph, np.ones(len(target), dtype=np.int64) if nodes is None else nodes
     )
     scale = scale or fit_scale(field, rows, method, [CONSTANT])
     assert nodes is not None or not GROWTH[scale.form.kind].extensive, "this form needs the nodes of every item's graph"
-    fitted = [_component(rows, c, scale, nominal) for c in range(rows.error.shape[1])]
+    components, guarantees = [], []
+    for c, component in enumerate(scale.components):
+        trusted = component.corrected(rows, c, scale.form, scale.follows)
+        factor = max(float(np.sqrt(np.mean((rows.error[:, c] / trusted) ** 2))), TINY)  # of largest likelihood
+        quantile, guaranteed = conformal_quantile(np.abs(rows.error[:, c]) / (factor * trusted), rows.graph, nominal)
+        components.append(replace(component, scale=factor, quantile=quantile))
+        guarantees.append(guaranteed)
     return Calibration(
         method=scale.method,
         nominal=nominal,
-        components=tuple(component for component, _ in fitted),
+        components=tuple(components),
         graphs=len(np.unique(graph)),
-        guaranteed=all(guaranteed for _, guaranteed in fitted),
+        guaranteed=all(guarantees),
         form=scale.form,
     )
-
-
-def raw_spread(field: Field, moments: MixtureMoments) -> Float[Array, "items *shape"]:
-    """Return the standard deviation of the mixture before calibration."""
-    return np.sqrt(isotropic(moments, turning_axes(field)).variance)
 
 
 def turning_axes(field: Field) -> int:
@@ -250,50 +172,16 @@ def turning_axes(field: Field) -> int:
     return {"scalar": 0, "vector": 1, "tensor": 2}[field.parity]
 
 
-def calibrated_std(field: Field, calibration: Calibration, facts: Known) -> Float[Array, "items *shape"]:
-    """Return the calibrated standard deviation; NaN where there is no prediction."""
-    typical, scale, floor, reference = (
-        _spread_over(field, [getattr(component, name) for component in calibration.components])
-        for name in ("typical", "scale", "floor", "reference")
-    )
-    relative = calibration.form.relative(facts.nodes, facts.magnitude / typical)
-    factor = scale * _correction(field, calibration, facts)
-    if calibration.follows:
-        return factor * calibration.form.trusted(facts.spread, relative, reference, floor)
-    return np.where(np.isnan(facts.spread), np.nan, factor * relative)
-
-
-def half_width(
-    field: Field, calibration: Calibration, std: Float[Array, "items *shape"]
-) -> Float[Array, "items *shape"]:
-    """Return half the width of the interval around the mean."""
-    return std * _spread_over(field, [component.quantile for component in calibration.components])
-
-
-def variance_factor(field: Field, calibration: Calibration, facts: Known) -> Float[Array, "items *shape"]:
-    """Return the factor on raw variances that makes them calibrated."""
-    if calibration.method == "absolute":
-        return np.ones(facts.spread.shape)
-    scale = _spread_over(field, [component.scale for component in calibration.components])
-    return (scale * _correction(field, calibration, facts)) ** 2
-
-
-def _correction(field: Field, calibration: Calibration, facts: Known) -> Float[Array, "items *shape"]:
-    """Return the correction of every number."""
-    magnitude = facts.magnitude.reshape(len(facts.nodes), field.width)
-    columns = np.array_split(magnitude, len(calibration.components), axis=1)
-    factors = [
-        one.corrections.of(np.broadcast_to(facts.nodes[:, None], own.shape), own)
-        for one, own in zip(calibration.components, columns)
-    ]
-    return np.concatenate(factors, axis=1).reshape(facts.magnitude.shape)
-
-
-def _spread_over(field: Field, values: list[float]) -> Array:
-    """One number per component, or one for all, in the field's shape."""
-    return np.broadcast_to(np.array(values if len(values) > 1 else values[0]).reshape(-1), (field.width,)).reshape(
-        field.shape
-    )
+def rows_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " items"]) -> Rows:
+    """Return spread, magnitude and nodes of items as [rows, components to calibrate]."""
+    magnitude, axes = np.abs(moments.mean), turning_axes(field)
+    if axes:
+        length = np.sqrt((magnitude**2).sum(axis=tuple(range(-axes, 0)), keepdims=True))
+        magnitude = np.broadcast_to(length, magnitude.shape)
+    spread = np.sqrt(isotropic(moments, axes).variance)
+    repeats = field.width if axes else 1
+    spread, magnitude = (one.reshape(len(nodes) * repeats, field.width // repeats) for one in (spread, magnitude))
+    return Rows(spread=spread, magnitude=magnitude, nodes=np.repeat(nodes.astype(np.float64), repeats))
 
 
 def labelled_rows(
@@ -302,35 +190,41 @@ def labelled_rows(
     moments: MixtureMoments,
     graph: Int[np.ndarray, " items"],
     nodes: Int[np.ndarray, " items"],
-) -> Rows:
-    """Return errors with spread and magnitude as [rows, components to calibrate]."""
-    facts = known_of(field, moments, nodes)
-    components, repeats = (1, field.width) if turning_axes(field) else (field.width, 1)
-    error, spread, magnitude = (
-        values.reshape(len(graph) * repeats, components)
-        for values in (target - moments.mean, facts.spread, facts.magnitude)
-    )
-    return Rows(
-        error=error,
-        spread=spread,
-        magnitude=magnitude,
-        nodes=np.repeat(facts.nodes, repeats),
-        graph=np.repeat(graph, repeats),
+) -> LabelledRows:
+    """Return the rows of labelled items with their errors."""
+    rows = rows_of(field, moments, nodes)
+    return LabelledRows(
+        spread=rows.spread,
+        magnitude=rows.magnitude,
+        nodes=rows.nodes,
+        error=(target - moments.mean).reshape(rows.spread.shape),
+        graph=np.repeat(graph, len(rows.nodes) // max(1, len(nodes))),
     )
 
 
-def _component(rows: Rows, component: int, scale: Scale, nominal: float) -> tuple[Component, bool]:
-    """Return the factor of largest likelihood with the quantile of scores."""
-    width, error = scale.widths[component], rows.error[:, component]
-    trusted = believed(scale.form, width, rows.spread[:, component], rows.magnitude[:, component], rows.nodes)
-    factor = max(float(np.sqrt(np.mean((error / trusted) ** 2))), TINY)
-    quantile, guaranteed = conformal_quantile(np.abs(error) / (factor * trusted), rows.graph, nominal)
-    result = Component(
-        scale=factor,
-        floor=width.floor,
-        quantile=quantile,
-        reference=width.reference,
-        typical=width.typical,
-        corrections=width.corrections,
-    )
-    return result, guaranteed
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Calibrated:
+    """Calibrated uncertainty of items, in the field's shape; NaN without a prediction."""
+
+    std: Float[Array, "items *shape"]
+    half_width: Float[Array, "items *shape"]
+    """Half the width of the interval around the mean."""
+    factor: Float[Array, "items *shape"]
+    """Factor on raw variances that makes them calibrated."""
+
+
+def calibrated(
+    field: Field, calibration: Calibration, moments: MixtureMoments, nodes: Int[np.ndarray, " items"]
+) -> Calibrated:
+    """Return the calibrated uncertainty of predictions."""
+    rows = rows_of(field, moments, nodes)
+    std, half, variance = (np.ones(rows.spread.shape) for _ in range(3))
+    for c, component in enumerate(calibration.components):
+        unscaled = component.unscaled(rows, c, calibration.form, calibration.follows)
+        factor = component.scale * component.corrections.of(rows.nodes, rows.magnitude[:, c])
+        std[:, c] = np.where(np.isnan(rows.spread[:, c]), np.nan, factor * unscaled)
+        half[:, c] = std[:, c] * component.quantile
+        if calibration.follows:
+            variance[:, c] = factor**2
+    std, half, variance = (one.reshape(len(nodes), *field.shape) for one in (std, half, variance))
+    return Calibrated(std=std, half_width=half, factor=variance)

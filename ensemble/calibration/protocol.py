@@ -1,11 +1,18 @@
-"""Calibrations of every kind, as estimates use them."""
+"""Facts and methods that calibrations of every kind share."""
 
-from typing import Any, Literal, Protocol, runtime_checkable
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+import pydantic
 from jaxtyping import Float, Int
 
-from hydragnn.ensemble.calibration.cross_validation import FoldScores
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import Count, Fraction
+from hydragnn.ensemble.calibration.cross_validation import FoldScores, guaranteed_level, rank
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.field import Field
 
@@ -16,28 +23,76 @@ Labels = Float[Array, "items *shape"]
 Owners = Int[np.ndarray, " items"]
 """The number of the graph that each item belongs to."""
 
+SOURCES: dict[Part, str] = {
+    "calibration": "graphs that chose nothing",
+    "valid": "validation graphs, which also chose the epoch",
+    "held-out": "graphs by members that had not seen them",
+}
 
-@runtime_checkable
-class AnyCalibration(Protocol):
+
+@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnyCalibration(ABC):
     """Calibration of one target, fitted on held-out graphs."""
 
+    nominal: Fraction
+    graphs: Count
+    """Graphs behind it."""
+    guaranteed: bool
+    """False where these are too few for the nominal level: the largest score is used then."""
+    part: Part = "valid"
+    folds: tuple[FoldScores, ...] = ()
+    """Of a cross-validation ensemble, whose intervals and sets are CV+; else empty."""
+
     @property
+    @abstractmethod
     def sentence(self) -> str:
         """Return the words of a report: widths, and graphs behind them."""
 
     @property
+    @abstractmethod
     def follows(self) -> bool:
         """Return True where the uncertainty differs from item to item."""
 
+    @abstractmethod
     def fits(self, field: Field) -> bool:
         """Return True where it is for fields like this one."""
 
     @property
-    def folds(self) -> tuple[FoldScores, ...]:
-        """Return the scores of folds of a cross-validation ensemble."""
+    def evidence(self) -> str:
+        """Return the words for the calibrating graphs, with guarantees of folds."""
+        level, which = f"{self.nominal * 100:g} %", SOURCES[self.part]
+        if self.folds and self.guaranteed:
+            least = math.floor(100 * guaranteed_level(self.nominal, self.graphs, len(self.folds)))
+            which += f" (CV+ over {len(self.folds)} folds: {level} is usual; they also chose the scale, else {least} % would be guaranteed)"
+        return f"calibrated on {self.graphs} {which}" + ("" if self.guaranteed else f": too few to guarantee {level}")
 
     def without_folds(self) -> "AnyCalibration":
-        """The same for one fold alone, around what its own members say."""
+        """Return the calibration of one fold, around its own prediction."""
+        return replace(self, folds=())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON, which ``calibration_from_json`` reads."""
+        value = asdict(self)
+        return {name: list(item) if isinstance(item, tuple) else item for name, item in value.items()}
+
+
+Fitted = TypeVar("Fitted", bound=AnyCalibration)
+
+
+def with_fold_scores(
+    fitted: Fitted, members: Sequence[tuple[int, ...]], scores: Sequence[tuple[tuple[float, ...], ...]]
+) -> Fitted:
+    """Return the calibration with the scores of folds, by component."""
+    folds = tuple(FoldScores(members=own, scores=of_fold) for own, of_fold in zip(members, scores, strict=True))
+    count = sum(len(fold.scores[0]) for fold in folds)
+    guaranteed = rank(count, fitted.nominal) <= count
+    return replace(fitted, part="held-out", guaranteed=guaranteed, folds=folds)
+
+
+def check_calibration(field: Field, nominal: float, labels: int) -> None:
+    """Raise InputError where nothing can be calibrated."""
+    if not 0.0 < nominal < 1.0:
+        raise InputError(f"the nominal level is {nominal:g}; give a fraction between 0 and 1, for example 0.9")
+    if not labels:
+        raise InputError(f"field {field.name} has no labelled graph to calibrate on; enlarge the validation part")

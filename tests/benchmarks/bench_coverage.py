@@ -28,7 +28,7 @@ from hydragnn.config import config_from_table
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.ensemble.building.held_out import joint_split
-from hydragnn.ensemble.calibration.numbers import Calibration, known_of
+from hydragnn.ensemble.calibration.numbers import Calibration, rows_of
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
@@ -102,7 +102,7 @@ def score_intervals(target: Target, calibration: Calibration, weights: np.ndarra
     graph, nodes = np.repeat(fresh.graph, width), np.repeat(fresh.nodes, width)
     inside = ((one.lower <= fresh.labels) & (fresh.labels <= one.upper)).ravel().astype(np.float64)
     crps = gaussian_crps(fresh.labels.ravel(), one.mean.ravel(), one.std.ravel())
-    magnitude = known_of(target.field, moments_of(fresh.members, weights), fresh.nodes).magnitude.ravel()
+    magnitude = rows_of(target.field, moments_of(fresh.members, weights), fresh.nodes).magnitude.ravel()
     return {
         "coverage": graph_mean(inside, graph),
         "by_nodes": thirds_of(inside, graph, nodes),

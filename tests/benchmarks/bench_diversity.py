@@ -37,7 +37,7 @@ from rich.table import Table
 
 from hydragnn.config import config_from_table
 from hydragnn.datasets import GraphStore, StoreWriter, make_split, open_store
-from hydragnn.ensemble.calibration.forms import CONSTANT, Form, Rows, believed, forms, left_out_crps
+from hydragnn.ensemble.calibration.forms import CONSTANT, Form, LabelledRows, forms, left_out_crps
 from hydragnn.ensemble.calibration.numbers import (
     Calibration,
     Method,
@@ -191,15 +191,15 @@ def spread_over(of_items: NDArray[np.float64], like: NDArray[np.float64]) -> NDA
     return np.broadcast_to(of_items.reshape(-1, *[1] * (like.ndim - 1)), like.shape).copy()
 
 
-def scale_on_validation(one: Speaker, target: Target, candidates: Sequence[Form]) -> tuple[Scale, Rows, float]:
+def scale_on_validation(one: Speaker, target: Target, candidates: Sequence[Form]) -> tuple[Scale, LabelledRows, float]:
     """The scale that validation chooses among forms, its rows there, and its CRPS on them, every graph left out in turn."""
     valid = one.parts["valid"]
     moments = moments_of(valid.members, one.weights)
     rows = labelled_rows(target.field, valid.labels, moments, valid.graph, valid.nodes)
     scale = fit_scale(target.field, rows, one.method, candidates)
     crps = 0.0
-    for c, width in enumerate(scale.widths):
-        trusted = believed(scale.form, width, rows.spread[:, c], rows.magnitude[:, c], rows.nodes)
+    for c, component in enumerate(scale.components):
+        trusted = component.corrected(rows, c, scale.form, scale.follows)
         crps += left_out_crps(rows.error[:, c], trusted, rows.graph)
     return scale, rows, crps
 

@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble.calibration.numbers import (
-    Known,
-    calibrated_std,
+    Calibrated,
+    Calibration,
+    calibrated,
     conformal_quantile,
     fit_calibration,
-    half_width,
-    known_of,
-    variance_factor,
 )
 from hydragnn.ensemble.calibration.reading import calibration_from_json
 from hydragnn.ensemble.metrics import miscalibration_area
@@ -27,9 +25,9 @@ ENERGY = Field(name="energy", on="graph", unit="eV", role="target")
 FORCES = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
 
 
-def known(field: Field, moments: MixtureMoments) -> Known:
-    """What is known of items in graphs of one node."""
-    return known_of(field, moments, np.ones(len(moments.mean), dtype=np.int64))
+def of_single_nodes(field: Field, calibration: Calibration, moments: MixtureMoments) -> Calibrated:
+    """Return the uncertainty of items in graphs of one node."""
+    return calibrated(field, calibration, moments, np.ones(len(moments.mean), dtype=np.int64))
 
 
 @given(st.integers(1, 300), st.floats(0.05, 0.99))
@@ -69,7 +67,7 @@ def test_coverage_on_new_graphs_is_nominal(field: Field, items: int, method: str
         target, moments, graph = synthetic(field, 120, items, seed)
         calibration = fit_calibration(field, target, moments, graph, nominal=0.9, method=method)
         fresh, new, _ = synthetic(field, 120, items, 1000 + seed)
-        width = half_width(field, calibration, calibrated_std(field, calibration, known(field, new)))
+        width = of_single_nodes(field, calibration, new).half_width
         observed.append(float(np.mean(np.abs(fresh) <= width)))
         assert calibration.guaranteed
     # the mean over 30 calibrations of 120 graphs: its standard error is below 0.01
@@ -88,9 +86,7 @@ def test_graphs_of_any_size_are_covered_alike() -> None:
         field = Field(name="heat", on="node", role="target")
         calibration = fit_calibration(field, error[graph < 100], part(flat, graph < 100), graph[graph < 100])
         new = graph >= 100
-        inside = np.abs(error[new]) <= half_width(
-            field, calibration, calibrated_std(field, calibration, known(field, part(flat, new)))
-        )
+        inside = np.abs(error[new]) <= of_single_nodes(field, calibration, part(flat, new)).half_width
         covered.append(np.mean([inside[graph[new] == g].mean() for g in range(100, 200)]))
     # the mean over 40 calibrations of 100 graphs: its standard error is below 0.01
     assert 0.885 <= np.mean(covered) <= 0.935
@@ -106,7 +102,7 @@ def test_intervals_widen_where_members_disagree_and_hold_out_of_distribution() -
     assert calibration.method == "spread"
     far, spread, _ = synthetic(FORCES, 200, 8, 2)
     far, wider = 5 * far, MixtureMoments(mean=spread.mean, epistemic=25 * spread.epistemic, aleatoric=spread.aleatoric)
-    width = half_width(FORCES, calibration, calibrated_std(FORCES, calibration, known(FORCES, wider)))
+    width = of_single_nodes(FORCES, calibration, wider).half_width
     assert np.mean(np.abs(far) <= width) > 0.85
 
 
@@ -118,17 +114,15 @@ def test_the_calibrated_spread_is_honest() -> None:
     calibration = fit_calibration(ENERGY, target, moments, np.arange(3000))
     # the factor is known to 1/sqrt(2 * 3000) = 1.3 %
     assert calibration.components[0].scale == pytest.approx(10.0, rel=0.05)
-    assert miscalibration_area(target, moments.mean, calibrated_std(ENERGY, calibration, known(ENERGY, moments))) < 0.02
-    assert variance_factor(ENERGY, calibration, known(ENERGY, moments)) == pytest.approx(
-        calibration.components[0].scale ** 2
-    )
+    assert miscalibration_area(target, moments.mean, of_single_nodes(ENERGY, calibration, moments).std) < 0.02
+    assert of_single_nodes(ENERGY, calibration, moments).factor == pytest.approx(calibration.components[0].scale ** 2)
 
 
 def test_members_that_agree_by_chance_do_not_make_an_empty_interval() -> None:
     target, moments, graph = synthetic(ENERGY, 100, 1, 3)
     calibration = fit_calibration(ENERGY, target, moments, graph)
     agreed = MixtureMoments(mean=np.zeros(1), epistemic=np.zeros(1), aleatoric=np.zeros(1))
-    assert half_width(ENERGY, calibration, calibrated_std(ENERGY, calibration, known(ENERGY, agreed)))[0] > 0
+    assert of_single_nodes(ENERGY, calibration, agreed).half_width[0] > 0
 
 
 def test_one_point_model_gets_intervals_of_equal_width() -> None:
@@ -136,7 +130,7 @@ def test_one_point_model_gets_intervals_of_equal_width() -> None:
     alone = MixtureMoments(mean=np.zeros(50), epistemic=np.zeros(50), aleatoric=np.zeros(50))
     calibration = fit_calibration(ENERGY, target, alone, np.arange(50))
     assert calibration.method == "absolute"
-    std = calibrated_std(ENERGY, calibration, known(ENERGY, alone))
+    std = of_single_nodes(ENERGY, calibration, alone).std
     np.testing.assert_allclose(std, np.sqrt(np.mean(target**2)))
 
 
@@ -154,9 +148,7 @@ def test_components_with_different_scales_are_calibrated_apart_unless_they_turn(
 def test_a_perfect_model_still_has_finite_calibration() -> None:
     exact = MixtureMoments(mean=np.ones(20), epistemic=np.zeros(20), aleatoric=np.zeros(20))
     calibration = fit_calibration(ENERGY, np.ones(20), exact, np.arange(20))
-    assert np.isfinite(
-        half_width(ENERGY, calibration, calibrated_std(ENERGY, calibration, known(ENERGY, part(exact, slice(3)))))
-    ).all()
+    assert np.isfinite(of_single_nodes(ENERGY, calibration, part(exact, slice(3))).half_width).all()
 
 
 def test_too_few_graphs_are_told() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble.calibration.corrections import LARGEST, NONE, PRIOR, Correction, fit_corrections
-from hydragnn.ensemble.calibration.numbers import Calibration, calibrated_std, half_width, known_of, variance_factor
+from hydragnn.ensemble.calibration.numbers import Calibration, calibrated, rows_of
 from hydragnn.ensemble.calibration.reading import calibration_from_json
 from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.numbers import NumberEstimate, moments_of
@@ -42,8 +42,8 @@ def moments(items: Labelled) -> MixtureMoments:
 
 def thirds(calibration: Calibration, fresh: Labelled) -> np.ndarray:
     """Coverage of thirds by magnitude, then by nodes."""
-    std = calibrated_std(ENERGY, calibration, known_of(ENERGY, moments(fresh), fresh.nodes))
-    inside = np.abs(fresh.labels - moments(fresh).mean) <= half_width(ENERGY, calibration, std)
+    half_width = calibrated(ENERGY, calibration, moments(fresh), fresh.nodes).half_width
+    inside = np.abs(fresh.labels - moments(fresh).mean) <= half_width
     orders = [np.argsort(by, kind="stable") for by in (np.abs(moments(fresh).mean), fresh.nodes)]
     return np.array([part.mean() for order in orders for part in np.array_split(inside[order], 3)])
 
@@ -171,9 +171,14 @@ def test_the_parts_of_the_variance_and_what_is_added_sum_to_it_above_the_floor()
     fitted = NumberEstimate.calibration(HUMP, valid, apart, np.full(2, 0.5), 0.9)
     one = NumberEstimate.of(HUMP, apart.members, np.full(2, 0.5), fitted, apart.nodes)
     first, second = (one.mean.numpy() for one in apart.members)
-    component, known = fitted.components[0], known_of(ENERGY, moments_of(apart.members, np.full(2, 0.5)), apart.nodes)
-    relative = fitted.form.relative(known.nodes, np.abs(first + second) / 2 / component.typical)
-    added = variance_factor(ENERGY, fitted, known) * (fitted.form.shared * component.reference * relative) ** 2
+    component, mixed = fitted.components[0], moments_of(apart.members, np.full(2, 0.5))
+    relative = fitted.form.relative(
+        rows_of(ENERGY, mixed, apart.nodes).nodes, np.abs(first + second) / 2 / component.typical
+    )
+    added = (
+        calibrated(ENERGY, fitted, mixed, apart.nodes).factor
+        * (fitted.form.shared * component.reference * relative) ** 2
+    )
     above = np.abs(first - second) / 2 > component.floor * relative
     assert fitted.follows and above.any() and fitted.form.shared
     parts = one.epistemic**2 + one.aleatoric**2 + added

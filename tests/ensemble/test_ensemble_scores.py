@@ -9,14 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.ensemble.calibration.forms import CONSTANT, GROWTH, Form, Rows, choose_form, forms, left_out_crps
+from hydragnn.ensemble.calibration.forms import CONSTANT, GROWTH, Form, LabelledRows, choose_form, forms, left_out_crps
 from hydragnn.ensemble.calibration.numbers import (
     Calibration,
-    calibrated_std,
+    calibrated,
     fit_calibration,
     fit_scale,
-    half_width,
-    known_of,
     labelled_rows,
 )
 from hydragnn.ensemble.calibration.reading import calibration_from_json
@@ -54,8 +52,7 @@ def labelled(part: str, kind: str, graphs: int, generator: np.random.Generator) 
 
 def covered(calibration: Calibration, fresh: tuple[np.ndarray, MixtureMoments, np.ndarray]) -> np.ndarray:
     truth, moments, nodes = fresh
-    std = calibrated_std(ENERGY, calibration, known_of(ENERGY, moments, nodes))
-    return np.abs(truth - moments.mean) <= half_width(ENERGY, calibration, std)
+    return np.abs(truth - moments.mean) <= calibrated(ENERGY, calibration, moments, nodes).half_width
 
 
 def thirds(inside: np.ndarray, by: np.ndarray) -> list[float]:
@@ -99,10 +96,10 @@ def test_only_what_adds_up_over_nodes_grows_with_them() -> None:
     assert forms(extensive=True)[0] == CONSTANT
 
 
-def random_rows(seed: int, components: int = 2) -> Rows:
+def random_rows(seed: int, components: int = 2) -> LabelledRows:
     generator = np.random.default_rng(seed)
     shape = (40, components)
-    return Rows(
+    return LabelledRows(
         error=generator.normal(size=shape),
         spread=np.abs(generator.normal(size=shape)),
         magnitude=np.abs(generator.normal(size=shape)),
@@ -116,7 +113,7 @@ def random_rows(seed: int, components: int = 2) -> Rows:
 def test_neither_order_nor_numbering_nor_unit_matters(seed: int, follows: bool, unit: float) -> None:
     rows, order = random_rows(seed), np.random.default_rng(seed).permutation(40)
     renamed = np.random.default_rng(seed + 1).permutation(10)[rows.graph] + 7
-    other = Rows(
+    other = LabelledRows(
         error=unit * rows.error[order],
         spread=unit * rows.spread[order],
         magnitude=unit * rows.magnitude[order],
@@ -125,7 +122,7 @@ def test_neither_order_nor_numbering_nor_unit_matters(seed: int, follows: bool, 
     )
     assert choose_form(rows, forms(True), follows) == choose_form(other, forms(True), follows)
     scales = [fit_scale(ENERGY, one, "spread" if follows else "absolute", forms(True)) for one in (rows, other)]
-    for ours, theirs in zip(*(scale.widths for scale in scales)):
+    for ours, theirs in zip(*(scale.components for scale in scales)):
         assert theirs.floor == pytest.approx(unit * ours.floor, rel=1e-9)
 
 
@@ -141,7 +138,7 @@ def test_vectors_have_the_same_intervals_however_the_axes_lie() -> None:
         magnitudes = Form(kind="magnitude", growth=1.0)
         scale = fit_scale(FORCES, rows, None, [magnitudes])
         fitted = fit_calibration(FORCES, (mean + error) @ rotation, moments, graph, nodes=nodes, scale=scale)
-        actual.append(calibrated_std(FORCES, fitted, known_of(FORCES, moments, nodes)))
+        actual.append(calibrated(FORCES, fitted, moments, nodes).std)
     np.testing.assert_allclose(actual[0], actual[1], rtol=1e-9)
 
 
@@ -248,8 +245,7 @@ def test_what_is_added_to_a_spread_joins_it_as_the_root_of_the_sum_of_squares() 
     for form, stds in (({"shared": 1.0}, [10.0, 6.0]), ({}, [8.0, 3.0])):
         read = calibration_from_json({**written, "form": {"kind": "nodes", "growth": 0.0, **form}})
         assert isinstance(read, Calibration)
-        known = known_of(ENERGY, moments, np.array([1, 1]))
-        assert calibrated_std(ENERGY, read, known).tolist() == pytest.approx(stds)
+        assert calibrated(ENERGY, read, moments, np.array([1, 1])).std.tolist() == pytest.approx(stds)
 
 
 def test_sentences_say_what_widths_grow_with_and_who_calibrated() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble.building.selection import Candidate, greedy_selection, top_k
-from hydragnn.ensemble.evidence import NumberEvidence
+from hydragnn.ensemble.numbers import NumberEvidence
 from hydragnn.record import RunRecord
 
 
