@@ -17,13 +17,13 @@ from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.allocation_launcher import AllocationLauncher, Limits
 from hydragnn.hpo.launching.job_step import OWN_AT_ONCE, OWN_RATE, STEP_RATE, STEPS_AT_ONCE
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher, gpus_of_workers
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import read_allocation, site_of
-from hydragnn.hpo.launching.steps import Limits, StepLauncher
-from hydragnn.hpo.launching.watchdog import AllocationLauncher
+from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
@@ -243,7 +243,6 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
     search = settings.search
     nodes = search.nodes_per_trial
     largest = nodes if isinstance(nodes, int) else nodes[1]
-    hang = 60.0 * search.hang_minutes
     if allocation.by == "local":
         return local_launcher(settings)
     allocation, site = allocation.fastest_kind(), site_of(allocation)
@@ -259,11 +258,12 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
         )
     own = allocation.managed or site.own_steps
     at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
+    limits = Limits(at_once=at_once, rate=rate, hang_seconds=60.0 * search.hang_minutes)
     ranks = search.ranks_per_node or max(1, *(node.gpus for node in allocation.nodes))
     if search.trials_per_node > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
         log = out / "packs.txt"
         shares, together = search.trials_per_node, search.members
-        return PackLauncher(site, allocation, shares=shares, together=together, log=log, rate=rate, hang_seconds=hang)
+        return PackLauncher(site, allocation, shares=shares, together=together, log=log, limits=limits)
     smallest = nodes if isinstance(nodes, int) else nodes[0]
     if min(search.trials, len(allocation.nodes) // smallest) > at_once:
         raise InputError(
@@ -271,9 +271,7 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
             f"than the {at_once} that an allocation carries; set nodes_per_trial to at least "
             f"{-(-len(allocation.nodes) // at_once)}"
         )
-    return StepLauncher(
-        site, allocation, ranks=search.ranks_per_node, limits=Limits(at_once=at_once, rate=rate, hang_seconds=hang)
-    )
+    return StepLauncher(site, allocation, ranks=search.ranks_per_node, limits=limits)
 
 
 def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) -> LocalLauncher:

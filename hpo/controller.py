@@ -22,10 +22,10 @@ from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Entry, Journal, replay, young_garbage_only
-from hydragnn.hpo.launching.attempts import verdict
 from hydragnn.hpo.launching.descriptors import WakeupPipe
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
 from hydragnn.hpo.launching.progress import AttemptProgress
+from hydragnn.hpo.launching.verdict import verdict
 from hydragnn.hpo.sampling.proposals import Proposals
 from hydragnn.hpo.scheduling.events import (
     Action,
@@ -246,7 +246,6 @@ class Controller:
         )
 
     def _config(self, number: int) -> AnyConfig:
-        """The run of a trial."""
         config = trial_config(self._settings, self._space, self.state.trials[number].values, number)
         self._hashes[number] = config.hash
         return config
@@ -273,9 +272,9 @@ class LaunchQueue:
     ) -> None:
         """``files`` writes folders; ``store_copy``: a copy of the store on nodes."""
         self._launcher, self._config_of, self._files, self._ring = launcher, config_of, files, ring
-        self._told: dict[str, Any] = {} if store_copy is None else {"store": str(store_copy)}
+        self._facts: dict[str, Any] = {} if store_copy is None else {"store": str(store_copy)}
         if beat_seconds > SECONDS_BETWEEN_BEATS:
-            self._told[BEAT_SECONDS] = float(beat_seconds)
+            self._facts[BEAT_SECONDS] = float(beat_seconds)
         self._waiting: dict[int, Task] = {}
         self._preparing: dict[int, tuple[Task, Future[None]]] = {}
         self._to_withdraw: set[int] = set()
@@ -303,15 +302,19 @@ class LaunchQueue:
         return True
 
     def withdrawals(self) -> list[Exit]:
-        """The ends of attempts that were given up since the last look."""
+        """Return the ends of attempts that were withdrawn since the last call."""
         ends, self._withdrawals = self._withdrawals, []
         return ends
 
     def work(self, deadline: float) -> None:
         """Prepare folders and start attempts until the deadline, at least one."""
         while self._waiting and len(self._preparing) < AT_ONCE and time.monotonic() < deadline:
-            trial = next(iter(self._waiting))
-            self._prepare(self._waiting.pop(trial))
+            task = self._waiting.pop(next(iter(self._waiting)))
+            config = None if task.trial in self._configured else self._config_of(task.trial).to_json()
+            self._configured.add(task.trial)
+            ready = self._files.submit(write_folder, task, config, self._facts)
+            ready.add_done_callback(lambda _: self._ring())
+            self._preparing[task.trial] = task, ready
         for trial, (task, ready) in list(self._preparing.items()):
             if not ready.done():
                 continue
@@ -328,19 +331,11 @@ class LaunchQueue:
             if time.monotonic() >= deadline:
                 break
 
-    def _prepare(self, task: Task) -> None:
-        known = task.trial in self._configured
-        config = None if known else self._config_of(task.trial).to_json()
-        self._configured.add(task.trial)
-        ready = self._files.submit(write_folder, task, config, self._told)
-        ready.add_done_callback(lambda _: self._ring())
-        self._preparing[task.trial] = task, ready
-
     def _end(self, task: Task) -> None:
         self._withdrawals.append(Exit(task=task, code=-signal.SIGTERM))
 
 
-def write_folder(task: Task, config: dict[str, Any] | None, told: Mapping[str, Any]) -> None:
+def write_folder(task: Task, config: dict[str, Any] | None, facts: Mapping[str, Any]) -> None:
     """Write the files that an attempt reads first.
 
     InputError where a link leads elsewhere.
@@ -351,7 +346,7 @@ def write_folder(task: Task, config: dict[str, Any] | None, told: Mapping[str, A
         check_own(task.folder / name)
     if config is not None and not _is_there(task.folder / "config.json", config):
         write_json(task.folder / "config.json", config)
-    write_sealed(task.folder / "attempt.json", {"attempt": task.attempt, **told})
+    write_sealed(task.folder / "attempt.json", {"attempt": task.attempt, **facts})
 
 
 def _is_there(path: Path, config: dict[str, Any]) -> bool:

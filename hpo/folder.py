@@ -19,14 +19,7 @@ def campaign_table(out: Path) -> dict[str, Any]:
     path = out / NAME
     if not path.exists():
         raise InputError(f"{out} is not a campaign (no {NAME}); check the path")
-    return checked_table(read_sealed(path), path)
-
-
-def checked_table(saved: Any, path: Path) -> dict[str, Any]:
-    """Return the table of a campaign.
-
-    InputError where it is none, or a newer version's.
-    """
+    saved = read_sealed(path)
     if not isinstance(saved, dict) or not isinstance(saved.get("version"), int) or "enqueued" not in saved:
         raise InputError(f"{path} is not a campaign's; check the path")
     check_version(saved["version"], path, oldest=VERSION, newest=VERSION)

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.base.files import check_own, read_sealed, write_sealed
+from hydragnn.base.files import check_own, write_sealed
 from hydragnn.base.settings import refuse_idle
 from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
 from hydragnn.datasets.fit import check_elements, elements_of
 from hydragnn.datasets.isolated_atoms import by_atomic_number
-from hydragnn.hpo.folder import NAME, SAMPLER_LOG, VERSION, campaign_table, checked_table
+from hydragnn.hpo.folder import NAME, SAMPLER_LOG, VERSION, campaign_table
+from hydragnn.hpo.launching.allocation_launcher import AllocationLauncher
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
-from hydragnn.hpo.launching.watchdog import AllocationLauncher
 from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.sampling.sampler import learns
 from hydragnn.hpo.scheduling.events import Plan, node_of
@@ -232,8 +232,7 @@ def check_folder(
         return first_points(settings, space, on_note)
     if not resume:
         raise InputError(f"{out} holds a campaign; continue it with --resume, or choose another folder")
-    saved = read_sealed(path)
-    begun = _saved_settings(saved, path)
+    saved, begun = campaign_table(out), open_campaign(out)
     for name in APPENDED:
         check_own(out / name)
     _check_unchanged(settings, begun)
@@ -253,19 +252,17 @@ def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
     A default space is the one that the campaign began with, whatever it is by now, as many trials share a process as were chosen then,
     and a sampler that was the default then goes on.
     """
-    saved = read_sealed(out / NAME) if is_begun(out) else {}
-    if settings.left_out is not None and isinstance(saved, dict) and "left_out" in saved:
-        begun = _saved_settings(saved, out / NAME)
-        search = settings.search.model_copy(update={"space": begun.search.space})
-        settings = replace(settings, search=search, left_out=begun.left_out)
-    if settings.search.together == "auto" and isinstance(saved, dict) and saved:
-        begun = _saved_settings(saved, out / NAME)
-        search = settings.search.model_copy(update={"together": begun.search.together})
-        settings = replace(settings, search=search, together_because=begun.together_because)
-    if settings.search.sampler == "auto" and isinstance(saved, dict) and saved:
-        search = settings.search.model_copy(update={"sampler": _saved_settings(saved, out / NAME).search.sampler})
-        settings = replace(settings, search=search)
-    return settings
+    search = settings.search
+    names = [name for name in ("together", "sampler") if getattr(search, name) == "auto"]
+    if not is_begun(out) or not (names or settings.left_out is not None):
+        return settings
+    begun = open_campaign(out)
+    if "together" in names:
+        settings = replace(settings, together_because=begun.together_because)
+    if settings.left_out is not None and begun.left_out is not None:
+        names.append("space")
+        settings = replace(settings, left_out=begun.left_out)
+    return replace(settings, search=search.model_copy(update={name: getattr(begun.search, name) for name in names}))
 
 
 def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
@@ -283,21 +280,11 @@ def open_campaign(out: Path) -> CampaignSettings:
 
     InputError where there is none or it is from a newer version.
     """
-    return _settings_of(campaign_table(out), out / NAME)
-
-
-def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
-    return _settings_of(checked_table(saved, path), path)
-
-
-def _settings_of(saved: dict[str, Any], path: Path) -> CampaignSettings:
-    settings = campaign_settings({key: v for key, v in saved.items() if key not in OWN}, path)
+    saved = campaign_table(out)
+    settings = campaign_settings({key: value for key, value in saved.items() if key not in OWN}, out / NAME)
     because = saved.get("together_because", "")
-    return replace(
-        settings,
-        left_out=saved.get("left_out"),
-        together_because=because if isinstance(because, str) else "",
-    )
+    because = because if isinstance(because, str) else ""
+    return replace(settings, left_out=saved.get("left_out"), together_because=because)
 
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:

@@ -1,47 +1,28 @@
-"""Evidence of attempts: heartbeats, and the record, which alone is the verdict."""
+"""Attempts: signs of life, and ends that are not decided yet."""
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from hydragnn.base.errors import InputError
-from hydragnn.base.files import open_regular, read_json
-from hydragnn.config import parse_config
-from hydragnn.hpo.launching.launcher import Exit, Task
-from hydragnn.hpo.objective import Objective, objective_value
-from hydragnn.hpo.scheduling.events import Failed, Reached
-from hydragnn.record import FailureKind, RunRecord, read_record
-from hydragnn.runs.checkpoint import latest_checkpoint
+from hydragnn.hpo.launching.launcher import Begun, Exit, Task
+from hydragnn.hpo.launching.verdict import is_complete
+from hydragnn.hpo.launching.watchdog import SchedulerWatch
+from hydragnn.hpo.scheduling.events import Identity, node_of
 
-HEARTBEAT = "heartbeat"
-"""The file that rank 0 touches while it takes steps."""
-LINGER = 10.0  # seconds that an attempt's processes may take to end once its record is complete
-LOG_END = 65536  # bytes of a log that are searched for the launcher's messages
-TAIL_LINES = 15
-
-OVER = ("finished", "stopped")
-"""Statuses of a record that needs no further segment."""
-
-FENCED = 4
-"""Exit code of an attempt that found ``attempt.json`` naming another one."""
-
-OPERATIONS_A_SECOND = 45.0
-"""File system operations per second for the heartbeats of a whole campaign."""
-OPERATIONS_OF_A_BEAT = 10.0
-"""Operations per heartbeat, with its checks and the record's part."""
-
-FILE_PATIENCE = 10.0
-"""Seconds to write a file before the file system counts as stalled."""
-AT_ONCE = 0.05
-"""Seconds in which a file system in order answers."""
-STALLS = 5
-"""Consecutive stalls that are excused although files can be written."""
+FILES = 16  # records read side by side, because those of a shared file system take their time
+LAST_WORDS = 5.0  # seconds that a killed attempt's worker may take to say so
+FILE_PATIENCE = 10.0  # seconds to write a file before the file system counts as stalled
+AT_ONCE = 0.05  # seconds in which a file system in order answers
+STALLS = 5  # consecutive stalls that are excused although files can be written
+OPERATIONS_A_SECOND = 45.0  # of the file system, for the heartbeats of a whole campaign
+OPERATIONS_OF_A_BEAT = 10.0  # with its checks and the record's part
 
 Clock = Callable[[], float]
 
@@ -55,56 +36,6 @@ def seconds_between_beats(runs: int, patience: float) -> float:
     ([1, 20, 111, 150], 2091)
     """
     return max(1.0, min(runs * OPERATIONS_OF_A_BEAT / OPERATIONS_A_SECOND, patience / 4))
-
-
-class LastSigns:
-    """Last signs of life of thousands, the oldest first."""
-
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
-        self._times: dict[str, float] = {}
-
-    def __contains__(self, name: str) -> bool:
-        """Return True where there was a sign of this one."""
-        return name in self._times
-
-    def __iter__(self) -> Iterator[str]:
-        """Names, that of the longest silence first."""
-        return iter(self._times)
-
-    def note(self, name: str) -> None:
-        """Note a sign of life."""
-        self._times.pop(name, None)
-        self._times[name] = self._clock()
-
-    def num_recent(self, seconds: float) -> int:
-        """Return the number of signs within the last ``seconds``."""
-        earliest = self._clock() - seconds
-        return sum(1 for _ in takewhile(lambda time: time >= earliest, reversed(self._times.values())))
-
-    def __len__(self) -> int:
-        """Number of names with signs."""
-        return len(self._times)
-
-    def begin_anew(self) -> None:
-        """Count all silences from now on."""
-        self._times = dict.fromkeys(self._times, self._clock())
-
-    def forget(self, name: str) -> None:
-        """Expect nothing more of this one."""
-        self._times.pop(name, None)
-
-    def silent(self, patience: float) -> list[str]:
-        """Return the names without a sign for longer than the patience.
-
-        >>> signs = LastSigns(iter([0.0, 1.0, 5.0, 11.5]).__next__)
-        >>> for name in ("a", "b", "a"):
-        ...     signs.note(name)
-        >>> signs.silent(10.0)
-        ['b']
-        """
-        earliest = self._clock() - patience
-        return [name for name, _ in takewhile(lambda sign: sign[1] < earliest, self._times.items())]
 
 
 Judgement = Literal["hung", "stall", "wait"]
@@ -185,176 +116,220 @@ class _FileProbe:
             self._ok = self._clock() - self._begun <= FILE_PATIENCE
 
 
+class LastSigns:
+    """Last signs of life of thousands, the oldest first."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock, self._witness = clock, Witness(clock)
+        self._times: dict[str, float] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._times
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._times)
+
+    def note(self, name: str) -> None:
+        """Note a sign of life."""
+        self._times.pop(name, None)
+        self._times[name] = self._clock()
+
+    def forget(self, name: str) -> None:
+        """Expect nothing more of this one."""
+        self._times.pop(name, None)
+
+    def silence(self, name: str) -> float:
+        """Return the seconds since the last sign."""
+        return self._clock() - self._times[name]
+
+    def silent(self, patience: float) -> list[str]:
+        """Return the names without a sign for longer than the patience.
+
+        >>> signs = LastSigns(iter([0.0, 1.0, 5.0, 11.5]).__next__)
+        >>> for name in ("a", "b", "a"):
+        ...     signs.note(name)
+        >>> signs.silent(10.0)
+        ['b']
+        """
+        earliest = self._clock() - patience
+        return [name for name, _ in takewhile(lambda sign: sign[1] < earliest, self._times.items())]
+
+    def hung(self, patience: float, folder_of: Callable[[str], Path] | None = None) -> list[str]:
+        """Return the silent names, unless most are silent at once.
+
+        ``folder_of`` names a folder in which the file system is tested.
+        """
+        silent = self.silent(patience)
+        if not silent:
+            return []
+        earliest = self._clock() - patience / 2
+        recent = sum(1 for _ in takewhile(lambda time: time >= earliest, reversed(self._times.values())))
+        judgement = self._witness.judge(recent, len(self._times), folder_of(silent[0]) if folder_of else None)
+        if judgement == "stall":
+            self._times = dict.fromkeys(self._times, self._clock())
+        return silent if judgement == "hung" else []
+
+
 @dataclass(kw_only=True, slots=True)
-class Heartbeat:
-    """Heartbeat of a run: changes of its file by our clock."""
+class Attempt:
+    """Attempt of a launcher."""
 
-    folder: Path
-    patience: float
-    every: float | None = None
-    """Seconds between reads; a tenth of the patience if absent."""
-    runs: int = 1
-    """Number of runs with heartbeats at the same time."""
-    clock: Clock = time.monotonic
-    _changed: float = field(init=False)
-    _stamp: tuple[int, int] | None = field(init=False, default=None)
-    _next: float = field(init=False)
-    _next_record: float = field(init=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        self._changed = self.clock()
-        self._stamp = self._read()
-        self._next = self._changed
-
-    def stopped(self) -> bool:
-        """Return True where nothing changed for longer than the patience."""
-        now = self.clock()
-        if now < self._next:
-            return False
-        self._next = now + max(self._beats, self.patience / 10 if self.every is None else self.every)
-        stamp = self._read()
-        if stamp != self._stamp:
-            self._stamp, self._changed = stamp, now
-        return now - self._changed > self.patience
+    task: Task
+    identity: Identity | None = None
+    asked_to_leave: bool = False
+    kill_at: float = float("inf")
+    killed: float | None = None
+    hung: bool = False
 
     @property
-    def is_recent(self) -> bool:
-        """Return True where something changed in the latter half of the patience."""
-        return self.clock() - self._changed <= self.patience / 2
-
-    def begin_anew(self) -> None:
-        """Count silence from now on."""
-        self._changed = self.clock()
-
-    def lingers(self, attempt: int) -> bool:
-        """Return True where processes outlive a complete last record."""
-        now = self.clock()
-        linger = max(LINGER, 2 * self._beats)
-        if now - self._changed < linger or now < self._next_record:
-            return False
-        self._next_record = now + linger
-        with suppress(InputError):
-            record = read_record(self.folder)
-            return record.attempt == attempt and record.status != "running"
-        return False
-
-    @property
-    def _beats(self) -> float:
-        return seconds_between_beats(self.runs, self.patience)
-
-    def _read(self) -> tuple[int, int] | None:
-        with suppress(OSError):
-            status = (self.folder / HEARTBEAT).stat()
-            return status.st_mtime_ns, status.st_ino
-        return None
+    def ended_by_us(self) -> bool:
+        """Return True where it was asked to save itself, or killed."""
+        return self.asked_to_leave or self.killed is not None
 
 
-def _is_of(record: RunRecord, config_hash: str) -> bool:
-    if record.config_hash == config_hash:
-        return True
-    with suppress(InputError):
-        return parse_config(record.config).hash == config_hash
-    return False
+class Attempts(dict[str, Attempt]):
+    """Attempts by their first slots, with those that are late or silent."""
+
+    def __init__(self, hang_seconds: float) -> None:
+        """Kill runs that are silent for ``hang_seconds``."""
+        super().__init__()
+        self._hang = hang_seconds
+        self._slot_of: dict[int, str] = {}
+        self._unbegun, self._running = LastSigns(), LastSigns()
+        self._leaving: dict[str, None] = {}
+
+    def ask(self, task: Task) -> None:
+        """Note that an attempt was requested."""
+        slot = task.slots[0]
+        self[slot], self._slot_of[task.trial] = Attempt(task=task), slot
+        self._unbegun.note(slot)
+
+    def begin(self, slot: str, identity: Identity) -> Begun:
+        """Note the process of an attempt."""
+        self._unbegun.forget(slot)
+        self[slot].identity = identity
+        return Begun(task=self[slot].task, identity=identity)
+
+    def holds(self, task: Task) -> bool:
+        """Return True for the very attempt that has its slot."""
+        attempt = self.get(task.slots[0])
+        return attempt is not None and attempt.task == task
+
+    def go(self, slot: str) -> None:
+        """Expect signs of life from now on."""
+        self._running.note(slot)
+
+    def beat(self, slot: str) -> None:
+        """Note a sign of life of a run."""
+        if slot in self._running:
+            self._running.note(slot)
+
+    def silence(self, slot: str) -> float:
+        """Return the seconds since a run's last sign of life."""
+        return self._running.silence(slot)
+
+    def has_ended(self, slot: str) -> None:
+        """Expect no further sign of life."""
+        self._running.forget(slot)
+
+    def cancel(self, trial: int, grace: float) -> str | None:
+        """Return the slot of a trial to be ended, if it runs."""
+        slot = self._slot_of.get(trial, "")
+        attempt = self.get(slot)
+        if attempt is None or attempt.task.trial != trial or attempt.asked_to_leave:
+            return None
+        attempt.asked_to_leave, attempt.kill_at = True, time.monotonic() + grace
+        self._leaving[slot] = None
+        return slot
+
+    def be_patient(self, nodes: Collection[str]) -> None:
+        """Begin the wait for attempts on these nodes anew."""
+        for slot in [slot for slot in self._unbegun if node_of(slot) in nodes] if nodes else ():
+            self._unbegun.note(slot)
+
+    def late_to_begin(self, patience: float) -> list[str]:
+        """Return the slots that were asked longer ago and have not begun."""
+        return self._unbegun.silent(patience)
+
+    def to_kill(self, now: float) -> list[str]:
+        """Return the slots of attempts to be killed, each once."""
+        late = [slot for slot in self._leaving if self[slot].killed is None and now >= self[slot].kill_at]
+        hung = self._running.hung(self._hang, lambda slot: self[slot].task.folder)
+        for slot in hung:
+            self._running.forget(slot)
+            self[slot].hung = slot not in late
+        for slot in (late := list(dict.fromkeys([*late, *hung]))):
+            self[slot].killed = self[slot].killed or now
+            self._leaving[slot] = None
+        return late
+
+    def unanswered(self, now: float) -> list[str]:
+        """Return the slots of killed attempts whose workers do not say so."""
+        killed = ((slot, self[slot].killed) for slot in self._leaving)
+        return [slot for slot, at in killed if at is not None and now - at > LAST_WORDS]
+
+    def end(self, slot: str, code: int | None, message: str, **facts: Any) -> Exit:
+        """Remove an attempt, and return its end.
+
+        Where we ended it, its code is no hint unless it is 0.
+        """
+        attempt = self.pop(slot)
+        for signs in (self._unbegun, self._running):
+            signs.forget(slot)
+        self._leaving.pop(slot, None)
+        if attempt.killed is not None or (attempt.asked_to_leave and code not in (0, None)):
+            code = -9
+        if attempt.hung:
+            message = f"no heartbeat for {self._hang / 60:.3g} minutes"
+        elif attempt.killed is not None and not message:
+            message = "it did not save itself within grace_seconds, and goes on from its last checkpoint"
+        return Exit(task=attempt.task, code=code, hung=attempt.hung, message=message, **facts)
 
 
-def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Failed:
-    """Return the result of an attempt by its record."""
-    task = end.task
-    record = _record_of(task)
-    if end.interrupted and (record is None or not _is_complete(record, task)):
-        return _failure(end, "preempted", end.message)
-    if record is None:
-        return _without_result(end, None)
-    if not _is_of(record, config_hash):
-        return _failure(end, "defect", f"the record in {task.folder} belongs to another configuration")
-    if end.out_of_memory and record.status == "failed":
-        return _without_result(end, record)  # the other ranks only saw that one was gone
-    if record.status == "failed" and record.failure is not None:
-        return _failure(end, record.failure.kind, record.failure.message)
-    if not _is_complete(record, task):
-        return _without_result(end, record)
-    value = objective_value(record, objective, task.until)
-    if value is None:
-        return _failure(end, "diverged", f"the objective is not a number up to epoch {task.until}")
-    return Reached(
-        trial=task.trial,
-        attempt=task.attempt,
-        epochs=record.epochs,
-        value=value,
-        over=record.status in OVER,
-        seconds=record.cost.seconds,
-        memory_mb=record.cost.peak_memory_mb,
-    )
+class OpenEnds:
+    """Ends in packs that wait for a record or the scheduler."""
 
+    def __init__(self, watch: SchedulerWatch, ring: Callable[[], None]) -> None:
+        """``ring`` is called, in another thread, when a record was read."""
+        self._watch, self._ring = watch, ring
+        self._files = ThreadPoolExecutor(FILES, "packs")
+        self._reading: list[tuple[Exit, Future[bool]]] = []
+        self._waiting: list[tuple[Exit, float]] = []
 
-def is_complete(task: Task) -> bool:
-    """Return True where this attempt left the record of its whole segment."""
-    record = _record_of(task)
-    return record is not None and _is_complete(record, task)
+    def add(self, end: Exit) -> None:
+        """Add an end; its record is read in another thread."""
+        if end.code != 0:
+            self._wait_for_word(end)
+            return
+        complete = self._files.submit(is_complete, end.task)
+        self._reading.append((end, complete))
+        complete.add_done_callback(lambda _: self._ring())
 
+    def ready(self, revoked: str) -> list[Exit]:
+        """Return ends whose record is complete or whose allocation is decided."""
+        ready: list[Exit] = []
+        reading, self._reading = self._reading, []
+        for end, complete in reading:
+            if not complete.done():
+                self._reading.append((end, complete))
+            elif complete.result():
+                ready.append(end)
+            else:
+                self._wait_for_word(end)
+        waiting, self._waiting = self._waiting, []
+        for end, since in waiting:
+            if revoked:
+                ready.append(replace(end, interrupted=True, message=revoked))
+            elif self._watch.has_spoken((), since):  # the workers themselves report on their nodes
+                ready.append(end)
+            else:
+                self._waiting.append((end, since))
+        return ready
 
-def log_tail(folder: Path) -> str:
-    """The last lines of a run's log; empty where there is none."""
-    return "\n".join(text_since(folder / "log.txt", 0).splitlines()[-TAIL_LINES:])
+    def close(self) -> None:
+        """Forget those that are left."""
+        self._files.shutdown(cancel_futures=True)
 
-
-def _record_of(task: Task) -> RunRecord | None:
-    try:
-        record = read_record(task.folder)
-    except InputError:
-        return None
-    return record if record.attempt in (0, task.attempt) else None
-
-
-def _is_complete(record: RunRecord, task: Task) -> bool:
-    return record.status in OVER or (record.status == "paused" and record.epochs >= task.until)
-
-
-def _without_result(end: Exit, record: RunRecord | None) -> Failed:
-    """Return the kind of failure of an attempt without a result."""
-    task, code = end.task, end.code
-    if end.out_of_memory:
-        return _failure(end, "out_of_memory", "the system ran out of memory and killed the process")
-    if code is None:
-        return _failure(end, "launch", end.message)
-    if end.hung or end.suspects:
-        return _failure(end, "lost_node", end.message or "its heartbeat stopped")
-    if code == FENCED:
-        return _failure(end, "preempted", "left, because another attempt has taken over")
-    if code in (-2, -9, -10, -15) or (record is not None and record.status == "paused"):
-        how = f"by signal {-code}" if code < 0 else "before the segment's end"
-        return _failure(end, "preempted", end.message or f"ended from outside {how}")
-    if code < 0:
-        return _failure(end, "defect", f"crashed with signal {-code}\n{log_tail(task.folder)}")
-    kind: FailureKind = "launch" if record is None else "defect"
-    return _failure(end, kind, f"exit code {code} without a result\n{log_tail(task.folder)}")
-
-
-def _failure(end: Exit, kind: FailureKind, message: str) -> Failed:
-    task = end.task
-    return Failed(
-        trial=task.trial,
-        attempt=task.attempt,
-        kind=kind,
-        message=message.strip(),
-        epochs=saved_epochs(task.folder),
-        suspects=end.suspects,
-    )
-
-
-def saved_epochs(folder: Path) -> int:
-    """Return the finished epochs in the newest checkpoint; 0 without one."""
-    try:
-        checkpoint = latest_checkpoint(folder / "checkpoints")
-        return 0 if checkpoint is None else int(read_json(checkpoint / "state.json")["epoch"])
-    except (InputError, KeyError, TypeError, ValueError):
-        return 0
-
-
-def text_since(log: Path, begin: int) -> str:
-    """Return the end of a log, from byte ``begin`` on."""
-    with suppress(OSError, InputError), os.fdopen(open_regular(log), "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(begin, size - LOG_END))
-        return file.read().decode(errors="replace")
-    return ""
+    def _wait_for_word(self, end: Exit) -> None:
+        self._waiting.append((end, time.monotonic()))
+        self._watch.hurry()

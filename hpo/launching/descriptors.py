@@ -1,9 +1,7 @@
 """Waiting for thousands of pipes."""
 
 import os
-import select
 import selectors
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -72,14 +70,3 @@ class PipeSelector:
         if self._selector.get_map() is not None:
             self._selector.close()
             self._bell.close()
-
-
-def readable(descriptors: Iterable[int], seconds: float) -> list[int]:
-    """Return the descriptors that can be read or have ended, within ``seconds``.
-
-    ``select`` refuses descriptors from 1,024 on; these may have any number.
-    """
-    poller = select.poll()
-    for descriptor in descriptors:
-        poller.register(descriptor, select.POLLIN)
-    return [descriptor for descriptor, _ in poller.poll(1000 * seconds)]

@@ -4,9 +4,7 @@ A launcher creates an attempt's process, which waits; once the journal knows it,
 in ``attempts.py``.
 """
 
-import os
 import socket
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,6 @@ from typing import Protocol, runtime_checkable
 
 import psutil
 
-import hydragnn
-from hydragnn.base.environment import environment
 from hydragnn.base.imports import allowed_code
 from hydragnn.hpo.scheduling.events import Identity, Probed
 
@@ -119,21 +115,6 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Kill whatever still runs."""
-
-
-def note_of(task: Task) -> bytes:
-    """Return the line that begins an attempt in a log."""
-    begin = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}"
-    return f"{begin}, {' '.join(task.slots)}\n".encode()
-
-
-def importable() -> dict[str, str]:
-    """Return variables that let a process import this package from a checkout."""
-    root = Path(hydragnn.__file__).resolve().parent.parent
-    if not (root / "pyproject.toml").is_file():
-        return {}
-    inherited = environment().get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(root), *([inherited] if inherited else [])])}
 
 
 MARK = "HYDRAGNN_CAMPAIGN"

@@ -17,12 +17,13 @@ from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import visible_gpus
 from hydragnn.hpo.launching.allocation import Allocation, alike
+from hydragnn.hpo.launching.allocation_launcher import MODULE, Limits
 from hydragnn.hpo.launching.attempts import seconds_between_beats
 from hydragnn.hpo.launching.job_step import end_process
 from hydragnn.hpo.launching.launcher import MARK, Task, is_ours
-from hydragnn.hpo.launching.packs import MODULE, Pack, PackLauncher
+from hydragnn.hpo.launching.packs import Pack, PackLauncher
 from hydragnn.hpo.launching.sites.local import Local
-from hydragnn.hpo.scheduling.events import Identity, Probed
+from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -49,7 +50,10 @@ class LocalLauncher(PackLauncher):
         environment: Mapping[str, str] | None = None,
         gpus: Sequence[Mapping[str, str]] = (),
     ) -> None:
-        """``together`` trials share a process of each worker; ``gpus`` are variables that select its GPU."""
+        """Share a process of each worker between ``together`` trials.
+
+        ``gpus`` are variables that select the GPU of each worker.
+        """
         names = [f"worker-{number}" for number in range(workers)]
         super().__init__(
             Local(),
@@ -57,8 +61,7 @@ class LocalLauncher(PackLauncher):
             shares=together,
             log=None,
             together=together,
-            rate=1e9,
-            hang_seconds=hang_seconds,
+            limits=Limits(rate=1e9, hang_seconds=hang_seconds),
             module=module,
             environment={**ONE_THREAD, **(environment or {})},
         )
@@ -67,7 +70,7 @@ class LocalLauncher(PackLauncher):
     @property
     def beat_seconds(self) -> float:
         """Seconds between heartbeats of each run, in its folder."""
-        return seconds_between_beats(len(self.slots), self._hang_seconds)
+        return seconds_between_beats(len(self.slots), self._limits.hang_seconds)
 
     def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
         """Kill attempts of an earlier controller, and wait for their end."""
@@ -110,7 +113,7 @@ class LocalLauncher(PackLauncher):
 
     def _give_up(self, pack: Pack) -> None:
         for attempt in self._attempts.values():
-            if attempt.identity is not None and attempt.node in pack.nodes:
+            if attempt.identity is not None and node_of(attempt.task.slots[0]) in pack.nodes:
                 end_process(attempt.identity, KILLED_WAIT)
         super()._give_up(pack)
 

@@ -4,7 +4,6 @@ A pack's step outlives its trials and the loss of its nodes; every trial has its
 is the other side. The packs end with the controller, because their input then ends.
 """
 
-import itertools
 import json
 import math
 import os
@@ -16,32 +15,29 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from hydragnn.base.errors import InputError
 from hydragnn.base.files import allow_many_files, open_log
-from hydragnn.distributed.launch import RANK_VARIABLE, environment_alone
+from hydragnn.distributed.launch import RANK_VARIABLE
 from hydragnn.hpo.launching.allocation import Allocation, Node
-from hydragnn.hpo.launching.attempts import LastSigns, Witness, seconds_between_beats, text_since
-from hydragnn.hpo.launching.descriptors import PipeSelector
-from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, StepProcess, TokenBucket, end_steps
-from hydragnn.hpo.launching.launcher import MARK, Report, Task, importable, note_of
-from hydragnn.hpo.launching.packattempts import LAST_WORDS, OpenEnds, PackAttempts
+from hydragnn.hpo.launching.allocation_launcher import MODULE, PAUSE, AllocationLauncher, Limits
+from hydragnn.hpo.launching.attempts import LAST_WORDS, LastSigns, OpenEnds, seconds_between_beats
+from hydragnn.hpo.launching.job_step import StepProcess
+from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.sites import Site, Step
-from hydragnn.hpo.launching.watchdog import AGAIN, AllocationLauncher
+from hydragnn.hpo.launching.verdict import text_since
+from hydragnn.hpo.launching.watchdog import AGAIN
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
-MODULE = "hydragnn.runs.run"
 WORKER = Path(__file__).with_name("worker.py")
 """Program of workers, run by its path.
 
 ``-m`` would load the whole room, Optuna included, into every worker.
 """
 SILENCE = 30.0  # seconds without a sign of life after which a node counts as lost; it gives one every five
-LEAVE = 15.0  # seconds that packs of an allocation that is over may take to end
 LOOK_EVERY = 0.5  # seconds between looks for who is late
-PAUSE = 0.05  # seconds between looks at the steps themselves
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,43 +93,39 @@ class PackLauncher(AllocationLauncher):
         shares: int,
         log: Path | None,
         together: int = 1,
-        rate: float = STEP_RATE,
-        hang_seconds: float = 600.0,
-        probe_seconds: float = 120.0,
+        limits: Limits | None = None,
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start nothing yet.
-
-        ``shares`` of the largest node, ``together`` of which share a process; at most ``rate`` steps begin per second.
+        """``shares`` of the largest node, ``together`` of which share a process.
 
         Messages of the steps go to ``log``.
         """
         allow_many_files()  # two pipes per pack, and where a launcher feeds its first rank only, one pack per node
-        super().__init__(site, allocation)
-        self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
-        self._log, self._together, self._module = log, together, module
+        super().__init__(site, allocation, limits=limits, module=module, environment=environment)
+        self._log, self._together = log, together
         self._shares = allocation.shares(shares, together)
-        self._hang_seconds, self._patience = hang_seconds, probe_seconds
-        self._numbers, self._bucket = itertools.count(), TokenBucket(rate, BURST)
         self._pack_of: dict[str, Pack] = {}
         self._packs: list[Pack] = []
         self._at_gates = deque[Pack]()
-        self._pipes = PipeSelector()
         self._open_ends = OpenEnds(self._watch, self._pipes.wake)
-        self._last_signs, self._witness = LastSigns(), Witness()
+        self._last_signs = LastSigns()
         """Of nodes, whose lines come through pipes."""
-        self._attempts = PackAttempts(hang_seconds)
         self._probes: dict[str, float] = {}
+        """Deadlines of probes by node."""
         self._ended_packs: list[tuple[Pack, float]] = []
         """Ended packs with their times, until the scheduler confirms."""
-        self._leave_by = float("inf")
         self._next_look = self._next_rest = 0.0
 
     @property
     def slots(self) -> tuple[str, ...]:
         """Shares of all nodes, first one of each."""
-        return shares_of(self._shares)
+        return tuple(
+            node if count == 1 else f"{node}/{share}"
+            for share in range(max(self._shares.values()))
+            for node, count in self._shares.items()
+            if share < count
+        )
 
     def size_of(self, slots: int, node: Node) -> float:
         """Return a slot's speed; a trial has at most one GPU."""
@@ -144,46 +136,11 @@ class PackLauncher(AllocationLauncher):
         """Rare, because what decides comes through the pipes."""
         return seconds_between_beats(len(self.slots), math.inf)
 
-    def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
-        """End the packs of a dead controller of the campaign."""
-        self._environment[MARK] = campaign
-        unique = {(one.get("job"), one.get("step"), one.get("pid")): one for one in identities}
-        end_steps(self._site, campaign, unique.values())
-
-    def start(self, task: Task) -> None:
-        """Request an attempt from the slot's worker; ``poll`` reports a failure."""
-        if self._revoked:
-            self._reports.append(self._never_started(task, self._revoked))
-            return
-        try:
-            with open_log(task.folder / "log.txt") as log:
-                log.write(note_of(task))
-            pack = self._pack(node_of(task.slots[0]))
-        except (OSError, InputError) as error:
-            self._reports.append(self._never_started(task, f"cannot start a step: {error}"))
-            return
-        self._attempts.ask(task)
-        pack.send(task.slots[0], self._request(task))
-
     def go(self, task: Task) -> None:
         """Let an attempt work that has begun."""
-        if self._attempts.go(task):
+        if self._attempts.holds(task):
+            self._attempts.go(task.slots[0])
             self._send(task.slots[0], "go")
-
-    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
-        """Return reports, after waiting up to ``seconds`` or for ``bell``."""
-        deadline = time.monotonic() + seconds
-        while True:
-            self._send_rest()
-            wait = 0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic()))
-            packs, rung = self._pipes.wait(wait, bell)
-            for pack in packs:
-                self._receive(pack)
-            self._look()
-            self._reports += self._open_ends.ready(self._revoked)
-            if self._reports or rung or time.monotonic() >= deadline:
-                reports, self._reports = self._reports, []
-                return reports
 
     def cancel(self, trial: int, grace: float) -> None:
         """Ask a trial to save itself; it is killed after ``grace`` seconds."""
@@ -199,7 +156,7 @@ class PackLauncher(AllocationLauncher):
         except OSError as error:
             self._reports.append(Probed(node=node, healthy=False, message=f"cannot start a probe: {error}"))
             return
-        self._probes[node] = time.monotonic() + self._patience
+        self._probes[node] = time.monotonic() + self._limits.probe_seconds
         pack.send(node, "probe")
 
     def close(self) -> None:
@@ -217,6 +174,12 @@ class PackLauncher(AllocationLauncher):
         self._attempts.clear()
         self._open_ends.close()
         self._pipes.end()
+
+    def _begin(self, task: Task, log: IO[bytes]) -> None:
+        """Request an attempt from the slot's worker."""
+        pack = self._pack(node_of(task.slots[0]))
+        self._attempts.ask(task)
+        pack.send(task.slots[0], self._request(task))
 
     def _pack(self, node: str) -> Pack:
         if node not in self._pack_of:
@@ -238,7 +201,7 @@ class PackLauncher(AllocationLauncher):
     def _new_pack(self, nodes: tuple[str, ...]) -> None:
         cores, gpus = self._allocation.least(nodes)
         options = ["--nodes", ",".join(nodes), "--shares", str(self._shares[nodes[0]])]
-        options += ["--together", str(self._together), "--hang-seconds", str(self._hang_seconds)]
+        options += ["--together", str(self._together), "--hang-seconds", str(self._limits.hang_seconds)]
         step = Step(
             name=f"pack-{os.getpid()}-{next(self._numbers)}",
             nodes=nodes,
@@ -249,7 +212,7 @@ class PackLauncher(AllocationLauncher):
         )
         pack = pack_at_gate(self._site, step, self._environment_of(nodes), self._log)
         self._packs.append(pack)
-        self._pipes.open(pack.reports.fileno(), pack)
+        self._pipes.open(pack.reports.fileno(), partial(self._receive, pack))
         self._at_gates.append(pack)
         self._next_rest = 0.0
         self._pack_of.update(dict.fromkeys(nodes, pack))
@@ -275,9 +238,8 @@ class PackLauncher(AllocationLauncher):
         if pack is not None:
             pack.send(slot, words)
 
-    def _send_rest(self) -> None:
+    def _open_gates(self, now: float) -> None:
         """Start packs whose turn it is, and write what waits for pipes."""
-        now = time.monotonic()
         if now < self._next_rest:
             return
         self._next_rest = now + PAUSE
@@ -318,12 +280,10 @@ class PackLauncher(AllocationLauncher):
         elif "code" in report:
             self._end(slot, report["code"], out_of_memory=report["oom"] and attempt.killed is None)
 
-    def _look(self) -> None:
+    def _look(self, now: float) -> None:
         """Act on lost nodes and on attempts that are late or hang."""
-        now = time.monotonic()
-        if not self._revoked:
-            self._read_scheduler()
-        if self._revoked:  # what has ended is told at once, the rest when its pack has ended
+        self._reports += self._open_ends.ready(self._revoked)
+        if self._revoked:  # what has ended is reported at once, the rest when its pack has ended
             for slot in list(self._attempts) if not self._packs or now >= self._leave_by else ():
                 self._end(slot, -9, self._revoked)
             return
@@ -340,38 +300,25 @@ class PackLauncher(AllocationLauncher):
 
     def _look_at_nodes(self, now: float) -> None:
         """Lose nodes that are silent or late."""
-        for node in self._silent_nodes():
+        for node in self._last_signs.hung(SILENCE):
             self._lose(node, f"no sign of life for {SILENCE:.0f} s")
             self._reports.append(Probed(node=node, healthy=False, message="no sign of life"))
-        self._be_patient(now)
+        waiting = {node for pack in self._at_gates for node in pack.nodes}
+        waiting = waiting if self._watch.answering else set(self._allocation.names)
+        for node in self._probes.keys() & waiting:
+            self._probes[node] = now + self._limits.probe_seconds
+        self._attempts.be_patient(waiting)
+        patience = self._limits.probe_seconds
         late = [node for node, deadline in self._probes.items() if now > deadline]
         for node in late:
-            self._lose(node, f"no answer within {self._patience:.0f} s")
-        for slot in self._attempts.late_to_begin(self._patience):
-            self._lose(node_of(slot), f"its pack did not begin the attempt within {self._patience:.0f} s")
-
-    def _silent_nodes(self) -> list[str]:
-        """Return the silent nodes, unless most are silent at once."""
-        silent = self._last_signs.silent(SILENCE)
-        if not silent or len(self._last_signs) == 1:
-            return silent
-        judgement = self._witness.judge(self._last_signs.num_recent(SILENCE / 2), len(self._last_signs), None)
-        if judgement == "stall":
-            self._last_signs.begin_anew()
-        return silent if judgement == "hung" else []
+            self._lose(node, f"no answer within {patience:.0f} s")
+        for slot in self._attempts.late_to_begin(patience):
+            self._lose(node_of(slot), f"its pack did not begin the attempt within {patience:.0f} s")
 
     def _leave(self) -> None:
-        self._leave_by = time.monotonic() + LEAVE
         while self._at_gates:
             self._at_gates.popleft().step.input.close()
         self._probes.clear()
-
-    def _be_patient(self, now: float) -> None:
-        nodes = {node for pack in self._at_gates for node in pack.nodes}
-        nodes = nodes if self._watch.answering else set(self._allocation.names)
-        for node in self._probes.keys() & nodes:
-            self._probes[node] = now + self._patience
-        self._attempts.be_patient(nodes)
 
     def _lose(self, node: str, why: str) -> None:
         """Drop a node from its pack; its next use starts another."""
@@ -456,17 +403,3 @@ def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Pa
     reports = process.process.stdout
     assert reports is not None
     return Pack(step=process, nodes=step.nodes, reports=reports, log_from=log_from)
-
-
-def shares_of(shares: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the slots of nodes, first one of each.
-
-    >>> shares_of({"n1": 2, "n2": 2, "n3": 1})
-    ('n1/0', 'n2/0', 'n3', 'n1/1', 'n2/1')
-    """
-    return tuple(
-        node if count == 1 else f"{node}/{share}"
-        for share in range(max(shares.values(), default=0))
-        for node, count in shares.items()
-        if share < count
-    )

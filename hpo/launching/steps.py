@@ -1,47 +1,47 @@
 """Attempts as job steps of an allocation, on nodes that we choose."""
 
+import os
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import open_log
-from hydragnn.distributed.launch import environment_alone
 from hydragnn.hpo.launching.allocation import Allocation, Node
-from hydragnn.hpo.launching.attempts import Heartbeat, Witness, is_complete, seconds_between_beats, text_since
-from hydragnn.hpo.launching.descriptors import readable
-from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, STEPS_AT_ONCE, StepProcess, TokenBucket, end_steps
-from hydragnn.hpo.launching.launcher import MARK, Begun, Exit, Report, Task, importable, note_of
-from hydragnn.hpo.launching.packs import MODULE
+from hydragnn.hpo.launching.allocation_launcher import MODULE, AllocationLauncher, Limits
+from hydragnn.hpo.launching.attempts import Attempt, seconds_between_beats
+from hydragnn.hpo.launching.job_step import StepProcess
+from hydragnn.hpo.launching.launcher import Exit, Task
 from hydragnn.hpo.launching.sites import Evidence, Site, Step
-from hydragnn.hpo.launching.watchdog import AGAIN, AllocationLauncher, Probes
-from hydragnn.hpo.scheduling.events import Identity
+from hydragnn.hpo.launching.verdict import is_complete, text_since
+from hydragnn.hpo.launching.watchdog import AGAIN
+from hydragnn.hpo.launching.worker import probe_report, stamp_of
+from hydragnn.hpo.scheduling.events import Probed
+from hydragnn.record import read_record
 
 RANK = Path(__file__).with_name("rank.py")
-PAUSE = 0.05  # seconds between looks at what runs; at most 90 processes are looked at
+PROBE = Path(__file__).with_name("probe.py")
 HEARTBEAT_EVERY = 2.0  # seconds between looks at a trial's heartbeat
-LAST_WORDS = 15.0  # seconds that steps of an allocation that is over may take to end
+LINGER = 10.0  # seconds that an attempt's processes may take to end once its record is complete
 
 
 @dataclass(kw_only=True, slots=True)
-class _Attempt:
-    """A step and what we know of its end."""
+class _Run:
+    """Job step of an attempt, and how it ended."""
 
-    task: Task
     step: StepProcess
     log_from: int
     """Position in the log at which this attempt begins."""
-    heartbeat: Heartbeat | None = None
-    """Watched from the moment on at which the step starts."""
     begun: float = float("-inf")
-    kill_at: float = float("inf")
-    cancelled: bool = False
-    hung: bool = False
-    killed: bool = False
-    """Because it hung, or because it was over and did not end."""
+    """Time at which its gate was opened."""
+    heartbeat: tuple[int, int] | None = None
+    next_look: float = 0.0
+    next_record: float = 0.0
     lost: tuple[str, ...] = ()
     ended: float | None = None
     code: int = 0
@@ -52,15 +52,15 @@ class _Attempt:
     """Time of a second start, because the scheduler did not answer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Patience of a launcher, and load on the scheduler."""
+@dataclass(kw_only=True, slots=True)
+class _Probe:
+    """Job step that probes a node."""
 
-    at_once: int = STEPS_AT_ONCE
-    rate: float = STEP_RATE
-    hang_seconds: float = 600.0
-    probe_seconds: float = 120.0
-    """Python and torch may come from a cold file system."""
+    step: StepProcess
+    printed: IO[bytes]
+    deadline: float
+    begun: float
+    given_up: bool = False
 
 
 class StepLauncher(AllocationLauncher):
@@ -76,18 +76,16 @@ class StepLauncher(AllocationLauncher):
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """``ranks`` on each node of a trial, None: one per GPU; ``module`` is the program."""
-        super().__init__(site, allocation)
-        self._ranks, self._limits, self._module = ranks, limits or Limits(), module
-        self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
-        self._attempts: dict[int, _Attempt] = {}
-        self._witness = Witness()
-        self._queue: deque[_Attempt] = deque()
-        self._bucket = TokenBucket(self._limits.rate, BURST)
-        self._probes = Probes(
-            site, self._step_on, self._ranks_on, self._environment, self._limits.probe_seconds, self._watch
-        )
+        """``ranks`` on each node of a trial, None: one per GPU."""
+        super().__init__(site, allocation, limits=limits, module=module, environment=environment)
+        self._ranks = ranks
+        self._runs: dict[str, _Run] = {}
+        """By the first slots of their attempts."""
+        self._queue: deque[Task] = deque()
         self._closed_until = float("-inf")
+        self._probes: dict[str, _Probe] = {}
+        self._probe_again: dict[str, float] = {}
+        """Times of second starts, because the scheduler did not answer."""
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -101,78 +99,54 @@ class StepLauncher(AllocationLauncher):
     @property
     def beat_seconds(self) -> float:
         """As rare as so many steps at once ask for."""
-        return seconds_between_beats(self._runs, self._limits.hang_seconds)
-
-    @property
-    def _runs(self) -> int:
-        return min(self._limits.at_once, len(self.slots))
-
-    def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
-        """End the steps of a dead controller, by name and by process."""
-        self._environment[MARK] = campaign
-        end_steps(self._site, campaign, identities)
-
-    def start(self, task: Task) -> None:
-        """Put the step's launcher at its gate; ``poll`` reports a failure."""
-        if self._revoked:
-            self._reports.append(self._never_started(task, self._revoked))
-            return
-        try:
-            with open_log(task.folder / "log.txt") as log:
-                log.write(note_of(task))
-                log.flush()
-                log_from = log.tell()
-                step = StepProcess(self._site, self._step(task), log, self._environment)
-        except (OSError, InputError) as error:
-            self._reports.append(self._never_started(task, f"cannot start a step: {error}"))
-            return
-        self._attempts[task.trial] = _Attempt(task=task, step=step, log_from=log_from)
-        self._reports.append(Begun(task=task, identity=step.identity(self._allocation.job)))
+        return seconds_between_beats(min(self._limits.at_once, len(self.slots)), self._limits.hang_seconds)
 
     def go(self, task: Task) -> None:
         """Let the step start as soon as the limits allow."""
-        attempt = self._attempts.get(task.trial)
-        if attempt is not None and attempt.task == task:
-            self._queue.append(attempt)
-            self._open_gates()
-
-    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
-        """Return reports, after waiting up to ``seconds`` or for ``bell``."""
-        deadline, rung = time.monotonic() + seconds, False
-        while True:
-            self._work()
-            rest = deadline - time.monotonic()
-            if self._reports or rest <= 0 or rung:
-                reports, self._reports = self._reports, []
-                return reports
-            rung = bool(readable([] if bell is None else [bell], min(PAUSE, rest)))
+        if self._attempts.holds(task):
+            self._queue.append(task)
+            self._open_gates(time.monotonic())
 
     def cancel(self, trial: int, grace: float) -> None:
         """Ask a trial's ranks to save themselves, by SIGUSR1.
 
         srun ends its step at once at SIGTERM.
         """
-        attempt = self._attempts.get(trial)
-        if attempt is not None and not attempt.cancelled:
-            attempt.cancelled, attempt.kill_at = True, time.monotonic() + grace
-            attempt.step.ask()
+        if (slot := self._attempts.cancel(trial, grace)) is not None:
+            self._runs[slot].step.ask()
 
     def probe(self, node: str) -> None:
         """Probe a node with as many ranks as a trial has there."""
-        if not self._revoked:
-            self._probes.start(node)
+        if self._revoked or node in self._probes or node in self._probe_again:
+            return
+        name = f"probe-{os.getpid()}-{next(self._numbers)}"
+        program = ["-P", str(PROBE), "--rank", "{part}", "--ranks", str(self._ranks_on([node]))]
+        step = self._step_on(name, (node,), [*program, "--meet", name, "--threads", "{threads}"])
+        printed = tempfile.TemporaryFile()  # noqa: SIM115, closed when the answer was read
+        try:
+            process = StepProcess(self._site, step, printed, self._environment)
+        except OSError as error:
+            printed.close()
+            self._reports.append(Probed(node=node, healthy=False, message=f"cannot start a probe: {error}"))
+            return
+        process.go()
+        now = time.monotonic()
+        deadline = now + self._limits.probe_seconds
+        self._probes[node] = _Probe(step=process, printed=printed, begun=now, deadline=deadline)
 
     def close(self) -> None:
         """End all steps."""
-        steps = [attempt.step for attempt in self._attempts.values() if attempt.ended is None]
+        steps = [run.step for run in self._runs.values() if run.ended is None]
         for step in steps:
             step.kill()
-        self._probes.close()
+        self._end_probes()
         self._watch.close()
         for step in steps:
             step.wait()
         self._attempts.clear()
+        self._runs.clear()
         self._queue.clear()
+        self._pipes.end()
 
     def _ranks_on(self, nodes: Collection[str]) -> int:
         return self._ranks or max(1, self._allocation.least(nodes)[1])
@@ -183,124 +157,157 @@ class StepLauncher(AllocationLauncher):
         line = (sys.executable, "-P", str(RANK), *options, "--gpus", str(gpus), sys.executable, "-P")
         return Step(name=name, nodes=nodes, cores=cores, gpus=gpus, ranks=ranks, program=(*line, *program))
 
-    def _step(self, task: Task) -> Step:
-        ranks = len(task.slots) * self._ranks_on(task.slots)
+    def _begin(self, task: Task, log: IO[bytes]) -> None:
+        ranks, log_from = len(task.slots) * self._ranks_on(task.slots), log.tell()
         program = ["-m", self._module, *task.arguments, "--ranks", str(ranks), "--threads", "{threads}"]
-        return self._step_on(f"trial-{task.trial}-{task.attempt}", task.slots, program)
+        step = self._step_on(f"trial-{task.trial}-{task.attempt}", task.slots, program)
+        process = StepProcess(self._site, step, log, self._environment)
+        self._runs[task.slots[0]] = _Run(step=process, log_from=log_from)
+        self._attempts.ask(task)
+        self._reports.append(self._attempts.begin(task.slots[0], process.identity(self._allocation.job)))
 
-    def _work(self) -> None:
-        """Do what is due, without waiting."""
-        if not self._revoked:
-            self._open_gates()
-            self._read_scheduler()
-        now = time.monotonic()
-        for attempt in list(self._attempts.values()):
-            self._follow(attempt, now)
-        self._reports += self._probes.results()
+    def _open_gates(self, now: float) -> None:
+        running = sum(run.step.started and run.ended is None for run in self._runs.values())
+        while self._queue and running < self._limits.at_once and now >= self._closed_until:
+            task = self._queue[0]
+            slot = task.slots[0]
+            if self._attempts.holds(task) and not self._attempts[slot].asked_to_leave:
+                if not self._bucket.take(now):
+                    return
+                run = self._runs[slot]
+                run.begun, run.heartbeat = now, stamp_of(task.folder / "heartbeat")
+                self._attempts.go(slot)
+                run.step.go()
+                running += 1
+            self._queue.popleft()
 
     def _leave(self) -> None:
-        """The allocation is over: its steps end by themselves."""
         self._queue.clear()
-        self._probes.close()
-        for attempt in self._attempts.values():
-            attempt.cancelled, attempt.kill_at = True, min(attempt.kill_at, time.monotonic() + LAST_WORDS)
-            if not attempt.step.started:
-                attempt.step.kill()
-
-    def _open_gates(self) -> None:
-        running = sum(attempt.step.started and attempt.ended is None for attempt in self._attempts.values())
-        while self._queue and running < self._limits.at_once and time.monotonic() >= self._closed_until:
-            if self._queue[0].cancelled:
-                self._queue.popleft()
-                continue
-            if not self._bucket.take(time.monotonic()):
-                return
-            attempt = self._queue.popleft()
-            patience = self._limits.hang_seconds
-            every = min(HEARTBEAT_EVERY, patience / 10)
-            folder = attempt.task.folder
-            attempt.heartbeat = Heartbeat(folder=folder, patience=patience, every=every, runs=self._runs)
-            attempt.begun = time.monotonic()
-            attempt.step.go()
-            running += 1
+        self._end_probes()
+        for slot, run in self._runs.items():
+            self._attempts[slot].asked_to_leave = True
+            if not run.step.started:
+                run.step.kill()
 
     def _lose(self, node: str, why: str) -> None:
-        self._probes.give_up(node)
-        for attempt in self._attempts.values():
-            if node in attempt.task.slots and attempt.ended is None:
-                attempt.lost = (*attempt.lost, node)
-                attempt.step.kill()
+        if self._probe_again.pop(node, None) is not None:
+            self._reports.append(Probed(node=node, healthy=False, message="it was lost before it could be probed"))
+        if node in self._probes:
+            self._probes[node].given_up, self._probes[node].deadline = True, 0.0
+        for slot, run in self._runs.items():
+            if node in self._attempts[slot].task.slots and run.ended is None:
+                run.lost = (*run.lost, node)
+                run.step.kill()
 
-    def _follow(self, attempt: _Attempt, now: float) -> None:
-        """Kill an attempt that is late, and report one that has ended."""
-        if attempt.ended is None:
-            if now >= attempt.kill_at:
-                attempt.step.kill()
-            elif attempt.heartbeat is not None and not attempt.killed:
-                attempt.hung = attempt.heartbeat.stopped() and self._is_hung(attempt)
-                attempt.killed = attempt.hung or attempt.heartbeat.lingers(attempt.task.attempt)
-                if attempt.killed:
-                    attempt.step.kill()
-            code = attempt.step.poll()
+    def _look(self, now: float) -> None:
+        for slot in self._attempts.to_kill(now):
+            self._runs[slot].step.kill()
+        for slot, run in list(self._runs.items()):
+            self._follow(slot, run, now)
+        for node in [node for node, when in self._probe_again.items() if now >= when]:
+            del self._probe_again[node]
+            self.probe(node)
+        for node, probe in list(self._probes.items()):
+            self._follow_probe(node, probe, now)
+
+    def _follow(self, slot: str, run: _Run, now: float) -> None:
+        """Kill an attempt that lingers, and report one that has ended."""
+        attempt = self._attempts[slot]
+        if run.ended is None:
+            if run.begun > float("-inf") and attempt.killed is None:
+                self._look_at_files(attempt, run, now)
+            if now >= self._leave_by:
+                run.step.kill()
+            code = run.step.poll()
             if code is None:
                 return
-            self._note_end(attempt, code, now)
-        if attempt.again_at is not None and not attempt.cancelled:
-            if now >= attempt.again_at:
-                del self._attempts[attempt.task.trial]
-                self.start(attempt.task)
-        elif self._was_refused(attempt):
-            attempt.again_at = self._closed_until = now + AGAIN
-        elif self._is_explained(attempt):
-            del self._attempts[attempt.task.trial]
-            self._reports.append(self._exit(attempt))
+            self._note_end(attempt, run, code, now)
+        if run.again_at is not None and not attempt.asked_to_leave:
+            if now >= run.again_at:
+                del self._runs[slot]
+                self.start(self._attempts.end(slot, None, "").task)
+        elif self._was_refused(attempt, run):
+            run.again_at = self._closed_until = now + AGAIN
+        elif self._is_explained(attempt, run):
+            del self._runs[slot]
+            self._reports.append(self._exit(slot, run))
 
-    def _is_hung(self, attempt: _Attempt) -> bool:
-        """Return True where a silent attempt is to blame, and nothing stalls."""
-        running = (one for one in self._attempts.values() if one.ended is None and not one.killed)
-        beats = [one.heartbeat for one in running if one.heartbeat is not None]
-        judgement = self._witness.judge(sum(beat.is_recent for beat in beats), len(beats), attempt.task.folder)
-        for beat in beats if judgement == "stall" else ():
-            beat.begin_anew()
-        return judgement == "hung"
+    def _look_at_files(self, attempt: Attempt, run: _Run, now: float) -> None:
+        """Note a changed heartbeat; kill processes that outlive a complete record."""
+        slot, folder, beats = attempt.task.slots[0], attempt.task.folder, self.beat_seconds
+        if now >= run.next_look:
+            run.next_look = now + max(beats, min(HEARTBEAT_EVERY, self._limits.hang_seconds / 10))
+            if (stamp := stamp_of(folder / "heartbeat")) != run.heartbeat:
+                run.heartbeat = stamp
+                self._attempts.beat(slot)
+        linger = max(LINGER, 2 * beats)
+        if now >= run.next_record and self._attempts.silence(slot) >= linger:
+            run.next_record = now + linger
+            with suppress(InputError):
+                record = read_record(folder)
+                if record.attempt == attempt.task.attempt and record.status != "running":
+                    attempt.killed = now
+                    run.step.kill()
 
-    def _note_end(self, attempt: _Attempt, code: int, now: float) -> None:
-        attempt.ended, attempt.code = now, code
-        attempt.evidence = self._site.evidence(text_since(attempt.task.folder / "log.txt", attempt.log_from))
-        attempt.complete = code == 0 and is_complete(attempt.task)
-        if not self._is_explained(attempt):
+    def _note_end(self, attempt: Attempt, run: _Run, code: int, now: float) -> None:
+        run.ended, run.code = now, code
+        self._attempts.has_ended(attempt.task.slots[0])
+        run.evidence = self._site.evidence(text_since(attempt.task.folder / "log.txt", run.log_from))
+        run.complete = code == 0 and is_complete(attempt.task)
+        if not self._is_explained(attempt, run):
             self._watch.hurry()
 
-    def _was_refused(self, attempt: _Attempt) -> bool:
-        ours = self._revoked or attempt.cancelled or attempt.killed or attempt.lost
-        return not ours and self._watch.excuses(attempt.evidence, attempt.task.slots, attempt.begun)
+    def _was_refused(self, attempt: Attempt, run: _Run) -> bool:
+        ours = self._revoked or attempt.ended_by_us or run.lost
+        return not ours and self._watch.excuses(run.evidence, attempt.task.slots, run.begun)
 
-    def _is_explained(self, attempt: _Attempt) -> bool:
-        if self._revoked or attempt.cancelled or attempt.lost or attempt.complete:
+    def _is_explained(self, attempt: Attempt, run: _Run) -> bool:
+        if self._revoked or attempt.asked_to_leave or run.lost or run.complete:
             return True
-        assert attempt.ended is not None
-        return self._watch.has_spoken(attempt.task.slots, attempt.ended)
+        assert run.ended is not None
+        return self._watch.has_spoken(attempt.task.slots, run.ended)
 
-    def _exit(self, attempt: _Attempt) -> Exit:
-        task, evidence, states = attempt.task, attempt.evidence, self._watch.states
+    def _exit(self, slot: str, run: _Run) -> Exit:
+        attempt, evidence, states = self._attempts[slot], run.evidence, self._watch.states
         if self._revoked:
-            return Exit(task=task, code=-9, interrupted=True, message=self._revoked)
-        silent = {node for node, state in states.items() if state == "lost" or (attempt.code and state == "silent")}
-        lost_nodes = silent | {*evidence.suspects, *attempt.lost}
-        code = evidence.code if evidence.code is not None else attempt.code
-        if attempt.cancelled or attempt.killed or attempt.lost:
-            code = -9  # we ended it
-        message = evidence.message
-        if attempt.hung:
-            message = f"no heartbeat for {self._limits.hang_seconds:.0f} s"
-        suspects = tuple(node for node in task.slots if node in lost_nodes)
-        if suspects:
-            message = f"lost {', '.join(suspects)}. {message}".strip()
-        return Exit(
-            task=task,
-            code=code if evidence.started or attempt.cancelled else None,
-            out_of_memory=evidence.out_of_memory,
-            hung=attempt.hung,
-            suspects=suspects,
-            message=message,
-        )
+            return self._attempts.end(slot, -9, self._revoked, interrupted=True)
+        silent = {node for node, state in states.items() if state == "lost" or (run.code and state == "silent")}
+        lost_nodes = silent | {*evidence.suspects, *run.lost}
+        suspects = tuple(node for node in attempt.task.slots if node in lost_nodes)
+        code = evidence.code if evidence.code is not None else run.code
+        code = -9 if attempt.ended_by_us or run.lost else code
+        lost = f"lost {', '.join(suspects)}. " if suspects else ""
+        end = self._attempts.end(slot, code, evidence.message, out_of_memory=evidence.out_of_memory, suspects=suspects)
+        started = evidence.started or attempt.asked_to_leave
+        return replace(end, code=code if started else None, message=f"{lost}{end.message}".strip())
+
+    def _follow_probe(self, node: str, probe: _Probe, now: float) -> None:
+        """End a probe that is late, and report one that has ended."""
+        if not self._watch.answering and not probe.given_up:
+            probe.deadline = now + self._limits.probe_seconds
+        late = now > probe.deadline
+        if late:
+            probe.step.kill()
+        if probe.step.poll() is None:
+            return
+        del self._probes[node]
+        with probe.printed as file:
+            file.seek(0)
+            printed = file.read().decode(errors="replace")
+        report = probe_report(printed)
+        refused = not late and self._watch.excuses(self._site.evidence(printed), [node], probe.begun)
+        if report["healthy"] or not refused:
+            if late and not report["healthy"]:
+                report["message"] = f"no answer within {self._limits.probe_seconds:.0f} s"
+            self._reports.append(Probed(node=node, **report))
+        else:
+            self._probe_again[node] = now + AGAIN
+
+    def _end_probes(self) -> None:
+        self._probe_again.clear()
+        for probe in self._probes.values():
+            probe.step.kill()
+        for probe in self._probes.values():
+            probe.step.wait()
+            probe.printed.close()
+        self._probes.clear()

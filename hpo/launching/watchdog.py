@@ -5,26 +5,15 @@ is a witness, not a judge: silence, errors and ``unknown`` are no news, and a lo
 evidence about the scheduler; then heartbeats and the exits of steps decide.
 """
 
-import itertools
-import os
-import re
 import shutil
 import subprocess
 import tempfile
 import time
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
-from hydragnn.hpo.launching.allocation import Allocation, Node
-from hydragnn.hpo.launching.job_step import StepProcess
-from hydragnn.hpo.launching.launcher import Exit, Report, Revoked, Task
-from hydragnn.hpo.launching.sites import Evidence, NodeState, NodeStates, Site, Step, short_name
-from hydragnn.hpo.scheduling.events import Probed, node_of
+from hydragnn.hpo.launching.sites import Evidence, NodeState, NodeStates, Site, short_name
 
 LOOK_EVERY = 3.0  # seconds between looks at the nodes; sinfo answers from the controller's memory
 LOOKED_AT = 1000.0  # nodes that may be asked for per further second, because the answer of a large machine is long
@@ -40,9 +29,6 @@ HANDFUL = 8
 """Nodes that can plausibly be lost between two reads."""
 BADNESS: dict[NodeState, int] = {"well": 0, "silent": 1, "lost": 2}
 
-PROBE = Path(__file__).with_name("probe.py")
-HEALTHY = "healthy"
-LAST_WORDS = 300  # characters of what a failed probe printed
 
 Clock = Callable[[], float]
 
@@ -232,185 +218,3 @@ class SchedulerWatch:
             self._suspected_at = min(self._suspected_at, answer.began) if word else float("inf")
         if self.suspicious:
             self._of_job.hurry(LOOK_EVERY)
-
-
-@dataclass(kw_only=True, slots=True)
-class _Probe:
-    step: StepProcess
-    printed: IO[bytes]
-    deadline: float
-    begun: float
-    given_up: bool = False
-
-
-class Probes:
-    """Probes that run."""
-
-    def __init__(
-        self,
-        site: Site,
-        step_on: Callable[..., Step],
-        ranks_of: Callable[[Collection[str]], int],
-        environment: Mapping[str, str],
-        patience: float,
-        watch: SchedulerWatch,
-    ) -> None:
-        """Start nothing yet.
-
-        ``step_on`` makes a step of a name, nodes and a program, with ``ranks_of`` ranks.
-
-        ``watch`` tells whether the scheduler answers; while it does not, no node is to blame for a probe that fails.
-        """
-        self._watch, self._step_on, self._ranks_of = watch, step_on, ranks_of
-        self._site, self._environment, self._patience = site, environment, patience
-        self._numbers = itertools.count()
-        self._probes: dict[str, _Probe] = {}
-        self._again: dict[str, float] = {}
-        """When probes are begun again."""
-        self._reports: list[Probed] = []
-
-    def start(self, node: str) -> None:
-        """Begin to probe a node, unless it is being probed."""
-        if node in self._probes or node in self._again:
-            return
-        name = f"probe-{os.getpid()}-{next(self._numbers)}"
-        program = ["-P", str(PROBE), "--rank", "{part}", "--ranks", str(self._ranks_of([node]))]
-        step = self._step_on(name, (node,), [*program, "--meet", name, "--threads", "{threads}"])
-        printed = tempfile.TemporaryFile()  # noqa: SIM115, closed when the answer was read
-        try:
-            process = StepProcess(self._site, step, printed, self._environment)
-        except OSError as error:
-            printed.close()
-            self._reports.append(Probed(node=node, healthy=False, message=f"cannot start a probe: {error}"))
-            return
-        process.go()
-        now = time.monotonic()
-        self._probes[node] = _Probe(step=process, printed=printed, begun=now, deadline=now + self._patience)
-
-    def results(self) -> list[Probed]:
-        """Return results of probes that ended or took too long."""
-        now = time.monotonic()
-        for node in [node for node, when in self._again.items() if now >= when]:
-            del self._again[node]
-            self.start(node)
-        results, self._reports = self._reports, []
-        for node, probe in list(self._probes.items()):
-            if not self._watch.answering and not probe.given_up:
-                probe.deadline = now + self._patience
-            late = now > probe.deadline
-            if late:
-                probe.step.kill()
-            if probe.step.poll() is not None:
-                del self._probes[node]
-                results += self._result(node, probe, late)
-        return results
-
-    def give_up(self, node: str) -> None:
-        """End the probe of a node that is known to be lost."""
-        if self._again.pop(node, None) is not None:
-            self._reports.append(Probed(node=node, healthy=False, message="it was lost before it could be probed"))
-        if node in self._probes:
-            self._probes[node].given_up, self._probes[node].deadline = True, 0.0
-
-    def close(self) -> None:
-        """End all probes."""
-        self._again.clear()
-        for probe in self._probes.values():
-            probe.step.kill()
-        for probe in self._probes.values():
-            probe.step.wait()
-            probe.printed.close()
-        self._probes.clear()
-
-    def _result(self, node: str, probe: _Probe, late: bool) -> list[Probed]:
-        """Return a probe's result; none where it has to be repeated."""
-        with probe.printed as file:
-            file.seek(0)
-            printed = file.read().decode(errors="replace")
-        lines = printed.strip().splitlines()
-        if HEALTHY in lines:
-            return [Probed(node=node, healthy=True, seconds=seconds_in(lines))]
-        if not late and self._watch.excuses(self._site.evidence(printed), [node], probe.begun):
-            self._again[node] = time.monotonic() + AGAIN
-            return []
-        output = "\n".join(lines)[-LAST_WORDS:] or "nothing"
-        message = f"no answer within {self._patience:.0f} s" if late else f"the probe failed; it said: {output}"
-        return [Probed(node=node, healthy=False, message=message)]
-
-
-def seconds_in(lines: Iterable[str]) -> float:
-    """Return the seconds that a probe printed; 0 without them.
-
-    >>> seconds_in(["a warning", "seconds 0.25", "healthy"]), seconds_in(["healthy"])
-    (0.25, 0.0)
-    """
-    with suppress(ValueError):
-        return next((float(line.split()[1]) for line in lines if re.fullmatch(r"seconds [0-9.]+", line)), 0.0)
-    return 0.0
-
-
-class AllocationLauncher(ABC):
-    """Base of launchers in an allocation: its end, and lost nodes."""
-
-    def __init__(self, site: Site, allocation: Allocation) -> None:
-        self._site, self._allocation = site, allocation
-        self._watch = SchedulerWatch(site, allocation.names, allocation.job)
-        self._reports: list[Report] = []
-        self._revoked = ""
-        """Why the allocation is over; empty as long as it lives."""
-
-    @property
-    @abstractmethod
-    def slots(self) -> tuple[str, ...]:
-        """Slots for attempts."""
-
-    @abstractmethod
-    def size_of(self, slots: int, node: Node) -> float:
-        """Return the speed of a node's slot, in GPUs or cores."""
-
-    @property
-    def sizes(self) -> dict[str, float]:
-        """Relative speed of each node's slots; empty where all are alike."""
-        counts = Counter(map(node_of, self.slots))
-        sizes = {node.name: self.size_of(counts[node.name], node) for node in self._allocation.nodes}
-        largest = max(sizes.values())
-        return {} if len(set(sizes.values())) == 1 else {name: round(size / largest, 3) for name, size in sizes.items()}
-
-    @property
-    def note(self) -> str:
-        """Note for the user about nodes that differ; empty without any."""
-        allocation, unused = self._allocation, self._allocation.unused
-        more = ", ..." if len(unused) > HANDFUL else ""
-        idle = f"; idle, having no GPU: {', '.join(unused[:HANDFUL])}{more}" if unused else ""
-        if len({(node.cores, node.gpus) for node in allocation.nodes}) == 1 and not idle:
-            return ""
-        return f"nodes differ: {allocation}{idle}; {len(self.slots)} slots for trials"
-
-    @property
-    def deadline(self) -> float | None:
-        """End of the allocation."""
-        return self._allocation.deadline
-
-    @abstractmethod
-    def _lose(self, node: str, why: str) -> None:
-        """End what runs on a lost node."""
-
-    @abstractmethod
-    def _leave(self) -> None:
-        """End all attempts, since the allocation is over."""
-
-    def _read_scheduler(self) -> None:
-        """Act on the scheduler's words about nodes and the allocation."""
-        for node, state in self._watch.changes().items():
-            word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"
-            self._reports.append(Probed(node=node, healthy=False, message=word))
-            if state == "lost":
-                self._lose(node, word)
-        if self._watch.over:
-            self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
-            self._reports.append(Revoked(message=self._revoked))
-            self._watch.close()
-            self._leave()
-
-    def _never_started(self, task: Task, why: str) -> Exit:
-        return Exit(task=task, code=None, interrupted=bool(self._revoked), message=why)

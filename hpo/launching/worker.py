@@ -250,7 +250,7 @@ class Worker:
                     self.say(name, report)
             self._stuck = [pid for pid in self._stuck if os.waitpid(pid, os.WNOHANG)[0] == 0]
             if self._probe is not None and self._probe.poll() is not None:
-                self.say(self.node, probe_report(self._probe))
+                self.say(self.node, probe_report(self._probe.communicate()[0].decode(errors="replace")))
                 self._probe = None
             if time.monotonic() >= beats_at:
                 beats_at = time.monotonic() + every
@@ -336,17 +336,18 @@ def start_probe(parts: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def probe_report(probe: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """Return the report of a probe that has ended."""
-    printed = probe.communicate()[0].decode(errors="replace").strip()
-    healthy = "healthy" in printed.splitlines()
-    timed = [line.split()[1] for line in printed.splitlines() if line.startswith("seconds ")]
-    seconds = float(timed[0]) if healthy and timed else 0.0
-    return {
-        "healthy": healthy,
-        "seconds": seconds,
-        "message": "" if healthy else f"the probe failed; it said: {printed[-300:]}",
-    }
+def probe_report(printed: str) -> dict[str, Any]:
+    """Return the report of a probe that has ended, from its output.
+
+    >>> probe_report("a warning\\nseconds 0.25\\nhealthy\\n")
+    {'healthy': True, 'seconds': 0.25, 'message': ''}
+    """
+    lines = printed.strip().splitlines()
+    if "healthy" not in lines:
+        output = "\n".join(lines)[-300:] or "nothing"
+        return {"healthy": False, "seconds": 0.0, "message": f"the probe failed; it said: {output}"}
+    seconds = re.search(r"^seconds (\d+\.\d+)$", printed, re.MULTILINE)
+    return {"healthy": True, "seconds": float(seconds[1]) if seconds else 0.0, "message": ""}
 
 
 def own_name(options: argparse.Namespace, environment: Mapping[str, str]) -> str:

@@ -1,4 +1,6 @@
-"""Command of a job that submits its successor: ``python -m hydragnn.hpo.submit CAMPAIGN --job N --id ID [--over]``.
+"""Command of a job that submits its successor.
+
+    python -m hydragnn.hpo.submit CAMPAIGN --job N --id ID [--over]
 
 Prints the successor's name at the scheduler, or nothing where there must be none.
 """

@@ -2,9 +2,8 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,26 +108,26 @@ def submit_campaign(
     space = space_of(settings.search.space, settings.source)
     check_campaign(settings, space, begun=is_begun(out))
     check_folder(settings, space, out, resume=resume)
-    known = _chain(out)
-    if known["jobs"] and not resume:
-        raise InputError(f"{out} waits in a queue as job {known['jobs'][-1]['id']}; submit again with --resume")
-    chain = {
-        **known,
-        "source": str(source.resolve()),
-        "overrides": list(overrides),
-        "workers": workers,
-        "directory": str(Path.cwd()),
-        "python": job_settings.python or sys.executable,
-        "first": len(known["jobs"]) + 1,
-        "allow_code": allowed_code(),
-    }
-    minutes = walltime(settings, _spans(out, known["jobs"], now))
-    if minutes is None:
+    earlier = read_chain(out).jobs if (out / NAME).exists() else []
+    if earlier and not resume:
+        raise InputError(f"{out} waits in a queue as job {earlier[-1].id}; submit again with --resume")
+    chain = Chain(
+        version=1,
+        jobs=earlier,
+        source=str(source.resolve()),
+        overrides=list(overrides),
+        workers=workers,
+        directory=str(Path.cwd()),
+        python=job_settings.python or sys.executable,
+        first=len(earlier) + 1,
+        allow_code=allowed_code(),
+    )
+    submission = _submit(settings, chain, out, _spans(out, earlier, now), after=None, dry_run=dry_run)
+    if submission is None:
         raise InputError(
             f"{source}: the budget of [search] leaves no time for a job; raise max_hours or max_node_hours"
         )
-    job = _job(settings, job_settings, chain, out, minutes)
-    return _submit(job, chain, after=None, dry_run=dry_run)
+    return submission
 
 
 def successor(out: Path, serial: int, id: str, *, over: bool, now: float) -> Submission | None:
@@ -136,19 +135,14 @@ def successor(out: Path, serial: int, id: str, *, over: bool, now: float) -> Sub
 
     As long as the job is not ``over``, all of its walltime counts as spent, so that budgets hold whatever happens.
     """
-    chain = _chain(out)
-    source = Path(chain["source"])
-    allow_code(chain.get("allow_code", ()))
-    settings = as_begun(campaign_settings(with_overrides(read_toml(source), chain["overrides"]), source), out)
-    job_settings = _job_settings(settings)
-    if serial != len(chain["jobs"]) or serial - chain["first"] + 1 >= job_settings.chain:
+    chain = read_chain(out)
+    allow_code(chain.allow_code)
+    source = Path(chain.source)
+    settings = as_begun(campaign_settings(with_overrides(read_toml(source), chain.overrides), source), out)
+    if serial != len(chain.jobs) or serial - chain.first + 1 >= _job_settings(settings).chain:
         return None
-    spans = _spans(out, chain["jobs"], now, full=None if over else serial)
-    minutes = walltime(settings, spans)
-    if minutes is None:
-        return None
-    job = _job(settings, job_settings, chain, out, minutes)
-    return _submit(job, chain, after=id, dry_run=False)
+    spans = _spans(out, chain.jobs, now, full=None if over else serial)
+    return _submit(settings, chain, out, spans, after=id, dry_run=False)
 
 
 def walltime(settings: CampaignSettings, spans: Sequence[Span]) -> int | None:
@@ -172,22 +166,23 @@ def walltime(settings: CampaignSettings, spans: Sequence[Span]) -> int | None:
     return minutes if minutes >= shortest else None
 
 
-def _spans(out: Path, jobs: Sequence[Mapping[str, Any]], now: float, full: int | None = None) -> list[Span]:
+def _spans(out: Path, jobs: Sequence[SubmittedJob], now: float, full: int | None = None) -> list[Span]:
     """Return times of held nodes: jobs, and searches outside of them.
 
     Job ``full`` counts to its limit.
     """
     events = read_journal(out / JOURNAL)
     begun = [(job, start) for job in jobs if (start := _stamp(out, job, "begun")) is not None]
+    next_begins = [start for _, start in begun[1:]] + [now]
     held: list[Span] = []
-    for (job, start), (_, following) in pairwise([*begun, ({}, now)]):
-        latest = start + job["minutes"] * 60
-        if job["serial"] == full:
+    for (job, start), following in zip(begun, next_begins):
+        latest = start + job.minutes * 60
+        if job.serial == full:
             end = latest
         else:
             times = [time for time, _ in events if start <= time < following]
             end = _stamp(out, job, "ended") or min(latest, following, max(times, default=following) + UNSEEN)
-        held.append(Span(begin=start, end=end, nodes=job["nodes"]))
+        held.append(Span(begin=start, end=end, nodes=job.nodes))
     return [*held, *(s for s in _sessions(events) if not any(h.begin <= s.begin <= h.end for h in held))]
 
 
@@ -203,9 +198,9 @@ def _sessions(events: Sequence[tuple[float, Any]]) -> list[Span]:
     return sessions
 
 
-def _stamp(out: Path, job: Mapping[str, Any], what: str) -> float | None:
+def _stamp(out: Path, job: SubmittedJob, what: str) -> float | None:
     """Return when a job began or ended; None without two equal times."""
-    path = out / "jobs" / f"{job['serial']:04d}.{what}"
+    path = out / "jobs" / f"{job.serial:04d}.{what}"
     try:
         with os.fdopen(open_regular(path), encoding="ascii") as file:
             times = {float(line) for line in file}
@@ -214,24 +209,35 @@ def _stamp(out: Path, job: Mapping[str, Any], what: str) -> float | None:
     return times.pop() if len(times) == 1 else None
 
 
-def _job(settings: CampaignSettings, job: JobSettings, chain: Mapping[str, Any], out: Path, minutes: int) -> Job:
-    """The next job of a chain."""
-    serial = len(chain["jobs"]) + 1
-    overrides = [word for assignment in chain["overrides"] for word in ("--set", assignment)]
-    workers = [] if chain["workers"] is None else ["--workers", str(chain["workers"])]
-    allowed = [word for module in chain.get("allow_code", ()) for word in ("--allow-code", module)]
-    return Job(
-        settings=job,
+def _submit(
+    settings: CampaignSettings, chain: Chain, out: Path, spans: Sequence[Span], *, after: str | None, dry_run: bool
+) -> Submission | None:
+    """Submit the next job; None where budgets leave too little."""
+    minutes, serial, job_settings = walltime(settings, spans), len(chain.jobs) + 1, _job_settings(settings)
+    if minutes is None:
+        return None
+    overrides = [word for assignment in chain.overrides for word in ("--set", assignment)]
+    workers = [] if chain.workers is None else ["--workers", str(chain.workers)]
+    allowed = [word for module in chain.allow_code for word in ("--allow-code", module)]
+    job = Job(
+        settings=job_settings,
         campaign=out.resolve(),
         serial=serial,
-        position=serial - chain["first"] + 1,
+        position=serial - chain.first + 1,
         minutes=minutes,
         grace=settings.search.grace_seconds,
-        arguments=[chain["source"], "--out", str(out.resolve()), "--resume", *workers, *overrides, *allowed],
-        directory=Path(chain["directory"]),
-        python=chain["python"],
-        store=_store_to_stage(settings, job),
+        arguments=[chain.source, "--out", str(out.resolve()), "--resume", *workers, *overrides, *allowed],
+        directory=Path(chain.directory),
+        python=chain.python,
+        store=_store_to_stage(settings, job_settings),
     )
+    text, id = job_script(job), None
+    if not dry_run:
+        write_atomically(job.script, text)
+        id = submit_script(batch_of(job_settings.site), str(job.script), after)
+        entry = SubmittedJob(serial=serial, id=id, minutes=minutes, nodes=job_settings.nodes)
+        write_sealed(out.resolve() / NAME, chain.model_copy(update={"jobs": [*chain.jobs, entry]}).to_json())
+    return Submission(id=id, script=job.script, log=job.log, text=text, hours=minutes / 60)
 
 
 def _store_to_stage(settings: CampaignSettings, job: JobSettings) -> Path:
@@ -248,26 +254,13 @@ def _store_to_stage(settings: CampaignSettings, job: JobSettings) -> Path:
     return Path(settings.base["branches"][0]["data"]["store"])
 
 
-def _submit(job: Job, chain: Mapping[str, Any], *, after: str | None, dry_run: bool) -> Submission:
-    text = job_script(job)
-    id = None
-    if not dry_run:
-        write_atomically(job.script, text)
-        id = submit_script(batch_of(job.settings.site), str(job.script), after)
-        entry = {"serial": job.serial, "id": id, "minutes": job.minutes, "nodes": job.settings.nodes}
-        write_sealed(job.campaign / NAME, {**chain, "jobs": [*chain["jobs"], entry]})
-    return Submission(id=id, script=job.script, log=job.log, text=text, hours=job.minutes / 60)
-
-
-def _chain(out: Path) -> dict[str, Any]:
-    """Return the campaign's chain; empty without a job."""
+def read_chain(out: Path) -> Chain:
+    """Return a campaign's chain."""
     path = out / NAME
-    if not path.exists():
-        return {"version": VERSION, "jobs": []}
     chain = read_sealed(path)
     if not isinstance(chain, dict) or chain.get("version") != VERSION:
         raise InputError(f"{path} was not written by this version of the program; update it, or delete the file")
-    return Chain.parse(chain, str(path)).to_json()
+    return Chain.parse(chain, str(path))
 
 
 def _job_settings(settings: CampaignSettings) -> JobSettings:

@@ -18,6 +18,7 @@ from typing import Any
 
 from hydragnn.hpo.launching import packs
 from hydragnn.hpo.launching.allocation import Allocation, alike
+from hydragnn.hpo.launching.allocation_launcher import Limits
 from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.packs import Pack, PackLauncher
 from hydragnn.hpo.launching.sites import Site, Step
@@ -170,4 +171,4 @@ def virtual_packs(
 
     site: Any = OfSize(hydra=True, program="true", pbsnodes=False)
     allocation = Allocation(by="pbs", nodes=alike(names, 1), job="")
-    return PackLauncher(site, allocation, shares=1, log=log, rate=1e6), due
+    return PackLauncher(site, allocation, shares=1, log=log, limits=Limits(rate=1e6)), due

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hydragnn.hpo.launching.allocation_launcher import AllocationLauncher
 from hydragnn.hpo.launching.descriptors import WakeupPipe
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
-from hydragnn.hpo.launching.watchdog import AllocationLauncher
 from hydragnn.hpo.scheduling.events import Probed, node_of
 from hydragnn.record import RunRecord, write_record
 
@@ -136,8 +136,7 @@ class AllocationContract(LauncherContract):
     def test_an_allocation_that_ends_interrupts_its_attempts_and_nobody_is_to_blame(
         self, make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("hydragnn.hpo.launching.packs.LEAVE", 0.5)
-        monkeypatch.setattr("hydragnn.hpo.launching.steps.LAST_WORDS", 0.5)
+        monkeypatch.setattr("hydragnn.hpo.launching.allocation_launcher.LEAVE", 0.5)
         launcher = make()
         assert isinstance(launcher, AllocationLauncher)
         for number in range(2):

@@ -1,11 +1,9 @@
 """What schedulers say about an allocation, and the command lines that follow from it."""
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from hydragnn.base.errors import AllocationEnded, InputError
 from hydragnn.hpo.launching.allocation import Allocation, Node, alike, hosts, own_gpus
 from hydragnn.hpo.launching.rank import gpu_variables, local_rank, share
-from hydragnn.hpo.launching.sites import Evidence, Step, read_allocation, site_of
+from hydragnn.hpo.launching.sites import Evidence, Site, Step, read_allocation, site_of
 from hydragnn.hpo.launching.sites.flux import Flux
 from hydragnn.hpo.launching.sites.pbs import Mpiexec
 from hydragnn.hpo.launching.sites.slurm import Slurm
@@ -107,30 +105,6 @@ def test_nodes_that_differ_by_some_memory_only_are_alike_and_those_with_much_les
     assert Allocation(by="slurm", nodes=(big, poor)).shares(8) == {"big": 8, "poor": 1}
 
 
-def test_an_allocation_of_a_real_slurm_is_read(slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in slurm.environment.items():
-        monkeypatch.setenv(name, value)
-    asked = ["salloc", "-N3", "--time=10", "sh", "-c", "env; echo; read -r word"]
-    with subprocess.Popen(asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as job:
-        lines = iter(job.stdout.readline, b"\n")
-        environment = dict(line.decode().rstrip("\n").split("=", 1) for line in lines if b"=" in line)
-        found = read_allocation(environment)
-        job.communicate(b"\n")
-    assert (found.by, found.nodes) == ("slurm", alike(("n1", "n2", "n3"), 4))
-    assert found.deadline == pytest.approx(time.time() + 600, abs=60) and not found.managed
-
-
-def test_a_job_of_slurm_without_a_limit_has_no_deadline() -> None:
-    environment = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "n1",
-        "SLURM_CPUS_ON_NODE": "4",
-        "SLURM_JOB_END_TIME": "1",
-    }
-    job = SCONTROL.format(limit="UNLIMITED", end="Unknown")
-    assert read_allocation(environment, answers(hostnames="n1\n", job=job)).deadline is None
-
-
 @pytest.mark.parametrize(
     ("variables", "gpus"),
     [
@@ -142,9 +116,11 @@ def test_a_job_of_slurm_without_a_limit_has_no_deadline() -> None:
     ],
 )
 def test_gpus_of_slurm_are_counted_from_whatever_the_job_says(variables: dict[str, str], gpus: int) -> None:
-    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", **variables}
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_END_TIME": "1", **variables}
     job = SCONTROL.format(limit="UNLIMITED", end="Unknown")
-    assert read_allocation(environment, answers(hostnames="n1\n", job=job)).nodes[0].gpus == gpus
+    found = read_allocation(environment, answers(hostnames="n1\n", job=job))
+    assert found.nodes[0].gpus == gpus
+    assert found.deadline is None, "without a limit, the end that Slurm shows means nothing"
 
 
 def test_an_allocation_of_pbs_is_read_from_its_node_file_and_qstat(tmp_path: Path) -> None:
@@ -265,41 +241,47 @@ def test_the_number_of_a_rank_on_its_node_is_that_of_its_launcher() -> None:
 STEP = Step(name="trial-3-1", nodes=("a", "b"), cores=56, gpus=8, ranks=4, program=("python", "x.py"))
 
 
-def test_a_step_of_slurm_owns_its_nodes_and_shares_them_with_what_is_stuck_there() -> None:
-    line = Slurm().command(STEP)
-    for option in ("--overlap", "--exact", "--nodelist=a,b", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4"):
-        assert option in line
-    for option in (
-        "--cpus-per-task=14",
-        "--gpus-per-node=8",
-        "--mem=0",
-        "--kill-on-bad-exit=1",
-        "--job-name=trial-3-1",
-    ):
-        assert option in line
-    assert line[0] == "srun" and line[-2:] == ["python", "x.py"]
+PACK = Step(name="pack-1", nodes=("a", "b"), program=("python",), resident=True)
 
 
-def test_a_pack_of_slurm_outlives_its_nodes_and_ranks() -> None:
-    line = Slurm().command(Step(name="pack-1", nodes=("a", "b"), program=("python",), resident=True))
-    assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"} < set(line) and "--input=none" not in line
+@pytest.mark.parametrize(
+    ("site", "step", "line"),
+    [
+        (
+            Slurm(),
+            STEP,
+            "srun --job-name=trial-3-1 --overlap --exact --export=ALL --mem=0 --cpu-bind=none --nodelist=a,b --nodes=2 --ntasks=8 "
+            "--ntasks-per-node=4 --cpus-per-task=14 --gpus-per-node=8 --gpu-bind=none --kill-on-bad-exit=1 --input=none python x.py",
+        ),
+        (
+            Slurm(),
+            PACK,
+            "srun --job-name=pack-1 --overlap --exact --export=ALL --mem=0 --cpu-bind=none --nodelist=a,b --nodes=2 --ntasks=2 "
+            "--ntasks-per-node=1 --cpus-per-task=1 --no-kill --kill-on-bad-exit=0 --wait=0 python",
+        ),
+        (Mpiexec(hydra=True), STEP, "mpiexec -hosts a,b -n 8 -ppn 4 -bind-to none python x.py"),
+        (Mpiexec(hydra=True), PACK, "mpiexec -hosts a,b -n 2 -ppn 1 -bind-to none -disable-auto-cleanup python"),
+        (
+            Mpiexec(hydra=False),
+            STEP,
+            "mpiexec --hosts a,b -n 8 --ppn 4 --cpu-bind none --line-buffer python x.py",
+        ),
+        (
+            Flux(),
+            STEP,
+            "flux run --job-name=trial-3-1 --requires=host:a,b --nodes=2 --ntasks=8 --exclusive -o cpu-affinity=off "
+            "-o gpu-affinity=off -o exit-on-error python x.py",
+        ),
+    ],
+)
+def test_a_step_names_its_nodes_and_ranks_as_its_launcher_wants(site: Site, step: Step, line: str) -> None:
+    assert " ".join(site.command(step)) == line
 
 
-def test_the_two_forms_of_mpiexec() -> None:
-    hydra = " ".join(Mpiexec(hydra=True).command(STEP))
-    assert hydra == "mpiexec -hosts a,b -n 8 -ppn 4 -bind-to none python x.py"
-    pals = " ".join(Mpiexec(hydra=False).command(STEP))
-    assert pals == "mpiexec --hosts a,b -n 8 --ppn 4 --cpu-bind none --line-buffer python x.py"
-
-
-def test_the_form_of_flux() -> None:
-    site = Flux()
-    line = " ".join(site.command(STEP))
-    assert line.startswith("flux run --job-name=trial-3-1 --requires=host:a,b --nodes=2 --ntasks=8 --exclusive")
-    assert line.endswith("python x.py")
-    assert "flux job kill --signal=USR1 $(flux jobs --no-header --format='{id}' --name=trial-3-1)" in site.signal(
-        "trial-3-1", "USR1"
-    )
+def test_ranks_of_flux_get_signals_by_the_name_of_their_step() -> None:
+    command = Flux().signal("trial-3-1", "USR1")
+    named = "flux job kill --signal=USR1 $(flux jobs --no-header --format='{id}' --name=trial-3-1)"
+    assert command is not None and command[-1] == named
 
 
 def test_which_mpiexec_there_is_it_says_itself() -> None:

@@ -26,7 +26,7 @@ from hydragnn.hpo import (
     study_log,
 )
 from hydragnn.hpo.journal import Journal, read_journal
-from hydragnn.hpo.launching.attempts import log_tail
+from hydragnn.hpo.launching.verdict import log_tail
 from hydragnn.hpo.preflight import as_begun, check_folder, write_settings
 from hydragnn.hpo.scheduling.events import Failed
 from hydragnn.hpo.space.parameters import parsed_parameter

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.machine import Machine
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_records, campaign_settings, run_search
 from hydragnn.hpo.campaign import batch_memory, launcher_for
+from hydragnn.hpo.launching import guest
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites.pbs import Mpiexec
@@ -170,22 +173,17 @@ def test_a_trial_that_is_killed_leaves_the_others_alone(settings: Settings, tmp_
     assert "trained alone" not in "".join(path.read_text() for path in out.glob("trials/*/log.txt"))
 
 
-def test_a_process_that_hangs_is_ended_before_its_trials_count_as_hung(
-    settings: Settings, tmp_path: Path, temporary: Path
+def test_a_process_that_does_not_answer_is_ended_and_its_runs_are_trained_alone(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "c"
-
-    def stop() -> None:
-        [company] = companies(temporary)
-        company.suspend()
-
-    meddler = Meddler(stop, out, 1.0)
-    # half of a minute is time enough to begin alone, on a busy machine too
-    launcher = LocalLauncher(1, together=4, hang_seconds=60.0)
-    result = run_search(settings(epochs=200), out, launcher=launcher, on_event=meddler)
-    assert meddler.done
-    assert (result.finished, meddler.failures) == (4, [])
-    assert {record.attempt for record in records_of(out).values()} == {1}
+    place = temporary / "hung"
+    monkeypatch.setattr(guest, "LOOK", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener, subprocess.Popen(["sleep", "600"]) as hung:
+        listener.bind(str(place))
+        listener.listen()
+        place.with_name("hung.pid").write_text(str(hung.pid))
+        assert guest.attend(str(place), 4, 0.2, {"arguments": [str(tmp_path)]}, alone=lambda request: 7) == 7
+        assert hung.wait(PATIENCE) == -signal.SIGKILL
 
 
 def test_a_trial_that_diverges_fails_alone(settings: Settings, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import select
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,7 +26,6 @@ from hydragnn.hpo import (
 )
 from hydragnn.hpo.controller import LaunchQueue, steady_clock
 from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Report
 from hydragnn.hpo.sampling import sampler
 from hydragnn.hpo.sampling.sampler import history_of, proposals
@@ -306,6 +306,25 @@ def test_a_node_that_loses_an_attempt_is_probed_and_the_sampler_is_not_told(sett
     assert all(trial.failure is None for trial in campaign_history(tmp_path / "c").trials)
 
 
+def test_an_attempt_that_fails_on_a_full_disk_stops_the_search_and_no_trial_is_lost(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = Instant("n1")
+
+    def disk_is_full(path: Path, data: bytes) -> None:
+        assert path.parent.name == "0002" and len(data) == controller.ROOM
+        raise InputError(f"cannot write {path}: No space left on device")
+
+    launcher.on_go = lambda task: (
+        launcher.reports.append(Exit(task=task, code=1)) if task.trial == 2 else launcher.succeed(task)
+    )
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"0002.*No space.*--resume"):
+        patch.setattr(controller, "write_atomically", disk_is_full)
+        run_search(settings(), tmp_path / "c", launcher=launcher)
+    result = run_search(settings(), tmp_path / "c", resume=True, launcher=Instant("n1"))
+    assert (result.ending, result.trials, result.failed) == ("finished", 9, 0)
+
+
 class ByHand(Executor):
     """An executor whose work is done when a test says so."""
 
@@ -355,7 +374,9 @@ class Sleeper(Instant):
         self.waits.append(seconds)
         if seconds > 0.0 and not self.reports:
             self.thinks.set()
-            assert bell is not None and readable([bell], 240.0) == [bell], "nothing would have woken the controller"
+            assert bell is not None and select.select([bell], [], [], 240.0)[0], (
+                "nothing would have woken the controller"
+            )
         return super().poll(0.0)
 
 

@@ -11,8 +11,9 @@ from virtual import transition
 from hydragnn.config import RunConfig
 from hydragnn.hpo import GivenRun, run_final
 from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.launching.allocation_launcher import Limits
 from hydragnn.hpo.launching.sites import read_allocation, site_of
-from hydragnn.hpo.launching.steps import Limits, StepLauncher
+from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.hpo.scheduling.events import Start
 from hydragnn.hpo.scheduling.scheduler import State
 

@@ -13,7 +13,6 @@ from hydragnn.hpo.campaign import launcher_for, local_launcher
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.job_step import STEPS_AT_ONCE
-from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites.slurm import Slurm
 from hydragnn.hpo.launching.steps import StepLauncher
@@ -102,7 +101,7 @@ def test_a_step_takes_of_each_node_what_the_smallest_has_and_nodes_without_a_gpu
     )
     assert launcher.note == f"nodes differ: {said}"
     for slots, cores, gpus in ((("n1",), 8, 4), (("n1", "n2"), 4, 2), (("n2", "n3"), 4, 2)):
-        step = launcher._step(Task(trial=0, attempt=1, until=1, folder=tmp_path, slots=slots))
+        step = launcher._step_on("trial-0-1", slots, ["program"])
         assert (step.cores, step.gpus, step.ranks) == (cores, gpus, gpus)
         line = Slurm().command(step)
         assert {f"--gpus-per-node={gpus}", f"--ntasks={gpus * len(slots)}", "--cpus-per-task=2"} < set(line)

@@ -36,15 +36,21 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return make
 
 
-def test_each_worker_sees_one_gpu_that_no_other_sees(machine: Machine) -> None:
-    machine(4)
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in gpus_of_workers(4)] == ["0", "1", "2", "3"]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in gpus_of_workers(2)] == ["0", "1"]
-
-
-def test_a_list_that_is_narrowed_already_is_shared_out(machine: Machine) -> None:
-    machine(3, CUDA_VISIBLE_DEVICES="6, GPU-b,MIG-c", SLURM_JOB_ID="7")
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in gpus_of_workers(3)] == ["6", "GPU-b", "MIG-c"]
+@pytest.mark.parametrize(
+    ("gpus", "environment", "workers", "devices"),
+    [
+        (4, {}, 4, ["0", "1", "2", "3"]),
+        (4, {}, 2, ["0", "1"]),
+        (3, {"CUDA_VISIBLE_DEVICES": "6, GPU-b,MIG-c", "SLURM_JOB_ID": "7"}, 3, ["6", "GPU-b", "MIG-c"]),
+        (0, {"CUDA_VISIBLE_DEVICES": ""}, 3, [None] * 3),
+    ],
+    ids=["each", "some", "narrowed already", "no GPU"],
+)
+def test_each_worker_sees_one_gpu_that_no_other_sees(
+    machine: Machine, gpus: int, environment: dict[str, str], workers: int, devices: list[str | None]
+) -> None:
+    machine(gpus, **environment)
+    assert [one.get("CUDA_VISIBLE_DEVICES") for one in gpus_of_workers(workers)] == devices
 
 
 @pytest.mark.parametrize(
@@ -61,11 +67,6 @@ def test_on_amd_the_variable_that_narrows_last_names_the_gpu(
     environment: dict[str, str], expected: dict[str, str]
 ) -> None:
     assert one_gpu(environment, 1, on_amd=True) == expected
-
-
-def test_without_gpus_nothing_is_set_however_many_workers_there_are(machine: Machine) -> None:
-    machine(0, CUDA_VISIBLE_DEVICES="")
-    assert gpus_of_workers(3) == ({}, {}, {})
 
 
 @pytest.mark.parametrize("workers", [None, 3], ids=["of the campaign", "of the command line"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hydragnn.hpo.launching.allocation import Allocation, alike
+from hydragnn.hpo.launching.allocation_launcher import Limits
 from hydragnn.hpo.launching.job_step import BURST
 from hydragnn.hpo.launching.launcher import Exit, Task
 from hydragnn.hpo.launching.packs import PackLauncher
@@ -29,7 +30,7 @@ def launcher(tmp_path: Path) -> PackLauncher:
     site = Mpiexec(hydra=True, program=str(program), pbsnodes=False)
     allocation = Allocation(by="pbs", nodes=alike(NODES, 4), job="7")
     return PackLauncher(
-        site, allocation, shares=1, log=tmp_path / "packs.txt", rate=RATE, probe_seconds=PATIENCE, environment={}
+        site, allocation, shares=1, log=tmp_path / "packs.txt", limits=Limits(rate=RATE, probe_seconds=PATIENCE)
     )
 
 

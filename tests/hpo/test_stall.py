@@ -2,15 +2,19 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hydragnn.hpo import LocalLauncher
 from hydragnn.hpo.launching import attempts
+from hydragnn.hpo.launching.allocation import Allocation, alike
+from hydragnn.hpo.launching.allocation_launcher import Limits
 from hydragnn.hpo.launching.attempts import STALLS, Witness
-from hydragnn.hpo.launching.launcher import Begun, Exit, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Task
+from hydragnn.hpo.launching.packs import PackLauncher
+from hydragnn.hpo.launching.sites.pbs import Mpiexec
 
 HANG = 4.0  # seconds
 WORKERS = 4
@@ -20,58 +24,84 @@ parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=pathlib.Path)
 for name in ("until", "attempt", "micro-batches", "ranks", "threads"):
     parser.add_argument(f"--{name}", type=float)
+parser.add_argument("--beats", type=pathlib.Path)
 options = parser.parse_args()
-while not (options.folder.parent / "over").exists():
-    if not any((options.folder.parent / name).exists() for name in ("frozen", f"frozen-{options.folder.name}")):
-        (options.folder / "heartbeat").write_text(str(time.time()))
+folder, beats = options.folder, options.beats or options.folder / "heartbeat"
+(folder / "where").write_text(str(beats))
+while not (folder.parent / "over").exists():
+    if not any((folder.parent / name).exists() for name in ("frozen", f"frozen-{folder.name}")):
+        beats.write_text(str(time.time()))
     time.sleep(0.1)
+"""
+MPIEXEC = """#!/bin/sh
+# starts the program on this machine, whatever nodes are asked for
+until [ "${1#*python}" != "$1" ]; do shift; done
+exec "$@"
 """
 
 
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
+@pytest.fixture(params=["processes", "a pack"])
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
+    """Processes of this machine, or a pack whose one node is this machine."""
     (tmp_path / "beating.py").write_text(MODULE)
-    launcher = LocalLauncher(WORKERS, module="beating", environment={"PYTHONPATH": str(tmp_path)}, hang_seconds=HANG)
+    environment = {"PYTHONPATH": str(tmp_path)}
+    launcher: Launcher
+    if request.param == "processes":
+        launcher = LocalLauncher(WORKERS, module="beating", environment=environment, hang_seconds=HANG)
+    else:
+        program = tmp_path / "mpiexec"
+        program.write_text(MPIEXEC)
+        program.chmod(0o755)
+        launcher = PackLauncher(
+            Mpiexec(hydra=True, program=str(program), pbsnodes=False),
+            Allocation(by="pbs", nodes=alike(("n1",), 2)),
+            shares=WORKERS,
+            log=tmp_path / "packs.txt",
+            limits=Limits(hang_seconds=HANG),
+            module="beating",
+            environment=environment,
+        )
     yield launcher
     launcher.close()
 
 
 def test_when_all_heartbeats_stop_nobody_is_killed_and_when_one_stops_it_alone_is(
-    launcher: LocalLauncher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path
 ) -> None:
+    """Heartbeats of a pack lie on its node: no file that others share is touched."""
+    folders, ends = [tmp_path / str(number) for number in range(WORKERS)], list[Exit]()
     for number, slot in enumerate(launcher.slots):
-        (tmp_path / str(number)).mkdir()
-        launcher.start(Task(trial=number, attempt=1, until=1, folder=tmp_path / str(number), slots=(slot,)))
-    begun, ends = 0, list[Exit]()
+        folders[number].mkdir()
+        launcher.start(Task(trial=number, attempt=1, until=1, folder=folders[number], slots=(slot,)))
 
-    def follow(seconds: float) -> None:
-        nonlocal begun
+    def follow(enough: Callable[[], bool], seconds: float = 240.0) -> None:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while not enough() and time.monotonic() < deadline:
             for report in launcher.poll(0.2):
                 if isinstance(report, Begun):
-                    begun += 1
                     launcher.go(report.task)
                 elif isinstance(report, Exit):
                     ends.append(report)
 
-    deadline = time.monotonic() + 240
-    while begun < WORKERS or not all((tmp_path / str(number) / "heartbeat").exists() for number in range(WORKERS)):
-        assert time.monotonic() < deadline
-        follow(0.2)
+    follow(lambda: all((folder / "where").exists() for folder in folders))
+    beats = [Path((folder / "where").read_text()) for folder in folders]
+    follow(lambda: all(path.exists() and path.read_text() for path in beats))
     (tmp_path / "frozen").touch()
-    follow(2 * HANG)
+    follow(lambda: False, 1.5 * HANG)  # silence is judged at once and twice the patience, so that neither is near
     assert ends == []
     (tmp_path / "frozen").unlink()
     (tmp_path / "frozen-2").touch()
-    while not ends:
-        assert time.monotonic() < deadline
-        follow(0.2)
+    follow(lambda: bool(ends))
     (tmp_path / "over").touch()
-    while len(ends) < WORKERS:
-        assert time.monotonic() < deadline
-        follow(0.2)
-    assert [end.task.trial for end in ends if end.hung] == [2]
+    follow(lambda: len(ends) == WORKERS)
+    assert {end.task.trial: (end.hung, end.code) for end in ends} == {
+        number: (number == 2, -9 if number == 2 else 0) for number in range(WORKERS)
+    }
+    if isinstance(launcher, LocalLauncher):
+        assert beats == [folder / "heartbeat" for folder in folders]
+    else:
+        assert {file.name for folder in folders for file in folder.iterdir()} == {"where", "log.txt"}
+        assert not any(path.exists() for path in beats), "what lay on the node is gone with the runs"
 
 
 def test_those_who_are_silent_together_for_ever_hang_after_all(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import Exit, Task, objective_value
-from hydragnn.hpo.launching.attempts import verdict
+from hydragnn.hpo.launching.verdict import verdict
 from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.scheduling.events import Failed, Reached
 from hydragnn.record import Cost, Failure, RunRecord, write_record
@@ -32,16 +32,9 @@ def verdict_of(folder: Path, code: int | None = 0, **end: Any) -> Reached | Fail
 
 @pytest.mark.parametrize("code", [0, 1, -6, -11])
 def test_a_complete_record_is_success_whatever_the_exit_code(tmp_path: Path, code: int) -> None:
-    write_record(record(), tmp_path)
-    outcome = verdict_of(tmp_path, code)
-    assert outcome == Reached(trial=4, attempt=2, epochs=3, value=1.0)
-
-
-def test_what_a_trial_cost_comes_with_its_result(tmp_path: Path) -> None:
     write_record(record(cost=Cost(seconds=12.5, peak_memory_mb=900.0)), tmp_path)
-    outcome = verdict_of(tmp_path)
-    assert isinstance(outcome, Reached)
-    assert (outcome.seconds, outcome.memory_mb) == (12.5, 900.0)
+    outcome = verdict_of(tmp_path, code)
+    assert outcome == Reached(trial=4, attempt=2, epochs=3, value=1.0, seconds=12.5, memory_mb=900.0)
 
 
 @pytest.mark.parametrize(("attempt", "counts"), [(2, True), (1, False), (3, False), (0, True)])

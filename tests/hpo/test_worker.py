@@ -111,10 +111,18 @@ def test_no_attempt_outlives_the_process_that_made_them_all(node: Node, end: Cal
     assert not alive
 
 
+def all_threads_stopped(pid: int) -> bool:
+    states = [file.read_text().rpartition(")")[2].split()[0] for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
+
+
 def test_an_attempt_that_is_stuck_keeps_no_other_alive(node: Node) -> None:
     """Those that were forked later hold nothing of the earlier ones."""
     well, stuck = [*node.begin(SLOTS[0], "0"), *node.begin(SLOTS[1], "1")], node.begin(SLOTS[2], "2")
     stuck[0].suspend()
+    deadline = time.monotonic() + PATIENCE
+    while not all_threads_stopped(stuck[0].pid):  # one that still runs would end its own attempt
+        assert time.monotonic() < deadline
     node.process.kill()
     _, alive = psutil.wait_procs(well, timeout=PATIENCE)
     assert not alive and stuck[0].is_running()

@@ -1,0 +1,186 @@
+"""Base of launchers in an allocation: reports, its end, lost nodes."""
+
+import itertools
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import hydragnn
+from hydragnn.base.environment import environment
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import open_log
+from hydragnn.distributed.launch import environment_alone
+from hydragnn.hpo.launching.allocation import Allocation, Node
+from hydragnn.hpo.launching.attempts import Attempts
+from hydragnn.hpo.launching.descriptors import PipeSelector
+from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, STEPS_AT_ONCE, TokenBucket, end_steps
+from hydragnn.hpo.launching.launcher import MARK, Exit, Report, Revoked, Task
+from hydragnn.hpo.launching.sites import Site
+from hydragnn.hpo.launching.watchdog import SchedulerWatch
+from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
+
+MODULE = "hydragnn.runs.run"
+PAUSE = 0.05  # seconds between looks at steps
+LEAVE = 15.0  # seconds that steps of an allocation that is over may take to end
+NAMED = 8  # idle nodes that a note names
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Patience of a launcher, and load on the scheduler."""
+
+    at_once: int = STEPS_AT_ONCE
+    """Job steps at once; packs are fewer in any case."""
+    rate: float = STEP_RATE
+    """Job steps that begin per second."""
+    hang_seconds: float = 600.0
+    probe_seconds: float = 120.0
+    """Python and torch may come from a cold file system."""
+
+
+class AllocationLauncher(ABC):
+    """Base of launchers in an allocation."""
+
+    def __init__(
+        self,
+        site: Site,
+        allocation: Allocation,
+        *,
+        limits: Limits | None,
+        module: str,
+        environment: Mapping[str, str] | None,
+    ) -> None:
+        """Start nothing yet; ``module`` is the program of attempts."""
+        self._site, self._allocation, self._module, self._limits = site, allocation, module, limits or Limits()
+        self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._watch = SchedulerWatch(site, allocation.names, allocation.job)
+        self._attempts = Attempts(self._limits.hang_seconds)
+        self._bucket, self._numbers = TokenBucket(self._limits.rate, BURST), itertools.count()
+        self._pipes = PipeSelector()
+        self._reports: list[Report] = []
+        self._revoked = ""
+        """Why the allocation is over; empty while it runs."""
+        self._leave_by = float("inf")
+
+    @property
+    @abstractmethod
+    def slots(self) -> tuple[str, ...]:
+        """Slots for attempts."""
+
+    @property
+    @abstractmethod
+    def beat_seconds(self) -> float:
+        """Seconds between heartbeats of each run on a shared file system."""
+
+    @abstractmethod
+    def size_of(self, slots: int, node: Node) -> float:
+        """Return the speed of a node's slot, in GPUs or cores."""
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """Relative speed of each node's slots; empty where all are alike."""
+        counts = Counter(map(node_of, self.slots))
+        sizes = {node.name: self.size_of(counts[node.name], node) for node in self._allocation.nodes}
+        largest = max(sizes.values())
+        return {} if len(set(sizes.values())) == 1 else {name: round(size / largest, 3) for name, size in sizes.items()}
+
+    @property
+    def note(self) -> str:
+        """Note for the user about nodes that differ; empty without any."""
+        allocation, unused = self._allocation, self._allocation.unused
+        more = ", ..." if len(unused) > NAMED else ""
+        idle = f"; idle, having no GPU: {', '.join(unused[:NAMED])}{more}" if unused else ""
+        if len({(node.cores, node.gpus) for node in allocation.nodes}) == 1 and not idle:
+            return ""
+        return f"nodes differ: {allocation}{idle}; {len(self.slots)} slots for trials"
+
+    @property
+    def deadline(self) -> float | None:
+        """End of the allocation."""
+        return self._allocation.deadline
+
+    def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
+        """End the steps of a dead controller of the campaign."""
+        self._environment[MARK] = campaign
+        unique = {(one.get("job"), one.get("step"), one.get("pid")): one for one in identities}
+        end_steps(self._site, campaign, unique.values())
+
+    def start(self, task: Task) -> None:
+        """Create the attempt's process; ``poll`` reports a failure."""
+        why = self._revoked
+        try:
+            if not why:
+                with open_log(task.folder / "log.txt") as log:
+                    at = time.strftime("%Y-%m-%d %H:%M:%S")
+                    line = f"--- attempt {task.attempt}: until epoch {task.until}, {at}, {' '.join(task.slots)}\n"
+                    log.write(line.encode())
+                    log.flush()
+                    self._begin(task, log)
+        except (OSError, InputError) as error:
+            why = f"cannot start a step: {error}"
+        if why:
+            self._reports.append(Exit(task=task, code=None, interrupted=bool(self._revoked), message=why))
+
+    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
+        """Return reports, after waiting up to ``seconds`` or for ``bell``."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self._open_gates(time.monotonic())
+            wait = 0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic()))
+            readers, rung = self._pipes.wait(wait, bell)
+            for read in readers:
+                read()
+            if not self._revoked:
+                self._read_scheduler()
+            self._look(time.monotonic())
+            if self._reports or rung or time.monotonic() >= deadline:
+                reports, self._reports = self._reports, []
+                return reports
+
+    @abstractmethod
+    def _begin(self, task: Task, log: IO[bytes]) -> None:
+        """Create the attempt's process, which writes to the log."""
+
+    @abstractmethod
+    def _open_gates(self, now: float) -> None:
+        """Let steps begin whose turn it is."""
+
+    @abstractmethod
+    def _look(self, now: float) -> None:
+        """Report what has ended, is late or hangs."""
+
+    @abstractmethod
+    def _lose(self, node: str, why: str) -> None:
+        """End what runs on a lost node."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """End all attempts, since the allocation is over."""
+
+    def _read_scheduler(self) -> None:
+        """Act on the scheduler's words about nodes and the allocation."""
+        for node, state in self._watch.changes().items():
+            word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"
+            self._reports.append(Probed(node=node, healthy=False, message=word))
+            if state == "lost":
+                self._lose(node, word)
+        if self._watch.over:
+            self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
+            self._reports.append(Revoked(message=self._revoked))
+            self._watch.close()
+            self._leave_by = time.monotonic() + LEAVE
+            self._leave()
+
+
+def importable() -> dict[str, str]:
+    """Return variables that let a process import this package from a checkout."""
+    root = Path(hydragnn.__file__).resolve().parent.parent
+    if not (root / "pyproject.toml").is_file():
+        return {}
+    inherited = environment().get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(root), *([inherited] if inherited else [])])}
