@@ -36,6 +36,7 @@ from hydragnn.runs.folder import (
 from hydragnn.runs.memory import within_memory
 from hydragnn.runs.plan import Stores, described_branches, plan_run
 from hydragnn.runs.progress import Progress
+from hydragnn.runs.recording import with_replays
 from hydragnn.runs.signals import interrupt_at_once, trap_signals
 from hydragnn.runs.stopwatch import Stopwatch
 from hydragnn.training.data import DevicePlacement
@@ -140,6 +141,7 @@ def ready_run(
         # trials and ranks have neighbours on their node that read the same graphs
         run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or this.number is not None)
         run = within_memory(run, plan, ranks, earlier_budget(out), heartbeat, members)
+        run = run if members > 1 else with_replays(run, ranks, heartbeat)
         checkpoint = latest_checkpoint(out / "checkpoints")
         if checkpoint:
             load_checkpoint(checkpoint, run.state, ranks, identity(run.record))

@@ -14,6 +14,7 @@ from torch import Tensor
 from hydragnn.config import TrainSettings
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import CompiledModel, Distribution, Target
+from hydragnn.training.replay import Replays
 from hydragnn.training.state import TrainState
 
 
@@ -90,6 +91,8 @@ class TrainingContext:
     """Sums a tensor over all processes that train together, in place, and gives it back; the same bits on each."""
     compiled: tuple[CompiledModel, ...] = ()
     """What computes the batches of each branch; empty where the model itself does."""
+    replays: tuple[Replays, ...] = ()
+    """The recorded steps of each branch; empty where every step is computed anew."""
 
     @property
     def device(self) -> torch.device:

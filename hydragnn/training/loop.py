@@ -119,7 +119,7 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     up, over parts and over ranks.
     """
     own = context.branches[share.branch]
-    predict, targets = context.predictor(state, share.branch), context.targets[own]
+    targets = context.targets[own]
     weights = context.weights_in(state.epoch)
     own_counts = torch.zeros_like(weights)
     for part in share.parts:
@@ -131,7 +131,7 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     loss = torch.zeros_like(counts[0])
     seed_step(context.settings.seed, state.epoch, state.step, context.rank, context.device)
     for part in share.parts:
-        sums, part_loss = add_gradient(state, predict, targets, part, context, scale[own])
+        sums, part_loss = replayed_gradient(state, share.branch, part, context, scale[own])
         loss += part_loss
         state.totals[0, own] += sums.to(torch.float64)
         if len(share.parts) > 1:
@@ -149,6 +149,38 @@ def move(state: TrainState, rate: float, loss: Tensor, counts: Tensor) -> StepRe
     state.steps += 1
     state.parameters.average(state.steps)
     return StepResult(step=state.step, loss=loss, norm=norm, counts=counts)
+
+
+def replayed_gradient(
+    state: TrainState, branch: int, part: GraphBatch, context: TrainingContext, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Do what ``add_gradient`` does, by a recording where the run has some."""
+    predict, targets = context.predictor(state, branch), context.targets[context.branches[branch]]
+
+    def add(part: GraphBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return add_gradient(state, predict, targets, part, context, scale)
+
+    if not context.replays:
+        return add(part, scale)
+    sums, loss = context.replays[branch](("gradient", state.model.training), add, part, scale)
+    return sums, loss
+
+
+def replayed_predictions(
+    state: TrainState, branch: int, batch: GraphBatch, context: TrainingContext
+) -> dict[str, Distribution]:
+    """Predict a branch, by a recording where the run has some."""
+    predict, targets = context.predictor(state, branch), context.targets[context.branches[branch]]
+
+    def compute(batch: GraphBatch) -> dict[str, Distribution]:
+        with context.autocast():
+            return predict(batch)
+
+    if not context.replays:
+        return compute(batch)
+    values = context.replays[branch](("predictions", state.model.training), compute, batch)
+    # tensors of their own, since the next replay overwrites these
+    return {t.name: values[t.name].rows(slice(batch.num_items(t.field.on))).mapped(torch.clone) for t in targets}
 
 
 def add_gradient(
@@ -181,11 +213,10 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
     state.model.eval()
     with torch.no_grad(), state.parameters.swap_in_eval_parameters():
         for number, branch in enumerate(data.branches):
-            own, predict = context.branches[number], context.predictor(state, number)
+            own = context.branches[number]
             for batch in branch.valid:
                 callback.heartbeat()
-                with context.autocast():
-                    predictions = predict(batch)
+                predictions = replayed_predictions(state, number, batch, context)
                 sums = loss_sums(branch.targets, predictions, batch).to(torch.float64)
                 totals[:, own] += torch.stack([sums, label_counts(branch.targets, batch)])
                 for target in branch.targets:

@@ -1,0 +1,108 @@
+"""Recorded steps of a run, on all ranks or none."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hydragnn.distributed.ranks import Ranks
+from hydragnn.distributed.sharing import shared_problem
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.models import GraphModel
+from hydragnn.models.heads.modules import EdgeHead
+from hydragnn.runs.assembly import Assembly
+from hydragnn.runs.compilation import keep_beating
+from hydragnn.runs.memory import sample_of
+from hydragnn.training.context import TrainingContext
+from hydragnn.training.loop import replayed_gradient, replayed_predictions
+from hydragnn.training.replay import GraphRecorder, NotRecordable, Recorder, Replays
+
+
+def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:
+    """Return the run with recorded steps where it asks for them; collective."""
+    asked, device = run.context.settings.graphs, run.context.device
+    if asked == "off" or (asked == "auto" and device.type != "cuda"):
+        return run
+    replays: tuple[Replays, ...] = ()
+    with keep_beating(heartbeat):
+        try:
+            replays, reason = recorded_branches(run, recorder_on(device)), None
+        except (NotRecordable, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+        reason = shared_problem(reason, ranks, device)
+    if reason is None:
+        return replace(run, context=replace(run.context, replays=replays), record=replace(run.record, graphs=True))
+    notes = [*run.record.notes, f"steps are not replayed as graphs of the device: {reason}"]
+    return replace(run, record=replace(run.record, notes=notes))
+
+
+def recorder_on(device: torch.device) -> Recorder:
+    """Return what records on a device; NotRecordable where nothing does."""
+    if device.type != "cuda":
+        raise NotRecordable(f"there are none on {device.type}")
+    return GraphRecorder(device)
+
+
+def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
+    """Return the replays of every branch, each compared with a step on a small batch."""
+    if run.context.compiled:
+        raise NotRecordable("they are compiled")
+    count = len(run.data.branches)
+    models = [run.state.of_branch(number) for number in range(count)]
+    replays = tuple(replays_of(model, record) for model in models if isinstance(model, GraphModel))
+    replaying = replace(run.context, replays=replays)
+    for number in range(count):
+        check_equal(run, number, replaying)
+    return replays
+
+
+def replays_of(model: GraphModel, record: Recorder) -> Replays:
+    """Return the replays of a model, nothing recorded yet."""
+    description = model.description
+    return Replays(
+        record,
+        extent=getattr(description.model, "cutoff", None) or 1.0,
+        volume=any("stress" in head.derivatives for head in description.heads),
+        reverse=any(isinstance(part, EdgeHead) and part.symmetry for part in model.modules()),
+    )
+
+
+def check_equal(run: Assembly, number: int, replaying: TrainingContext) -> None:
+    """Raise NotRecordable unless replays and steps give the same numbers.
+
+    The tolerance is the root of the arithmetic's step, as for compiled models. Dropout is left out: it draws others for a padded batch.
+    """
+    state, own = run.state, run.context.branches[number]
+    batch = sample_of(run.data.branches[number].train)
+    scale = run.context.loss_weights[own] / len(batch)
+    replayed_gradient(state, number, batch, replaying, scale)
+    state.model.eval()
+    try:
+        ours, theirs = (numbers_of(run, number, batch, context, scale) for context in (run.context, replaying))
+    finally:
+        state.model.train()
+        state.parameters.zero_gradient()
+    half = run.context.settings.precision == "bf16"
+    tolerance = torch.finfo(torch.bfloat16 if half else batch.positions.dtype).eps ** 0.5
+    for name, values in ours.items():
+        error = float((theirs[name] - values).norm() / values.norm().clamp_min(1e-30))
+        if not error <= tolerance:
+            raise NotRecordable(f"{name} would be wrong by {error:.1e}")
+
+
+def numbers_of(
+    run: Assembly, number: int, batch: GraphBatch, context: TrainingContext, scale: Tensor
+) -> dict[str, Tensor]:
+    """Return losses, gradient and predictions of a batch by name."""
+    state = run.state
+    state.parameters.zero_gradient()
+    sums, _ = replayed_gradient(state, number, batch, context, scale)
+    numbers = {"losses": sums.double().clone()}
+    gradients = [weight.grad.double().flatten() for weight in state.model.parameters() if weight.grad is not None]
+    numbers["gradient"] = torch.cat(gradients)
+    with torch.no_grad():
+        predictions = replayed_predictions(state, number, batch, context)
+    for name, prediction in predictions.items():
+        numbers |= {f"{name} ({part})": values.double().clone() for part, values in prediction.tensors().items()}
+    return numbers

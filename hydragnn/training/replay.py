@@ -1,0 +1,145 @@
+"""Steps recorded once per size of batches as graphs of the device, and replayed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.padding import padded
+
+Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
+"""Takes a function of no arguments; returns what computes it again in the same memory, and its result, which stays there."""
+
+WARM_UPS = 1
+"""Runs before a recording beside the one that is watched; in them kernels are compiled and libraries prepared."""
+
+
+class NotRecordable(Exception):
+    """A function cannot be replayed; the message says why."""
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses what no recording can hold: values and sizes that the device alone knows, and copies from the host."""
+
+    WAITING = frozenset(
+        {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero"}
+    )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        sized = name != "repeat_interleave" or kwargs.get("output_size") is not None
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
+        )
+        if name in self.WAITING or not sized or by_mask:
+            raise NotRecordable(f"{name} makes the host wait")
+        result = func(*args, **kwargs)
+        if name in ("_to_copy", "copy_"):
+            ends = [*args, result]
+            if len({value.device.type for value in ends if isinstance(value, Tensor)}) > 1:
+                raise NotRecordable(f"{name} takes numbers from the host")
+        return result
+
+
+class GraphRecorder:
+    """Records what a GPU is asked for as a graph of CUDA or HIP."""
+
+    def __init__(self, device: torch.device) -> None:
+        """All recordings share one pool of memory: one runs at a time."""
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+        """Return the replay and the tensors that it writes."""
+        computing = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(computing)
+        with torch.cuda.stream(self.stream):
+            with NoWaiting():
+                run()
+            for _ in range(WARM_UPS):
+                run()
+        computing.wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        # other threads may ask the device for memory meanwhile
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            result = run()
+        return graph.replay, result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recording:
+    """A function of one size of batches, recorded."""
+
+    inputs: list[Tensor]
+    replay: Callable[[], object]
+    result: Any
+
+
+class Replays:
+    """Functions of batches, recorded at the first use of a size.
+
+    Every result is a replay, the first one too, so that bits do not depend on what was recorded before.
+    """
+
+    def __init__(self, record: Recorder, *, extent: float, volume: bool = False, reverse: bool = False) -> None:
+        """Pad batches by ``padded`` with these options."""
+        self.record = record
+        self.options: dict[str, Any] = {"extent": extent, "volume": volume, "reverse": reverse}
+        self.recordings: dict[Any, Recording] = {}
+
+    def __call__(self, what: Any, function: Callable[..., Any], batch: GraphBatch, *tensors: Tensor) -> Any:
+        """Return ``function`` of the padded batch and the tensors.
+
+        ``what`` names the function. The result is overwritten by the next call of any function.
+        """
+        batch = padded(batch, **self.options)
+        given = [*tensors_of(batch), *tensors]
+        key = (what, torch.is_grad_enabled(), *((value.shape, value.dtype) for value in given))
+        if key not in self.recordings:
+            self.recordings[key] = self.recorded(function, batch, tensors)
+        recording = self.recordings[key]
+        copy_all(recording.inputs, given)
+        recording.replay()
+        return recording.result
+
+    def recorded(self, function: Callable[..., Any], batch: GraphBatch, tensors: tuple[Tensor, ...]) -> Recording:
+        """Return the recording of a function for batches of this size.
+
+        Its tensors are zero meanwhile, so that weights of losses add nothing to a gradient.
+        """
+        resident, others = batch.mapped(torch.clone), [torch.zeros_like(one) for one in tensors]
+
+        def run() -> Any:
+            # tensors of their own: orders of edges are remembered by tensor, and must not outlive its numbers
+            return function(resident.mapped(Tensor.detach), *others)
+
+        device = batch.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            replay, result = self.record(run)
+        return Recording(inputs=[*tensors_of(resident), *others], replay=replay, result=result)
+
+
+def tensors_of(batch: GraphBatch) -> list[Tensor]:
+    """Return all tensors of a batch, in a fixed order."""
+    found: list[Tensor] = []
+
+    def note(value: Tensor) -> Tensor:
+        found.append(value)
+        return value
+
+    batch.mapped(note)
+    return found
+
+
+def copy_all(into: list[Tensor], given: list[Tensor]) -> None:
+    """Copy tensors by few calls."""
+    for dtype in dict.fromkeys(value.dtype for value in into):
+        pairs = [(one, other) for one, other in zip(into, given, strict=True) if one.dtype == dtype]
+        torch._foreach_copy_([one for one, _ in pairs], [other for _, other in pairs])

@@ -1,0 +1,84 @@
+"""A recorder for CPUs, which holds functions to what a graph of a device can do."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from hydragnn.kernels.family import taken_for
+from hydragnn.training.replay import NotRecordable, NoWaiting
+
+FROM_HOST = {torch.tensor, torch.as_tensor, torch.from_numpy, Tensor.new_tensor, Tensor.tolist, Tensor.cpu}
+
+
+class NoHost(TorchFunctionMode):
+    """Refuses tensors that are made of numbers of the host: a replay would wait to copy them."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        caller = sys._getframe(1).f_code.co_name
+        if func in FROM_HOST and caller != "_check_ends":  # which looks at edges on CPUs alone
+            raise NotRecordable(f"{func.__name__} takes numbers from the host in {caller}")
+        return func(*args, **(kwargs or {}))
+
+
+class Calls(NoWaiting):
+    """Notes the operations of a run and the shapes of what they return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        shapes = tuple(tuple(value.shape) for value in tree_leaves(result) if isinstance(value, Tensor))
+        self.calls.append((func.name(), shapes))
+        return result
+
+
+@contextmanager
+def watched() -> Iterator[Calls]:
+    """Compute by the forms of a device without kernels of its own, and note every call."""
+    with taken_for("cpu", "xpu"), NoHost(), Calls() as calls:
+        yield calls
+
+
+class StandIn:
+    """Records on a CPU: a replay calls the same operations on the same memory again, and writes into the same results."""
+
+    def __init__(self) -> None:
+        self.recorded: list[Calls] = []
+        self.replays = 0
+
+    def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+        """Return the replay and the tensors that it writes."""
+        with taken_for("cpu", "xpu"):
+            run()
+        with watched() as first:
+            result = run()
+        self.recorded.append(first)
+
+        def replay() -> None:
+            self.replays += 1
+            with watched() as again:
+                values = run()
+            assert again.calls == first.calls, "a replay makes other calls than its recording"
+            for into, value in zip(leaves(result), leaves(values), strict=True):
+                into.copy_(value)
+
+        return replay, result
+
+
+def leaves(result: Any) -> list[Tensor]:
+    """Return all tensors of a tuple, or of predictions by name."""
+    if isinstance(result, Mapping):
+        return [value for prediction in result.values() for value in prediction.tensors().values()]
+    return list(result)
