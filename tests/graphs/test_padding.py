@@ -56,7 +56,9 @@ CASES = [(kind, {}) for kind in sorted(architectures())] + [
 ]
 
 
-@pytest.mark.parametrize(("kind", "around"), CASES, ids=lambda value: value if isinstance(value, str) else str([*value.values()]))
+@pytest.mark.parametrize(
+    ("kind", "around"), CASES, ids=lambda value: value if isinstance(value, str) else str([*value.values()])
+)
 def test_a_padded_batch_has_the_numbers_of_the_batch(kind: str, around: dict[str, Any]) -> None:
     model = make_model(kind, **around)
     batch = labelled(model)

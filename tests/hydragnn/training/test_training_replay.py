@@ -1,23 +1,19 @@
 """Steps recorded once and replayed: the same numbers, and nothing that a graph of a device cannot do."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
-from hydragnn.runs import recording, train
+from hydragnn.runs import recording
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.runs.recording import with_replays
 from hydragnn.training.data import DevicePlacement
-from hydragnn.training.loop import take_step, validate
+from hydragnn.training.loop import take_step
 from tests.hydragnn.training.conftest import MODELS
 from tests.hydragnn.training.recorder import StandIn
 
@@ -38,9 +34,7 @@ def run_of(config: RunConfig, store: MemoryStore) -> Assembly:
 
 
 @pytest.mark.parametrize("model", sorted(set(MODELS) - {"relational", "dimenet"}))
-def test_replayed_steps_are_the_steps(
-    model: str, store: MemoryStore, make_config: Configs, recorder: StandIn
-) -> None:
+def test_replayed_steps_are_the_steps(model: str, store: MemoryStore, make_config: Configs, recorder: StandIn) -> None:
     heads = None if model not in ("gin", "sage", "mfc") else [{"kind": "scalar", "field": "charge", "hidden_dims": [8]}]
     plain, replayed = (
         run_of(make_config(model, heads, train__ema_decay=0.9, train__graphs=graphs), store) for graphs in ("off", "on")

@@ -1,0 +1,172 @@
+"""Training steps replayed as graphs of the device beside steps that are not, on the same batches.
+
+    python -m tests.benchmarks.bench_replay [--device cuda] [--graphs 32] [--steps 30] [--hidden 128] [--precision fp32] [painn schnet ...]
+
+One line of JSON per architecture, as it comes: milliseconds per step of both ways (batches resident, of sizes that differ), the
+largest difference of losses and of gradient norms between them, relative; whether two replayed runs give the same bits; recordings, seconds that they took,
+and memory. ``problem`` says what went wrong. On a CPU the tests' stand-in records.
+"""
+
+import argparse
+import json
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore
+from hydragnn.distributed import Ranks
+from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
+from hydragnn.runs import recording
+from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.plan import plan_run
+from hydragnn.runs.recording import with_replays
+from hydragnn.runs.session import DTYPES
+from hydragnn.training.data import DevicePlacement, Share
+from hydragnn.training.loop import take_step, validate
+from tests.benchmarks.bench_pipeline import Quiet
+from tests.benchmarks.structures import structures
+from tests.hydragnn.training.recorder import StandIn
+
+FIELDS = [
+    Field(name="energy", on="graph", role="target", dtype="float64"),
+    Field(name="forces", on="node", shape=(3,), parity="vector", role="target", dtype="float64"),
+    Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target", dtype="float64"),
+]
+
+
+def labelled(count: int) -> MemoryStore:
+    """Alloys within 5 A with labels drawn at random."""
+    cells = structures(count)
+    for atoms in cells:
+        atoms.pbc = True
+    batch = concatenate([from_ase(atoms, cutoff=5.0) for atoms in cells])
+    random = torch.Generator().manual_seed(0)
+    values = {
+        field.name: torch.randn(batch.num_items(field.on), *field.shape, generator=random, dtype=torch.float64)
+        for field in FIELDS
+    }
+    return MemoryStore(batch.with_fields(values, fields=FIELDS))
+
+
+def run_of(kind: str, store: MemoryStore, options: argparse.Namespace, graphs: str) -> Assembly:
+    """The run before its first step."""
+    model: dict[str, Any] = {"kind": kind, "hidden_dim": options.hidden, "num_layers": options.layers}
+    head = {"kind": "energy", "field": "energy", "forces": "forces"}
+    if kind in ("gin", "sage", "mfc"):
+        head = {"kind": "energy", "field": "energy"}
+    else:
+        model["cutoff"] = 5.0
+        if options.stress:
+            head["stress"] = "stress"
+    train = {"precision": options.precision, "graphs": graphs, "ema_decay": 0.99, "learning_rate": 1e-4}
+    if options.dropout:
+        model["dropout"] = options.dropout
+    if options.attention:
+        model["global_attention"] = {"kind": options.attention, "heads": 4}
+    config = RunConfig.parse(
+        {
+            "data": {"store": "in memory"},
+            "split": {"train": 0.8, "valid": 0.1},
+            "batch": {"max_graphs": options.graphs},
+            "model": model,
+            "heads": [head],
+            "train": train,
+        }
+    )
+    placement = DevicePlacement(device=torch.device(options.device), dtype=DTYPES[options.precision])
+    run = assemble(plan_run(config, store), placement, Ranks(), lambda: None)
+    return with_replays(run, Ranks(), lambda: None)
+
+
+def wait(device: str) -> None:
+    """Wait for the device."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def steps(run: Assembly, shares: Sequence[Share], number: int, device: str) -> tuple[torch.Tensor, float]:
+    """Losses and norms of so many steps ``[steps, 2]``, and milliseconds per step of the second half."""
+    results = []
+    for i in range(number):
+        if i == number // 2:
+            wait(device)
+            start = time.perf_counter()
+        result = take_step(run.state, shares[i % len(shares)], run.context, 1e-4)
+        results.append(torch.stack([result.loss, result.norm.double()]))
+    wait(device)
+    return torch.stack(results).cpu(), 1e3 * (time.perf_counter() - start) / (number - number // 2)
+
+
+def row(kind: str, store: MemoryStore, options: argparse.Namespace) -> dict[str, Any]:
+    """What is said of an architecture."""
+    result: dict[str, Any] = {"kind": kind, "precision": options.precision, "graphs": options.graphs}
+    curves, weights, values = {}, {}, {}
+    for way in ("off", "on", "again"):
+        if options.device != "cpu":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        run = run_of(kind, store, options, "off" if way == "off" else "on")
+        shares: list[Share] = [share for number in range(4) for share in run.data.epoch(number)]
+        if way != "off":
+            result["recorded"] = run.record.graphs
+            result["notes"] = [note for note in run.record.notes if "replayed" in note]
+            if not run.record.graphs:
+                return result
+        wait(options.device)
+        result[f"seconds to assemble, {way}"] = round(time.perf_counter() - start, 2)
+        start = time.perf_counter()
+        curves[way], result[f"ms, {way}"] = steps(run, shares, options.steps, options.device)
+        result[f"seconds of all, {way}"] = round(time.perf_counter() - start, 2)
+        weights[way] = run.state.tensors()["weights"].clone().cpu()
+        values[way] = {k: v for k, v in validate(run.state, run.data, run.context, Quiet()).items() if v}
+        if options.device != "cpu":
+            result[f"GB, {way}"] = round(torch.cuda.max_memory_reserved() / 1e9, 3)
+        if way != "off":
+            result["recordings"] = sum(len(replays.recordings) for replays in run.context.replays)
+        sizes = {(part.num_nodes, part.num_edges) for share in shares for part in share.parts}
+        result["batches of other sizes"] = len(sizes)
+    off, on = curves["off"], curves["on"]
+    error = ((on - off).abs() / off.abs()).max(0).values
+    first = ((on - off).abs() / off.abs())[0]
+    result["first step: loss, norm off by"] = first.tolist()
+    result["all steps: loss, norm off by"] = error.tolist()
+    result["validation off by"] = max(abs(values["on"][k] - v) / abs(v) for k, v in values["off"].items())
+    result["same bits"] = bool(torch.equal(weights["on"], weights["again"]))
+    return result
+
+
+def main() -> None:
+    """Print a row for every architecture."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kinds", nargs="*", default=["painn", "schnet", "egnn", "pna", "mace"])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--graphs", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--structures", type=int, default=200)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--stress", action="store_true")
+    parser.add_argument("--attention", default="")
+    options = parser.parse_args()
+    if options.device == "cpu":
+        recording.recorder_on = lambda device: StandIn()
+    store = labelled(options.structures)
+    for kind in options.kinds:
+        try:
+            result = row(kind, store, options)
+        except Exception as error:
+            result = {"kind": kind, "problem": repr(error)[:500], "where": traceback.format_exc()[-1500:]}
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
