@@ -36,7 +36,7 @@ def reverses_of(
     """
     vectors, edges, nodes = vectors.detach(), topology.num_edges, topology.num_rows
     senders, receivers = topology.senders, topology.receivers
-    along = (vectors * vectors.new_tensor(GENERIC[: vectors.shape[1]])).sum(-1)  # [edges]
+    along = torch.stack([number * values for number, values in zip(GENERIC, vectors.unbind(1))]).sum(0)  # [edges]
     ends = receivers * nodes + senders
     order = _sorted(ends, along)
     # where the edges walked back would stand among all edges

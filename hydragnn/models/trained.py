@@ -19,6 +19,7 @@ from hydragnn.models.compiled_prediction import CompiledPrediction, compiled_pre
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.heads import HeadSettings
+from hydragnn.models.replay import ReplayedPrediction, recorder_on
 from hydragnn.models.saving import load_graph_model
 from hydragnn.models.tabulated import tabulated
 from hydragnn.models.target import Target
@@ -31,8 +32,8 @@ class TrainedModel:
     model: GraphModel
     normalisation: Normalisation
     dtype: torch.dtype = torch.float32
-    function: CompiledPrediction | None = None
-    """What computes predictions instead of the model, see ``compiled``."""
+    function: CompiledPrediction | ReplayedPrediction | None = None
+    """What computes predictions instead of the model, see ``compiled`` and ``replayed``."""
 
     @property
     def settings(self) -> ArchitectureSettings:
@@ -99,9 +100,16 @@ class TrainedModel:
         cannot be compiled here.
         """
         for other in others:
-            if other.function and other.alike == self.alike:
+            if isinstance(other.function, CompiledPrediction) and other.alike == self.alike:
                 return replace(self, function=other.function.of(self.model))
         return replace(self, function=compiled_prediction(self.model))
+
+    def replayed(self) -> "TrainedModel":
+        """Return the model with predictions that are recorded once per size of batches as graphs of its device.
+
+        It pays for many batches of few sizes, such as steps of dynamics. NotRecordable where the device or the model has no such graphs.
+        """
+        return replace(self, function=ReplayedPrediction(self.model, recorder_on(self.device)))
 
     def tabulated(self) -> "TrainedModel":
         """Return the model with tabulated filters, equal to rounding."""

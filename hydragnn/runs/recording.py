@@ -10,13 +10,12 @@ from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_problem
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import GraphModel
-from hydragnn.models.heads.modules import EdgeHead
+from hydragnn.models.replay import NotRecordable, Recorder, Replays, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.compilation import keep_beating
 from hydragnn.runs.memory import sample_of
 from hydragnn.training.context import TrainingContext
 from hydragnn.training.loop import replayed_gradient, replayed_predictions
-from hydragnn.training.replay import GraphRecorder, NotRecordable, Recorder, Replays
 
 
 def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:
@@ -37,13 +36,6 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> 
     return replace(run, record=replace(run.record, notes=notes))
 
 
-def recorder_on(device: torch.device) -> Recorder:
-    """Return what records on a device; NotRecordable where nothing does."""
-    if device.type != "cuda":
-        raise NotRecordable(f"there are none on {device.type}")
-    return GraphRecorder(device)
-
-
 def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
     """Return the replays of every branch, each compared with a step on a small batch."""
     if run.context.compiled:
@@ -55,17 +47,6 @@ def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
     for number in range(count):
         check_equal(run, number, replaying)
     return replays
-
-
-def replays_of(model: GraphModel, record: Recorder) -> Replays:
-    """Return the replays of a model, nothing recorded yet."""
-    description = model.description
-    return Replays(
-        record,
-        extent=getattr(description.model, "cutoff", None) or 1.0,
-        volume=any("stress" in head.derivatives for head in description.heads),
-        reverse=any(isinstance(part, EdgeHead) and part.symmetry for part in model.modules()),
-    )
 
 
 def check_equal(run: Assembly, number: int, replaying: TrainingContext) -> None:

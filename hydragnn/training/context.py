@@ -14,7 +14,7 @@ from torch import Tensor
 from hydragnn.config import TrainSettings
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import CompiledModel, Distribution, Target
-from hydragnn.training.replay import Replays
+from hydragnn.models.replay import Replays
 from hydragnn.training.state import TrainState
 
 

@@ -1,6 +1,7 @@
 """Errors of predictions as sums and counts, one pair for each target."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import torch
 from jaxtyping import Float, Float64
@@ -85,7 +86,7 @@ def loss_sum(target: Target, prediction: Distribution, batch: GraphBatch) -> Flo
         labels = _present_only(labels, present)
         values = prediction.nll(labels, divisor)
         if target.class_weights is not None:
-            values = values * values.new_tensor(target.class_weights)[labels]
+            values = values * class_weights_on(target.class_weights, values.dtype, values.device)[labels]
         return _present_only(values, present).sum()
     error = _present_only(prediction.error(labels), present)
     if divisor is not None:
@@ -97,6 +98,12 @@ def loss_sum(target: Target, prediction: Distribution, batch: GraphBatch) -> Flo
         ratios = (_squares_per_graph(error, batch, name) + TINY).sqrt() / norms.clamp(min=TINY)
         return torch.where(norms > 0, ratios, 0.0).sum()
     return POINT_LOSSES[target.loss](error).sum()
+
+
+@cache
+def class_weights_on(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the weights of classes, copied once: a recorded step copies nothing from the host."""
+    return torch.tensor(weights, dtype=dtype, device=device)
 
 
 def _present_only(values: Tensor, present: Tensor | None) -> Tensor:

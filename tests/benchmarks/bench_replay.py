@@ -1,6 +1,6 @@
 """Training steps replayed as graphs of the device beside steps that are not, on the same batches.
 
-    python -m tests.benchmarks.bench_replay [--device cuda] [--graphs 32] [--steps 30] [--hidden 128] [--precision fp32] [painn schnet ...]
+    python -m tests.benchmarks.bench_replay [--device cuda] [--graphs 32 | --atoms 864] [--steps 30] [--hidden 128] [--precision fp32] [painn schnet ...]
 
 One line of JSON per architecture, as it comes: milliseconds per step of both ways (batches resident, of sizes that differ), the
 largest difference of losses and of gradient norms between them, relative; whether two replayed runs give the same bits; recordings, seconds that they took,
@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+import ase.build
+import numpy as np
 import torch
 
 from hydragnn.config import RunConfig
@@ -22,6 +24,7 @@ from hydragnn.distributed import Ranks
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
+from hydragnn.models import TrainedModel, trained
 from hydragnn.runs import recording
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
@@ -142,6 +145,31 @@ def row(kind: str, store: MemoryStore, options: argparse.Namespace) -> dict[str,
     return result
 
 
+def predictions(kind: str, store: MemoryStore, options: argparse.Namespace) -> dict[str, Any]:
+    """What is said of predictions of one moving crystal, with graphs made before."""
+    run = run_of(kind, store, options, "off")
+    plain = TrainedModel(
+        model=run.state.model, normalisation=run.data.branches[0].normalisation, dtype=DTYPES[options.precision]
+    )
+    result: dict[str, Any] = {"kind": kind, "precision": options.precision, "atoms": options.atoms}
+    random, atoms = np.random.default_rng(0), ase.build.bulk("Cu", "fcc", a=4.0, cubic=True)
+    atoms = atoms.repeat(round((options.atoms / 4) ** (1 / 3)))
+    graphs = []
+    for _ in range(options.steps):
+        atoms.rattle(0.01, rng=random)
+        graphs.append(from_ase(atoms, cutoff=5.0))
+    values: dict[str, list[torch.Tensor]] = {}
+    for way, model in {"eager": plain, "replayed": plain.replayed()}.items():
+        for number, graph in enumerate(graphs):
+            if number == len(graphs) // 2:
+                wait(options.device)
+                start = time.perf_counter()
+            values.setdefault(way, []).append(model.predict(graph)["forces"].mean.cpu())
+        result[f"ms, {way}"] = 1e3 * (time.perf_counter() - start) / (len(graphs) - len(graphs) // 2)
+    errors = [(a - b).abs().max() / a.abs().max() for a, b in zip(values["eager"], values["replayed"])]
+    return {**result, "forces off by": float(max(errors))}
+
+
 def main() -> None:
     """Print a row for every architecture."""
     parser = argparse.ArgumentParser()
@@ -156,13 +184,14 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--stress", action="store_true")
     parser.add_argument("--attention", default="")
+    parser.add_argument("--atoms", type=int, default=0, help="predict one crystal of about so many instead")
     options = parser.parse_args()
     if options.device == "cpu":
-        recording.recorder_on = lambda device: StandIn()
+        trained.recorder_on = recording.recorder_on = lambda device: StandIn()
     store = labelled(options.structures)
     for kind in options.kinds:
         try:
-            result = row(kind, store, options)
+            result = (predictions if options.atoms else row)(kind, store, options)
         except Exception as error:
             result = {"kind": kind, "problem": repr(error)[:500], "where": traceback.format_exc()[-1500:]}
         print(json.dumps(result), flush=True)

@@ -11,7 +11,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from hydragnn.kernels.family import taken_for
-from hydragnn.training.replay import NotRecordable, NoWaiting
+from hydragnn.models import Distribution
+from hydragnn.models.replay import NotRecordable, NoWaiting
 
 FROM_HOST = {torch.tensor, torch.as_tensor, torch.from_numpy, Tensor.new_tensor, Tensor.tolist, Tensor.cpu}
 
@@ -78,7 +79,9 @@ class StandIn:
 
 
 def leaves(result: Any) -> list[Tensor]:
-    """Return all tensors of a tuple, or of predictions by name."""
-    if isinstance(result, Mapping):
-        return [value for prediction in result.values() for value in prediction.tensors().values()]
-    return list(result)
+    """Return all tensors of a result: of tuples, mappings and predictions."""
+    if isinstance(result, Tensor):
+        return [result]
+    parts = result.values() if isinstance(result, Mapping) else result
+    parts = result.tensors().values() if isinstance(result, Distribution) else parts
+    return [tensor for part in parts for tensor in leaves(part)]

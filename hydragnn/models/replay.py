@@ -1,5 +1,6 @@
 """Steps recorded once per size of batches as graphs of the device, and replayed."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.padding import padded
+from hydragnn.models.compiled_prediction import Predicted, eager_prediction
+from hydragnn.models.graph_model import GraphModel
+from hydragnn.models.heads.modules import EdgeHead
 
 Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
 """Takes a function of no arguments; returns what computes it again in the same memory, and its result, which stays there."""
-
-WARM_UPS = 1
-"""Runs before a recording beside the one that is watched; in them kernels are compiled and libraries prepared."""
 
 
 class NotRecordable(Exception):
@@ -61,9 +62,8 @@ class GraphRecorder:
         computing = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(computing)
         with torch.cuda.stream(self.stream):
+            run()  # kernels are compiled, libraries prepared, constants copied
             with NoWaiting():
-                run()
-            for _ in range(WARM_UPS):
                 run()
         computing.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
@@ -73,6 +73,13 @@ class GraphRecorder:
         return graph.replay, result
 
 
+def recorder_on(device: torch.device) -> Recorder:
+    """Return what records on a device; NotRecordable where nothing does."""
+    if device.type != "cuda":
+        raise NotRecordable(f"there are none on {device.type}")
+    return GraphRecorder(device)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recording:
     """A function of one size of batches, recorded."""
@@ -80,6 +87,19 @@ class Recording:
     inputs: list[Tensor]
     replay: Callable[[], object]
     result: Any
+
+
+def replays_of(model: GraphModel, record: Recorder) -> "Replays":
+    """Return the replays of a model's functions, nothing recorded yet."""
+    description = model.description
+    if description.model.checkpoint_activations:
+        raise NotRecordable("with model.checkpoint_activations layers are computed twice")
+    return Replays(
+        record,
+        extent=getattr(description.model, "cutoff", None) or 1.0,
+        volume=any("stress" in head.derivatives for head in description.heads),
+        reverse=any(isinstance(part, EdgeHead) and part.symmetry for part in model.modules()),
+    )
 
 
 class Replays:
@@ -143,3 +163,31 @@ def copy_all(into: list[Tensor], given: list[Tensor]) -> None:
     for dtype in dict.fromkeys(value.dtype for value in into):
         pairs = [(one, other) for one, other in zip(into, given, strict=True) if one.dtype == dtype]
         torch._foreach_copy_([one for one, _ in pairs], [other for _, other in pairs])
+
+
+class ReplayedPrediction:
+    """Predictions of a model by replays; as the model computes them where it cannot be recorded."""
+
+    def __init__(self, model: GraphModel, record: Recorder) -> None:
+        self.model = model
+        self.replays: Replays | None = replays_of(model, record)
+
+    def __call__(self, batch: GraphBatch) -> Predicted:
+        """Predictions by field name and states, without gradients."""
+
+        def predict(batch: GraphBatch) -> Predicted:
+            return eager_prediction(self.model, batch)
+
+        if self.replays is None:
+            return predict(batch)
+        try:
+            predictions, states = self.replays("prediction", predict, batch)
+        except NotRecordable as error:
+            print(f"note: predictions are not replayed as graphs of the device: {error}", file=sys.stderr, flush=True)
+            self.replays = None
+            return predict(batch)
+        own = {target.name: slice(batch.num_items(target.field.on)) for target in self.model.description.targets}
+        # tensors of their own, since the next replay overwrites these
+        return {name: values.rows(own[name]).mapped(torch.clone) for name, values in predictions.items()}, states[
+            : batch.num_nodes
+        ].clone()
