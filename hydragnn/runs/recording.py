@@ -23,6 +23,8 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> 
     asked, device = run.context.settings.graphs, run.context.device
     if asked == "off" or (asked == "auto" and device.type != "cuda"):
         return run
+    if asked == "auto":
+        return with_note(run, 'graphs = "auto" does so once it was seen on such a device')
     replays: tuple[Replays, ...] = ()
     with keep_beating(heartbeat):
         try:
@@ -32,6 +34,11 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> 
         reason = shared_problem(reason, ranks, device)
     if reason is None:
         return replace(run, context=replace(run.context, replays=replays), record=replace(run.record, graphs=True))
+    return with_note(run, reason)
+
+
+def with_note(run: Assembly, reason: str) -> Assembly:
+    """Return the run with the reason why its steps are not replayed."""
     notes = [*run.record.notes, f"steps are not replayed as graphs of the device: {reason}"]
     return replace(run, record=replace(run.record, notes=notes))
 
