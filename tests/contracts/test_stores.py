@@ -1,6 +1,5 @@
 """Every store gives back what was written, bit for bit, in any order, to any number of readers, from any number of writers."""
 
-import json
 import os
 import shutil
 import signal
@@ -26,7 +25,6 @@ from hydragnn.datasets import (
     open_store,
 )
 from hydragnn.graphs import Field, GraphBatch, Topology, concatenate
-from tests.forked import Forked
 
 STRUCTURE = ("positions", "senders", "receivers", "edge_shifts", "cell", "periodic", "node_offsets", "edge_offsets")
 
@@ -277,44 +275,14 @@ class TestStoreLoadedIntoMemory(StoreContract):
 DISK = {"HDF5": ".h5", "ADIOS2": ".bp"}
 
 
-@pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
 @pytest.mark.parametrize("corner", CORNERS, ids=list(CORNERS))
-def test_a_written_store_passes_its_check(corner: str, suffix: str, tmp_path: Path) -> None:
-    written(CORNERS[corner], tmp_path / f"store{suffix}", parts=2)
-    assert check_store(tmp_path / f"store{suffix}") == []
-
-
-@pytest.mark.parametrize("corner", CORNERS, ids=list(CORNERS))
-def test_hdf5_and_adios2_hold_the_same_bits(corner: str, tmp_path: Path) -> None:
-    first, second = (written(CORNERS[corner], tmp_path / f"store{suffix}") for suffix in DISK.values())
+def test_hdf5_and_adios2_hold_the_same_bits_and_pass_their_check(corner: str, tmp_path: Path) -> None:
+    first, second = (written(CORNERS[corner], tmp_path / f"store{suffix}", parts=2) for suffix in DISK.values())
+    assert [check_store(tmp_path / f"store{suffix}") for suffix in DISK.values()] == [[], []]
     assert first.fingerprint == second.fingerprint
     assert first.attributes == second.attributes == {"unit": "Angstrom"}
     order = np.random.default_rng(3).permutation(len(first))
     assert_same(first.read(order), second.read(order))
-
-
-READER = """
-import sys
-from hydragnn.datasets import MemoryStore, open_store
-path, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-store = open_store(path)
-print(MemoryStore(store.read(range(rank, len(store), ranks))).fingerprint)
-"""
-
-
-@pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
-def test_three_writers_parts_are_read_by_two_ranks(suffix: str, tmp_path: Path, root: Path) -> None:
-    graphs = CORNERS["missing labels"]
-    path = tmp_path / f"store{suffix}"
-    written(graphs, path, parts=3)
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    reader = tmp_path / "reader.py"
-    reader.write_text(READER)
-    ranks = [Forked([str(reader), str(path), str(rank), "2"], environment) for rank in range(2)]
-    answers = [process.communicate(timeout=240)[0].strip() for process in ranks]
-    everything = MemoryStore(graphs)
-    expected = [MemoryStore(everything.read(range(rank, len(graphs), 2))).fingerprint for rank in range(2)]
-    assert answers == expected
 
 
 @contextmanager
@@ -332,6 +300,21 @@ def child() -> Iterator[int]:
         os._exit(code)
 
 
+@pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
+def test_three_writers_parts_are_read_by_two_ranks(suffix: str, tmp_path: Path) -> None:
+    graphs, path = CORNERS["missing labels"], tmp_path / f"store{suffix}"
+    written(graphs, path, parts=3)
+    everything = MemoryStore(graphs)
+    for rank in range(2):
+        share = range(rank, len(graphs), 2)
+        with child() as number:
+            if number == 0:
+                (tmp_path / "answer").write_text(MemoryStore(open_store(path).read(share)).fingerprint)
+            else:
+                assert os.waitpid(number, 0)[1] == 0
+        assert (tmp_path / "answer").read_text() == MemoryStore(everything.read(share)).fingerprint
+
+
 @pytest.mark.parametrize("parts", [0, 3], ids=["one writer", "three writers"])
 @pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
 def test_a_killed_writer_leaves_a_readable_store_or_a_clear_error(suffix: str, parts: int, tmp_path: Path) -> None:
@@ -342,7 +325,7 @@ def test_a_killed_writer_leaves_a_readable_store_or_a_clear_error(suffix: str, p
     duration = time.monotonic() - start
     rng = np.random.default_rng(11)
     endings = []
-    for moment in [0.0, *rng.uniform(0, 1.2, 7)]:  # the first is killed before it has done anything
+    for moment in [0.0, *rng.uniform(0, 1.2, 4)]:  # the first is killed before it has done anything
         path = tmp_path / f"{moment:.4f}{suffix}"
         with child() as number:
             if number == 0:
@@ -366,27 +349,3 @@ def test_a_killed_writer_leaves_a_readable_store_or_a_clear_error(suffix: str, p
             assert not list(path.glob(".*"))
         shutil.rmtree(path)
     assert "absent" in endings
-
-
-@pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
-def test_a_full_disk_is_a_clear_error_and_leaves_nothing(suffix: str, tmp_path: Path) -> None:
-    import resource
-
-    graphs = CORNERS["three dimensions"] * 60
-    path, verdict = tmp_path / f"store{suffix}", tmp_path / "verdict.json"
-    with child() as number:
-        if number == 0:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-            try:
-                written(graphs, path)
-                output = "nothing"
-            except InputError as error:
-                output = str(error)
-            left = [entry.name for entry in path.iterdir()] if path.exists() else []
-            verdict.write_text(json.dumps({"said": output, "left": left}))
-        else:
-            assert os.waitpid(number, 0)[1] == 0
-    answer = json.loads(verdict.read_text())
-    assert f"cannot write {path}" in answer["said"]
-    assert "free space or choose another place" in answer["said"]
-    assert answer["left"] == []

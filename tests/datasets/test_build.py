@@ -1,8 +1,8 @@
 """Stores from files of other programs: what goes in comes out, and what cannot go in is named."""
 
+import gzip
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, build_store, check_store, open_store, read_build_settings, store_info
 from hydragnn.datasets.build import graphs_of
-from hydragnn.datasets.parallel_build import build_with_workers
 from hydragnn.datasets.sources.registry import for_prediction, settings_of_rule
 from hydragnn.graphs import (
     GraphBatch,
@@ -132,24 +131,19 @@ def test_numbers_of_graphs_that_are_targets_have_sixteen_digits(tmp_path: Path) 
     assert settings_of_rule(rule, tmp_path / "a.xyz", "store").fields[0].field.dtype == "float32"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_field_that_no_graph_has_is_an_error(workers: int, tmp_path: Path) -> None:
-    crystals = structures(70)
-    crystals[0].info["gap"] = crystals[69].info["gap"] = 0.5
+def test_a_field_that_no_graph_has_is_an_error(tmp_path: Path) -> None:
+    crystals = structures(4)
+    crystals[0].info["gap"] = crystals[3].info["gap"] = 0.5
     ase.io.write(tmp_path / "a.xyz", crystals)
     table = {"kind": "ase", "files": ["a.xyz"], "cutoff": 3.0}
     gap, charge = ({"name": name, "on": "graph", "optional": True} for name in ("gap", "charge"))
-    for fields in ([ENERGY, gap], [ENERGY, gap, charge]):
-        settings = read_build_settings({**table, "fields": fields}, tmp_path / "BUILD.toml")
-        with pytest.raises(InputError, match="no graph has the field charge") if charge in fields else nullcontext():
-            build_with_workers(settings, tmp_path / "out.h5", workers) if workers > 1 else build_store(
-                settings, tmp_path / "out.h5"
-            )
-        if charge not in fields:
-            rows = {field["name"]: field for field in store_info(tmp_path / "out.h5").to_json()["fields"]}
-            counts = {name: (row["present"], row["missing"]) for name, row in rows.items()}
-            assert counts == {"atomic_numbers": (70, 0), "energy": (70, 0), "gap": (2, 68)}
-            shutil.rmtree(tmp_path / "out.h5")
+    built(tmp_path, **table, fields=[ENERGY, gap])
+    rows = {field["name"]: field for field in store_info(tmp_path / "out.h5").to_json()["fields"]}
+    counts = {name: (row["present"], row["missing"]) for name, row in rows.items()}
+    assert counts == {"atomic_numbers": (4, 0), "energy": (4, 0), "gap": (2, 2)}
+    shutil.rmtree(tmp_path / "out.h5")
+    with pytest.raises(InputError, match="no graph has the field charge"):
+        built(tmp_path, **table, fields=[ENERGY, gap, charge])
     assert not (tmp_path / "out.h5").exists()
 
 
@@ -542,15 +536,6 @@ def test_a_bad_file_is_named_and_leaves_no_store(table: dict[str, Any], message:
     assert not (tmp_path / "out.h5").exists()
 
 
-def test_real_meshes_become_graphs(real_data: Path, tmp_path: Path) -> None:
-    names = ["beams.msh", "mixedtriquad.msh", "quadratic_sphere_tet.msh", "troublesome_mesh.vtk"]
-    for name in names:
-        out = tmp_path / f"{name}.h5"
-        table = {"kind": "mesh", "files": [name], "tags": []}
-        build_store(read_build_settings(table, real_data / "meshes" / "BUILD.toml"), out)
-        assert check_store(out) == []
-
-
 def test_real_extended_xyz_becomes_a_store(real_data: Path, tmp_path: Path) -> None:
     table = {
         "kind": "ase",
@@ -624,3 +609,26 @@ def test_a_cell_that_is_no_number_is_named_by_file_line_and_column(
     column = "strain" if table == "graphs" else "receiver"
     with pytest.raises(InputError, match=rf"{table}.csv, line 4: the column {column} holds {cell}, or remove the row"):
         built(tmp_path, kind="grains", files=["grains.csv"], edges="contacts.csv", graphs="graphs.csv", fields=fields)
+
+
+VEC_CELL = "2\nno lattice\nCu 0 0 0\nCu 1.8 1.8 0\nVEC1 3.6 0 0\nVEC2 0 3.6 0\nVEC3 0 0 3.6\n"
+
+
+@pytest.mark.parametrize("name", ["mixed.xyz", "mixed.extxyz.gz"])
+def test_extended_xyz_is_divided_as_ase_divides_it(tmp_path: Path, name: str) -> None:
+    ase.io.write(tmp_path / "plain.xyz", structures(2), format="extxyz")
+    text = VEC_CELL + (tmp_path / "plain.xyz").read_text() + VEC_CELL + "\n\n"
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(tmp_path / name, "wt") as file:
+        file.write(text)
+    actual = built(tmp_path, kind="ase", files=[name], cutoff=3.0)
+    expected = [from_ase(atoms, 3.0) for atoms in ase.io.read(tmp_path / name, ":")]
+    assert actual.num_graphs == len(expected) == 4
+    assert actual.counts("edge").tolist() == [graph.num_edges for graph in expected]
+    assert torch.equal(actual.cell, torch.cat([graph.cell for graph in expected]))
+
+
+def test_structures_behind_an_empty_line_are_not_lost_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "two.xyz").write_text(VEC_CELL + "\n" + VEC_CELL)
+    with pytest.raises(InputError, match=r"structure 1 cannot be read by ASE .* an empty line"):
+        built(tmp_path, kind="ase", files=["two.xyz"], cutoff=3.0)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,19 +48,19 @@ def test_information_is_complete(path: Path, store: MemoryStore) -> None:
     assert json.loads(json.dumps(value)) == value and value["nodes"]["max"] == 8
 
 
-def test_a_file_that_was_cut_off_is_refused(path: Path) -> None:
-    file = largest_file(path)
-    os.truncate(file, file.stat().st_size // 2)
-    with pytest.raises(InputError, match=r"bytes where .* were written: it was cut off"):
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda file: os.truncate(file, file.stat().st_size // 2), "bytes where .* were written: it was cut off"),
+        (Path.unlink, "is missing; copy the whole store again"),
+    ],
+    ids=["cut off", "missing"],
+)
+def test_a_part_that_is_not_whole_is_refused(harm: Callable[[Path], object], words: str, path: Path) -> None:
+    harm(largest_file(path))
+    with pytest.raises(InputError, match=words):
         open_store(path)
-    assert "cut off" in check_store(path)[0]
-
-
-def test_a_missing_part_is_refused(path: Path) -> None:
-    largest_file(path).unlink()
-    with pytest.raises(InputError, match="is missing; copy the whole store again"):
-        open_store(path)
-    assert "is missing" in check_store(path)[0]
+    assert re.search(words, check_store(path)[0])
 
 
 def test_a_part_of_another_store_is_found_by_the_check(path: Path, graph: Callable[..., GraphBatch]) -> None:
@@ -149,44 +150,15 @@ def test_a_store_without_graphs_is_refused(tmp_path: Path, store: MemoryStore) -
     assert not place.exists()
 
 
-def broken(graph: GraphBatch, what: str) -> GraphBatch:
-    forces = graph["forces"].clone()
+def test_a_bad_graph_is_refused_and_named(tmp_path: Path, store: MemoryStore, graph: Callable[..., GraphBatch]) -> None:
+    place, forces = tmp_path / "store.h5", graph()["forces"].clone()
     forces[1, 2] = float("nan")
-    far = graph.positions.clone()
-    far[0, 0] = float("inf")
-    odd = graph["atomic_numbers"].clone()
-    odd[0] = 119
-    return {
-        "NaN": replace(graph, nodes={**graph.nodes, "forces": forces}),
-        "infinite position": replace(graph, positions=far),
-        "class out of range": replace(graph, nodes={**graph.nodes, "atomic_numbers": odd}),
-        "edge out of range": replace(graph, topology=replace(graph.topology, senders=graph.senders + 90)),
-        "unsorted": replace(graph, topology=replace(graph.topology, receivers=graph.receivers.flip(0))),
-        "wrong length": replace(graph, nodes={**graph.nodes, "forces": forces[:1]}),
-        "wrong dtype": replace(graph, nodes={**graph.nodes, "forces": graph["forces"].double()}),
-    }[what]
-
-
-MESSAGES = {
-    "NaN": "graph 1, field forces",
-    "infinite position": "graph 1, positions",
-    "class out of range": "graph 1, field atomic_numbers",
-    "edge out of range": "node index .* is out of range; the graph has 4 nodes",
-    "unsorted": "not sorted by receiver",
-    "wrong length": "field forces: shape",
-    "wrong dtype": "field forces: float64 values but float32 declared",
-}
-
-
-@pytest.mark.parametrize("what", MESSAGES)
-def test_a_bad_graph_is_refused_and_named(
-    what: str, tmp_path: Path, store: MemoryStore, graph: Callable[..., GraphBatch]
-) -> None:
-    place = tmp_path / "store.h5"
-    with pytest.raises(InputError, match=MESSAGES[what]) as caught, StoreWriter(place, store.fields(), dim=3) as writer:
+    with (
+        pytest.raises(InputError, match="graph 1, field forces: nan in row 1"),
+        StoreWriter(place, store.fields(), dim=3) as writer,
+    ):
         writer.write(graph())
-        writer.write(broken(graph(), what))
-    assert "graph 1" in str(caught.value)
+        writer.write(graph().with_fields({"forces": forces}))
     assert not place.exists()
 
 

@@ -109,26 +109,6 @@ def test_every_edge_has_its_reverse_and_no_atom_is_its_own_neighbour_in_place(ca
     assert (edge_vectors(graph).norm(dim=1) > 0.1).all()
 
 
-def test_translation_and_rotation_change_no_length() -> None:
-    atoms = slab()
-    moved = atoms.copy()
-    moved.translate([0.3, -7.0, 11.0])
-    moved.rotate(40, (1, 2, 3), rotate_cell=True)
-    before, after = (edge_vectors(from_ase(a, 4.0)).norm(dim=1).sort().values for a in (atoms, moved))
-    torch.testing.assert_close(before, after, rtol=0, atol=1e-9)
-
-
-def test_wrapping_atoms_into_the_cell_changes_no_edge_vector() -> None:
-    atoms = skewed()
-    wrapped = atoms.copy()
-    wrapped.wrap()
-    first, second = from_ase(atoms, 4.0), from_ase(wrapped, 4.0)
-    assert first.num_edges == second.num_edges
-    torch.testing.assert_close(
-        edge_vectors(first).norm(dim=1).sort().values, edge_vectors(second).norm(dim=1).sort().values
-    )
-
-
 def test_permuting_atoms_permutes_the_graph() -> None:
     atoms = slab()
     order = np.random.default_rng(3).permutation(len(atoms))

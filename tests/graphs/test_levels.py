@@ -1,7 +1,6 @@
 """Levels of graphs: nested clusters by voxels, by contraction and by hand, and what cannot be one."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -11,7 +10,7 @@ from ase import Atoms
 from ase.build import bulk
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import CoarseningSettings, StoreWriter
+from hydragnn.datasets import CoarseningSettings
 from hydragnn.graphs import (
     CLUSTERS,
     Field,
@@ -179,16 +178,6 @@ def test_levels_that_cannot_be_made_are_refused() -> None:
         with_contracted_levels(cells(30), 0)
     with pytest.raises(InputError, match="already has the field clusters"):
         with_voxel_levels(with_voxel_levels(cells(30), 1), 1)
-
-
-def test_a_store_takes_no_clusters_that_are_not_nested(tmp_path: Path) -> None:
-    graph = with_voxel_levels(grid(4), 2)
-    torn = graph.with_fields({CLUSTERS: graph[CLUSTERS].flip(1)})
-    with (
-        pytest.raises(InputError, match="lies in two clusters"),
-        StoreWriter(tmp_path / "store.h5", [*graph.fields.values()], dim=2) as writer,
-    ):
-        writer.write(torn)
 
 
 def test_a_field_of_the_same_name_that_holds_no_levels_may_be_anything() -> None:

@@ -38,14 +38,6 @@ def test_shells_of_one_lattice_number_the_edges_of_another() -> None:
         with_shell_relations(stretched, radii)
 
 
-def test_atoms_off_their_sites_have_no_shell() -> None:
-    atoms = bulk("Cu", cubic=True)
-    radii = shell_radii(from_ase(atoms, 3.0))
-    atoms.rattle(0.1, seed=0)
-    with pytest.raises(InputError, match="raise the tolerance"):
-        with_shell_relations(from_ase(atoms, 3.0), radii)
-
-
 @pytest.mark.parametrize("sectors", [1, 4, 6, 8])
 def test_plane_sectors_are_equal_and_turn_counter_clockwise(sectors: int) -> None:
     angles = np.arange(720) * 2 * np.pi / 720 + 1e-4
@@ -114,8 +106,3 @@ def test_multilevel_edges_want_one_bounded_graph() -> None:
         with_multilevel_edges(graph, 1.0, 2)
     with pytest.raises(InputError, match="must be positive"):
         multilevel_edges(np.eye(2), 0.0, 2)
-
-
-def test_relations_out_of_range_are_refused() -> None:
-    with pytest.raises(InputError, match="class 2 is out of range"):
-        with_relations(graph_from_arrays(np.eye(2), [0, 1], [1, 0]), [0, 2], 2)
