@@ -120,6 +120,7 @@ def run_search(
     folder without a campaign is begun, and one whose campaign is complete gives its result. ``on_note`` is called with what
     the user should know before anything starts.
     """
+    note = on_note or (lambda text: None)
     settings, space = as_begun(settings, out), space_of(settings.search.space, settings.source)
     begun = is_begun(out)
     check_campaign(settings, space, begun=begun)
@@ -132,28 +133,21 @@ def run_search(
             unless_it_fits.callback(launcher.close)
             plan = plan_on(launcher, settings)
             unless_it_fits.pop_all()
-        if (
-            on_note is not None
-            and isinstance(launcher, LocalLauncher)
-            and (workers or settings.search.workers) == "auto"
-        ):
-            on_note(f"{len(launcher.slots)} trials at once: this machine has {this_machine()}")
-        if on_note is not None and isinstance(launcher, AllocationLauncher) and launcher.note:
-            on_note(launcher.note)
-        if on_note is not None and settings.together_text:
-            on_note(settings.together_text)
+        if isinstance(launcher, LocalLauncher) and (workers or settings.search.workers) == "auto":
+            note(f"{len(launcher.slots)} trials at once: this machine has {this_machine()}")
+        if isinstance(launcher, AllocationLauncher) and launcher.note:
+            note(launcher.note)
+        if settings.together_text:
+            note(settings.together_text)
         enqueued = _looked_again(settings, space, out, enqueued, resume=resume, begun=begun)
         journal = stack.enter_context(Journal(out / JOURNAL))
         stack.callback(launcher.close)
         enqueued = _looked_again(settings, space, out, enqueued, resume=resume, begun=begun)
-        if on_note is not None:
-            for note in journal.notes:
-                on_note(note)
+        for text in journal.notes:
+            note(text)
         write_settings(settings, enqueued, out)
-        if on_note is not None and settings.left_out and not begun:
-            on_note(
-                f"left out of the default space, as they cannot do what is asked: {left_out_words(settings.left_out)}"
-            )
+        if settings.left_out and not begun:
+            note(f"left out of the default space, as they cannot do what is asked: {left_out_words(settings.left_out)}")
         controller = Controller(settings, space, out, journal, launcher, enqueued, on_event)
         with handled_by(lambda number, _: controller.stop(signal.Signals(number).name)):
             state = controller.run(plan)
@@ -169,10 +163,7 @@ def _looked_again(
 
 
 def result_of(state: State, out: Path, source: str, seconds: float) -> CampaignResult:
-    """Return the summary of a closed campaign.
-
-    InputError where it came to its end, or had no hope, without any result.
-    """
+    """Return the summary of a closed campaign; InputError without any result."""
     failures = [trial for trial in state.trials.values() if trial.failure and trial.status in ("failed", "lost")]
     best = state.best
     if best is None and state.ending in ("finished", "hopeless"):
@@ -225,10 +216,7 @@ def is_local(settings: CampaignSettings, workers: Workers | None) -> bool:
 
 
 def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None = None) -> Launcher:
-    """Return the launcher: processes of this machine, or steps of the allocation.
-
-    A number of ``workers`` asks for processes of this machine.
-    """
+    """Return a launcher of ``workers`` of this machine, or of an allocation's steps."""
     search = settings.search
     if workers is not None and search.launcher == "auto":
         return local_launcher(settings, workers)
@@ -275,10 +263,7 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
 
 
 def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) -> LocalLauncher:
-    """Return a launcher of processes, each on its own GPU if any.
-
-    ``wanted`` comes before ``search.workers``.
-    """
+    """Return a launcher of ``wanted`` processes, or of ``search.workers``."""
     search = settings.search
     workers = workers_here(search.workers if wanted is None else wanted, batch_memory(settings.base))
     gpus = gpus_of_workers(workers)

@@ -152,22 +152,13 @@ def seconds_on(slots: int, work: float, scaling: float | None) -> float:
     return work / slots * loss(slots, scaling)
 
 
-def work_of(slots: int, seconds: float, scaling: float | None) -> float:
-    """Return one-slot seconds of an epoch; undoes ``seconds_on``.
-
-    >>> work_of(5, 4.0, 4.0)
-    10.0
-    """
-    return seconds / seconds_on(slots, 1.0, scaling)
-
-
 def works_of(trials: Iterable[Trial], sizes: Iterable[Sized], scaling: float | None) -> list[tuple[Point, float]]:
     """Return (values, one-slot seconds per epoch) of trials."""
     latest = {size.trial: size for size in sizes}
     works: list[tuple[Point, float]] = []
     for trial in trials:
         size = latest.get(trial.number)
-        work = (trial.work or 0.0) if size is None else work_of(size.slots, size.seconds, scaling)
+        work = (trial.work or 0.0) if size is None else size.seconds / seconds_on(size.slots, 1.0, scaling)
         works.append((trial.values, work))
     return works
 

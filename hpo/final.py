@@ -74,17 +74,15 @@ def run_final(
 
 
 def final_settings(runs: Sequence[GivenRun], out: Path, like: SearchSettings | None = None) -> CampaignSettings:
-    """Return the campaign that trains these runs.
-
-    InputError where they have different numbers of epochs.
-    """
+    """Return the campaign of these runs; InputError where their epochs differ."""
     epochs = sorted({run.config.train.epochs for run in runs})
     if len(epochs) != 1:
         raise InputError(f"the runs of one final training have different epochs ({epochs}); give all the same")
     like = like or SearchSettings(space={NUMBER: IntRange(low=0, high=0)})
+    least = like.nodes_per_trial if isinstance(like.nodes_per_trial, int) else like.nodes_per_trial[0]
     search = SearchSettings(
         **{name: getattr(like, name) for name in INHERITED},
-        nodes_per_trial=_sizes(like),
+        nodes_per_trial=(1, 1) if like.trials_per_node > 1 else (least, MANY),
         trials=len(runs),
         reduction=1,
         finalists=0,
@@ -92,12 +90,6 @@ def final_settings(runs: Sequence[GivenRun], out: Path, like: SearchSettings | N
         space={NUMBER: IntRange(low=0, high=len(runs) - 1)},
     )
     return CampaignSettings(base={}, search=search, runs=tuple(runs), source=str(out))
-
-
-def _sizes(like: SearchSettings) -> tuple[int, int]:
-    """Return how many nodes a run may use."""
-    least = like.nodes_per_trial if isinstance(like.nodes_per_trial, int) else like.nodes_per_trial[0]
-    return (1, 1) if like.trials_per_node > 1 else (least, MANY)
 
 
 def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epochs: int | None = None) -> list[GivenRun]:
@@ -121,10 +113,7 @@ def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epoch
 
 
 def best_runs(campaign: Path) -> list[Path]:
-    """Return the run folders of the configurations that came furthest.
-
-    InputError where ``campaign`` is none.
-    """
+    """Return the runs that came furthest; InputError without a campaign."""
     open_campaign(campaign)
     known = [trial for trial in replay(campaign / JOURNAL).trials.values() if trial.results]
     known = [trial for trial in known if trial.status not in ("failed", "lost")]

@@ -12,10 +12,7 @@ VERSION = 3
 
 
 def campaign_table(out: Path) -> dict[str, Any]:
-    """Return the table of a campaign's folder.
-
-    InputError where there is none or it is from a newer version.
-    """
+    """Return the table of a campaign's folder; InputError without one."""
     path = out / NAME
     if not path.exists():
         raise InputError(f"{out} is not a campaign (no {NAME}); check the path")

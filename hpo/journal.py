@@ -20,14 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
-import msgspec
-
 from hydragnn import __version__
 from hydragnn.base.errors import Busy, InputError, TakenOver
 from hydragnn.base.files import digest, flush_directory, knows_locks, lock_file, open_regular
 from hydragnn.hpo.lines import CLAIM, FORMAT, TORN, Chain, Counted, check_format, damage, encode_line
-from hydragnn.hpo.scheduling.events import DECODER as EVENT
-from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, event_from_json, event_to_json
+from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, decode_event, event_to_json
 from hydragnn.hpo.scheduling.state import Changes, State
 
 NAME = "journal.jsonl"
@@ -70,18 +67,11 @@ def entry_of(counted: Counted, path: Path, *, brief: bool = False) -> Entry:
     if brief and line.event in BRIEF:
         return Entry(line.time, TICK, line.then, number)
     check_format(line, path, number)
-    try:
-        event = EVENT.decode(data)
-    except msgspec.ValidationError:
-        event = event_from_json(msgspec.json.decode(data))
-    return Entry(line.time, event, line.then, number)
+    return Entry(line.time, decode_event(data), line.then, number)
 
 
 def replay(path: Path, follow: Callable[[Event, State], object] = lambda event, state: None) -> State:
-    """Return the campaign of a journal; ``follow`` is called after every event.
-
-    InputError where a line does not fit those before it.
-    """
+    """Return the campaign of a journal; ``follow`` is called after every event."""
     state = State()
     with no_garbage_collection():
         for entry, state in courses(path):
@@ -99,10 +89,7 @@ def courses(path: Path) -> Iterator[tuple[Entry, State]]:
 
 
 def apply_changes(state: State, entry: Entry, path: Path) -> None:
-    """Change a campaign as a line says.
-
-    InputError where it does not fit the lines before it.
-    """
+    """Change a campaign as a line says; InputError where it cannot."""
     try:
         state.apply(entry.event, entry.then)
     except InputError as error:
@@ -152,10 +139,7 @@ class Journal:
 
     @property
     def campaign(self) -> str:
-        """Return the name of the campaign in environments and job steps.
-
-        A copied folder is another campaign.
-        """
+        """Return the name of the campaign, which a copied folder does not share."""
         return digest([self._chain.campaign, self._path.parent.stat().st_ino])[:8]
 
     def append(self, event: Event, now: float, then: Changes | None = None) -> None:
@@ -213,10 +197,7 @@ class Journal:
         return file
 
     def _look(self, file: BinaryIO) -> None:
-        """Read what was appended.
-
-        TakenOver where another session holds the journal now.
-        """
+        """Read what was appended; TakenOver where another session holds the journal."""
         file.seek(self._chain.length)
         for _ in self._chain.read(file):
             pass

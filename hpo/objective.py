@@ -28,17 +28,13 @@ def objective_value(record: RunRecord, objective: Objective, epochs: int | None 
         return _finite(record.curves.get(objective, []), epoch)
     total = 0.0
     for field, weight in objective.items():
-        name = next((name for name in _main_errors(field) if name in record.curves), "")
+        errors = (f"valid/{field}/mae", f"valid/{field}/error_rate")  # of numbers, and of classes
+        name = next((name for name in errors if name in record.curves), "")
         error, trivial = _finite(record.curves.get(name, []), epoch), record.trivial.get(name, 0.0)
         if error is None or trivial <= 0:
             return None
         total += weight * error / trivial
     return total / sum(objective.values())
-
-
-def _main_errors(field: str) -> tuple[str, str]:
-    """Return the error of a field: mean absolute, of classes the share."""
-    return f"valid/{field}/mae", f"valid/{field}/error_rate"
 
 
 def check_objective(

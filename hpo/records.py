@@ -66,10 +66,7 @@ class CampaignHistory:
 
 
 def campaign_records(out: Path | str) -> list[tuple[int, RunRecord, Path]]:
-    """Return (number, record, folder) of every trial with a record.
-
-    InputError where ``out`` is not a campaign, or a record is damaged.
-    """
+    """Return (number, record, folder) of all recorded trials; InputError where damaged."""
     out = Path(out)
     open_campaign(out)
     folders = {int(path.parent.name): path.parent for path in out.glob("trials/*/record.json")}
@@ -77,10 +74,7 @@ def campaign_records(out: Path | str) -> list[tuple[int, RunRecord, Path]]:
 
 
 def finished_runs(out: Path | str) -> list[Path]:
-    """Return the run folders of finished trials, best first.
-
-    InputError where there is none yet.
-    """
+    """Return the run folders of finished trials, best first; InputError without any."""
     out = Path(out)
     trials = [trial for trial in campaign_history(out).trials if trial.status == "finished"]
     if not trials:

@@ -143,10 +143,7 @@ class SearchSettings(Settings):
 
 
 def search_settings(table: object, source: str) -> SearchSettings:
-    """Return the section of a table.
-
-    InputError on anything wrong.
-    """
+    """Return the section of a table; InputError on anything wrong."""
     if not isinstance(table, Mapping):
         raise InputError(f"{source}: [search] must be a table of settings; correct it")
     space = table.get("space", {})

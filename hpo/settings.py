@@ -47,7 +47,6 @@ class CampaignSettings:
     """Why so many trials share a process, where the program chose the number."""
     left_out: Mapping[str, str] | None = None
     """Architectures that a default space leaves out, each with the reason; None where the space was given."""
-    """Of the program that began the campaign: keys that came later and that ``base`` lacks mean what was computed then."""
 
     @property
     def together_text(self) -> str:
@@ -83,23 +82,17 @@ def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
         data = section.get("data") if isinstance(section, dict) else None
         if isinstance(data, dict) and isinstance(data.get("store"), str):
             data["store"] = str((path.parent / data["store"]).resolve())
-    search, left_out = _search_settings(dict(table["search"]), base, str(path))
+    section, left_out = dict(table["search"]), None
+    space = section.setdefault("space", {})
+    if isinstance(space, str):
+        if space != DEFAULT:
+            raise InputError(f'{path}: search.space = "{space}"; {nearest(space, [DEFAULT])}, or give a table')
+        section["space"], left_out = default_space(base, str(path))
+    search = search_settings(section, str(path))
     search = search.model_copy(update={"warm_start": [(path.parent / s).resolve() for s in search.warm_start]})
     job = JobSettings.parse(table["job"], source=f"{path}: [job]") if "job" in table else None
     runs = tuple(_given_run(run, f"{path}: runs.{number}") for number, run in enumerate(table.get("runs", [])))
     return CampaignSettings(base=base, search=search, job=job, runs=runs, source=str(path), left_out=left_out)
-
-
-def _search_settings(
-    table: dict[str, Any], base: dict[str, Any], source: str
-) -> tuple[SearchSettings, Mapping[str, str] | None]:
-    """The section, and what a default space leaves out."""
-    space, left_out = table.get("space", {}), None
-    if isinstance(space, str):
-        if space != DEFAULT:
-            raise InputError(f'{source}: search.space = "{space}"; {nearest(space, [DEFAULT])}, or give a table')
-        space, left_out = default_space(base, source)
-    return search_settings({**table, "space": space}, source), left_out
 
 
 def _given_run(value: Any, source: str) -> GivenRun:

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import GraphStore, open_store
+from hydragnn.datasets import open_store
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.record import read_record
-from hydragnn.runs.moved import is_data, write_places
+from hydragnn.runs.moved import write_places
 
 
 def places_of(settings: CampaignSettings) -> list[tuple[str, str]]:
@@ -24,16 +23,9 @@ def fingerprints_of(settings: CampaignSettings) -> dict[str, str]:
 
 
 def check_stores(now: CampaignSettings, saved: CampaignSettings, fingerprints: Mapping[str, str], out: Path) -> None:
-    """Raise InputError where a store has other graphs than before.
-
-    A campaign of an earlier version has no ``fingerprints``: the records of its trials say what they were trained on.
-    """
-    for (branch, before), (_, place) in zip(places_of(saved), places_of(now)):
-        if before in fingerprints:
-            same = open_store(Path(place)).fingerprint == fingerprints[before]
-        else:
-            same = place == before or _is_of_trials(open_store(Path(place)), branch, out)
-        if not same:
+    """Raise InputError where a store has other graphs than before."""
+    for (_, before), (_, place) in zip(places_of(saved), places_of(now)):
+        if open_store(Path(place)).fingerprint != fingerprints.get(before):
             was = "" if place == before else f" (that was {before})"
             raise InputError(
                 f"{now.source}: the store {place} holds other graphs than the one{was} with which the campaign in {out} began; give "
@@ -47,14 +39,6 @@ def follow_stores(settings: CampaignSettings, saved: CampaignSettings, out: Path
     if places != {branch: Path(path) for branch, path in places_of(saved)}:
         for config in sorted(out.glob("trials/*/config.json")):
             write_places(config.parent, places)
-
-
-def _is_of_trials(store: GraphStore, branch: str, out: Path) -> bool:
-    """Return True where the first recorded trial used this store."""
-    for record in sorted(out.glob("trials/*/record.json")):
-        if trained := read_record(record.parent).of_branch(branch).data_hash:
-            return is_data(store, trained)
-    return True
 
 
 def without_places(settings: CampaignSettings) -> dict[str, Any]:

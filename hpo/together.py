@@ -54,10 +54,7 @@ def with_together(
 
 
 def chosen_number(settings: CampaignSettings, space: Space, workers: Workers, machine: Machine) -> tuple[int, str]:
-    """Return how many trials a worker trains at once, and why.
-
-    NotStackable where sharing gains nothing, or that is unknown.
-    """
+    """Return trials per worker, and why; NotStackable where sharing gains nothing."""
     if machine.gpus:
         raise NotStackable("what trials gain by sharing a GPU was not measured")
     branch, sample = one_shape(list(islice(valid_configs(settings, space), POINTS)))
@@ -73,10 +70,7 @@ def chosen_number(settings: CampaignSettings, space: Space, workers: Workers, ma
 
 
 def one_shape(configs: Sequence[AnyConfig]) -> tuple[BranchPlan, GraphBatch]:
-    """Return the shared data set, and some of its graphs.
-
-    NotStackable unless their steps are known to gain.
-    """
+    """Return the shared data set and a sample; NotStackable without a gain."""
     first, stores = configs[0], cache(open_store)
     if len(first.branches) > 1:
         raise NotStackable("models with branches are trained one after the other")

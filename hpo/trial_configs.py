@@ -14,8 +14,8 @@ from hydragnn.base.settings import with_value
 from hydragnn.config import AnyConfig, parse_config
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.able import known_keys
-from hydragnn.hpo.space.parameters import Choices, Parameter, place_of
-from hydragnn.hpo.space.points import NUMBER, Point, Space, all_points, allowed_values, ends_of, is_equal, random_point
+from hydragnn.hpo.space.parameters import Choices, place_of
+from hydragnn.hpo.space.points import NUMBER, Point, Space, all_points, allowed_values, ends_of, is_active, random_point
 
 FIXED = ("data.store", "split", "train.epochs")
 """Trials that differ in these cannot be compared, so that they are not searched."""
@@ -85,46 +85,35 @@ def check_values(settings: CampaignSettings, space: Space, check: Callable[[AnyC
     all points drawn at random fail like it.
     """
     generator = np.random.default_rng(0)
+
+    def problem_with(values: Callable[[], Point]) -> str:
+        """Return the problem of all points with these values, if any."""
+        problem = ""
+        for _ in range(TRIES):
+            try:
+                check(trial_config(settings, space, random_point(space, generator, values()), 0))
+            except InputError as error:
+                problem = problem or str(error)
+            else:
+                return ""
+        return problem
+
     for path, parameter in space.parameters.items():
         for value in ends_of(parameter):
-            given = _given(space, path, value, generator)
-            problem = _problem(settings, space, given, generator, check)
+            problem = problem_with(partial(_with_value, space, path, value, generator))
             if problem and f": {place_of(path)}: " not in problem:
-                _refuse_all(_problem(settings, space, dict, generator, check))
+                of_all = problem_with(dict)
+                if of_all and not UNKNOWN_KEY.search(of_all):
+                    raise InputError(f"no point of search.space makes a valid run: {of_all}")
             _refuse(f'search.space."{path}" = {value!r} takes', problem, space, path)
     for kinds in _combinations_of_kinds(space):
-        problem = _problem(settings, space, partial(dict, kinds), generator, check)
+        problem = problem_with(partial(dict, kinds))
         words = " and ".join(f'"{path}" = {value!r}' for path, value in kinds.items())
         _refuse(f"search.space: {words} together take", problem, space, next(iter(kinds)))
 
 
-def _given(space: Space, path: str, value: Any, rng: np.random.Generator) -> Callable[[], Point]:
-    return lambda: {**_conditions(space, path, rng), path: value}
-
-
-def _problem(
-    settings: CampaignSettings,
-    space: Space,
-    given: Callable[[], Point],
-    rng: np.random.Generator,
-    check: Callable[[AnyConfig], object],
-) -> str:
-    """Return the problem of all configurations with given values, if any."""
-    problem = ""
-    for _ in range(TRIES):
-        try:
-            check(trial_config(settings, space, random_point(space, rng, given()), 0))
-        except InputError as error:
-            problem = problem or str(error)
-        else:
-            return ""
-    return problem
-
-
-def _refuse_all(problem: str) -> None:
-    """Raise InputError where all points have a problem."""
-    if problem and not UNKNOWN_KEY.search(problem):
-        raise InputError(f"no point of search.space makes a valid run: {problem}")
+def _with_value(space: Space, path: str, value: Any, rng: np.random.Generator) -> Point:
+    return {**_conditions(space, path, rng), path: value}
 
 
 def _refuse(what: str, problem: str, space: Space, path: str) -> None:
@@ -144,15 +133,7 @@ def _combinations_of_kinds(space: Space) -> list[Point]:
     if len(kinds) < 2:
         return []
     combinations = [dict(zip(kinds, values)) for values in product(*(p.choices for p in kinds.values()))]
-    return [one for one in combinations if all(_may_be_active(kinds[path], one) for path in kinds)]
-
-
-def _may_be_active(parameter: Parameter, values: Point) -> bool:
-    """Return False where one of the values rules a parameter out."""
-    return all(
-        path not in values or any(is_equal(values[path], allowed) for allowed in allowed_values(condition))
-        for path, condition in parameter.when.items()
-    )
+    return [one for one in combinations if all(is_active(kinds[path], one, unknown=True) for path in kinds)]
 
 
 def _conditions(space: Space, path: str, rng: np.random.Generator) -> Point:

@@ -70,7 +70,7 @@ def warm_points(settings: CampaignSettings, space: Space, on_note: OnNote | None
 
 @dataclass(kw_only=True, slots=True)
 class Source:
-    """Return an earlier campaign's configurations, and why others are skipped."""
+    """Configurations of an earlier campaign, and why others are skipped."""
 
     path: Path
     total: int
@@ -103,10 +103,7 @@ class Source:
 
 
 def warm_source(path: Path, space: Space) -> Source:
-    """Return the configurations of a source.
-
-    InputError where none is a point of the space.
-    """
+    """Return the configurations of a source; InputError without any."""
     source = Source(path=path, total=0, points=[], reasons={})
     if (path / JOURNAL).is_file():
         scored = _from_campaign(path, source)
@@ -160,7 +157,7 @@ def _from_deephyper(path: Path, space: Space, source: Source) -> Scored:
         if score is None:
             source.leave("without a result", f"line {line}: objective {row['objective']!r}")
             continue
-        values = space.point(_reader(row, columns))
+        values = space.point(partial(_cell, row, columns))
         wrong = [f"{name} = {row.get(columns.get(name, ''), '')!r}" for name, value in values.items() if value is None]
         example = f"line {line}: {', '.join(wrong)}"
         scored.append((-score, example, {name: value for name, value in values.items() if value is not None}))
@@ -175,15 +172,11 @@ def _column(path: str, columns: list[str], space: Space) -> str | None:
     return next((name for name in names if name in columns), None)
 
 
-def _reader(row: dict[str, str], columns: dict[str, str]) -> Callable[[str, Parameter], Any]:
-    def value_of(path: str, parameter: Parameter) -> Any:
-        return None if path not in columns else _value(parameter, row[columns[path]])
-
-    return value_of
-
-
-def _value(parameter: Parameter, text: str) -> Any:
+def _cell(row: dict[str, str], columns: dict[str, str], path: str, parameter: Parameter) -> Any:
     """Return the value of a cell; None where it is none."""
+    if path not in columns:
+        return None
+    text = row[columns[path]]
     if isinstance(parameter, Choices):
         exact = (c for c in parameter.choices if text in (str(c), json.dumps(c)))
         return next(exact, next((c for c in parameter.choices if _is_number(c) and c == _number(text)), None))

@@ -60,14 +60,11 @@ class Coordinates:
             parameter_of += [number] * (len(parameter.choices) if isinstance(parameter, Choices) else 1)
         self.parameter_of = np.array(parameter_of)
         """The number of the parameter that each column belongs to."""
+        self.first = [column for _, _, column in self._places]
+        """The first column of each parameter, which for a range is its position."""
         picks = (number for number, (_, one, _) in enumerate(self._places) if isinstance(one, Choices))
         self.choices = np.flatnonzero(np.isin(self.parameter_of, list(picks)))
         """The columns of choices."""
-
-    def ranges(self, points: Sequence[Point]) -> Matrix:
-        """Return positions in ranges: [points, parameters]; choices have no meaning."""
-        first = np.searchsorted(self.parameter_of, np.arange(len(self._places)))
-        return self.of(points)[:, first]
 
     def of(self, points: Sequence[Point]) -> Matrix:
         """Return the rows of points; different choices have distance 1."""
@@ -243,7 +240,7 @@ class Outlook:
         draws, others = generator.random((2, count, len(numbers)))
         change = draws < generator.random((count, 1))
         change[np.arange(count), generator.integers(len(numbers), size=count)] = True
-        moved = np.clip(self._coordinates.ranges(parents)[picks] + steps, 0.0, 1.0 - 1e-9)
+        moved = np.clip(self._coordinates.of(parents)[:, self._coordinates.first][picks] + steps, 0.0, 1.0 - 1e-9)
 
         def changed(row: int) -> Point:
             parent, new = parents[picks[row]], change[row]

@@ -62,10 +62,7 @@ class SamplerProcess:
         return self._children[0].pid if self._children else None
 
     def start(self) -> ProcessPoolExecutor:
-        """Start the process if there is none, without waiting for it.
-
-        BrokenProcessPool once the pool is closed.
-        """
+        """Start the process if necessary, without waiting; BrokenProcessPool once closed."""
         with self._lock:
             if self._closed:
                 raise BrokenProcessPool("the sampler is closed")

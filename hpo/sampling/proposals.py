@@ -89,13 +89,16 @@ class Proposals:
             return None
         number, since = self._asked[0]
         if number < len(self._enqueued):
-            return self._warm_start(number)
+            run = self._settings.runs[number] if self._settings.runs else None
+            cost: Cost = (None, None) if run is None else (run.work, run.scaling)
+            return self._proposed(number, self._enqueued[number], cost, "warm start")
         if not self._ready and not (state.exhausted or self._last.exhausted):
             self._take_answer(state, number)
-        self._ask_ahead(state, number)
+        wanted, slow = min(BATCH, self._met), self._last.seconds > SLOW and not self._last.exhausted
+        if slow and self._coming is None and is_wide(state) and len(self._ready) <= wanted // 2:
+            self._begin(state, number + len(self._asked), max(1, wanted))  # for later requests
         if self._ready:
-            point, cost = self._ready.popleft()
-            return self._proposed(number, point, "sampler", cost)
+            return self._proposed(number, *self._ready.popleft())
         if state.exhausted or self._last.exhausted:
             self._asked.popleft()
             return Exhausted(trial=number)
@@ -103,21 +106,14 @@ class Proposals:
         if not late and not self._last.silent:
             return None
         drawn = stand_in(self._settings, history_of(self._settings, self._space, state), number, self._known.keys())
-        return None if drawn is None else self._proposed(number, drawn, "stand-in", self._estimates.known(drawn))
+        return None if drawn is None else self._proposed(number, drawn, self._estimates.known(drawn), "stand-in")
 
     def close(self) -> None:
         """End the sampler."""
         self._process.close()
         self._thread.shutdown(cancel_futures=True)
 
-    def _warm_start(self, number: int) -> Event:
-        """Return a configuration of an earlier campaign or a given run."""
-        cost: Cost = (None, None)
-        if self._settings.runs:
-            cost = self._settings.runs[number].work, self._settings.runs[number].scaling
-        return self._proposed(number, self._enqueued[number], "warm start", cost)
-
-    def _proposed(self, number: int, point: Point, origin: Origin, cost: Cost) -> Proposed:
+    def _proposed(self, number: int, point: Point, cost: Cost, origin: Origin = "sampler") -> Proposed:
         self._asked.popleft()
         self._known[point_key(point)] = None
         return Proposed(trial=number, values=point, origin=origin, work=cost[0], scaling=cost[1])
@@ -130,13 +126,6 @@ class Proposals:
         if self._coming.done():
             self._last, self._coming = self._coming.result(), None
             self._ready.extend(entry for entry in self._last.points if point_key(entry[0]) not in self._known)
-
-    def _ask_ahead(self, state: State, number: int) -> None:
-        """Ask a slow sampler for configurations of later requests."""
-        wanted = min(BATCH, self._met)
-        slow = self._last.seconds > SLOW and not self._last.exhausted
-        if slow and self._coming is None and is_wide(state) and len(self._ready) <= wanted // 2:
-            self._begin(state, number + len(self._asked), max(1, wanted))
 
     def _begin(self, state: State, first: int, count: int) -> None:
         history = history_of(self._settings, self._space, state)

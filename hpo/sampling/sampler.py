@@ -158,20 +158,15 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
     It has no trials before a model can learn, none that were lost to the machine, and at most ``HISTORY``: the best, as many
     spread evenly over all results, and the latest without a result.
     """
-    startup = num_random(settings)
+    search, startup = settings.search, num_random(settings)
+    history = History(space=space, seed=search.seed, startup=startup, rungs=state.plan.rungs)
     results = len(state.rungs[0].reached) if state.rungs else 0
-    if not learns(settings.search.sampler) or results < startup:
-        return History(space=space, seed=settings.search.seed, startup=startup, rungs=state.plan.rungs)
+    if not learns(search.sampler) or results < startup:
+        return history
     numbers = set(state.trials) if len(state.trials) <= HISTORY else {*_best_and_spread(state), *_latest_open(state)}
     trials = (state.trials[number] for number in sorted(numbers))
-    return History(
-        space=space,
-        seed=settings.search.seed,
-        startup=startup,
-        trials=tuple(trial for trial in trials if trial.values and trial.status != "lost"),
-        rungs=state.plan.rungs,
-        width=attempts_at_once(state.plan, state.slots),
-    )
+    known = tuple(trial for trial in trials if trial.values and trial.status != "lost")
+    return replace(history, trials=known, width=attempts_at_once(state.plan, state.slots))
 
 
 def _best_and_spread(state: State) -> set[int]:
@@ -224,10 +219,7 @@ def _proposal(
 
 
 def _checked(settings: CampaignSettings, sampler: Sampler, history: History, number: int) -> Point:
-    """Return the sampler's point.
-
-    InputError where it fails or gives no point of the space.
-    """
+    """Return the sampler's point; InputError where it gives none of the space."""
     name = f"search.sampler = {settings.search.sampler!r}"
     try:
         point = sampler.propose(history, number)

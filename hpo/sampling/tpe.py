@@ -50,16 +50,14 @@ class ParzenEstimators(Sampler):
     def _learn(self, history: History) -> None:
         if history.trials[: len(self._learned)] != self._learned:
             self._begin()
-        new = [_tpe_trial(history.space, one, history.rungs) for one in history.trials[len(self._learned) :]]
+        new = [
+            frozen_trial(history.space, history.rungs, one, TrialState.PRUNED if one.results else TrialState.RUNNING)
+            for one in history.trials[len(self._learned) :]  # a rung that was passed counts
+        ]
         self._study.add_trials(new)
         self._learned = history.trials
         if any(trial.state in VALUED for trial in new):
             self._groups = _occurring_together(history.space, self._study)
-
-
-def _tpe_trial(space: Space, trial: Trial, rungs: tuple[int, ...]) -> FrozenTrial:
-    """Return a trial for TPE; a rung that was passed counts."""
-    return frozen_trial(space, rungs, trial, TrialState.PRUNED if trial.results else TrialState.RUNNING)
 
 
 def _occurring_together(space: Space, study: optuna.Study) -> list[Distributions]:

@@ -205,8 +205,7 @@ Action = Propose | Start | Probe | Cancel | Settle | Close
 
 KINDS = frozenset(cls.__name__.lower() for cls in get_args(Event))
 
-DECODER = msgspec.json.Decoder(Event)
-"""Reads the event of a JSON object that may have other members; ValidationError where ``event_from_json`` has more to say."""
+_DECODER = msgspec.json.Decoder(Event)
 
 
 def node_of(slot: str) -> str:
@@ -235,18 +234,18 @@ def event_to_json(event: Event) -> dict[str, Any]:
     return value
 
 
-def event_from_json(value: dict[str, Any]) -> Event:
-    """Return the event of a JSON object.
+def decode_event(data: bytes) -> Event:
+    """Return the event of a JSON object that may have other members.
 
     InputError for an unknown kind or missing members.
 
-    >>> event_from_json({"event": "exhausted", "trial": 3})
+    >>> decode_event(b'{"event": "exhausted", "trial": 3, "time": 1.0}')
     Exhausted(trial=3)
     """
-    if value.get("event") not in KINDS:
-        raise InputError(f"unknown event {value.get('event')!r}; it was written by a newer program, update this one")
     try:
-        event: Event = msgspec.convert(value, Event)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"event {value.get('event')} is damaged ({error})") from error
-    return event
+        return _DECODER.decode(data)
+    except msgspec.ValidationError as error:
+        kind = msgspec.json.decode(data).get("event")
+        if kind not in KINDS:
+            raise InputError(f"unknown event {kind!r}; it was written by a newer program, update this one") from error
+        raise InputError(f"event {kind} is damaged ({error})") from error

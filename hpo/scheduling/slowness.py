@@ -53,10 +53,7 @@ def _are_many_slow(state: State, trial: Trial) -> bool:
 
 
 def is_slow(state: State, trial: Trial) -> bool:
-    """Return True where epochs took too long against earlier ones or forecasts.
-
-    What its nodes are known to be slower than others is part of the forecast.
-    """
+    """Return True where epochs took too long against earlier ones or forecasts."""
     pace = _pace(trial.shown[-2:])
     if pace is None:
         return False

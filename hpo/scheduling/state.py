@@ -344,10 +344,7 @@ class State(Struct, kw_only=True, eq=False):
         return {name: part for name, part in parts.items() if part} | changed
 
     def apply(self, event: Event, changes: Written) -> None:
-        """Apply the changes of an event.
-
-        InputError where they do not fit, or are of a newer program.
-        """
+        """Apply the changes of an event; InputError where they do not fit."""
         self._end_attempts(event)
         self.previous = {}
         try:
@@ -402,10 +399,7 @@ MISFITS = (KeyError, ValueError, TypeError, AttributeError, IndexError, Recursio
 
 
 def _decoder(key: type, cls: type[Struct]) -> Decoder[dict[Any, Any]]:
-    """Return a reader of changed members by name.
-
-    Fields have the order of journals, in which they are read fastest.
-    """
+    """Return a reader of changed members by name, in the order of journals."""
     hints = get_type_hints(cls)
     members = [(name, hint | UnsetType, UNSET) for name, hint in sorted(hints.items()) if name != "number"]
     changed: Any = defstruct(f"Changed{cls.__name__}", members, forbid_unknown_fields=True, gc=False)

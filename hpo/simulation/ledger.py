@@ -34,8 +34,6 @@ class Ledger:
     training: list[tuple[float, float, int]] = field(default_factory=list)
     """(begin, end, slots) of every stretch of training."""
     allocated: float = 0.0
-    occupied: float = 0.0
-    """Slot-seconds with an attempt on them."""
 
     def waste(self, cause: str, slot_seconds: float) -> None:
         """Book time that brought nothing."""
@@ -46,7 +44,7 @@ class Ledger:
         """Count the work of a trial as not kept."""
         self.wasted["not kept"] += self.useful.pop(trial, 0.0)
 
-    def balance(self, trials: set[int] | None = None) -> dict[str, float]:
+    def balance(self) -> dict[str, float]:
         """Node-hours by cause, ``useful`` first; their sum is what was allocated."""
         useful = sum(self.useful.values())
         by_cause = {cause: self.wasted.get(cause, 0.0) for cause in CAUSES if cause != "idle"}

@@ -94,10 +94,7 @@ class PolicyResult:
 def scenario_of(
     settings: CampaignSettings, assumptions: Assumptions, *, nodes: int, seed: int, recorded: Path | None = None
 ) -> Scenario:
-    """Return the simulated campaign of a campaign file.
-
-    Trials are those of ``recorded``, if any.
-    """
+    """Return the simulated campaign of a file, with ``recorded`` trials if any."""
     search = settings.search
     plan, shares = plan_of(settings), search.trials_per_node
     if plan.min_slots > nodes:

@@ -58,7 +58,7 @@ Population = Callable[[int], Course]
 def drawn_population(assumptions: Assumptions, epochs: int, seed: int, shares: int = 1) -> Population:
     """Return configurations drawn from distributions, with curves that cross.
 
-    ``shares``: slots per node.
+    The objective after e epochs is final * (1 + a * (e ** -b - E ** -b)). ``shares``: slots per node.
     """
     node_hours = assumptions.median_node_hours or DEFAULT_NODE_HOURS
     cache: dict[int, Course] = {}
@@ -67,9 +67,14 @@ def drawn_population(assumptions: Assumptions, epochs: int, seed: int, shares: i
         if number not in cache:
             draw = random.Random(f"course {seed} {number}")
             work = node_hours * shares * 3600 / epochs * draw.lognormvariate(0, assumptions.cost_sigma)
-            cache[number] = replace(
-                _with_own_faults(Course(work=work, scaling=1.0, curve=_power_law(draw, epochs)), assumptions, draw),
+            final, a, b = draw.lognormvariate(0, 0.5), draw.lognormvariate(1.0, 0.5), draw.uniform(0.4, 1.0)
+            diverges, at, memory_draw = draw.random() < assumptions.diverged, draw.random(), draw.random()
+            cache[number] = Course(
+                work=work,
                 scaling=assumptions.scaling_nodes * shares,
+                curve=tuple(final * (1 + a * ((e + 1) ** -b - epochs**-b)) for e in range(epochs)),
+                fails_at=at * epochs if diverges else math.inf,
+                micro_batches=2 if memory_draw < assumptions.out_of_memory else 1,
             )
         return cache[number]
 
@@ -97,24 +102,6 @@ def recorded_population(
         for c in records
     ]
     return lambda number: whole[number] if number < len(whole) else _varied(whole, f"again {seed} {number}")
-
-
-def _with_own_faults(course: Course, assumptions: Assumptions, draw: random.Random) -> Course:
-    diverges, at, memory_draw = draw.random() < assumptions.diverged, draw.random(), draw.random()
-    return replace(
-        course,
-        fails_at=at * course.epochs if diverges else math.inf,
-        micro_batches=2 if memory_draw < assumptions.out_of_memory else 1,
-    )
-
-
-def _power_law(draw: random.Random, epochs: int) -> tuple[float, ...]:
-    """Return the objective per epoch.
-
-    It is final * (1 + a * (e ** -b - E ** -b)).
-    """
-    final, a, b = draw.lognormvariate(0, 0.5), draw.lognormvariate(1.0, 0.5), draw.uniform(0.4, 1.0)
-    return tuple(final * (1 + a * ((e + 1) ** -b - epochs**-b)) for e in range(epochs))
 
 
 def _recorded(record: RunRecord, objective: Objective) -> Course | None:

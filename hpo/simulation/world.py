@@ -413,7 +413,6 @@ class World:
     def _book(self, attempt: Attempt, outcome: Outcome, epochs_left: float) -> None:
         """Write an attempt's slot-seconds into the ledger, cause by cause."""
         ledger, course, slots = self.ledger, attempt.course, len(attempt.action.slots)
-        ledger.occupied += slots * (self.now - attempt.assigned)
         for node in attempt.nodes & self._dead.keys():
             self._count_as_used(attempt, node, self._dead[node])
         own = outcome.kind is not None and outcome.kind not in MACHINE_FAULTS

@@ -42,10 +42,7 @@ def known_keys(model: dict[str, Any], kind: str, kinds: Iterable[str]) -> dict[s
 
 
 def able_kinds(base: Mapping[str, Any], source: str) -> tuple[list[str], dict[str, str]]:
-    """Return the architectures for a table, and why others are left out.
-
-    InputError where there is none.
-    """
+    """Return able architectures, and why others are not; InputError without any."""
     able, left_out, stores = [], {}, cache(open_store)
     for kind in architectures():
         table = json.loads(json.dumps(base))

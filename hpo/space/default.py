@@ -30,9 +30,14 @@ def default_space(base: Mapping[str, Any], source: str) -> tuple[dict[str, dict[
     given = _value(base, KIND)
     kinds, left_out = ([str(given)], {}) if given is not None else able_kinds(base, source)
     positions = has_positions(base, kinds[0])
+    searched: dict[str, Searched] = {}
+    for kind in kinds:
+        settings = architecture_of(kind).Settings
+        of_kind = settings.searched.items()
+        searched[kind] = {key: one for key, one in of_kind if positions or settings.acts_on.get(key) != "lengths"}
     of_model = {
         path: parameter
-        for path, parameter in _model_parameters({kind: _searched(kind, positions) for kind in kinds}).items()
+        for path, parameter in _model_parameters(searched).items()
         if _value(base, path.partition("#")[0]) is None
     }
     of_training = {
@@ -51,12 +56,6 @@ def left_out_words(left_out: Mapping[str, str]) -> str:
     'rings (model rings needs positions, and these graphs have none)'
     """
     return ", ".join(f"{kind} ({reason.partition('; ')[0]})" for kind, reason in left_out.items())
-
-
-def _searched(kind: str, positions: bool) -> Searched:
-    """Yield the searched settings of a kind."""
-    settings = architecture_of(kind).Settings
-    return {key: one for key, one in settings.searched.items() if positions or settings.acts_on.get(key) != "lengths"}
 
 
 def _model_parameters(searched: Mapping[str, Searched]) -> dict[str, dict[str, Any]]:

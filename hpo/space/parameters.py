@@ -104,10 +104,7 @@ def place_of(path: str) -> str:
 
 
 def parsed_parameter(path: str, table: Any, source: str) -> Parameter:
-    """Return the parameter of a table.
-
-    InputError that names its path where it is none.
-    """
+    """Return the parameter of a table; InputError names its path."""
     where = f'{source}: search.space."{path}"'
     kind = table.get("type") if isinstance(table, Mapping) else None
     if kind is None:

@@ -37,10 +37,7 @@ class Space:
 
 
 def space_of(parameters: Mapping[str, Parameter], source: str = "campaign") -> Space:
-    """Return the space with its parameters in order.
-
-    InputError where a ``when`` names nothing, cannot come true or is circular.
-    """
+    """Return the space with its parameters in order; InputError for impossible conditions."""
     for path, parameter in parameters.items():
         for parent, condition in parameter.when.items():
             _check_condition(path, parent, condition, parameters, source)
@@ -54,14 +51,16 @@ def space_of(parameters: Mapping[str, Parameter], source: str = "campaign") -> S
     return Space(parameters=ordered)
 
 
-def is_active(parameter: Parameter, values: Point) -> bool:
+def is_active(parameter: Parameter, values: Point, *, unknown: bool = False) -> bool:
     """Return True where the conditions of a parameter hold.
+
+    ``unknown``: whether one holds whose parameter has no value.
 
     >>> is_active(FloatRange(low=0, high=1, when={"model.kind": ["egnn"]}), {"model.kind": "schnet"})
     False
     """
     return all(
-        path in values and any(is_equal(values[path], allowed) for allowed in allowed_values(condition))
+        any(is_equal(values[path], allowed) for allowed in allowed_values(condition)) if path in values else unknown
         for path, condition in parameter.when.items()
     )
 
@@ -146,16 +145,13 @@ def all_points(space: Space) -> list[Point] | None:
     grids = [_grid(parameter) for parameter in space.parameters.values()]
     if any(grid is None for grid in grids) or np.prod([float(len(grid or [])) for grid in grids]) > ENUMERATED:
         return None
-    distinct: dict[str, Point] = {}
-    for values in product(*(grid or [] for grid in grids)):
+
+    def point_of(values: tuple[Any, ...]) -> Point:
         by_path = dict(zip(space.parameters, values))
-        point = space.point(_value_from(by_path))
-        distinct[point_key(point)] = point
-    return list(distinct.values())
+        return space.point(lambda path, _: by_path[path])
 
-
-def _value_from(values: Point) -> Callable[[str, Parameter], Any]:
-    return lambda path, _: values[path]
+    points = map(point_of, product(*(grid or [] for grid in grids)))
+    return list({point_key(point): point for point in points}.values())
 
 
 def point_key(values: Point) -> str:

@@ -117,10 +117,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineTrouble:
-    """Outages: faults together on several nodes, for which none is blamed.
-
-    Times are on the clock of the journal.
-    """
+    """Outages of the machine, on the clock of the journal."""
 
     number: int
     """Number of outages, this one included."""

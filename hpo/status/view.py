@@ -131,10 +131,7 @@ def show_status(
     console: Console | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Print the status of a campaign; with ``watch``, until its end.
-
-    InputError where the folder holds no campaign.
-    """
+    """Print the status of a campaign; with ``watch``, until its end."""
     console = console or PlainConsole()
     follower = Follower(folder)
     with _journal_progress(console) as show:

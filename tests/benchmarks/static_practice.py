@@ -187,7 +187,6 @@ class StaticPractice:
     def _book(self, job: Job, now: float, lost: str, offset: float) -> None:
         """Write a job's node-seconds into the ledger; useful is a trial that came to its end, finished or failed by itself."""
         ledger, width, course = self.ledger, self.slots, self.population(job.trial)
-        ledger.occupied += width * (now - job.assigned)
         self._uncount_dead(job, now)
         starts = min(now, job.starts)
         ledger.waste("waiting to start", width * (starts - job.assigned))

@@ -67,11 +67,6 @@ def test_costs_that_have_nothing_to_do_with_the_configuration_are_predicted_by_t
     assert model.error > 0.5
 
 
-def test_the_same_measurements_give_the_same_prediction() -> None:
-    one, other = (CostModel.fit(measured(30, 0.2), SPACE) for _ in range(2))
-    assert [one.predict(p) for p in points(5, 7)] == [other.predict(p) for p in points(5, 7)]
-
-
 def test_too_few_measurements_predict_nothing() -> None:
     model = CostModel.fit(measured(FEWEST - 1, 0.0), SPACE)
     assert model.predict(points(1, 0)[0]) is None

@@ -99,32 +99,21 @@ class Clockwork(Virtual):
         self.later(self.startup + seconds, reached)
 
 
-@pytest.fixture(scope="module")
-def seen(root: Path) -> "Counter[str]":
-    """What twenty thousand faults brought about, in a process without the checks of shapes, which take most of the time."""
+def test_five_thousand_faults_violate_nothing_and_reach_every_status_and_ending(root: Path) -> None:
+    """In a process without the checks of shapes, which take most of the time."""
     script = root / "tests" / "benchmarks" / "million_faults.py"
-    command = [sys.executable, str(script), "--faults", "20000", "--processes", "1", "--json"]
+    command = [sys.executable, str(script), "--faults", "5000", "--processes", "1", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    return Counter(json.loads(ended.stdout))
+    seen = Counter(json.loads(ended.stdout))
+    assert seen["faults"] >= 5000
+    kinds = (("trial", TrialStatus), ("node", NodeStatus), ("ending", Ending))
+    names = [f"{word} {name}" for word, kind in kinds for name in get_args(kind)]
+    names += [f"outcome {outcome}" for outcome in ("finished", "pruned", "failed", "lost")]
+    assert [name for name in names if not seen[name]] == []
 
 
-def test_twenty_thousand_faults_violate_nothing(seen: "Counter[str]") -> None:
-    assert seen["faults"] >= 20_000
-
-
-def test_every_status_and_every_ending_is_reached(seen: "Counter[str]") -> None:
-    for status in get_args(TrialStatus):
-        assert seen[f"trial {status}"], status
-    for status in get_args(NodeStatus):
-        assert seen[f"node {status}"], status
-    for ending in get_args(Ending):
-        assert seen[f"ending {ending}"], ending
-    for outcome in ("finished", "pruned", "failed", "lost"):
-        assert seen[f"outcome {outcome}"], outcome
-
-
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_no_order_of_events_breaks_a_campaign(data: Any) -> None:
     def choose(options: Any) -> Any:

@@ -1,9 +1,6 @@
 """The last training: all runs to the end, together, as each would be alone, whatever happens meanwhile."""
 
 import json
-import os
-import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +14,8 @@ from hydragnn.config import RunConfig
 from hydragnn.hpo import CampaignSettings, GivenRun, LocalLauncher, campaign_history, run_final, run_search
 from hydragnn.hpo.final import best_runs, given_runs
 from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.scheduling.events import Reached, Start, event_to_json
+from hydragnn.hpo.scheduling.events import Start, event_to_json
 from hydragnn.hpo.scheduling.scheduler import State
-from tests.forked import Forked
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]
@@ -109,43 +105,6 @@ def test_runs_of_one_training_have_the_same_epochs(runs: list[GivenRun], tmp_pat
     with pytest.raises(InputError, match=r"different epochs \(\[3, 12\]\)"):
         run_final([*runs, GivenRun(config=shorter)], tmp_path / "c")
     assert not (tmp_path / "c").exists()
-
-
-DRIVER = """
-import json, sys
-from pathlib import Path
-from hydragnn.config import RunConfig
-from hydragnn.hpo import GivenRun, LocalLauncher, run_final
-runs = [GivenRun(config=RunConfig.parse(config)) for config in json.loads(sys.argv[1])]
-run_final(runs, Path(sys.argv[3]), launcher=LocalLauncher(2, module="fake.training", environment=json.loads(sys.argv[2])))
-"""
-
-
-def test_a_training_killed_and_interrupted_goes_on_with_nothing_lost(
-    runs: list[GivenRun], fake_launcher: Launchers, weights_of: Weights, root: Path, tmp_path: Path
-) -> None:
-    fake_launcher()
-    paths = f"{root}{os.pathsep}{tmp_path / 'modules'}"
-    environment = {"PYTHONPATH": paths, "FAKE_PAUSE": "0.3", "PYTHONHASHSEED": "0"}
-    configs = json.dumps([run.config.to_json() for run in runs])
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER)
-    out = tmp_path / "killed"
-    journal = out / "journal.jsonl"
-    for kind in (signal.SIGKILL, signal.SIGTERM):
-        before = journal.stat().st_size if journal.exists() else 0
-        words = [str(script), configs, json.dumps(environment), str(out)]
-        process = Forked(words, {**os.environ, "PYTHONPATH": paths})
-        while not journal.exists() or journal.stat().st_size < before + 800:
-            time.sleep(0.01)
-            assert process.poll() is None, "the training ended before it was killed"
-        process.send_signal(kind)
-        assert process.wait(PATIENCE) == (-kind if kind == signal.SIGKILL else 0)
-    run_final(runs, out, launcher=fake_launcher(workers=2))
-    run_final(runs, tmp_path / "undisturbed", launcher=fake_launcher())
-    assert weights_of(out) == weights_of(tmp_path / "undisturbed")
-    reached = [(e.trial, e.epochs) for _, e in read_journal(journal) if isinstance(e, Reached)]
-    assert len(reached) == len(set(reached))
 
 
 def test_the_best_configurations_are_those_that_came_furthest(

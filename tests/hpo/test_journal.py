@@ -115,10 +115,10 @@ def test_two_searches_never_write_the_same_journal(tmp_path: Path) -> None:
 
 
 def test_an_event_of_a_newer_program_is_named(tmp_path: Path) -> None:
-    from hydragnn.hpo.scheduling.events import event_from_json
+    from hydragnn.hpo.scheduling.events import decode_event
 
     with pytest.raises(InputError, match="newer program"):
-        event_from_json({"event": "teleported"})
+        decode_event(b'{"event": "teleported"}')
 
 
 def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,8 @@ import pytest
 from rings import write_rings
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_sealed, write_json, write_sealed
-from hydragnn.datasets import open_store
+from hydragnn.base.files import read_sealed, write_json
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_settings, run_search
-from hydragnn.record import read_record, write_record
 from hydragnn.runs.moved import name_store
 from hydragnn.scripts import api
 
@@ -66,26 +63,6 @@ def test_another_store_at_the_old_or_a_new_place_is_refused(begin: Callable[...,
         begin(out, store, BEFORE + 1, resume=True)
     assert places(out) == {str(store)}
     assert begin(out, tmp_path / "kept.h5", BEFORE + 1, resume=True).finished == BEFORE + 1
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_records_say_which_graphs_a_campaign_of_an_earlier_version_had(
-    same: bool, begin: Callable[..., Any], tmp_path: Path
-) -> None:
-    out = tmp_path / "c"
-    write_rings(tmp_path / "a.h5", 40)
-    begin(out, tmp_path / "a.h5", BEFORE)
-    saved = read_sealed(out / "campaign.json")
-    write_sealed(out / "campaign.json", {key: value for key, value in saved.items() if key != "stores"})
-    trained = open_store(tmp_path / "a.h5").fingerprint if same else "another"
-    for folder in (out / "trials").iterdir():
-        write_record(replace(read_record(folder), data_hash=trained), folder)
-    store = (tmp_path / "a.h5").rename(tmp_path / "b.h5")
-    if same:
-        assert begin(out, store, BEFORE + 1, resume=True).finished == BEFORE + 1
-    else:
-        with pytest.raises(InputError, match="holds other graphs"):
-            begin(out, store, BEFORE + 1, resume=True)
 
 
 def test_an_ensemble_is_told_where_the_store_lies_and_its_members_remember(

@@ -113,26 +113,6 @@ def test_a_journal_is_followed_while_it_grows_and_a_torn_line_waits(folder: Path
     }
 
 
-def test_damage_within_the_journal_is_named(folder: Path) -> None:
-    path = folder / "journal.jsonl"
-    data = bytearray(path.read_bytes())
-    data[data.index(b'"time"', 500) + 8] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(InputError, match="damaged"):
-        campaign_status(folder)
-
-
-def test_a_line_that_is_missing_from_the_journal_is_noticed(folder: Path) -> None:
-    path = folder / "journal.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    gone = next(number for number, line in enumerate(lines) if b'"proposed"' in line)
-    path.write_bytes(b"".join(lines[:gone] + lines[gone + 1 :]))
-    with pytest.raises(
-        InputError, match=r"line \d+ was number \d+ when it was written; lines are missing, restore the file"
-    ):
-        campaign_status(folder)
-
-
 def test_a_folder_that_is_no_campaign_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a campaign"):
         campaign_status(tmp_path)
