@@ -241,16 +241,14 @@ class Neighbour(Sampler):
 """
 
 
-def test_a_sampler_of_ones_own_is_one_file(
-    settings: Any, fake_launcher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_of_ones_own_is_one_file(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toys.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
     campaign, out = settings(sampler="toys:Neighbour", rungs=[], trials=6), tmp_path / "c"
     with pytest.raises(InputError, match=r"names code of toys, which a file may not run by itself.*--allow-code toys"):
         run_search(campaign, out, workers=1)
     monkeypatch.setattr(imports, "_allowed", {"toys"})
-    result = run_search(campaign, out, launcher=fake_launcher())
+    result = run_search(campaign, out, workers=1)
     assert (result.ending, result.finished) == ("finished", 6)
     trials = campaign_history(out).trials
     assert {trial.origin for trial in trials} == {"sampler"}
