@@ -6,6 +6,7 @@ from dataclasses import field as member
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Int64
 from numpy import ndarray
 from numpy.typing import NDArray
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, Location
+from hydragnn.graphs.problems import edge_problems
 from hydragnn.graphs.texts import Texts, join_texts
+from hydragnn.graphs.validate import check_structure
 
 Array = NDArray[Any]
 COMPACT = ("edge_shifts", "cell", "periodic")
@@ -120,6 +123,13 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
             raise InputError(
                 f"field {name} was declared as {declared[name]}, but the batch has {field}; make them equal"
             )
+    if len(batch):
+        check_structure(batch)
+    for graph, problem in edge_problems(batch):
+        raise InputError(f"graph {graph}{problem}")
+    for name in ("positions", "edge_shifts", "cell"):
+        if getattr(batch, name).dtype != torch.float64:
+            raise InputError(f"{name} has dtype {getattr(batch, name).dtype}, expected float64; convert it first")
     node_offsets, edge_offsets = batch.node_offsets.numpy(), batch.edge_offsets.numpy()
     base = np.repeat(node_offsets[:-1], np.diff(edge_offsets))
     structure = {
@@ -141,7 +151,7 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
         if not mask.all():
             arrays[mask_name(field)] = mask
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    flat = FlatGraphs(
+    return FlatGraphs(
         dim=batch.dim,
         fields=fields,
         node_offsets=node_offsets - node_offsets[0],
@@ -149,16 +159,11 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
         arrays=arrays,
         texts=batch.texts,
     )
-    _check_arrays(flat)
-    _check_indices(flat)
-    return flat
 
 
 def _narrow(index: NDArray[np.int64]) -> NDArray[np.int32]:
-    if len(index) and (int(index.max()) >= 2**31 or int(index.min()) < 0):
-        raise InputError(
-            "an edge leaves its graph, or a graph has 2147483648 nodes or more; number nodes inside each graph"
-        )
+    if len(index) and int(index.max()) >= 2**31:
+        raise InputError("a graph has 2147483648 nodes or more; take smaller graphs")
     return index.astype(np.int32)
 
 
@@ -172,39 +177,6 @@ def _field_values(batch: GraphBatch, field: Field) -> tuple[Array, NDArray[np.bo
         values = values.copy()
         values[absent] = 0
     return values, mask
-
-
-def _check_arrays(flat: FlatGraphs) -> None:
-    for spec in array_specs(flat.dim, flat.fields).values():
-        if spec.name not in flat.arrays:
-            continue
-        array = flat.arrays[spec.name]
-        expected = (int(flat.offsets(spec.location)[-1]), *spec.shape)
-        if array.shape != expected:
-            raise InputError(f"{spec.name} has shape {array.shape}, expected {expected}; check the field's shape")
-        if array.dtype != spec.dtype and spec.name not in ("senders", "receivers"):
-            raise InputError(f"{spec.name} has dtype {array.dtype}, expected {spec.dtype}; convert it first")
-
-
-def _check_indices(flat: FlatGraphs) -> None:
-    """Raise InputError for edges that leave their graph or are unsorted."""
-    nodes, edges = np.diff(flat.node_offsets), np.diff(flat.edge_offsets)
-    limit = np.repeat(nodes, edges)
-    for name in ("senders", "receivers"):
-        outside = (flat.arrays[name] < 0) | (flat.arrays[name] >= limit)
-        if outside.any():
-            edge = int(outside.argmax())
-            graph = int(np.searchsorted(flat.edge_offsets, edge, side="right")) - 1
-            raise InputError(
-                f"graph {graph}: {name} has node {int(flat.arrays[name][edge])}, but the graph has {nodes[graph]} nodes; "
-                "number nodes from 0 inside each graph"
-            )
-    step = np.diff(flat.arrays["receivers"].astype(np.int64) + np.repeat(flat.node_offsets[:-1], edges))
-    if (step < 0).any():
-        graph = int(np.searchsorted(flat.edge_offsets, int((step < 0).argmax()), side="right")) - 1
-        raise InputError(
-            f"graph {graph}: edges are not sorted by receiver; build it with graph_from_arrays, which sorts"
-        )
 
 
 def join(parts: list[FlatGraphs]) -> FlatGraphs:

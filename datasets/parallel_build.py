@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count, islice
 from multiprocessing import parent_process
 from pathlib import Path
@@ -111,15 +111,13 @@ class Source:
     fields: list[Field]
     dim: int
     tally: Tally
-    makers: Iterator[Make] = field(default_factory=lambda: iter(()))
     position: int = 0
-
-    def open(self) -> None:
-        """Begin to go through the source."""
-        self.makers = makers_of(self.settings)
+    makers: Iterator[Make] | None = None
+    """Set with the first block, in the process that writes it."""
 
     def write(self, block: Block) -> int:
         """Write a block, later than all before; return its number of graphs."""
+        self.makers = self.makers or makers_of(self.settings)
         for number, _ in enumerate(islice(self.makers, block.first - self.position)):
             if number % LOOK == 0 and not self.tally.add(0):
                 return 0
@@ -147,7 +145,6 @@ def begin(source: Source) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     keep_memory()
-    source.open()
     source_here.append(source)
 
 

@@ -75,22 +75,13 @@ class GraphStore(Protocol):
         """Return the field ``name`` of consecutive graphs without reading anything else."""
 
 
-@runtime_checkable
-class DigestedStore(Protocol):
-    """A store that keeps a digest of every graph beside it."""
-
-    def read_checked(
-        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
-    ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
-        """Return graphs, and which of them are not as they were written."""
-
-
 def read_checked(
     store: GraphStore, graphs: Int64[ndarray, " chosen"], fields: Collection[str] | None = None
 ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
     """Return graphs, and which of them were changed; none without digests."""
-    if isinstance(store, DigestedStore):
-        return store.read_checked(graphs, fields)
+    if (own := getattr(store, "read_checked", None)) is not None:
+        checked: tuple[GraphBatch, Bool[ndarray, " chosen"]] = own(graphs, fields)
+        return checked
     return store.read(graphs, fields), np.zeros(len(graphs), dtype=np.bool_)
 
 

@@ -92,25 +92,17 @@ class Survey:
         if field.classes or not self.train[start:stop].any():
             return numbers
         column = self.store.column(field.name, start, stop)
-        counts = self._counts(field, start, stop)
-        usable = np.repeat(column.present & self.train[start:stop], counts)
+        usable = column.present & self.train[start:stop]
+        if field.on != "graph":
+            usable = np.repeat(usable, (self._sizes.nodes if field.on == "node" else self._sizes.edges)[start:stop])
         values = column.values[usable].reshape(int(usable.sum()), field.width).astype(np.float64)
         if len(values):
             with np.errstate(invalid="ignore", over="ignore"):  # who asks is told what is not finite
-                numbers[:] = _moments(values, field.parity != "vector")
+                centred = field.parity != "vector"
+                mean = values.mean(axis=0) if centred else np.zeros(field.width)
+                deviations = np.square(values - mean).sum(axis=0) if centred else np.zeros(field.width)
+                numbers[:] = np.concatenate([[len(values), np.square(values).sum()], mean, deviations])
         return numbers
-
-    def _counts(self, field: Field, start: int, stop: int) -> NDArray[np.int64]:
-        if field.on == "graph":
-            return np.ones(stop - start, dtype=np.int64)
-        return (self._sizes.nodes if field.on == "node" else self._sizes.edges)[start:stop]
-
-
-def _moments(values: Float64[ndarray, "items components"], centred: bool) -> NDArray[np.float64]:
-    width = values.shape[1]
-    mean = values.mean(axis=0) if centred else np.zeros(width)
-    deviations = np.square(values - mean).sum(axis=0) if centred else np.zeros(width)
-    return np.concatenate([[len(values), np.square(values).sum()], mean, deviations])
 
 
 def _merge(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummary:
@@ -124,12 +116,7 @@ def _merge(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummary
             deviations = deviations + row[2 + width :]
             deviations = deviations + np.square(shift) * (items * count / total)
             mean, items = mean + shift * (count / total), total
-    return FieldSummary(
-        items=items,
-        mean=mean,
-        deviations=deviations,
-        squares=squares,
-    )
+    return FieldSummary(items=items, mean=mean, deviations=deviations, squares=squares)
 
 
 def merge_summaries(summaries: Sequence[FieldSummary]) -> FieldSummary:

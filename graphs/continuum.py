@@ -50,7 +50,9 @@ def from_mesh(
     _check_cells(mesh, name)
     declared = list(fields)
     node_values = dict(nodes or {})
-    source = _cell_values(mesh) if cell_centred else dict(mesh.point_data)
+    source: Mapping[str, Any] = mesh.point_data
+    if cell_centred:
+        source = {key: np.concatenate([blocks[i] for i in _top_blocks(mesh)]) for key, blocks in mesh.cell_data.items()}
     for field in declared:
         if field.on == "node" and field.name not in node_values and field.name in source:
             node_values[field.name] = source[field.name]
@@ -149,11 +151,6 @@ def _rows(value: Any, mesh: meshio.Mesh, used: ndarray | None, key: str, declare
     if shape == (2,) and array.shape[1:] == (3,) and not array[:, 2].any():
         return array[:, :2]
     return array.reshape(len(array)) if shape == () and array.shape[1:] == (1,) else array
-
-
-def _cell_values(mesh: meshio.Mesh) -> dict[str, ndarray]:
-    top = _top_blocks(mesh)
-    return {key: np.concatenate([blocks[i] for i in top]) for key, blocks in mesh.cell_data.items()}
 
 
 def _top_blocks(mesh: meshio.Mesh) -> list[int]:

@@ -51,7 +51,7 @@ def graph_problems(
     positions. Offsets, shapes and dtypes are trusted: ``validate`` and the readers of stores check them.
     """
     by_graph: dict[int, str] = {}
-    checks = (_empty_graphs, _outside_edges, _unsorted_edges, _not_finite_geometry, _singular_cells, _wrong_values)
+    checks = (_empty_graphs, edge_problems, _not_finite_geometry, _singular_cells, _wrong_values)
     findings = [finding for check in checks for finding in check(batch)]
     wrong = {position for position, _ in findings}
     fine = [graph for graph in range(batch.num_graphs) if graph not in wrong]
@@ -100,7 +100,8 @@ def _empty_graphs(batch: GraphBatch) -> Iterator[Finding]:
         yield position, " has no nodes; leave empty graphs out"
 
 
-def _outside_edges(batch: GraphBatch) -> Iterator[Finding]:
+def edge_problems(batch: GraphBatch) -> Iterator[Finding]:
+    """Yield graphs with edges that leave them, and then those whose edges are not sorted by receiver."""
     nodes, edges = _offsets(batch, "node"), _offsets(batch, "edge")
     graphs = np.flatnonzero(np.diff(edges))
     if not len(graphs):
@@ -113,15 +114,11 @@ def _outside_edges(batch: GraphBatch) -> Iterator[Finding]:
             own = index[edges[graph] : edges[graph + 1]]
             wrong = own[(own < start) | (own >= stop)][0] - start
             yield graph, f", {which}: node index {wrong} is out of range; the graph has {stop - start} nodes"
-
-
-def _unsorted_edges(batch: GraphBatch) -> Iterator[Finding]:
     falls = batch.receivers[1:] < batch.receivers[:-1]
     if bool(falls.any()):
         positions = falls.nonzero().flatten().cpu().numpy() + 1
-        offsets = _offsets(batch, "edge")
-        inside = positions[~np.isin(positions, offsets)]  # a step down between graphs is an edge outside its graph
-        for graph in _owners(inside, offsets):
+        inside = positions[~np.isin(positions, edges)]  # a step down between graphs is an edge outside its graph
+        for graph in _owners(inside, edges):
             yield graph, ": edges are not sorted by receiver; make the graph with graph_from_arrays, which sorts them"
 
 

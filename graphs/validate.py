@@ -62,7 +62,10 @@ def graph_from_arrays(
     for field in declared.values():
         raw = raw_values[field.on][field.name]
         values[field.on][field.name] = field_values(raw, field, items[field.on], name)
-    sender, receiver, shifts, values["edge"] = _by_receiver(sender, receiver, shifts, values["edge"])
+    if bool((receiver[1:] < receiver[:-1]).any()):
+        order = torch.argsort(receiver, stable=True)
+        sender, receiver, shifts = sender[order], receiver[order], shifts[order]
+        values["edge"] = {key: value[order] for key, value in values["edge"].items()}
     flags = _flags(periodic, dim, name)
     box = _box(cell, flags, dim, name)
     points, shifts = into_cell(points, sender, receiver, shifts, box[:dim, :dim], flags[:dim])
@@ -81,15 +84,6 @@ def graph_from_arrays(
     )
     _check_axes(batch, name)
     return batch
-
-
-def _by_receiver(
-    sender: Tensor, receiver: Tensor, shifts: Tensor, values: dict[str, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    if not bool((receiver[1:] < receiver[:-1]).any()):
-        return sender, receiver, shifts, values
-    order = torch.argsort(receiver, stable=True)
-    return sender[order], receiver[order], shifts[order], {key: value[order] for key, value in values.items()}
 
 
 def into_cell(

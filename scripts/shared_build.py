@@ -93,7 +93,6 @@ def _work(group: Group, tally: "RankTally", read: Read, out: Path, opening: Tabl
     try:
         fields = [field_from_json(field) for field in opening["fields"]]
         source = Source(settings=read(), out=out, fields=fields, dim=opening["dim"], tally=tally)
-        source.open()
         for block in blocks_for(group.size, opening["graphs"]):
             if not group.first_to(f"block-{block.number}"):
                 continue

@@ -23,8 +23,8 @@ from hydragnn.datasets.formats.reservation import SLACK_BYTES, engine_errors, re
 from hydragnn.datasets.manifest import Layout, PartInfo
 
 CHUNK_BYTES = 1 << 18
-POSITIONED = hasattr(os, "preadv") and hasattr(h5py.h5d.DatasetID, "chunk_iter")
-"""Whether this system reads bytes at a place, and this HDF5 (1.12.3 or later) tells where they lie."""
+POSITIONED = hasattr(h5py.h5d.DatasetID, "chunk_iter")
+"""Whether this HDF5 (1.12.3 or later) gives the places of chunks in the file."""
 VERSIONS = ("v110", "v110")
 """Of the format, oldest and newest."""
 
@@ -136,27 +136,15 @@ class ChunkPlaces:
     offsets: NDArray[np.int64]
     """First byte of every chunk; -1 where it was never written and holds zeros."""
 
-    def fill(self, file: int, out: Array, start: int) -> None:
-        """Fill ``out`` with rows; OSError where the file ends too early."""
-        target = out.reshape(-1).view(np.uint8).data
-        row, stop = start, min(start + len(out), self.rows)
-        while row < stop:
-            number, first = divmod(row, self.chunk)
-            last = min(stop, (number + 1) * self.chunk)
-            if self.offsets[number] >= 0:
-                piece = target[(row - start) * self.row_bytes : (last - start) * self.row_bytes]
-                if os.preadv(file, [piece], int(self.offsets[number]) + first * self.row_bytes) < len(piece):
-                    raise OSError("the file ends too early")
-            row = last
-
-    def joined(self, file: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bytearray | None:
-        """Return runs of rows out of the mapped file; None beyond the end."""
+    def joined(self, file: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bytearray:
+        """Return ascending runs of rows out of the mapped file, zeros beyond the last row."""
+        asked = int((stops - starts).sum())
+        starts, stops = starts.clip(max=self.rows), stops.clip(max=self.rows)
+        beyond = bytes((asked - int((stops - starts).sum())) * self.row_bytes)
         some = stops > starts
         starts, stops = starts[some], stops[some]
         if not len(starts):
-            return bytearray()
-        if int(stops.max()) > self.rows:
-            return None
+            return bytearray(beyond)
         first, last = starts // self.chunk, (stops - 1) // self.chunk
         pieces = last - first + 1
         if int(pieces.max()) > 1:  # cut runs where chunks end
@@ -167,11 +155,13 @@ class ChunkPlaces:
         origin = self.offsets[first]
         begin = origin + (starts - first * self.chunk) * self.row_bytes
         end = begin + (stops - starts) * self.row_bytes
+        if int(end[origin >= 0].max(initial=0)) > len(file):
+            raise OSError("the file ends too early")
         runs = map(file.__getitem__, map(slice, begin.tolist(), end.tolist()))
         if int(origin.min()) >= 0:
-            return bytearray().join(runs)
+            return bytearray().join([*runs, beyond])
         zeros = np.where(origin < 0, end - begin, 0).tolist()
-        return bytearray().join(bytes(length) if length else run for run, length in zip(runs, zeros))
+        return bytearray().join([*(bytes(length) if length else run for run, length in zip(runs, zeros)), beyond])
 
 
 def chunk_places(data: Any) -> ChunkPlaces | None:
@@ -227,10 +217,6 @@ class Hdf5PartReader:
     def fill(self, name: str, out: Array, start: int) -> None:
         """Fill ``out`` with rows from ``start`` on; rows beyond the end stay."""
         with self._reading(name):
-            places = self._places_of(name)
-            if places is not None and places.dtype == out.dtype and out.flags.c_contiguous:
-                places.fill(self._bytes, out, start)
-                return
             data = self._dataset(name)
             rows = min(len(out), len(data) - start)
             if rows > 0:
@@ -244,7 +230,9 @@ class Hdf5PartReader:
         That memory is one for all processes of a node, and the system takes it back by itself. None where ``fill`` has to read.
         """
         with self._reading(name):
-            places = self._places_of(name)
+            if name not in self._places:
+                self._places[name] = chunk_places(self._dataset(name))
+            places = self._places[name]
             if places is None or places.dtype != dtype:
                 return None
             if _state_of(self._bytes) != self._written:  # also since reading beyond its end would stop the process
@@ -252,11 +240,6 @@ class Hdf5PartReader:
             if self._mapped is None:
                 self._mapped = memoryview(mmap.mmap(self._bytes, 0, access=mmap.ACCESS_READ))
             return places.joined(self._mapped, starts, stops)
-
-    def _places_of(self, name: str) -> ChunkPlaces | None:
-        if name not in self._places:
-            self._places[name] = chunk_places(self._dataset(name))
-        return self._places[name]
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:

@@ -21,6 +21,8 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 
 Array = NDArray[Any]
+_Geometry = tuple[Array | None, Array | None, Array, Array, Array | None]
+"""Positions, cell, senders, receivers and shifts."""
 
 
 class NpzBuild(BuildSettings):
@@ -87,15 +89,6 @@ class NpzBuild(BuildSettings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Geometry:
-    positions: Array | None
-    cell: Array | None
-    senders: Array
-    receivers: Array
-    shifts: Array | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Source:
     """One npz file with the offsets of its graphs."""
 
@@ -113,21 +106,21 @@ class _Source:
         """Return one graph, with the ``shared`` geometry if there is one."""
         from hydragnn.graphs.validate import graph_from_arrays
 
-        geometry, settings = shared or self.geometry(graph), self.settings
+        settings, (positions, cell, senders, receivers, shifts) = self.settings, shared or self.geometry(graph)
         values: dict[str, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
         for field in settings.fields:
             values[field.on][field.name] = self._value(field, graph)
         texts = {key: self.column(key)[graph] for key in settings.text_keys}
         batch = graph_from_arrays(
-            geometry.positions,
-            geometry.senders,
-            geometry.receivers,
+            positions,
+            senders,
+            receivers,
             fields=[field.field for field in settings.fields],
             nodes=values["node"],
             edges=values["edge"],
             graphs=values["graph"],
-            edge_shifts=geometry.shifts,
-            cell=geometry.cell,
+            edge_shifts=shifts,
+            cell=cell,
             periodic=settings.periodic,
             name=f"{self.path.name}, graph {graph}",
         )
@@ -152,7 +145,7 @@ class _Source:
         """Return positions, cell and edges of a graph."""
         positions, cell = self._positions(graph), self._cell(graph)
         senders, receivers, shifts = self._edges(graph, positions, cell)
-        return _Geometry(positions=positions, cell=cell, senders=senders, receivers=receivers, shifts=shifts)
+        return positions, cell, senders, receivers, shifts
 
     def _rows(self, array: Array, graph: int) -> Array:
         if self.settings.nodes is None:
