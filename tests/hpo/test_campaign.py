@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,34 +75,26 @@ def test_records_are_in_the_order_of_numbers_also_beyond_four_digits(
 LINKED = ("trials/0001/log.txt", "trials/0001/heartbeat", "journal.jsonl", "sampler.log", "optuna.log", "packs.txt")
 
 
-@pytest.mark.parametrize("place", ["trials/0001", *LINKED])
-def test_a_planted_link_is_not_followed_out_of_a_campaign(
-    place: str, settings: Settings, fake_launcher: Launchers, tmp_path: Path
+def test_a_planted_link_is_not_followed_and_a_planted_pipe_is_not_waited_for(
+    settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
-    out, elsewhere = tmp_path / "c", tmp_path / "elsewhere"
-    run_search(settings(trials=1, rungs=[], finalists=0), out, launcher=fake_launcher())
+    begun, elsewhere = tmp_path / "begun", tmp_path / "elsewhere"
+    run_search(settings(trials=1, rungs=[], finalists=0), begun, launcher=fake_launcher())
     elsewhere.mkdir()
     (elsewhere / "log.txt").write_text("mine")
-    (out / place).parent.mkdir(exist_ok=True)
-    (out / place).unlink(missing_ok=True)
-    (out / place).symlink_to(elsewhere if place == "trials/0001" else elsewhere / "log.txt")
-    with pytest.raises(InputError, match="is a symbolic link, and nothing is written through one"):
-        run_search(settings(trials=2, rungs=[], finalists=0), out, launcher=fake_launcher(), resume=True)
+    for number, (place, pipe) in enumerate([("trials/0001", False), *product(LINKED, (False, True))]):
+        out = shutil.copytree(begun, tmp_path / f"c{number}")
+        (out / place).parent.mkdir(exist_ok=True)
+        (out / place).unlink(missing_ok=True)
+        if pipe:
+            os.mkfifo(out / place)
+        else:
+            (out / place).symlink_to(elsewhere if place == "trials/0001" else elsewhere / "log.txt")
+        refusal = "is no regular file" if pipe else "is a symbolic link, and nothing is written through one"
+        with pytest.raises(InputError, match=refusal):
+            run_search(settings(trials=2, rungs=[], finalists=0), out, launcher=fake_launcher(), resume=True)
     assert [path.name for path in elsewhere.iterdir()] == ["log.txt"]
     assert (elsewhere / "log.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize("place", LINKED)
-def test_a_planted_pipe_is_not_waited_for(
-    place: str, settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
-    out = tmp_path / "c"
-    run_search(settings(trials=1, rungs=[], finalists=0), out, launcher=fake_launcher())
-    (out / place).parent.mkdir(exist_ok=True)
-    (out / place).unlink(missing_ok=True)
-    os.mkfifo(out / place)
-    with pytest.raises(InputError, match="is no regular file"):
-        run_search(settings(trials=2, rungs=[], finalists=0), out, launcher=fake_launcher(), resume=True)
 
 
 def test_what_looks_at_a_campaign_follows_no_link_and_waits_for_no_pipe(

@@ -141,13 +141,6 @@ def test_the_loss_is_unknown_where_every_trial_had_one_size() -> None:
     assert scaling_of([Sized(trial=number, slots=2**number, seconds=1.0) for number in range(4)]) is None
 
 
-def test_no_loss_is_found_where_there_is_none() -> None:
-    ideal = [Sized(trial=0, slots=p, seconds=seconds_on(p, 60.0, None)) for p in (1, 2, 8, 64)]
-    found = scaling_of(ideal)
-    assert found is not None
-    assert seconds_on(64, 60.0, found) == pytest.approx(60.0 / 64, rel=0.01)
-
-
 def test_a_space_of_one_point_has_a_cost() -> None:
     one = Space(parameters={"model.hidden_dim": IntRange(low=8, high=8)})
     model = CostModel.fit([({"model.hidden_dim": 8}, 2.0)] * 5, one)

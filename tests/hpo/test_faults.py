@@ -13,7 +13,6 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from storm import Storm, random_campaign
 from virtual import Virtual, transition
 
 from hydragnn.hpo.scheduling.events import (
@@ -26,7 +25,6 @@ from hydragnn.hpo.scheduling.events import (
     Propose,
     Proposed,
     Reached,
-    Settle,
     Start,
     Tick,
     node_of,
@@ -113,24 +111,6 @@ def test_five_thousand_faults_violate_nothing_and_reach_every_status_and_ending(
     assert [name for name in names if not seen[name]] == []
 
 
-@settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_no_order_of_events_breaks_a_campaign(data: Any) -> None:
-    def choose(options: Any) -> Any:
-        return data.draw(st.sampled_from(options))
-
-    campaign = Storm(choose, *random_campaign(choose))
-    campaign.open()
-    campaign.play(60)
-    calm = campaign.fork()
-    calm.finish()
-    calm.check()
-    campaign.play(20)
-    campaign.finish()
-    campaign.check()
-    campaign.check_journal()
-
-
 @pytest.mark.parametrize("passes_probe", [True, False], ids=["passes its probes", "fails its probes"])
 @pytest.mark.parametrize("names_suspects", [True, False], ids=["named", "not named"])
 @pytest.mark.parametrize("size", [1, 3])
@@ -213,16 +193,6 @@ def test_another_controller_forgets_nodes_that_are_gone_and_keeps_the_strikes_of
     assert [action for action in actions if isinstance(action, Probe)] == [Probe(node="b")]
     assert sorted(state.health) == ["b"]
     assert len(state.health["b"].strikes) == 1
-
-
-def test_out_of_memory_is_tried_with_smaller_parts_and_told_only_when_the_smallest_does_not_fit() -> None:
-    state = begun(Plan(trials=1, rungs=(1,), retries=0), ("a",))
-    for attempt, parts in enumerate((2, 4, 8, 16), start=1):
-        state, actions = transition(state, Failed(trial=0, attempt=attempt, kind="out_of_memory", message=""), 1.0)
-        assert [action.micro_batches for action in actions if isinstance(action, Start)] == [parts]
-        assert not [action for action in actions if isinstance(action, Settle)]
-    state, actions = transition(state, Failed(trial=0, attempt=5, kind="out_of_memory", message=""), 1.0)
-    assert Settle(trial=0, outcome="failed") in actions
 
 
 def test_a_retry_goes_on_from_the_checkpoint_that_the_failed_attempt_left() -> None:

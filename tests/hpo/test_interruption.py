@@ -25,8 +25,9 @@ from hydragnn.hpo import (
     run_search,
 )
 from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.scheduling.events import Event, Failed
+from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached
 from tests.forked import Forked
+from tests.nolock import without_locks
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]
@@ -37,6 +38,7 @@ PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 DRIVER = """
 import json, resource, sys
 from pathlib import Path
+from hydragnn.base.errors import TakenOver
 from hydragnn.hpo import CampaignView, LocalLauncher, campaign_settings, run_search
 table, environment, out, workers = json.loads(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 largest = int(sys.argv[5])
@@ -44,7 +46,11 @@ if largest:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
 launcher = LocalLauncher(workers, module="fake.training", environment=environment)
 settings = campaign_settings(table, out.parent / "CAMPAIGN.toml")
-print(run_search(settings, out, resume=True, launcher=launcher, on_event=CampaignView(out)).ending)
+try:
+    print(run_search(settings, out, resume=True, launcher=launcher, on_event=CampaignView(out)).ending)
+except TakenOver as error:
+    print(error)
+    sys.exit(error.code)
 """
 
 
@@ -57,11 +63,24 @@ def driver(table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path) -> C
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
 
-    def start(out: Path, workers: int, pause: float, largest_file: int = 0, sampler: str = "random") -> Forked:
+    def start(
+        out: Path,
+        workers: int,
+        pause: float,
+        largest_file: int = 0,
+        sampler: str = "random",
+        without: dict[str, str] | None = None,
+    ) -> Any:
         table["search"]["sampler"] = sampler
         environment = {"PYTHONPATH": paths, "FAKE_PAUSE": str(pause), "PYTHONHASHSEED": "0"}
         words = [str(script), json.dumps(table), json.dumps(environment), str(out), str(workers), str(largest_file)]
-        return Forked(words, {**os.environ, "PYTHONPATH": paths})
+        variables = {**os.environ, "PYTHONPATH": paths}
+        if not without:
+            return Forked(words, variables)
+        command = [sys.executable, *words]
+        return subprocess.Popen(
+            command, env={**variables, **without}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     return start
 
@@ -194,6 +213,29 @@ def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_
     run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
     assert course(out) == course(tmp_path / "undisturbed")
     assert weights_of(out) == weights_of(tmp_path / "undisturbed")
+
+
+def test_of_two_controllers_where_locks_do_not_reach_one_leaves_and_nothing_is_lost(
+    driver: Any, tmp_path: Path
+) -> None:
+    """The first one is stopped until the second is at work."""
+    out = tmp_path / "c"
+    first = driver(out, 2, pause=2.0, without=without_locks(37))
+    while not list(out.glob("trials/*/record.json")):
+        time.sleep(0.02)
+    first.send_signal(signal.SIGSTOP)
+    second = driver(out, 2, pause=2.0, without=without_locks(37))
+    while sum(isinstance(event, Opened) for _, event in read_journal(out / "journal.jsonl")) < 2:
+        time.sleep(0.02)
+    first.send_signal(signal.SIGCONT)
+    first.wait(PATIENCE)
+    (out / "hurry").touch()
+    texts = [process.communicate(timeout=PATIENCE)[0] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (4, 0), texts
+    assert "goes on with this search since" in texts[0]
+    assert {trial.status for trial in campaign_history(out).trials} == {"finished", "paused"}
+    reached = [(e.trial, e.epochs) for _, e in read_journal(out / "journal.jsonl") if isinstance(e, Reached)]
+    assert len(reached) == len(set(reached)), "a segment was passed twice"
 
 
 def test_an_attempt_that_its_journal_never_knew_does_no_work(tmp_path: Path, fake_launcher: Launchers) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from world import World
 
-from hydragnn.hpo.scheduling.events import Exhausted, Failed, Plan, Reached, Stopping, Tick
+from hydragnn.hpo.scheduling.events import Exhausted, Plan, Stopping, Tick
 from hydragnn.hpo.scheduling.scheduler import HOPELESS
 
 
@@ -60,15 +60,6 @@ def test_a_machine_fault_is_retried_and_then_given_up_without_counting_as_failed
     assert world.closed == "finished"
 
 
-def test_a_failure_of_the_configuration_is_not_repeated() -> None:
-    world = world_of(Plan(trials=1, rungs=(1,)))
-    world.open()
-    world.propose()
-    world.fail(0, "diverged")
-    assert world.settled == {0: "failed"}
-    assert world.started == [(0, 1)]
-
-
 def test_a_campaign_in_which_everything_fails_gives_up_early() -> None:
     world = world_of(Plan(trials=50, rungs=(1,)))
     world.open()
@@ -93,18 +84,6 @@ def test_a_few_early_failures_among_thousands_are_no_reason_to_give_up() -> None
     assert world.state.ending is None
 
 
-def test_a_late_message_of_an_earlier_attempt_changes_nothing() -> None:
-    world = world_of(Plan(trials=1, rungs=(1, 2)))
-    world.open()
-    world.propose()
-    world.fail(0, "preempted")
-    before = world.state
-    world.feed(Reached(trial=0, attempt=1, epochs=1, value=0.0))
-    world.feed(Failed(trial=0, attempt=1, kind="defect", message=""))
-    assert world.state is before
-    assert world.running[0].attempt == 2
-
-
 def test_after_a_kill_what_ran_runs_again_first_and_does_not_count_as_a_fault() -> None:
     world = world_of(Plan(trials=4, rungs=(1, 2), retries=0), workers=2)
     world.open()
@@ -114,15 +93,6 @@ def test_after_a_kill_what_ran_runs_again_first_and_does_not_count_as_a_fault() 
     world.open()
     assert sorted(world.running) == running
     assert all(trial.faults == 0 for trial in world.state.trials.values())
-
-
-def test_an_open_request_to_the_sampler_is_made_again_after_a_kill() -> None:
-    world = world_of(Plan(trials=4, rungs=(1,)))
-    world.open()
-    assert world.to_propose == [0]
-    world.open()
-    assert world.to_propose == [0]
-    assert world.state.asked == 1
 
 
 def test_stopping_cancels_what_runs_and_keeps_it_for_the_next_controller() -> None:

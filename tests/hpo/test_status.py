@@ -58,6 +58,7 @@ def test_the_status_agrees_with_the_campaign(folder: Path, player: Any) -> None:
     assert budgets["node-hours"].limit == 25.0
     assert {row.kind for row in status.faults} >= {"launch", "diverged"}
     assert status.forecast is None
+    assert set(json.loads(json.dumps(status.to_json(), allow_nan=False))) == set(CampaignStatus.__dataclass_fields__)
 
 
 def test_a_bad_node_is_named(folder: Path, player: Any) -> None:
@@ -141,8 +142,3 @@ def test_the_forecast_is_the_budget_that_ends_first_or_the_epochs_that_the_rungs
     found = forecast(state, 10.0)
     assert found is not None
     assert (found.by, found.seconds) == (by, pytest.approx(seconds))
-
-
-def test_the_status_is_plain_json(folder: Path) -> None:
-    value = json.loads(json.dumps(campaign_status(folder).to_json(), allow_nan=False))
-    assert set(value) == set(CampaignStatus.__dataclass_fields__)

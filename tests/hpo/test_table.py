@@ -25,20 +25,20 @@ EVENTS: list[tuple[Event, float]] = [
 ]
 
 
-def shown(out: Path, *, terminal: bool) -> tuple[State, str]:
+def shown(out: Path, events: list[tuple[Event, float]] = EVENTS, *, terminal: bool = False) -> str:
     text = io.StringIO()
-    console = Console(file=text, force_terminal=terminal, width=120, color_system=None)
+    console = Console(file=text, force_terminal=terminal, width=200, color_system=None)
     state = State()
     clock = iter(float(second) for second in range(100))
     with CampaignView(out, console, clock=lambda: next(clock)) as view:
-        for event, now in EVENTS:
+        for event, now in events:
             state, _ = transition(state, event, now)
             view(state, event, state.elapsed(now))
-    return state, text.getvalue()
+    return text.getvalue()
 
 
 def test_plain_lines_tell_every_piece_of_news_once(tmp_path: Path) -> None:
-    _, text = shown(tmp_path, terminal=False)
+    text = shown(tmp_path)
     assert text.splitlines() == [
         "9 trials on 2 worker(s), rungs 1, 3, 9",
         "trial 0: hidden_dim=32 learning_rate=0.00123",
@@ -62,7 +62,7 @@ def test_on_a_terminal_the_table_shows_progress_and_speed(tmp_path: Path) -> Non
     folder = tmp_path / "trials" / "0002"
     cost = Cost(graphs_per_second=1234.0)
     write_record(RunRecord(config={}, config_hash="", data_hash="", seed=0, epochs=0, cost=cost), folder)
-    _, text = shown(tmp_path, terminal=True)
+    text = shown(tmp_path, terminal=True)
     assert "1234" in text
     assert "running" in text
     assert "hidden_dim=8" in text
@@ -82,13 +82,7 @@ def on_nodes() -> list[tuple[Event, float]]:
 
 
 def test_beyond_one_machine_the_summary_counts_nodes_and_goodput(tmp_path: Path) -> None:
-    text = io.StringIO()
-    state = State()
-    with CampaignView(tmp_path, Console(file=text, width=200)) as view:
-        for event, now in on_nodes():
-            state, _ = transition(state, event, now)
-            view(state, event, state.elapsed(now))
-    lines = text.getvalue().splitlines()
+    lines = shown(tmp_path, on_nodes()).splitlines()
     assert lines[0] == "2 trials on 3 node(s), rungs 1, 3"
     # n2 trained 18 s for trial 1, trial 0 runs again on n3 since 10 s: 28 of 60 node-seconds
     assert "1 node busy, 1 idle, 1 quarantined; goodput 47 %" in lines[-1]
