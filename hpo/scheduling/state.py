@@ -22,8 +22,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.hpo.scheduling.events import Ending, Event, Failed, Opened, Origin, Plan, Reached, node_of
 from hydragnn.hpo.scheduling.node_health import Node, NodeHealth
 from hydragnn.hpo.scheduling.pool import FreeChange, Pool
-from hydragnn.hpo.scheduling.promotion import promotion_of
-from hydragnn.hpo.scheduling.rung import Rung
+from hydragnn.hpo.scheduling.promotion import Rung, promotion_of
 from hydragnn.hpo.scheduling.sizing import Load, Mean
 from hydragnn.record import Failure
 
@@ -374,12 +373,10 @@ class State(Struct, kw_only=True, eq=False):
                 members = {name: value for name, value in members_of(changed).items() if value is not UNSET}
                 self.put_node(name, replace(self.health.get(name, Node()), **members))
 
-    def _apply_waiting(self, text: Raw) -> None:
-        start, stop, numbers = WAITING.decode(text)
-        self.waiting[start:stop] = numbers
 
-    def _apply_free(self, text: Raw) -> None:
-        self.free.apply(FREE.decode(text))
+def _edit_waiting(state: State, text: Raw) -> None:
+    start, stop, numbers = WAITING.decode(text)
+    state.waiting[start:stop] = numbers
 
 
 INDEXED = ("plan", "slots", "nodes", "free", "health", "trials", "active", "counts", "rungs", "waiting")
@@ -421,8 +418,8 @@ def _member_reader(name: str, hint: Any) -> Callable[[State, Raw], None]:
 READERS: dict[str, Callable[[State, Raw], None]] = {
     "trials": State._apply_trials,
     "nodes": State._apply_nodes,
-    "waiting": State._apply_waiting,
-    "free": State._apply_free,
+    "waiting": _edit_waiting,
+    "free": lambda state, text: state.free.apply(FREE.decode(text)),
     **{name: _member_reader(name, hint) for name, hint in get_type_hints(State).items() if name in MEMBERS},
 }
 """Readers of all changes by name."""

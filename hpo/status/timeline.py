@@ -125,7 +125,7 @@ class Timeline:
         density = _slots_per_node(self.sessions)
         allocated = sum(len(session.nodes) * session.seconds for session in self.sessions)
         used = [
-            (span.outcome, len(span.slots) / density * (time := span.seconds), _share(span, time))
+            (span.outcome, len(span.slots) / density * (time := span.seconds), min(1.0, span.useful / (time or 1.0)))
             for span in self.spans
         ]
         blameless = {*WELL, "cut"}
@@ -288,10 +288,6 @@ def _span(trial: Trial, ended: float, outcome: Outcome, *, epochs: int = 0, usef
         epochs=epochs,
         useful=useful,
     )
-
-
-def _share(span: Span, seconds: float) -> float:
-    return min(1.0, span.useful / seconds) if seconds > 0 else 0.0
 
 
 def _slots_per_node(sessions: Iterable[Session]) -> float:

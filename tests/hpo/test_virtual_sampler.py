@@ -6,7 +6,7 @@ from typing import Any
 from hydragnn.hpo import campaign_settings
 from hydragnn.hpo.scheduling.events import Event, Proposed, Tick
 from hydragnn.hpo.simulation import Assumptions, scenario_of
-from hydragnn.hpo.simulation.sampler import VirtualSampler
+from hydragnn.hpo.simulation.campaign import VirtualSampler
 from hydragnn.hpo.simulation.world import World
 
 TABLE: dict[str, Any] = {
