@@ -140,9 +140,9 @@ def _check_references(settings: CampaignSettings, config: AnyConfig) -> None:
     """Raise InputError where energies of isolated atoms are incomplete."""
     for branch in config.branches:
         for head in branch.heads:
-            given = getattr(head, "references", None)
-            if isinstance(given, dict):
-                energies = dict(by_atomic_number(given))
+            references = getattr(head, "references", None)
+            if isinstance(references, dict):
+                energies = dict(by_atomic_number(references))
                 with about(f"{settings.source}: {branch.data.store}"):
                     check_elements(head.field, energies, elements_of(open_store(branch.data.store)))
 

@@ -19,7 +19,7 @@ from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import Attempts
 from hydragnn.hpo.launching.descriptors import PipeSelector
 from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, STEPS_AT_ONCE, TokenBucket, end_steps
-from hydragnn.hpo.launching.launcher import MARK, Exit, Report, Revoked, Task
+from hydragnn.hpo.launching.launcher import MARK, Exit, Launcher, Report, Revoked, Task
 from hydragnn.hpo.launching.sites import Site
 from hydragnn.hpo.launching.watchdog import SchedulerWatch
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
@@ -43,7 +43,7 @@ class Limits:
     """Python and torch may come from a cold file system."""
 
 
-class AllocationLauncher(ABC):
+class AllocationLauncher(Launcher, ABC):
     """Base of launchers in an allocation."""
 
     def __init__(
@@ -66,16 +66,6 @@ class AllocationLauncher(ABC):
         self._revoked = ""
         """Why the allocation is over; empty while it runs."""
         self._leave_by = float("inf")
-
-    @property
-    @abstractmethod
-    def slots(self) -> tuple[str, ...]:
-        """Slots for attempts."""
-
-    @property
-    @abstractmethod
-    def beat_seconds(self) -> float:
-        """Seconds between heartbeats of each run on a shared file system."""
 
     @abstractmethod
     def size_of(self, slots: int, node: Node) -> float:

@@ -64,17 +64,13 @@ def wait_for(connection: socket.socket, place: Path, patience: float, request: d
         if select.select([connection], [], [], LOOK)[0]:
             answer = connection.recv(64)
             return int(answer) if answer else None
-        if time.time() - last_beat(heartbeat, begun) > patience:
+        last = begun
+        with suppress(OSError):
+            last = max(begun, heartbeat.stat().st_mtime)
+        if time.time() - last > patience:
             with suppress(OSError, ValueError):
                 os.kill(int(beside(place, "pid").read_text(encoding="ascii")), signal.SIGKILL)
             return None
-
-
-def last_beat(heartbeat: Path, begun: float) -> float:
-    """Return the time of the last heartbeat, at least the attempt's begin."""
-    with suppress(OSError):
-        return max(begun, heartbeat.stat().st_mtime)
-    return begun
 
 
 def company_at(place: Path, members: int) -> socket.socket | None:

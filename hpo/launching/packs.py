@@ -254,7 +254,11 @@ class PackLauncher(AllocationLauncher):
     def _receive(self, pack: Pack) -> None:
         received = os.read(pack.reports.fileno(), 1 << 16)
         if not received:
-            self._pack_ended(pack)
+            self._packs.remove(pack)
+            self._pipes.close(pack.reports.fileno())
+            pack.end()
+            self._ended_packs.append((pack, time.monotonic()))
+            self._watch.hurry()
             return
         *lines, pack.unread = (pack.unread + received).split(b"\n")
         for line in lines:
@@ -266,10 +270,7 @@ class PackLauncher(AllocationLauncher):
 
     def _handle_report(self, pack: Pack, slot: str, report: dict[str, Any]) -> None:
         if "healthy" in report and self._probes.pop(slot, None) is not None:
-            seconds = report.get("seconds", 0.0)
-            self._reports.append(
-                Probed(node=slot, healthy=report["healthy"], message=report["message"], seconds=seconds)
-            )
+            self._reports.append(Probed(node=slot, **report))
         attempt = self._attempts.get(slot)
         if attempt is None:
             return
@@ -309,8 +310,7 @@ class PackLauncher(AllocationLauncher):
             self._probes[node] = now + self._limits.probe_seconds
         self._attempts.be_patient(waiting)
         patience = self._limits.probe_seconds
-        late = [node for node, deadline in self._probes.items() if now > deadline]
-        for node in late:
+        for node in [node for node, deadline in self._probes.items() if now > deadline]:
             self._lose(node, f"no answer within {patience:.0f} s")
         for slot in self._attempts.late_to_begin(patience):
             self._lose(node_of(slot), f"its pack did not begin the attempt within {patience:.0f} s")
@@ -331,13 +331,6 @@ class PackLauncher(AllocationLauncher):
         for slot in [node, *(f"{node}/{share}" for share in range(self._shares[node]))]:
             if slot in self._attempts:
                 self._end(slot, -9, why, suspects=(node,))
-
-    def _pack_ended(self, pack: Pack) -> None:
-        self._packs.remove(pack)
-        self._pipes.close(pack.reports.fileno())
-        pack.end()
-        self._ended_packs.append((pack, time.monotonic()))
-        self._watch.hurry()
 
     def _settle(self, pack: Pack, since: float, now: float) -> bool:
         """Replace an ended pack, or report its attempts; False if undecided."""

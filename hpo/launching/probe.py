@@ -80,7 +80,8 @@ def collective(rank: int, ranks: int, meet: str) -> str:
     status = place.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         return f"{place} is open to others than this user, who could tell ranks where to connect; remove it"
-    os.environ["GLOO_SOCKET_IFNAME"] = loopback()  # ranks of one node: nobody else can connect
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback  # ranks of one node: nobody else can connect
     store = dist.FileStore(str(place / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
     values = torch.full((1024,), float(rank + 1))
@@ -91,11 +92,6 @@ def collective(rank: int, ranks: int, meet: str) -> str:
     shutil.rmtree(place, ignore_errors=True)
     total = ranks * (ranks + 1) / 2
     return "" if bool((values == total).all()) else f"a sum over {ranks} ranks is {float(values[0])}, not {total}"
-
-
-def loopback() -> str:
-    """The name of the loopback interface."""
-    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def bind(part: int, parts: int, gpus: int) -> int:
     """Bind this process to a part; return its number of cores."""
     cores = share(own_cores(), part, parts)
     with suppress(OSError, AttributeError):  # some systems cannot bind; then the threads still are as many as the cores
-        os.sched_setaffinity(0, with_siblings(cores))
+        os.sched_setaffinity(0, {thread for core in cores for thread in siblings(core)})
     for name, value in gpu_variables(os.environ, part, parts, gpus).items():
         os.environ.pop(name, None)
         if value is not None:
@@ -83,11 +83,6 @@ def siblings(cpu: int) -> set[int]:
         return {cpu}
     pairs = (part.partition("-") for part in text.strip().split(","))
     return {cpu} | {n for first, _, last in pairs for n in range(int(first), int(last or first) + 1)}
-
-
-def with_siblings(cores: Sequence[int]) -> set[int]:
-    """Cores with all their hardware threads."""
-    return {thread for core in cores for thread in siblings(core)}
 
 
 def gpu_variables(environment: Mapping[str, str], part: int, parts: int, gpus: int) -> dict[str, str | None]:

@@ -221,12 +221,18 @@ class StepLauncher(AllocationLauncher):
             code = run.step.poll()
             if code is None:
                 return
-            self._note_end(attempt, run, code, now)
+            run.ended, run.code = now, code
+            self._attempts.has_ended(slot)
+            run.evidence = self._site.evidence(text_since(attempt.task.folder / "log.txt", run.log_from))
+            run.complete = code == 0 and is_complete(attempt.task)
+            if not self._is_explained(attempt, run):
+                self._watch.hurry()
+        ours = self._revoked or attempt.ended_by_us or run.lost
         if run.again_at is not None and not attempt.asked_to_leave:
             if now >= run.again_at:
                 del self._runs[slot]
                 self.start(self._attempts.end(slot, None, "").task)
-        elif self._was_refused(attempt, run):
+        elif not ours and self._watch.excuses(run.evidence, attempt.task.slots, run.begun):
             run.again_at = self._closed_until = now + AGAIN
         elif self._is_explained(attempt, run):
             del self._runs[slot]
@@ -248,18 +254,6 @@ class StepLauncher(AllocationLauncher):
                 if record.attempt == attempt.task.attempt and record.status != "running":
                     attempt.killed = now
                     run.step.kill()
-
-    def _note_end(self, attempt: Attempt, run: _Run, code: int, now: float) -> None:
-        run.ended, run.code = now, code
-        self._attempts.has_ended(attempt.task.slots[0])
-        run.evidence = self._site.evidence(text_since(attempt.task.folder / "log.txt", run.log_from))
-        run.complete = code == 0 and is_complete(attempt.task)
-        if not self._is_explained(attempt, run):
-            self._watch.hurry()
-
-    def _was_refused(self, attempt: Attempt, run: _Run) -> bool:
-        ours = self._revoked or attempt.ended_by_us or run.lost
-        return not ours and self._watch.excuses(run.evidence, attempt.task.slots, run.begun)
 
     def _is_explained(self, attempt: Attempt, run: _Run) -> bool:
         if self._revoked or attempt.asked_to_leave or run.lost or run.complete:

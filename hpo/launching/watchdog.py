@@ -70,7 +70,7 @@ class Question:
         return answer
 
     def close(self) -> None:
-        """Do not wait for an answer any more."""
+        """End the program, and wait for no answer any more."""
         if self._asked is not None:
             process, file, _ = self._asked
             process.kill()
@@ -92,16 +92,13 @@ class Question:
         if self._asked is None:
             return None
         process, file, began = self._asked
-        if process.poll() is None:
-            if self._clock() - began <= LOOK_PATIENCE:
-                return None
-            self.close()
-            return Answer(printed="", failed=True, began=began)
-        self._asked = None
-        with file:
-            file.seek(0)
-            printed = file.read().decode(errors="replace")
-        return Answer(printed=printed, failed=process.returncode != 0, began=began)
+        code = process.poll()
+        if code is None and self._clock() - began <= LOOK_PATIENCE:
+            return None
+        file.seek(0)
+        printed = "" if code is None else file.read().decode(errors="replace")
+        self.close()
+        return Answer(printed=printed, failed=code != 0, began=began)
 
 
 class SchedulerWatch:

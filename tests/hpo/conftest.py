@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rings import write_rings
-from tiny import campaign_table, environment, write_module
+from tiny import campaign_table, environment
 
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_settings
 
@@ -39,13 +39,11 @@ def settings(table: dict[str, Any], tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def fake_launcher(tmp_path: Path) -> Callable[..., LocalLauncher]:
+def fake_launcher() -> Callable[..., LocalLauncher]:
     """A maker of launchers whose attempts run the module above in real processes."""
-    folder = tmp_path / "modules"
-    write_module(folder)
 
     def made(workers: int = 1, pause: float = 0.0, fault: str = "", hang_seconds: float = 600.0) -> LocalLauncher:
-        settings = environment(folder, pause, fault)
+        settings = environment(pause, fault)
         return LocalLauncher(workers, module="fake.training", environment=settings, hang_seconds=hang_seconds)
 
     return made

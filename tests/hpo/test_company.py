@@ -109,8 +109,8 @@ def assert_same(one: dict[int, RunRecord], other: dict[int, RunRecord]) -> None:
 class Meddler:
     """Does something once when a trial has come so far."""
 
-    def __init__(self, act: Callable[[], None], out: Path, epochs: float) -> None:
-        self.act, self.out, self.epochs = act, out, epochs
+    def __init__(self, act: Callable[[], None], out: Path, trials: int = 4) -> None:
+        self.act, self.out, self.trials = act, out, trials
         self.done = False
         self.failures: list[Failed] = []
         self.launched: dict[int, int] = {}
@@ -120,14 +120,14 @@ class Meddler:
             self.failures.append(event)
         if isinstance(event, Launched):
             self.launched[event.trial] = event.identity["pid"]
-        if not self.done and len(self.launched) == 4 and self.far():
+        if not self.done and len(self.launched) == self.trials and self.far():
             self.done = True
             self.act()
 
     def far(self) -> bool:
-        """Every trial has come to the epoch, as its heartbeat says."""
+        """Return True where every trial has finished its first epoch, as its heartbeat says."""
         beats = [path.read_text().split() for path in self.out.glob("trials/*/heartbeat")]
-        return len(beats) == 4 and all(len(words) == 3 and float(words[2]) > self.epochs for words in beats)
+        return len(beats) == self.trials and all(len(words) == 3 and float(words[2]) > 1.0 for words in beats)
 
 
 def test_trials_that_share_a_process_are_those_trained_alone(settings: Settings, tmp_path: Path) -> None:
@@ -152,20 +152,20 @@ def test_a_process_that_dies_costs_no_attempt(settings: Settings, tmp_path: Path
         [company] = companies(temporary)
         company.kill()
 
-    meddler = Meddler(kill, out, 1.0)
-    campaign = settings(epochs=200)
+    meddler = Meddler(kill, out, trials=2)
+    campaign = settings(epochs=200, trials=2, together=2)
     result = run_search(campaign, out, on_event=meddler)
     assert meddler.done
-    assert (result.finished, result.failed, meddler.failures) == (4, 0, [])
+    assert (result.finished, result.failed, meddler.failures) == (2, 0, [])
     assert {record.attempt for record in records_of(out).values()} == {1}
-    for number in range(4):
+    for number in range(2):
         assert "trained alone from here on" in (out / "trials" / f"{number:04d}" / "log.txt").read_text()
 
 
 def test_a_trial_that_is_killed_leaves_the_others_alone(settings: Settings, tmp_path: Path) -> None:
     """It is tried again; the process that trained it and the others does not notice."""
     out = tmp_path / "c"
-    meddler = Meddler(lambda: os.kill(meddler.launched[1], signal.SIGKILL), out, 1.0)
+    meddler = Meddler(lambda: os.kill(meddler.launched[1], signal.SIGKILL), out)
     result = run_search(settings(epochs=200), out, on_event=meddler)
     assert (result.finished, result.failed) == (4, 0)
     assert [(failed.trial, failed.kind) for failed in meddler.failures] == [(1, "preempted")]
@@ -217,7 +217,7 @@ def test_an_interrupted_search_goes_on(
     table["search"]["max_hours"] = 1.0
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     process = Forked([str(script), json.dumps(table), str(out)], environment)
-    beats = Meddler(lambda: None, out, 1.0)
+    beats = Meddler(lambda: None, out)
     deadline = time.monotonic() + PATIENCE
     while not beats.far():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate(1)[0]
@@ -240,14 +240,14 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 @pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python; install the extra mpi")
 def test_shares_of_nodes_train_in_company(settings: Settings, tmp_path: Path) -> None:
-    """A pack of four shares on each of two nodes, two trials in each process."""
+    """A pack of two shares on each of two nodes, two trials in each process."""
     site = Mpiexec(hydra=True, program=str(MPIEXEC), options=("-launcher", "fork"), pbsnodes=False)
     allocation = Allocation(by="pbs", nodes=alike(("n1", "n2"), 4))
     log = tmp_path / "packs.txt"
-    launcher = PackLauncher(site, allocation, shares=4, together=2, log=log, environment={"PYTHONPATH": str(ROOT)})
-    campaign = settings(trials=8, trials_per_node=4, together=2)
+    launcher = PackLauncher(site, allocation, shares=2, together=2, log=log, environment={"PYTHONPATH": str(ROOT)})
+    campaign = settings(trials=4, trials_per_node=2, together=2)
     result = run_search(campaign, tmp_path / "c", launcher=launcher)
-    assert (result.finished, result.failed) == (8, 0), log.read_text()
+    assert (result.finished, result.failed) == (4, 0), log.read_text()
     notes = [note for record in records_of(tmp_path / "c").values() for note in record.notes]
     assert any(
         re.match("steps were taken as one with 1 other runs'|steps were taken one after the other", n) for n in notes

@@ -119,6 +119,8 @@ def test_an_attempt_starts_with_its_number_in_its_folder_and_goes_only_after_its
     launcher.on_start, launcher.on_go = check_start, check_go
     assert run_search(settings(), tmp_path / "c", launcher=launcher).ending == "finished"
     assert {task.trial for task in launcher.tasks} == set(range(9))
+    proposed = [event.trial for event in events_of(tmp_path / "c") if isinstance(event, Proposed)]
+    assert proposed == list(range(9)), "in the order of the trials"
 
 
 def test_runs_are_asked_to_beat_as_rarely_as_their_launcher_wants(settings: Settings, tmp_path: Path) -> None:
@@ -243,8 +245,11 @@ def test_a_sampler_of_another_package_is_told_every_result(
 
 
 def test_with_one_worker_the_sampler_answers_in_its_process_from_the_whole_history(
-    settings: Settings, tmp_path: Path
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A file ``json.py`` where the search is started, a stranger's for example, is not run."""
+    (tmp_path / "json.py").write_text("import pathlib; pathlib.Path('ran').touch(); raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
     campaign, before, expected = settings(sampler="tpe"), [State()], dict[int, Any]()
 
     def watch(state: State, event: Event, seconds: float) -> None:
@@ -259,23 +264,7 @@ def test_with_one_worker_the_sampler_answers_in_its_process_from_the_whole_histo
     assert {event.trial: event.values for event in proposed} == expected
     assert {event.origin for event in proposed} == {"sampler"}
     assert (tmp_path / "c" / "sampler.log").exists(), "results enough to learn from, so that a process was asked"
-
-
-def test_modules_that_lie_where_a_search_is_started_are_not_the_samplers(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file ``json.py`` in the current folder, a stranger's for example, is not run."""
-    (tmp_path / "json.py").write_text("import pathlib; pathlib.Path('ran').touch(); raise SystemExit(1)")
-    monkeypatch.chdir(tmp_path)
-    run_search(settings(sampler="tpe"), tmp_path / "c", launcher=Instant("n1"))
-    assert campaign_status(tmp_path / "c").stand_ins == 0
     assert not (tmp_path / "ran").exists()
-
-
-def test_proposals_come_in_the_order_of_the_trials(settings: Settings, tmp_path: Path) -> None:
-    run_search(settings(), tmp_path / "c", launcher=Instant("n1", "n2", "n3", "n4"))
-    proposed = [event.trial for event in events_of(tmp_path / "c") if isinstance(event, Proposed)]
-    assert proposed == list(range(9))
 
 
 def test_new_trials_carry_the_cost_that_the_campaign_has_learned(settings: Settings, tmp_path: Path) -> None:

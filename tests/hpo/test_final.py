@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_controller import Instant
 from virtual import transition
 
 from hydragnn.base.errors import InputError
@@ -71,6 +72,20 @@ def test_two_workers_train_two_runs_at_once_straight_to_the_end_the_longest_firs
     started = starts_of(out)
     assert 1 in {trial for trial, _ in started[:2]}
     assert sorted(started) == [(trial, 12) for trial in range(4)]
+
+
+def test_a_run_that_costs_three_times_as_much_gets_three_times_the_nodes_and_both_train_at_once(
+    table: dict[str, Any], tmp_path: Path
+) -> None:
+    runs: list[GivenRun] = []
+    for work in (2.0, 6.0):
+        model, train = {"kind": "schnet", "hidden_dim": 48}, {"epochs": 2, "seed": len(runs)}
+        config = {"data": table["data"], "model": model, "heads": table["heads"], "train": train}
+        runs.append(GivenRun(config=RunConfig.parse(config), work=work))
+    launcher = Instant("n1", "n2", "n3", "n4")
+    launcher.on_go = lambda task: launcher.tasks[1:] and [launcher.succeed(one) for one in launcher.tasks]
+    assert run_final(runs, tmp_path / "c", launcher=launcher).result.finished == 2
+    assert {task.trial: len(task.slots) for task in launcher.tasks} == {0: 1, 1: 3}
 
 
 def test_what_runs_cost_is_told_to_the_scheduler(

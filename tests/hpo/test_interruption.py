@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from campaigns import course
+from tiny import environment
 
 from hydragnn.hpo import (
     CampaignSettings,
@@ -55,11 +56,8 @@ except TakenOver as error:
 
 
 @pytest.fixture
-def driver(table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path) -> Callable[..., Forked]:
+def driver(table: dict[str, Any], tmp_path: Path) -> Callable[..., Forked]:
     """Starts a controller in a process of its own."""
-    fake_launcher()
-    root = Path(__file__).resolve().parents[2]
-    paths = f"{root}{os.pathsep}{tmp_path / 'modules'}"
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
 
@@ -72,9 +70,9 @@ def driver(table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path) -> C
         without: dict[str, str] | None = None,
     ) -> Any:
         table["search"]["sampler"] = sampler
-        environment = {"PYTHONPATH": paths, "FAKE_PAUSE": str(pause), "PYTHONHASHSEED": "0"}
-        words = [str(script), json.dumps(table), json.dumps(environment), str(out), str(workers), str(largest_file)]
-        variables = {**os.environ, "PYTHONPATH": paths}
+        settings = environment(pause, "")
+        words = [str(script), json.dumps(table), json.dumps(settings), str(out), str(workers), str(largest_file)]
+        variables = {**os.environ, "PYTHONPATH": settings["PYTHONPATH"]}
         if not without:
             return Forked(words, variables)
         command = [sys.executable, *words]
@@ -236,22 +234,6 @@ def test_of_two_controllers_where_locks_do_not_reach_one_leaves_and_nothing_is_l
     assert {trial.status for trial in campaign_history(out).trials} == {"finished", "paused"}
     reached = [(e.trial, e.epochs) for _, e in read_journal(out / "journal.jsonl") if isinstance(e, Reached)]
     assert len(reached) == len(set(reached)), "a segment was passed twice"
-
-
-def test_an_attempt_that_its_journal_never_knew_does_no_work(tmp_path: Path, fake_launcher: Launchers) -> None:
-    from hydragnn.hpo import Task
-    from hydragnn.hpo.launching.launcher import Begun
-
-    launcher = fake_launcher()
-    folder = tmp_path / "run"
-    folder.mkdir()
-    task = Task(trial=0, attempt=1, until=1, folder=folder, slots=launcher.slots)
-    launcher.start(task)
-    (report,) = launcher.poll(30.0)
-    assert isinstance(report, Begun)
-    assert report.task == task
-    launcher.close()  # the controller ends between making the process and writing the line
-    assert not (folder / "pids.txt").exists()
 
 
 def test_attempts_of_a_dead_controller_are_ended_before_new_ones_start(fake_launcher: Launchers) -> None:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import psutil
 import pytest
 import tomli_w
 
 from hydragnn.hpo import CampaignResult, run_search
 from hydragnn.hpo.campaign import launcher_for
-from hydragnn.hpo.journal import read_journal, replay
+from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.allocation_launcher import Limits
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import read_allocation, site_of
@@ -106,7 +105,7 @@ def fake_launcher(monkeypatch: pytest.MonkeyPatch, hang: float = 60.0, **faults:
     monkeypatch.setenv("FAKE_FAULTS", json.dumps({number.removeprefix("trial"): f for number, f in faults.items()}))
     allocation = read_allocation(os.environ)
     limits = Limits(hang_seconds=hang, probe_seconds=60.0)
-    return StepLauncher(site_of(allocation), allocation, ranks=1, limits=limits, module="fake_steps")
+    return StepLauncher(site_of(allocation), allocation, ranks=1, limits=limits, module="fake.training")
 
 
 def in_background(
@@ -197,37 +196,6 @@ def test_trials_of_two_nodes_train_together_and_go_on_elsewhere_when_a_node_is_l
     assert [record.attempt for record in records] == [2, 1]
 
 
-def test_a_cancelled_pilot_and_a_killed_controller_are_resumed_and_nothing_is_done_twice(
-    job: Callable[[int], None],
-    settings: Callable[..., CampaignSettings],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    job(4)
-    subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=True)
-    campaign, out = settings(trials=8, nodes_per_trial=2, rungs=[]), tmp_path / "campaign"
-    (tmp_path / "campaign.json").write_text(json.dumps(campaign.to_json()))
-    monkeypatch.setenv("FAKE_PAUSE", "0.3")
-    first = batch_job(tmp_path, times=1)
-    wait_for(lambda: len(finished(out)) >= 2)
-    subprocess.run(["scancel", first], check=True)
-    wait_for(lambda: over(first))
-    before = {name: (out / "trials" / name / "ranks.txt").read_text() for name in finished(out)}
-    second = batch_job(tmp_path, times=2)
-    wait_for((out / "trials" / "0004" / "heartbeat").exists)
-    kill_controller(tmp_path)  # its steps run on, until the next controller of the same job ends them
-    wait_for(lambda: over(second))
-    result = json.loads((tmp_path / "job.out").read_text().splitlines()[-1])
-    assert (result["ending"], result["trials"], result["failed"]) == ("all trials done", 8, 0)
-    assert_accounted(out, 8)
-    assert before == {name: (out / "trials" / name / "ranks.txt").read_text() for name in before}
-    assert {
-        json.loads(line)["attempt"] for line in (out / "trials" / "0004" / "ranks.txt").read_text().splitlines()
-    } == {1, 2}
-    openings = [event for _, event in read_journal(out / "journal.jsonl") if isinstance(event, Opened)]
-    assert len(openings) == 3 and all(opened.deadline is not None for opened in openings)
-
-
 def test_a_search_whose_salloc_is_cancelled_before_the_first_result_exits_with_75_and_is_resumed(
     cluster: Any, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -282,34 +250,6 @@ def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(
     assert not state.health and {trial.attempt for trial in state.trials.values()} == {1}
 
 
-def batch_job(folder: Path, times: int) -> str:
-    """Submits a pilot with the flags that let it outlive its nodes; starts it so often if it is killed; gives its number."""
-    pilot = f"{sys.executable} {ROOT}/tests/hpo/pilot.py {folder}/campaign.json {folder}/campaign"
-    command = f"for attempt in $(seq {times}); do {pilot} && exit; done"
-    flags = ["--no-kill", "--no-requeue", "--signal=B:USR1@60", "--time=60", "-N4", "--parsable", "--open-mode=append"]
-    return printed("sbatch", *flags, f"--output={folder}/job.out", f"--wrap={command}").strip()
-
-
-def kill_controller(folder: Path) -> None:
-    """Ends the pilot's own process by SIGKILL, and nothing of what it started."""
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if words[:1] == [sys.executable] and str(folder / "campaign.json") in words:
-            process.kill()
-
-
-def over(number: str) -> bool:
-    """Whether a job has ended with all that it ran."""
-    shown = printed("scontrol", "show", "job", number)
-    return any(f"JobState={state} " in shown for state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"))
-
-
-def finished(out: Path) -> list[str]:
-    """The folders of the trials that are complete."""
-    state = replay(out / "journal.jsonl") if (out / "journal.jsonl").exists() else None
-    return [f"{t.number:04d}" for t in state.trials.values() if t.status == "finished"] if state else []
-
-
 def test_nodes_of_different_sizes_carry_trials_by_their_own(
     slurm_module: Any, settings: Callable[..., CampaignSettings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -326,7 +266,7 @@ def test_nodes_of_different_sizes_carry_trials_by_their_own(
             launcher: Any = fake_launcher(monkeypatch)
             if trials_per_node > 1:
                 log, site = tmp_path / "packs.txt", site_of(allocation)
-                launcher = PackLauncher(site, allocation, shares=trials_per_node, log=log, module="fake_steps")
+                launcher = PackLauncher(site, allocation, shares=trials_per_node, log=log, module="fake.training")
             assert len(launcher.slots) == slots
             out = tmp_path / name
             result = run_search(campaign, out, launcher=launcher, on_event=followed, on_note=notes.append)

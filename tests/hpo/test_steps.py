@@ -66,7 +66,7 @@ def in_packs(
     site: Site, allocation: Allocation, tmp_path: Path, shares: int = 2, hang: float = 60.0, **environment: str
 ) -> PackLauncher:
     variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}", **environment}
-    options: dict[str, Any] = {"log": tmp_path / "packs.txt", "module": "fake_steps", "environment": variables}
+    options: dict[str, Any] = {"log": tmp_path / "packs.txt", "module": "fake.training", "environment": variables}
     return PackLauncher(
         site, allocation, shares=shares, limits=Limits(hang_seconds=hang, probe_seconds=30.0), **options
     )
@@ -77,7 +77,7 @@ def makers(site: Site, allocation: Allocation) -> Iterator[Callable[..., StepLau
 
     def make(ranks: int = 1, limits: Limits | None = None, **environment: str) -> StepLauncher:
         variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}", **environment}
-        arguments: dict[str, Any] = {"ranks": ranks, "module": "fake_steps", "environment": variables}
+        arguments: dict[str, Any] = {"ranks": ranks, "module": "fake.training", "environment": variables}
         made.append(StepLauncher(site, allocation, limits=limits, **arguments))
         return made[-1]
 
@@ -187,13 +187,6 @@ def test_steps_of_a_dead_controller_are_found_by_their_names_and_ended_and_no_ot
 def is_healthy(found: object, node: str) -> bool:
     """Return True for the probe of a node that answered, in a time that was measured."""
     return isinstance(found, Probed) and found == Probed(node=node, healthy=True, seconds=found.seconds)
-
-
-def test_a_healthy_node_passes_the_probe_of_two_ranks(on_slurm: Callable[..., StepLauncher]) -> None:
-    launcher = on_slurm(ranks=2)
-    launcher.probe("n1")
-    (found,) = until(launcher, bool)
-    assert is_healthy(found, "n1")
 
 
 def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(

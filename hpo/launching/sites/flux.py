@@ -96,11 +96,7 @@ class Flux(Site):
         return ["flux", "resource", "status", "--states=online,offline", "--no-header", "--format={status} {nodelist}"]
 
     def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
-        """Return the states of nodes.
-
-        >>> Flux().states("online n[1-2]\\noffline n3\\nonline \\n", [])
-        {'n1': 'well', 'n2': 'well', 'n3': 'lost'}
-        """
+        """Return the states of nodes."""
         states: NodeStates = {}
         for status, _, names in (line.strip().partition(" ") for line in printed.splitlines()):
             if status in ("online", "offline"):

@@ -96,7 +96,12 @@ class Mpiexec(Site):
         version = run(["mpiexec", "--version"])
         if "Open MPI" in version or "OpenRTE" in version:
             raise InputError("mpiexec is Open MPI's, which names its options otherwise; load PALS or MPICH")
-        return cls(hydra=re.search("hydra", version, re.IGNORECASE) is not None, pbsnodes=_answers(run, "pbsnodes"))
+        pbsnodes = True
+        try:
+            run(["pbsnodes", "-l"])
+        except InputError:
+            pbsnodes = False
+        return cls(hydra=re.search("hydra", version, re.IGNORECASE) is not None, pbsnodes=pbsnodes)
 
     def command(self, step: Step) -> list[str]:
         """Return the command that starts a step."""
@@ -117,10 +122,6 @@ class Mpiexec(Site):
         """Return the states of nodes; ``pbsnodes -l`` lists the bad ones.
 
         A server that has just started calls all nodes down and unknown.
-
-        >>> printed = "x1  down,offline  memory errors\\nx2  offline\\nx3  state-unknown,down\\n"
-        >>> Mpiexec(hydra=True).states(printed, ["x1.site", "x2.site", "x3.site", "x4.site"])
-        {'x1': 'lost', 'x2': 'well', 'x4': 'well'}
         """
         states: NodeStates = {short_name(node): "well" for node in nodes}
         for row in (line.split() for line in printed.splitlines()):
@@ -136,14 +137,7 @@ class Mpiexec(Site):
         return ["qstat", "-f", job] if job else None
 
     def job_over(self, printed: str) -> str | None:
-        """Return how a job ended.
-
-        >>> words = Mpiexec(hydra=True)
-        >>> words.job_over("Job Id: 7.pbs\\n    job_state = R\\n"), words.job_over("qstat: 7.pbs Job has finished, use -x")
-        ('', 'it has finished')
-        >>> words.job_over("qstat: cannot connect to server pbs (errno=15010)") is None
-        True
-        """
+        """Return how a job ended."""
         if "Job has finished" in printed:
             return "it has finished"
         if re.search("Unknown Job Id", printed, re.IGNORECASE):
@@ -161,14 +155,6 @@ class Mpiexec(Site):
         )
         code = -int(signals[0]) if signals else int(codes[0]) if codes else None
         return Evidence(code=code)
-
-
-def _answers(run: Run, program: str) -> bool:
-    try:
-        run([program, "-l"])
-    except InputError:
-        return False
-    return True
 
 
 def _nodes(lines: Counter[str], environment: Mapping[str, str], shown: Mapping[str, str]) -> tuple[Node, ...]:

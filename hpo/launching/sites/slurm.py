@@ -166,9 +166,6 @@ class Slurm(Site):
         """Return the states of nodes.
 
         A star marks a node that does not answer; a slurmctld that has just started calls all unknown.
-
-        >>> Slurm().states("n1 allocated\\nn2 down*\\nn3 mixed*\\nn4 draining\\nn5 unknown*\\n", [])
-        {'n1': 'well', 'n2': 'lost', 'n3': 'silent', 'n4': 'well'}
         """
         states: NodeStates = {}
         for line in printed.splitlines():
@@ -183,12 +180,7 @@ class Slurm(Site):
         return ["squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T"] if job else None
 
     def job_over(self, printed: str) -> str | None:
-        """Return how a job ended; slurmctld forgets jobs after some minutes.
-
-        >>> words = Slurm()
-        >>> words.job_over("RUNNING\\n"), words.job_over("CANCELLED\\n"), words.job_over("")
-        ('', 'CANCELLED', None)
-        """
+        """Return how a job ended; slurmctld forgets jobs after some minutes."""
         if "Invalid job id specified" in printed:
             return "the scheduler does not know it any more"
         words = printed.split()

@@ -1,0 +1,3 @@
+"""Package that workers import once, before they fork attempts."""
+
+import hydragnn.record
