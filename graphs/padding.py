@@ -39,14 +39,18 @@ def padded(batch: GraphBatch, extent: float, *, volume: bool = False, reverse: b
     """Return the batch with graphs, nodes and edges that have no labels.
 
     The first graph behind the others has all further nodes, each like the first node of the batch, and all further edges, which join nodes to
-    themselves through a shift of half the ``extent``; further graphs are empty. ``volume`` and ``reverse``: with volumes and reverse edges, which
-    are computed here because the host waits for them.
+    themselves through shifts of nearly the ``extent``, forth and back in turn; further graphs are empty. No node has many more edges than
+    those of the batch: its states must not overflow, since zero times infinity is no zero. ``volume`` and ``reverse``: with volumes and reverse
+    edges, which are computed here because the host waits for them.
     """
-    nodes, edges, graphs = padded_size(batch.num_nodes + 1), padded_size(batch.num_edges), padded_size(len(batch) + 1)
-    more_nodes, more_edges, more_graphs = nodes - batch.num_nodes, edges - batch.num_edges, graphs - len(batch)
+    edges, graphs = padded_size(batch.num_edges), padded_size(len(batch) + 1)
+    more_edges, more_graphs = edges - batch.num_edges, graphs - len(batch)
+    most = 2 * max(1, batch.num_edges // max(batch.num_nodes, 1))
+    nodes = padded_size(batch.num_nodes + 1 + more_edges // most)
+    more_nodes = nodes - batch.num_nodes
     loops = batch.num_nodes + torch.arange(more_edges, device=batch.device) * more_nodes // max(more_edges, 1)
     shifts = batch.edge_shifts.new_zeros(more_edges, batch.dim)
-    shifts[:, :1] = extent / 2
+    shifts[::2, :1], shifts[1::2, :1] = 0.9 * extent, -0.9 * extent
     present = torch.arange(graphs, device=batch.device) < len(batch)
     result = replace(
         batch,

@@ -144,10 +144,10 @@ def of_known_sizes(description: ModelDescription) -> None:
     attention = description.model.global_attention
     if description.model.pooling is not None:
         raise NotCompiled(
-            "coarser levels have as many nodes and edges as the data say, which no compiled step can know"
+            "coarser levels have as many nodes and edges as the data say, which is not known before a step"
         )
     if attention is not None and attention.has_pairs:
-        raise NotCompiled("equivariant attention has as many pairs as positions say, which no compiled step can know")
+        raise NotCompiled("equivariant attention has as many pairs as positions say, which is not known before a step")
 
 
 def traced_model(

@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.padding import padded
+from hydragnn.models.compiled import NotCompiled, of_known_sizes
 from hydragnn.models.compiled_prediction import Predicted, eager_prediction
 from hydragnn.models.graph_model import GraphModel
-from hydragnn.models.heads.modules import EdgeHead
+from hydragnn.models.heads.modules import EdgeHead, IndexedNodeHead
 
 Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
 """Takes a function of no arguments; returns what computes it again in the same memory, and its result, which stays there."""
@@ -92,6 +93,12 @@ class Recording:
 def replays_of(model: GraphModel, record: Recorder) -> "Replays":
     """Return the replays of a model's functions, nothing recorded yet."""
     description = model.description
+    try:
+        of_known_sizes(description)
+    except NotCompiled as error:
+        raise NotRecordable(str(error)) from error
+    if any(isinstance(part, IndexedNodeHead) for part in model.modules()):
+        raise NotRecordable("a head with per_index needs graphs of equal size, which a padded batch does not have")
     if description.model.checkpoint_activations:
         raise NotRecordable("with model.checkpoint_activations layers are computed twice")
     return Replays(

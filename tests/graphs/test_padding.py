@@ -2,16 +2,18 @@
 
 from typing import Any
 
+import ase.build
 import pytest
 import torch
 from torch import Tensor
 
 from hydragnn.architectures import architectures
-from hydragnn.conformance.cases import AROUND, CORNERS, make_model
-from hydragnn.graphs import GraphBatch
+from hydragnn.conformance.cases import AROUND, CORNERS, STRESS, make_model, small_settings
+from hydragnn.graphs import Field, GraphBatch
+from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.padding import STEP, UNIT, padded, padded_size
-from hydragnn.models import GraphModel
+from hydragnn.models import GraphModel, build_model, parse_head
 from hydragnn.training.loss import label_counts, loss_sums
 from hydragnn.training.metrics import Errors
 
@@ -62,15 +64,46 @@ CASES = [(kind, {}) for kind in sorted(architectures())] + [
 def test_a_padded_batch_has_the_numbers_of_the_batch(kind: str, around: dict[str, Any]) -> None:
     model = make_model(kind, **around)
     batch = labelled(model)
-    theirs = numbers(model, padded(batch, 9.0, reverse=False), batch)
+    theirs = numbers(model, padded(batch, 9.0), batch)
     for name, values in numbers(model, batch, batch).items():
         torch.testing.assert_close(theirs[name], values, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_volumes_and_reverse_edges_of_a_padded_batch_are_those_of_the_batch() -> None:
-    batch = concatenate([CORNERS["two graphs"](), CORNERS["two graphs"]()])
-    both = padded(batch, 9.0, volume=True)
-    assert both._derived["volume", "graph"].shape == (both.num_graphs,)
+def test_symmetric_edges_and_relative_errors_are_those_of_the_batch() -> None:
+    """Reverse edges and volumes are computed before the batch is padded."""
+    cells = [ase.build.bulk("Cu", "fcc", a=3.6, cubic=True), ase.build.bulk("Ni", "fcc", a=3.5), ase.Atoms("Au")]
+    fields = [Field(name="flow", on="edge", role="target"), Field(name="energy", on="graph", role="target"), STRESS]
+    heads = [
+        parse_head({"kind": "scalar", "field": "flow", "symmetry": "antisymmetric", "loss": "relative"}),
+        parse_head({"kind": "energy", "field": "energy", "stress": "stress"}),
+    ]
+    batch = concatenate([from_ase(atoms, cutoff=4.0) for atoms in cells])
+    model = build_model(
+        small_settings("painn", cutoff=4.0),
+        heads,
+        [*batch.fields.values(), *fields],
+        inputs=["atomic_numbers"],
+        dim=3,
+        seed=0,
+    ).double()
+    random = torch.Generator().manual_seed(0)
+    labels = {
+        field.name: torch.randn(batch.num_items(field.on), *field.shape, generator=random, dtype=torch.float64)
+        for field in fields
+    }
+    batch = batch.with_fields(labels, fields=fields)
+    theirs = numbers(model, padded(batch, 4.0, volume=True, reverse=True), batch)
+    for name, values in numbers(model, batch, batch).items():
+        torch.testing.assert_close(theirs[name], values, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_no_further_node_has_many_more_edges_than_those_of_the_batch() -> None:
+    dense = from_ase(ase.build.bulk("Cu", "fcc", a=3.6, cubic=True).repeat(3), cutoff=5.0)
+    for graphs in range(1, 20):
+        batch = concatenate([dense] * graphs)
+        degrees = padded(batch, 5.0).topology.degrees[batch.num_nodes :]
+        assert degrees.max() <= 2 * batch.topology.degrees.double().mean() + 2
+        assert padded(batch, 5.0).num_nodes <= (1 + STEP) ** 2 * batch.num_nodes + 2 * UNIT
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 100, 101, 1000, 75898, 3_000_000])

