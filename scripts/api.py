@@ -234,15 +234,15 @@ def build_ensemble(
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
     from hydragnn.ensemble import ensemble_from_runs
     from hydragnn.ensemble.building.build import check_out
-    from hydragnn.hpo import finished_runs
+    from hydragnn.hpo import campaign_records, finished_runs
     from hydragnn.runs.moved import name_store
-    from hydragnn.scripts.final import trained_ensemble
-    from hydragnn.scripts.members import campaign_or_runs, check_no_options, recorded_runs
+    from hydragnn.scripts.ensembles import campaign_or_runs, check_no_options, trained_ensemble
 
     campaign = campaign_or_runs([Path(source)] if isinstance(source, Path | str) else [Path(one) for one in source])
     check_out(Path(out))
     if store is not None:
-        name_store(campaign if isinstance(campaign, list) else recorded_runs(campaign), Path(store), branch)
+        runs = campaign if isinstance(campaign, list) else [folder for _, _, folder in campaign_records(campaign)]
+        name_store(runs, Path(store), branch)
     if isinstance(campaign, list):
         check_no_options(
             {
@@ -366,20 +366,3 @@ def _table(source: Path | str | Table, overrides: Sequence[str]) -> tuple[Table,
     if path.name == CONFIG:
         return with_overrides(read_json(path), list(overrides), own=False), path
     return with_overrides(read_toml(path), list(overrides)), path
-
-
-__all__ = [
-    "build_ensemble",
-    "build_store",
-    "doctor",
-    "evaluate",
-    "load",
-    "predict",
-    "report",
-    "search",
-    "simulate",
-    "status",
-    "store_info",
-    "submit",
-    "train",
-]

@@ -1,4 +1,4 @@
-"""What `hydragnn simulate` shows: one column per policy, a picture of utilisation, and the assumptions; all simulated."""
+"""Result of ``hydragnn simulate``: policies side by side, a picture of utilisation, and the assumptions."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from hydragnn.base.files import check_target, read_json, write_json
 from hydragnn.base.settings import refuse_idle, with_overrides
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.simulation import Assumptions, PolicyResult, Scenario, compare_policies, final_training, scenario_of
+from hydragnn.hpo.simulation import Assumptions, PolicyResult, compare_policies, final_training, scenario_of
 
 FINAL_HOURS = 1000.0
 """A final training that has not ended by then never will."""
@@ -91,7 +91,15 @@ def run_simulation(
     else:
         results = [final_training(scenario, final, FINAL_HOURS)]
         title = f"simulated final training of {final} configurations, {nodes:,} nodes"
-    result = _result(title, scenario, results)
+    result = SimulationResult(
+        title=title,
+        nodes=nodes,
+        seed=seed,
+        rungs=tuple(scenario.plan.rungs),
+        slots_per_trial=(scenario.plan.min_slots, scenario.plan.max_slots),
+        policies={one.policy: one for one in results},
+        assumptions={key: item for key, item in scenario.assumptions.to_json().items() if item is not None},
+    )
     return result if out is None else replace(result, files=tuple(_write(result, out)))
 
 
@@ -131,18 +139,6 @@ def picture(results: Sequence[PolicyResult], title: str, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower center", ncols=2, frameon=False)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
-def _result(title: str, scenario: Scenario, results: Sequence[PolicyResult]) -> SimulationResult:
-    return SimulationResult(
-        title=title,
-        nodes=scenario.nodes,
-        seed=scenario.seed,
-        rungs=tuple(scenario.plan.rungs),
-        slots_per_trial=(scenario.plan.min_slots, scenario.plan.max_slots),
-        policies={result.policy: result for result in results},
-        assumptions={key: item for key, item in scenario.assumptions.to_json().items() if item is not None},
-    )
 
 
 def _write(result: SimulationResult, out: Path) -> list[Path]:

@@ -116,6 +116,23 @@ def root() -> Path:
     return ROOT
 
 
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Call the command line in this process; gives exit code, output and error output."""
+    from hydragnn.scripts import cli  # after the hook above
+
+    def calling(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hydragnn", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return (code, *capfd.readouterr())
+
+    return calling
+
+
 def loaded(name: str) -> ModuleType:
     """A module beside this file."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))

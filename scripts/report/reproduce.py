@@ -67,14 +67,11 @@ def _ensemble_commands(ensemble: EnsembleFacts, config: str, branch: str) -> lis
 def _choice(ensemble: EnsembleFacts, members: int) -> str:
     """Return the options of ``hydragnn ensemble`` that chose these members."""
     selection = ensemble.selection
-    options = [f"--top-k {selection.get('k', members)}"]
-    if selection.get("method", "top-k") != "top-k":
-        options.append(f"--method {selection['method']}")
-    if selection.get("final_seeds"):
-        options.append(f"--final-seeds {selection['final_seeds']}")
-    if selection.get("final_epochs"):
-        options.append(f"--epochs {selection['final_epochs']}")
-    return " ".join(options)
+    named = {"--method": "method", "--final-seeds": "final_seeds", "--epochs": "final_epochs"}
+    options = [
+        f"{option} {selection[key]}" for option, key in named.items() if selection.get(key) not in (None, 0, "top-k")
+    ]
+    return " ".join([f"--top-k {selection.get('k', members)}", *options])
 
 
 def _without_none(value: Any) -> Any:

@@ -218,8 +218,10 @@ def space_table(campaign: CampaignFacts) -> Table:
     def condition(path: str) -> str:
         return ", ".join(f"{key} = {choices(value)}" for key, value in (space[path].get("when") or {}).items()) or "–"
 
-    columns = {"hyperparameter": str, "range": span, "scale": scale, "only when": condition}
-    columns["best trial"] = lambda path: text(best.parameters.get(path)) if best else "–"
+    def chosen(path: str) -> str:
+        return text(best.parameters.get(path)) if best else "–"
+
+    columns = {"hyperparameter": str, "range": span, "scale": scale, "only when": condition, "best trial": chosen}
     return table_of(space, columns, "The search space.")
 
 

@@ -44,32 +44,21 @@ MARKS = 300
 BINS = 240
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """Look of one outcome and its name in the legend."""
-
-    name: str
-    colour: str
-    alpha: float = 1.0
-    hatch: str = ""
-
-    @property
-    def style(self) -> dict[str, Any]:
-        """Return the arguments of a patch in this look."""
-        if self.hatch:
-            return {"facecolor": "none", "edgecolor": self.colour, "hatch": self.hatch, "linewidth": 0.5}
-        return {"facecolor": self.colour, "alpha": self.alpha, "edgecolor": PAPER, "linewidth": 0.5}
+def patch_look(name: str, colour: str, alpha: float = 1.0) -> dict[str, Any]:
+    """Return the arguments of a patch with its name in the legend."""
+    return {"label": name, "facecolor": colour, "alpha": alpha, "edgecolor": PAPER, "linewidth": 0.5}
 
 
-LOOKS = {
-    "finished": Look(name="trained to the end", colour=ACCENT),
-    "reached": Look(name="reached a rung", colour=ACCENT, alpha=0.5),
-    "running": Look(name="still runs", colour=ACCENT, alpha=0.25),
-    "saved": Look(name="interrupted", colour=SOFT),
-    "own": Look(name="failed by itself", colour=FAIR),
-    "machine": Look(name="lost to the machine", colour=POOR),
-    "out": Look(name="node out of service", colour=MUTED, hatch="////"),
+LOOKS: dict[str, dict[str, Any]] = {
+    "finished": patch_look("trained to the end", ACCENT),
+    "reached": patch_look("reached a rung", ACCENT, 0.5),
+    "running": patch_look("still runs", ACCENT, 0.25),
+    "saved": patch_look("interrupted", SOFT),
+    "own": patch_look("failed by itself", FAIR),
+    "machine": patch_look("lost to the machine", POOR),
+    "out": {**patch_look("node out of service", "none"), "edgecolor": MUTED, "hatch": "////"},
 }
+"""Looks of outcomes: arguments of a patch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +91,7 @@ def nodes_over_time(timeline: Timeline) -> Figure | None:
         axes.set_xlim(0, total / scale)
         linear_scale(axes, "x")
         axes.xaxis.set_major_locator(MaxNLocator(9 if columns > 2 else 5, steps=[1, 2, 5, 10]))
-        patches = [Patch(label=LOOKS[look].name, **LOOKS[look].style) for look in used]
+        patches = [Patch(**LOOKS[look]) for look in used]
         legend_above(axes, columns, handles=patches, handlelength=1.2, columnspacing=1.2)
         label(axes, f"time of campaign ({unit})", "" if rows else plural, "x" if rows else "y")
 
@@ -190,7 +179,7 @@ def _draw_rows(
     row = {slot: number for number, slot in enumerate(slots)}
     for look in used:
         own = [(row[bar.slot], bar.begin / scale, bar.end / scale) for bar in bars if bar.look == look]
-        axes.add_patch(PathPatch(boxes(own), rasterized=len(bars) > BARS, zorder=2, **LOOKS[look].style))
+        axes.add_patch(PathPatch(boxes(own), rasterized=len(bars) > BARS, zorder=2, **LOOKS[look]))
     faults = [(bar.end / scale, row[bar.slot]) for bar in bars if bar.look == "machine"]
     if 0 < len(faults) <= MARKS:
         axes.plot(*zip(*faults), "x", color=INK, markersize=5, markeredgewidth=1.2, zorder=3)
@@ -208,7 +197,7 @@ def _draw_bands(
     base = np.zeros(BINS)
     for look in used:
         level = base + mean_count([(bar.begin, bar.end) for bar in bars if bar.look == look], edges)
-        style: dict[str, Any] = {**LOOKS[look].style, "linewidth": 0.0}
+        style = {**LOOKS[look], "linewidth": 0.0}
         low, high = (np.append(line, line[-1]) for line in (base, level))
         axes.fill_between(edges / scale, low, high, step="post", **style)
         base = level

@@ -2,21 +2,18 @@
 
 import errno
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import hydragnn
 from hydragnn.base import files
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.datasets import open_store
 from hydragnn.datasets.formats import hdf5
-from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
+from tests.charged_rings import write_rings
 
-FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
 RUN = {
     "model": {"kind": "gin", "hidden_dim": 4, "num_layers": 1},
     "heads": [{"kind": "scalar", "field": "moment"}],
@@ -24,20 +21,8 @@ RUN = {
 }
 
 
-def rings(count: int) -> Iterator[GraphBatch]:
-    generator = np.random.default_rng(0)
-    for number in range(count):
-        here = np.arange(4 + number % 3)
-        there, charge = (here + 1) % len(here), generator.random(len(here))
-        ends, values = (np.r_[here, there], np.r_[there, here]), {"moment": np.array([charge @ charge[there]])}
-        yield graph_from_arrays(None, *ends, fields=FIELDS, nodes={"charge": charge}, graphs=values)
-
-
 def write(path: Path) -> Path:
-    with StoreWriter(path, FIELDS, dim=0) as writer:
-        for graph in rings(24):
-            writer.write(graph)
-    return path
+    return write_rings(path, 24)
 
 
 def fail() -> OSError:

@@ -23,11 +23,8 @@ import hydragnn
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_json, write_sealed
-from hydragnn.datasets import StoreWriter
-from hydragnn.graphs import Field, graph_from_arrays
-from hydragnn.scripts import cli
+from tests.charged_rings import write_rings
 
-FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
 RUN = """
 [data]
 store = "rings.h5"
@@ -70,30 +67,14 @@ class Payload:
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store in both formats, a run, a campaign and an ensemble, as a stranger would send them."""
     folder = tmp_path_factory.mktemp("given")
-    generator = np.random.default_rng(0)
     for name in STORES:
-        with StoreWriter(folder / name, FIELDS, dim=2) as writer:
-            for number in range(24):
-                writer.write(ring(4 + number % 3, generator))
+        write_rings(folder / name, 24)
     (folder / "run.toml").write_text(RUN)
     (folder / "search.toml").write_text(RUN + SEARCH)
     hydragnn.train(folder / "run.toml", folder / "run")
     hydragnn.search(folder / "search.toml", folder / "campaign", workers=1, quiet=True)
     hydragnn.build_ensemble(folder / "campaign", folder / "ensemble", top_k=2)
     return folder
-
-
-def ring(size: int, generator: np.random.Generator) -> Any:
-    angle, here = np.arange(size) * 2 * np.pi / size, np.arange(size)
-    there, charge = (here + 1) % size, generator.random(size)
-    return graph_from_arrays(
-        np.stack([np.cos(angle), np.sin(angle)], 1),
-        np.r_[here, there],
-        np.r_[there, here],
-        fields=FIELDS,
-        nodes={"charge": charge},
-        graphs={"moment": np.array([(charge * charge[there]).sum()])},
-    )
 
 
 @pytest.fixture
@@ -127,22 +108,17 @@ def commands(kind: str, folder: Path) -> Iterator[list[object]]:
 
 
 @pytest.fixture
-def ends_well(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[[list[object]], int]:
+def ends_well(call: Callable[..., tuple[int, str, str]]) -> Callable[[list[object]], int]:
     """Calls the command line; anything but success or one sentence on what is wrong fails the test. Gives the exit code."""
 
-    def call(words: list[object]) -> int:
-        monkeypatch.setattr(sys, "argv", ["hydragnn", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        output = "".join(capfd.readouterr())
+    def calling(words: list[object]) -> int:
+        code, output, errors = call(*words)
+        output += errors
         assert "Traceback" not in output, output
         assert code == 0 or "error: " in output or "problems" in output, (words, code, output)
         return code
 
-    return call
+    return calling
 
 
 def files_of(kind: str, folder: Path) -> list[Path]:

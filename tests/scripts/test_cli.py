@@ -1,7 +1,6 @@
 """The command line: what bad input gets is one sentence, exit code 2 and nothing half-written."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,16 +11,14 @@ import torch
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_json
 from hydragnn.datasets import StoreWriter
-from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.graphs import Field
 from hydragnn.kernels import OPS
-from hydragnn.scripts import cli
 from hydragnn.scripts.showing import show_value
+from tests import charged_rings as rings
+from tests.charged_rings import ring
 
-FIELDS = (
-    Field(name="charge", on="node"),
-    Field(name="family", on="graph", classes=3, dtype="int64", role="auxiliary"),
-    Field(name="moment", on="graph", unit="D", role="target"),
-)
+Call = Callable[..., tuple[int, str, str]]
+FIELDS = (*rings.FIELDS, Field(name="family", on="graph", classes=3, dtype="int64", role="auxiliary"))
 RUN = """
 [data]
 store = "{store}"
@@ -49,44 +46,12 @@ high = 8
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty rings of atoms."""
-    path = tmp_path_factory.mktemp("cli") / "rings.h5"
-    random = torch.Generator().manual_seed(0)
+    """Twenty rings, each of one of three families."""
+    path, random = tmp_path_factory.mktemp("cli") / "rings.h5", np.random.default_rng(0)
     with StoreWriter(path, FIELDS, dim=2) as writer:
         for number in range(20):
-            size = 4 + number % 3
-            angle = torch.arange(size) * 2 * torch.pi / size
-            here = torch.arange(size)
-            there = (here + 1) % size
-            charge = torch.rand(size, generator=random)
-            writer.write(
-                graph_from_arrays(
-                    torch.stack([angle.cos(), angle.sin()], dim=1),
-                    torch.cat([here, there]),
-                    torch.cat([there, here]),
-                    fields=FIELDS,
-                    nodes={"charge": charge},
-                    graphs={"moment": (charge * charge[there]).sum().reshape(1), "family": torch.tensor([number % 3])},
-                )
-            )
+            writer.write(ring(4 + number % 3, random, FIELDS, family=number % 3))
     return path
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Call the command line; gives exit code, output and error output."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hydragnn", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return call
 
 
 def _written(path: Path, text: str, store: Path | str = "absent.h5") -> Path:
@@ -155,7 +120,7 @@ CASES: dict[str, tuple[list[str], str]] = {
 def test_bad_input_is_one_sentence_and_leaves_nothing(
     name: str,
     store: Path,
-    run: Callable[..., tuple[int, str, str]],
+    call: Call,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -173,26 +138,24 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "record.json").write_text("{}")
     words, sentence = CASES[name]
-    code, _, err = run(*(str(store) if word == "STORE" else word for word in words))
+    code, _, err = call(*(str(store) if word == "STORE" else word for word in words))
     assert code == 2, err
     assert sentence in err
     assert err.startswith("error: ") and err.count("\n") == 1, err
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("new")]
 
 
-def test_a_run_trains_predicts_and_reports_for_machines(
-    store: Path, run: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_a_run_trains_predicts_and_reports_for_machines(store: Path, call: Call, tmp_path: Path) -> None:
     config = _written(tmp_path / "run.toml", RUN, store)
-    code, out, err = run("train", config, "--out", tmp_path / "run", "--json")
+    code, out, err = call("train", config, "--out", tmp_path / "run", "--json")
     assert code == 0, err
     assert json.loads(out)["status"] == "finished"
-    code, out, err = run("predict", tmp_path / "run", store, "--out", tmp_path / "said.npz", "--json", "--resume")
+    code, out, err = call("predict", tmp_path / "run", store, "--out", tmp_path / "said.npz", "--json", "--resume")
     assert code == 0, err
     assert "nothing to resume" in err
     with np.load(tmp_path / "said.npz", allow_pickle=False) as output:
         assert any(output[name].shape[:1] == (20,) for name in output.files)
-    code, out, err = run("report", tmp_path / "run", "--json")
+    code, out, err = call("report", tmp_path / "run", "--json")
     assert code == 0, err
     assert Path(json.loads(out)["report"]).read_text().lower().startswith("<!doctype html>")
 
@@ -201,46 +164,44 @@ GROUPS = ("data", "kernels", "bench")
 
 
 def test_a_run_is_continued_by_its_folder_and_begun_anew_by_its_configuration(
-    run: Callable[..., tuple[int, str, str]], store: Path, tmp_path: Path
+    call: Call, store: Path, tmp_path: Path
 ) -> None:
     config, one, two = _written(tmp_path / "run.toml", RUN, store), str(tmp_path / "one"), str(tmp_path / "two")
-    assert run("train", str(config))[2].startswith("error: --out is missing")
-    assert run("train", str(config), "--out", one, "--json")[0] == 0
-    assert "is a run; continue it with --resume" in run("train", one)[2]
+    assert call("train", str(config))[2].startswith("error: --out is missing")
+    assert call("train", str(config), "--out", one, "--json")[0] == 0
+    assert "is a run; continue it with --resume" in call("train", one)[2]
     begun = (tmp_path / "one" / "record.json").read_text()
     for source in (one, f"{one}/config.json"):
-        code, out, _ = run("train", source, "--resume", "--json")
+        code, out, _ = call("train", source, "--resume", "--json")
         assert (code, json.loads(out)["run"]) == (0, one)
     assert json.loads(begun)["config_hash"] == json.loads((tmp_path / "one" / "record.json").read_text())["config_hash"]
-    assert run("train", f"{one}/config.json", "--out", two, "--json", "--set", "train.epochs=1")[0] == 0
+    assert call("train", f"{one}/config.json", "--out", two, "--json", "--set", "train.epochs=1")[0] == 0
     before, after = (json.loads((Path(folder) / "config.json").read_text()) for folder in (one, two))
     assert after == {**before, "train": {**before["train"], "epochs": 1}}
-    assert "is a folder without a run" in run("train", str(tmp_path), "--resume")[2]
+    assert "is a folder without a run" in call("train", str(tmp_path), "--resume")[2]
     bad = _written(tmp_path / "bad.toml", RUN.replace('"moment"', '"momentum"'), store)  # before what is said of --out
-    assert "the store has no field momentum; did you mean moment" in run("train", str(bad), "--out", one)[2]
+    assert "the store has no field momentum; did you mean moment" in call("train", str(bad), "--out", one)[2]
 
 
-def test_every_command_teaches(run: Callable[..., tuple[int, str, str]]) -> None:
+def test_every_command_teaches(call: Call) -> None:
     for command in ("quickstart", "train", "search", "status", "ensemble", "predict", "report", "doctor", *GROUPS):
-        code, out, _ = run(command, "--help")
+        code, out, _ = call(command, "--help")
         assert code == 0
         assert "--json" in out or command in GROUPS
     for group, command in (("kernels", "compile"), ("bench", "kernels")):
-        assert "--json" in run(group, command, "--help")[1]
+        assert "--json" in call(group, command, "--help")[1]
 
 
-def test_doctor_names_what_is_here(run: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, _ = run("doctor", "--json")
+def test_doctor_names_what_is_here(call: Call) -> None:
+    code, out, _ = call("doctor", "--json")
     assert code == 0
     assert {"torch", "mpi", "adios2", "scheduler", "gpus"} <= set(json.loads(out))
 
 
-def test_data_commands_answer_for_machines(
-    store: Path, run: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    code, out, _ = run("data", "convert", store, tmp_path / "rings.bp", "--json")
+def test_data_commands_answer_for_machines(store: Path, call: Call, tmp_path: Path) -> None:
+    code, out, _ = call("data", "convert", store, tmp_path / "rings.bp", "--json")
     assert code == 0
-    code, out, _ = run("data", "check", tmp_path / "rings.bp", "--json")
+    code, out, _ = call("data", "check", tmp_path / "rings.bp", "--json")
     assert code == 0 and json.loads(out)["problems"] == []
 
 
@@ -256,9 +217,9 @@ def test_a_result_below_a_file_is_refused_in_one_sentence(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("more", [(), ("--no-baselines", "--json")], ids=["text", "json"])
-def test_every_op_is_timed_beside_a_copy(run: Callable[..., tuple[int, str, str]], more: tuple[str, ...]) -> None:
+def test_every_op_is_timed_beside_a_copy(call: Call, more: tuple[str, ...]) -> None:
     small = ("--device", "cpu", "--nodes", "20", "--degree", "3", "--channels", "4", "--repeats", "1")
-    code, out, err = run("bench", "kernels", *small, *more)
+    code, out, err = call("bench", "kernels", *small, *more)
     assert code == 0, err
     assert all(name in out for name in OPS)
     if more:
@@ -267,19 +228,17 @@ def test_every_op_is_timed_beside_a_copy(run: Callable[..., tuple[int, str, str]
         assert all(row["forward"] > 0 and row["twice"] > 0 and row["copy_share"] > 0 for row in said["rows"])
 
 
-def test_baselines_of_torch_are_timed_beside_an_op(
-    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_baselines_of_torch_are_timed_beside_an_op(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # the compiler takes 15 seconds
     small = ("--device", "cpu", "--nodes", "5", "--degree", "2", "--channels", "2", "--repeats", "1", "--baselines")
-    code, out, err = run("bench", "kernels", *small, "--only", "along_channels", "--json")
+    code, out, err = call("bench", "kernels", *small, "--only", "along_channels", "--json")
     assert code == 0, err
     (row,) = json.loads(out)["rows"]
     assert set(row["baselines"]) == {"torch", "torch.compile"} and min(row["baselines"].values()) > 0
 
 
-def test_kernels_for_an_unknown_machine_or_dtype_are_refused(run: Callable[..., tuple[int, str, str]]) -> None:
-    code, _, err = run("kernels", "compile", "--arch", "gfx9000")
+def test_kernels_for_an_unknown_machine_or_dtype_are_refused(call: Call) -> None:
+    code, _, err = call("kernels", "compile", "--arch", "gfx9000")
     assert code == 2 and "unknown architecture gfx9000; Triton kernels are compiled for gfx90a" in err
-    code, _, err = run("kernels", "compile", "--arch", "gfx90a", "--dtype", "int8")
+    code, _, err = call("kernels", "compile", "--arch", "gfx90a", "--dtype", "int8")
     assert code == 2 and "unknown dtype int8; choose among float32" in err

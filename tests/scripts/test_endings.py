@@ -18,32 +18,16 @@ from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.node_health import Node, NodeHealth
 from hydragnn.hpo.scheduling.state import State, Trial
 from hydragnn.record import Failure
-from hydragnn.scripts import api, cli, final
+from hydragnn.scripts import api, cli, ensembles
 from hydragnn.scripts.__main__ import main
 
-Call = Callable[..., tuple[int, str]]
+Call = Callable[..., tuple[int, str, str]]
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 RESULT = Trial(number=0, status="finished", results=(1.0,))
 WAITING = Trial(number=1, status="waiting")
 REFUSED = Trial(number=3, status="waiting", failure=Failure(kind="launch", message="no answer"))
 BROKEN = Trial(number=2, status="failed", failure=Failure(kind="defect", message="it broke"))
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Calls the command line; gives its exit code and what it said about an error."""
-
-    def calling(*words: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["hydragnn", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, capfd.readouterr().err
-
-    return calling
 
 
 def ended(ending: Ending, *trials: Trial, **members: Any) -> State:
@@ -86,7 +70,7 @@ def test_a_search_exits_with_0_only_where_a_trial_has_a_result_and_nothing_cut_i
 
     monkeypatch.setattr(hydragnn.hpo, "run_campaign", run_campaign)
     (tmp_path / "C.toml").touch()
-    actual, output = call("search", tmp_path / "C.toml", "--out", tmp_path / "campaign", "--json")
+    actual, _, output = call("search", tmp_path / "C.toml", "--out", tmp_path / "campaign", "--json")
     assert actual == code
     assert message in output
 
@@ -96,12 +80,12 @@ def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_sear
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ending: Ending, code: int
 ) -> None:
     result = result_of(ended(ending, RESULT, WAITING), tmp_path, "final", 1.0)
-    monkeypatch.setattr(final, "_choice", lambda *_: SimpleNamespace(folders=[], weights=[]))
-    monkeypatch.setattr(final, "given_runs", lambda *_, **__: [])
-    monkeypatch.setattr(final, "open_campaign", lambda _: SimpleNamespace(search=None))
-    monkeypatch.setattr(final, "run_final", lambda *_, **__: SimpleNamespace(result=result, folders=[]))
+    monkeypatch.setattr(ensembles, "_choice", lambda *_: SimpleNamespace(folders=[], weights=[]))
+    monkeypatch.setattr(ensembles, "given_runs", lambda *_, **__: [])
+    monkeypatch.setattr(ensembles, "open_campaign", lambda _: SimpleNamespace(search=None))
+    monkeypatch.setattr(ensembles, "run_final", lambda *_, **__: SimpleNamespace(result=result, folders=[]))
     (tmp_path / "campaign.json").touch()
-    actual, output = call("ensemble", tmp_path, "--out", tmp_path / "ensemble", "--train", "--json")
+    actual, _, output = call("ensemble", tmp_path, "--out", tmp_path / "ensemble", "--train", "--json")
     assert actual == code
     assert "the same command continues" in output
     assert not (tmp_path / "ensemble").exists()

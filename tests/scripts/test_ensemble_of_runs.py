@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import hydragnn
 from hydragnn.datasets import StoreWriter
 from hydragnn.ensemble import Ensemble, build_ensemble
 from hydragnn.ensemble.building import build
-from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.graphs import Field
 from hydragnn.record import read_record, write_record
-from hydragnn.scripts import cli
+from tests import charged_rings as rings
+from tests.charged_rings import ring
 
 Call = Callable[..., tuple[int, str, str]]
 
 FOLDS = 3
 FIELDS = [
-    Field(name="charge", on="node"),
-    Field(name="moment", on="graph", role="target", unit="D"),
+    *rings.FIELDS,
     Field(name="spin", on="graph", role="target"),
     *(Field(name=f"part_{k}", on="graph", classes=3, dtype="int64", role="auxiliary") for k in range(FOLDS)),
 ]
@@ -36,24 +34,12 @@ FIELDS = [
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sixty rings; of every member another third is tested, and some of the rest choose its epoch; six are the test part of all."""
-    path, random = tmp_path_factory.mktemp("rings") / "rings.h5", torch.Generator().manual_seed(0)
+    path, random = tmp_path_factory.mktemp("rings") / "rings.h5", np.random.default_rng(0)
     with StoreWriter(path, FIELDS, dim=2) as writer:
         for number in range(60):
-            size = 4 + number % 3
-            angle, here = torch.arange(size) * 2 * torch.pi / size, torch.arange(size)
-            charge = torch.rand(size, generator=random)
             parts = [2 if number >= 54 or number % FOLDS == k else int(number // FOLDS % 5 == 0) for k in range(FOLDS)]
-            writer.write(
-                graph_from_arrays(
-                    positions=torch.stack([angle.cos(), angle.sin()], dim=1),
-                    senders=torch.cat([here, (here + 1) % size]),
-                    receivers=torch.cat([(here + 1) % size, here]),
-                    fields=FIELDS,
-                    nodes={"charge": charge},
-                    graphs={"moment": charge.sum()[None], "spin": charge[:1]}
-                    | {f"part_{k}": torch.tensor([part]) for k, part in enumerate(parts)},
-                )
-            )
+            values = {f"part_{k}": part for k, part in enumerate(parts)}
+            writer.write(ring(4 + number % 3, random, FIELDS, spin=random.random(), **values))
     return path
 
 
@@ -85,23 +71,6 @@ def folds(store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         )
         for k in range(FOLDS)
     ]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Call the command line; gives exit code, output and error output."""
-
-    def calling(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hydragnn", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return calling
 
 
 def test_given_runs_all_become_members_with_equal_weights(call: Call, runs: list[Path], tmp_path: Path) -> None:

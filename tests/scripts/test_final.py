@@ -1,25 +1,22 @@
 """``hydragnn ensemble --train``: real trainings of the best configurations, together, and the ensemble of them."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
-from hydragnn.datasets import StoreWriter
 from hydragnn.ensemble import Ensemble
-from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_history
 from hydragnn.runs import train
-from hydragnn.scripts import api, cli
+from hydragnn.scripts import api
+from tests.charged_rings import write_rings
 
-FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
+Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,23 +31,7 @@ def no_gpus() -> Iterator[None]:
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four small trials on rings of charges; a rung lets one of them through."""
     folder = tmp_path_factory.mktemp("final")
-    generator = np.random.default_rng(0)
-    with StoreWriter(folder / "rings.h5", FIELDS, dim=2) as writer:
-        for number in range(24):
-            here = np.arange(4 + number % 3)
-            there = (here + 1) % len(here)
-            angle = here * 2 * np.pi / len(here)
-            charge = generator.normal(size=len(here)).astype(np.float32)
-            writer.write(
-                graph_from_arrays(
-                    np.stack([np.cos(angle), np.sin(angle)], axis=1),
-                    np.concatenate([here, there]),
-                    np.concatenate([there, here]),
-                    fields=FIELDS,
-                    nodes={"charge": charge},
-                    graphs={"moment": np.float32((charge * charge[there]).sum())},
-                )
-            )
+    write_rings(folder / "rings.h5", 24)
     table = {
         "data": {"store": str(folder / "rings.h5")},
         "model": {"kind": "schnet", "num_layers": 1, "num_radial": 4, "envelope": "none"},
@@ -68,23 +49,13 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "campaign"
 
 
-def exit_code() -> int:
-    """Of the command line."""
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 def test_three_members_are_trained_together_and_each_is_what_it_is_alone(
-    campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    call: Call, campaign: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "ensemble"
-    options = ["--out", str(out), "--top-k", "3", "--train", "--epochs", "6", "--workers", "2"]
-    monkeypatch.setattr(sys, "argv", ["hydragnn", "ensemble", str(campaign), *options])
-    assert exit_code() == 0
-    assert "finished at epoch 6" in capfd.readouterr().out
+    options = ["--out", out, "--top-k", "3", "--train", "--epochs", "6", "--workers", "2"]
+    code, output, _ = call("ensemble", campaign, *options)
+    assert code == 0 and "finished at epoch 6" in output
     ensemble = Ensemble.load(out)
     assert len(ensemble.members) == 3
     assert [member.record.epochs for member in ensemble.members] == [6, 6, 6]
@@ -124,19 +95,14 @@ def interrupted_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def test_an_interrupted_training_is_continued_by_the_same_command(
-    campaign: Path,
-    interrupted_once: list[int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    call: Call, campaign: Path, interrupted_once: list[int], tmp_path: Path
 ) -> None:
     out = tmp_path / "ensemble"
-    command = ["hydragnn", "ensemble", str(campaign), "--out", str(out), "--top-k", "1", "--final-seeds", "2"]
-    monkeypatch.setattr(sys, "argv", command)
-    assert exit_code() == 130
-    assert "the same command continues" in capfd.readouterr().err
+    command = ("ensemble", campaign, "--out", out, "--top-k", "1", "--final-seeds", "2")
+    code, _, errors = call(*command)
+    assert code == 130 and "the same command continues" in errors
     assert not out.exists()
-    assert exit_code() == 0
+    assert call(*command)[0] == 0
     manifest = json.loads((out / "ensemble.json").read_text())
     assert [member["summary"]["seed"] for member in manifest["members"]] == [0, 1]
     assert [member["weight"] for member in manifest["members"]] == [0.5, 0.5]

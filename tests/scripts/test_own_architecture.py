@@ -5,17 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from hydragnn.base.files import read_json
-from hydragnn.datasets import StoreWriter
-from hydragnn.graphs import Field, graph_from_arrays
+from tests.charged_rings import write_rings
 from tests.forked import Forked
 
-FIELDS = (
-    Field(name="charge", on="node"),
-    Field(name="moment", on="graph", unit="D", role="target"),
-)
 CAMPAIGN = """
 [data]
 store = "rings.h5"
@@ -68,16 +62,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store of rings and a campaign."""
     folder = tmp_path_factory.mktemp("workdir")
-    random = torch.Generator().manual_seed(0)
-    with StoreWriter(folder / "rings.h5", FIELDS, dim=2) as writer:
-        for number in range(20):
-            here = torch.arange(4 + number % 3)
-            there, angle = (here + 1) % len(here), here * 2 * torch.pi / len(here)
-            charge = torch.rand(len(here), generator=random)
-            positions = torch.stack([angle.cos(), angle.sin()], dim=1)
-            senders, receivers = torch.cat([here, there]), torch.cat([there, here])
-            values = {"nodes": {"charge": charge}, "graphs": {"moment": (charge * charge[there]).sum().reshape(1)}}
-            writer.write(graph_from_arrays(positions, senders, receivers, fields=FIELDS, **values))
+    write_rings(folder / "rings.h5", 20)
     (folder / "campaign.toml").write_text(CAMPAIGN)
     return folder
 

@@ -14,6 +14,7 @@ from hydragnn.base.files import read_json
 from hydragnn.datasets import open_store
 from hydragnn.graphs import CLUSTERS
 from hydragnn.scripts.recipes import darcy, porous
+from tests.scripts.raw_data import cut_file
 
 FIELDS = 30
 
@@ -23,11 +24,8 @@ def few(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """A folder with the first fields of the published file: 16 train, 4 choose, 4 calibrate, 6 judge; 3 fresh ones on finer points."""
     for name, count in {"TRAINING": 16, "VALID": 4, "CALIBRATION": 4, "FRESH": 2, "UNSEEN": 3}.items():
         monkeypatch.setattr(darcy, name, count)
-    with np.load(real_data / "darcy" / darcy.RAW, allow_pickle=False) as file:
-        arrays = {name: file[name][:FIELDS] for name in ("x", "y")}
-    (tmp_path / "raw").mkdir()
-    np.savez(tmp_path / "raw" / darcy.RAW, **arrays)
-    return tmp_path / "raw"
+    raw = real_data / "darcy" / darcy.RAW
+    return cut_file(raw, tmp_path / "raw", lambda arrays: {name: arrays[name][:FIELDS] for name in "xy"}).parent
 
 
 def test_darcy_store_has_every_training_field_twice_fresh_ones_and_no_other(few: Path, tmp_path: Path) -> None:
@@ -89,10 +87,7 @@ def test_relative_errors_are_those_of_whole_fields() -> None:
 def test_darcy_names_what_is_wrong_with_the_raw_file(
     change: Callable[[dict[str, Any]], object], sentence: str, few: Path, tmp_path: Path
 ) -> None:
-    with np.load(few / darcy.RAW, allow_pickle=False) as raw:
-        arrays = {name: raw[name] for name in raw.files}
-    change(arrays)
-    np.savez(few / darcy.RAW, **arrays)
+    cut_file(few / darcy.RAW, few, change)
     with pytest.raises(InputError, match=sentence):
         darcy.write_store(few / darcy.RAW, tmp_path / "darcy.h5")
     assert not (tmp_path / "darcy.h5").exists()

@@ -16,11 +16,7 @@ from hydragnn.config import config_from_table, stored_config
 from hydragnn.datasets import make_split, open_store
 from hydragnn.scripts.recipes import mlearn
 from hydragnn.scripts.recipes.training import recipe_table
-
-
-def values(store: Path, name: str) -> np.ndarray:
-    """A field of all graphs of a store."""
-    return open_store(store).column(name).values
+from tests.scripts.raw_data import values
 
 
 def write_first_frames(real_data: Path, count: int, path: Path) -> list[str]:
@@ -129,6 +125,3 @@ def test_mlearn_counts_errors_per_atom_of_frames_that_nobody_saw_and_resumes(
     assert len(held_out) == 2 and first["figures"][0]["value"] == pytest.approx(1e3 * np.abs(errors[held_out]).mean())
     mlearn.run(tmp_path, out, 2)
     assert read_json(out / "results.json")["figures"] == first["figures"]
-
-
-# --- terfenol ---

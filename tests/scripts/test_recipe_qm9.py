@@ -14,6 +14,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.datasets import open_store
 from hydragnn.scripts.recipes import qm9
+from tests.scripts.raw_data import cut_file
 
 MOLECULES = 60
 
@@ -69,10 +70,7 @@ def test_qm9_composition_alone_predicts_what_is_a_sum_over_elements(few: Path, t
 def test_qm9_names_what_is_wrong_with_the_raw_file(
     change: Callable[[dict[str, Any]], object], sentence: str, few: Path, tmp_path: Path
 ) -> None:
-    with np.load(few / qm9.RAW, allow_pickle=False) as raw:
-        arrays = {name: raw[name] for name in raw.files}
-    change(arrays)
-    np.savez(few / qm9.RAW, **arrays)
+    cut_file(few / qm9.RAW, few, change)
     with pytest.raises(InputError, match=sentence):
         qm9.make_store(few / qm9.RAW, tmp_path / "out")
     assert not (tmp_path / "out" / "qm9.h5").exists()

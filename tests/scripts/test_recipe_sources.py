@@ -13,32 +13,23 @@ from hydragnn.datasets.build import graphs_of, makers_of
 from hydragnn.datasets.sources.registry import settings_of_rule
 from hydragnn.graphs import GraphBatch
 from hydragnn.scripts.recipes import cantilever, fept, terfenol
-
-Arrays = dict[str, Any]
+from tests.scripts.raw_data import Arrays, microstructures, rows_of
 
 
 def few_cells(raw: Arrays) -> Arrays:
     """Twenty configurations and the pure cells."""
     iron = (raw["Z"] == 26).sum(axis=1)
-    subset = np.isin(np.arange(len(iron)), np.arange(0, len(iron), len(iron) // 20)) | np.isin(iron, (0, 32))
-    return {name: array[subset] if len(array) == len(subset) else array for name, array in raw.items()}
+    return rows_of(raw, (np.arange(len(iron)) % (len(iron) // 20) == 0) | np.isin(iron, (0, 32)))
 
 
 def few_grains(raw: Arrays) -> Arrays:
     """The first six microstructures."""
-    rows, contacts = raw["n_grains"][:6].sum(), raw["n_edges"][:6].sum()
-    points = raw["graph_index"] < 6
-    return {
-        **{name: raw[name][:6] for name in ("n_grains", "n_edges")},
-        "euler_size_nnb": raw["euler_size_nnb"][:rows],
-        "edge": raw["edge"][:contacts],
-        **{name: raw[name][points] for name in ("field_kA_per_m", "magnetostriction", "graph_index")},
-    }
+    return microstructures(raw, np.arange(len(raw["n_grains"])) < 6)
 
 
 def few_densities(raw: Arrays) -> Arrays:
     """Four densities of the published run."""
-    return {name: array[::60] if len(array) == 196 else array for name, array in raw.items()}
+    return rows_of(raw, np.arange(196) % 60 == 0)
 
 
 def write_densities(raw: Path, store: Path) -> None:

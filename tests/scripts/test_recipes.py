@@ -4,7 +4,6 @@ import gzip
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +26,7 @@ from hydragnn.scripts.recipes.__main__ import NAMES, recipe
 from hydragnn.scripts.recipes.simp import Optimiser, first_density
 from hydragnn.scripts.recipes.table import Figure
 from hydragnn.scripts.recipes.training import recipe_table
-
-Cut = Callable[..., Path]
-
-
-@pytest.fixture
-def cut(tmp_path: Path) -> Cut:
-    """Writes some arrays of a published npz file, changed by a function, as a file of the same layout."""
-
-    def write(published: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
-        with np.load(published, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        path = tmp_path / published.name
-        np.savez(path, **change(arrays))
-        return path
-
-    return write
-
-
-def values(store: Path, name: str) -> np.ndarray:
-    """A field of all graphs of a store."""
-    return open_store(store).column(name).values
-
+from tests.scripts.raw_data import cut_file, microstructures, rows_of, values
 
 # --- fept ---
 
@@ -56,15 +34,14 @@ def values(store: Path, name: str) -> np.ndarray:
 def every_fiftieth_class(raw: dict[str, Any]) -> dict[str, Any]:
     """All configurations of one symmetry class in fifty, and the pure cells."""
     iron = (raw["Z"] == 26).sum(axis=1)
-    subset = (raw["symmetry_class"] % 50 == 7) | np.isin(iron, (0, 32))
-    return {name: array[subset] if len(array) == len(subset) else array for name, array in raw.items()}
+    return rows_of(raw, (raw["symmetry_class"] % 50 == 7) | np.isin(iron, (0, 32)))
 
 
 def test_fept_keeps_every_symmetry_class_in_one_part(
-    real_data: Path, cut: Cut, monkeypatch: pytest.MonkeyPatch
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fept, "COMMON", 10)  # the cut has a fiftieth of the cells
-    raw = cut(real_data / "fept" / "fept_32atoms.npz", every_fiftieth_class)
+    raw = cut_file(real_data / "fept" / "fept_32atoms.npz", tmp_path, every_fiftieth_class)
     cells, _ = fept.read_cells(raw)
     with np.load(raw) as file:
         rows = {row.tobytes(): number for row, number in zip(file["Z"].astype(np.int64), file["symmetry_class"])}
@@ -77,10 +54,8 @@ def test_fept_keeps_every_symmetry_class_in_one_part(
     assert (cells.part[np.isin(cells.iron, (*fept.LEFT_OUT, *fept.ENDS))] == 2).all()
 
 
-def test_fept_store_holds_the_published_charges_and_the_enthalpy_of_mixing(
-    real_data: Path, cut: Cut, tmp_path: Path
-) -> None:
-    raw = cut(real_data / "fept" / "fept_32atoms.npz", every_fiftieth_class)
+def test_fept_store_holds_the_published_charges_and_the_enthalpy_of_mixing(real_data: Path, tmp_path: Path) -> None:
+    raw = cut_file(real_data / "fept" / "fept_32atoms.npz", tmp_path, every_fiftieth_class)
     fept.write_store(raw, tmp_path / "fept.h5")
     cells, _ = fept.read_cells(raw)
     graphs = open_store(tmp_path / "fept.h5")
@@ -124,21 +99,14 @@ def test_the_frames_that_judge_the_recipe_teach_no_other_configuration_of_acac(r
 
 
 @pytest.fixture
-def grains(real_data: Path, cut: Cut, tmp_path: Path) -> tuple[Path, Path]:
+def grains(real_data: Path, tmp_path: Path) -> tuple[Path, Path]:
     """The first sixty microstructures: the raw cut and its store."""
 
-    def first_sixty(raw: dict[str, Any]) -> dict[str, Any]:
-        rows, pairs = raw["n_grains"][:60].sum(), raw["n_edges"][:60].sum()
-        points = raw["graph_index"] < 60
-        return {
-            "n_grains": raw["n_grains"][:60],
-            "n_edges": raw["n_edges"][:60],
-            "euler_size_nnb": raw["euler_size_nnb"][:rows],
-            "edge": raw["edge"][:pairs],
-            **{name: raw[name][points] for name in ("field_kA_per_m", "magnetostriction", "graph_index")},
-        }
-
-    raw = cut(real_data / "terfenol" / "terfenol_394.npz", first_sixty)
+    raw = cut_file(
+        real_data / "terfenol" / "terfenol_394.npz",
+        tmp_path,
+        lambda arrays: microstructures(arrays, np.arange(len(arrays["n_grains"])) < 60),
+    )
     terfenol.write_store(raw, tmp_path / "terfenol.h5")
     return raw, tmp_path / "terfenol.h5"
 
@@ -185,21 +153,13 @@ def test_terfenol_orientations_do_not_tell_symmetry_equivalent_crystals_apart() 
 
 @pytest.mark.slow
 def test_terfenol_ends_in_one_ensemble_by_cross_validation(
-    real_data: Path, cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def every_eighth(raw: dict[str, Any]) -> dict[str, Any]:
-        subset = np.arange(len(raw["n_grains"])) % 8 == 0
-        points = subset[raw["graph_index"]]
-        return {
-            "n_grains": raw["n_grains"][subset],
-            "n_edges": raw["n_edges"][subset],
-            "euler_size_nnb": raw["euler_size_nnb"][np.repeat(subset, raw["n_grains"])],
-            "edge": raw["edge"][np.repeat(subset, raw["n_edges"])],
-            "graph_index": raw["graph_index"][points] // 8,
-            **{name: raw[name][points] for name in ("field_kA_per_m", "magnetostriction")},
-        }
-
-    cut(real_data / "terfenol" / "terfenol_394.npz", every_eighth)
+    cut_file(
+        real_data / "terfenol" / "terfenol_394.npz",
+        tmp_path,
+        lambda arrays: microstructures(arrays, np.arange(len(arrays["n_grains"])) % 8 == 0),
+    )
     parts = [terfenol.part_name(fold, 0) for fold in range(2)]
     fields = [field for field in terfenol.FIELDS if not field.name.startswith("part_") or field.name in parts]
     for name, value in (("FOLDS", 2), ("MEMBERS", 1), ("FIELDS", tuple(fields))):

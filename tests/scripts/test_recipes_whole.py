@@ -1,7 +1,6 @@
 """Recipes on tiny cuts of the real data, from the raw file to an ensemble with intervals, a report, and predictions of new files."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,19 +8,7 @@ import pytest
 import hydragnn
 from hydragnn.base.files import read_json
 from hydragnn.scripts.recipes import cantilever, fept
-
-
-def cut_file(published: Path, folder: Path, rows: Any) -> Path:
-    """The published npz file with some of its rows, in a folder."""
-    with np.load(published, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    chosen = rows(arrays)
-    folder.mkdir()
-    np.savez(
-        folder / published.name,
-        **{name: array[chosen] if len(array) == len(chosen) else array for name, array in arrays.items()},
-    )
-    return folder
+from tests.scripts.raw_data import Arrays, cut_file, rows_of
 
 
 def check_predictions(ensemble: Path, new: Path, field: str, graphs: int) -> None:
@@ -51,10 +38,11 @@ def check_end(out: Path, rows: tuple[str, ...], field: str) -> None:
 def test_fept_ends_in_an_ensemble_that_predicts_new_cells(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def classes(arrays: dict[str, Any]) -> Any:
-        return (arrays["symmetry_class"] % 60 == 7) | np.isin((arrays["Z"] == 26).sum(axis=1), (0, 32))
+    def classes(arrays: Arrays) -> Arrays:
+        ends = np.isin((arrays["Z"] == 26).sum(axis=1), (0, 32))
+        return rows_of(arrays, (arrays["symmetry_class"] % 60 == 7) | ends)
 
-    data = cut_file(real_data / "fept" / "fept_32atoms.npz", tmp_path / "fept", classes)
+    data = cut_file(real_data / "fept" / "fept_32atoms.npz", tmp_path / "fept", classes).parent
     monkeypatch.setattr(fept, "COMMON", 10)
     monkeypatch.setattr(fept, "MEMBERS", 2)
     monkeypatch.setattr(fept, "sharing_costs", lambda *_: ({}, []))
@@ -70,8 +58,10 @@ def test_cantilever_ends_in_an_ensemble_that_predicts_new_densities(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = cut_file(
-        real_data / "cantilever" / "cantilever_196.npz", tmp_path / "cantilever", lambda _: np.arange(196) % 28 == 4
-    )
+        real_data / "cantilever" / "cantilever_196.npz",
+        tmp_path / "cantilever",
+        lambda arrays: rows_of(arrays, np.arange(196) % 28 == 4),
+    ).parent
     small = {"TRAIN_RUNS": 1, "CHOOSING_RUNS": 1, "CALIBRATING_RUNS": 1, "TRAIN_RANDOM": 1, "EARLY_RUNS": 1}
     for name, value in {**small, "ITERATIONS": (4, 6), "TEST_ITERATIONS": 13, "MEMBERS": 2}.items():
         monkeypatch.setattr(cantilever, name, value)

@@ -89,48 +89,47 @@ def assert_is_the_store_of_one(source: Path, store: Path, one: Path) -> None:
 
 
 @needs_mpirun
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_of_mpi_build_the_store_of_one_process(build: Build, source: Path, tmp_path: Path, ranks: int) -> None:
-    code, said = build(ranks, source, "--out", tmp_path / "store.h5", "--json")
+def test_ranks_of_mpi_build_the_store_of_one_process(build: Build, source: Path, tmp_path: Path) -> None:
+    code, said = build(3, source, "--out", tmp_path / "store.h5", "--json")
     assert code == 0, said
     (line,) = (line for line in said.splitlines() if line.startswith("{"))  # one rank speaks
     assert json.loads(line)["graphs"] == GRAPHS and json.loads(line)["parts"] > 1
     assert_is_the_store_of_one(source, tmp_path / "store.h5", tmp_path / "one.h5")
     before = sorted((file.name, file.stat().st_mtime_ns) for file in (tmp_path / "store.h5").iterdir())
-    code, said = build(ranks, source, "--out", tmp_path / "store.h5")
-    assert (code, said.count("is a store already")) == (2, 1), said
+    results = steps(2, source, "--out", tmp_path / "store.h5")
+    assert_all_are_refused_once(results, "is a store already")
     assert sorted((file.name, file.stat().st_mtime_ns) for file in (tmp_path / "store.h5").iterdir()) == before
 
 
-@needs_mpirun
-def test_an_error_in_the_part_of_one_rank_is_said_once_and_leaves_no_store(
-    build: Build, source: Path, tmp_path: Path
-) -> None:
+def assert_all_are_refused_once(results: list[tuple[int, str]], sentence: str) -> None:
+    """Every rank exits with 2, and one of them says why."""
+    said = "".join(output for _, output in results)
+    assert {code for code, _ in results} == {2}, said
+    assert said.count(sentence) == said.count("error:") == 1 and "Traceback" not in said, said
+
+
+def test_an_error_in_the_part_of_one_rank_is_said_once_and_leaves_no_store(source: Path, tmp_path: Path) -> None:
     for name in ("0.xyz", "1.xyz"):
         text = source.with_name(name).read_text()
         (tmp_path / name).write_text(text.replace("energy=740.0", "other=740.0"))
     broken = build_toml(tmp_path, source.read_text().partition("[[")[0])
     before = sorted(path.name for path in tmp_path.iterdir())
-    code, said = build(3, broken, "--out", tmp_path / "store.h5")
-    assert code == 2 and said.count("error: 1.xyz, structure 240: no energy for the field energy") == 1, said
-    assert said.count("error:") == 1 and "Traceback" not in said
+    results = steps(3, broken, "--out", tmp_path / "store.h5")
+    assert_all_are_refused_once(results, "error: 1.xyz, structure 240: no energy for the field energy")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-@needs_mpirun
-def test_ranks_are_refused_where_another_process_makes_a_store(build: Build, source: Path, tmp_path: Path) -> None:
+def test_ranks_are_refused_where_another_process_makes_a_store(source: Path, tmp_path: Path) -> None:
     """And they leave nothing behind, as they do where a store is there already."""
     out = tmp_path / "frames.h5"
     with only_maker(out):
-        code, said = build(2, source, "--out", out)
-    assert (code, said.count("another process makes")) == (2, 1), said
+        assert_all_are_refused_once(steps(2, source, "--out", out), "another process makes")
     assert not any(tmp_path.iterdir())
 
 
-@needs_mpirun
-def test_workers_of_ranks_are_refused_once(build: Build, source: Path, tmp_path: Path) -> None:
-    code, said = build(2, source, "--out", tmp_path / "store.h5", "--workers", 2)
-    assert (code, said.count("leave --workers out")) == (2, 1), said
+def test_workers_of_ranks_are_refused_once(source: Path, tmp_path: Path) -> None:
+    results = steps(2, source, "--out", tmp_path / "store.h5", "--workers", 2)
+    assert_all_are_refused_once(results, "leave --workers out")
     assert not list(tmp_path.iterdir())
 
 

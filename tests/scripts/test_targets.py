@@ -5,19 +5,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import typer
 
 import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_json
-from hydragnn.datasets import StoreWriter
-from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.scripts import cli
+from tests.charged_rings import write_rings
 
 ARCHIVE = Path(__file__).parents[1] / "archive"
-FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", role="target"))
 CONFIG = """
 [data]
 store = "{store}"
@@ -78,31 +75,17 @@ def copy_of(name: str) -> Callable[[Path], None]:
     return make
 
 
-def make_run(path: Path) -> None:
-    path.mkdir()
-    (path / "record.json").write_text("{}")
+def folder_with(name: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.mkdir()
+        (path / name).write_text("{}")
 
-
-def make_ensemble(path: Path) -> None:
-    path.mkdir()
-    (path / "ensemble.json").write_text("{}")
+    return make
 
 
 def make_store(path: Path) -> None:
     """Two graphs; under any name, since a command may want another suffix."""
-    own = path.with_name("made.h5")
-    with StoreWriter(own, FIELDS, dim=2) as writer:
-        for _ in range(2):
-            graph = graph_from_arrays(
-                [[0.0, 0.0], [1.0, 0.0]],
-                [0, 1],
-                [1, 0],
-                fields=FIELDS,
-                nodes={"charge": np.ones(2)},
-                graphs={"moment": 1.0},
-            )
-            writer.write(graph)
-    own.rename(path)
+    write_rings(path.with_name("made.h5"), 2).rename(path)
 
 
 def link_to(make: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -117,9 +100,9 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "someone's folder": someones_folder,
     "someone's file": someones_file,
     "a store": make_store,
-    "a run": make_run,
+    "a run": folder_with("record.json"),
     "a campaign": copy_of("campaign-v2"),
-    "an ensemble": make_ensemble,
+    "an ensemble": folder_with("ensemble.json"),
     "a link to someone's folder": link_to(someones_folder),
     "a link to someone's file": link_to(someones_file),
     "a broken link": link_to(lambda path: None),

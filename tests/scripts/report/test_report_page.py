@@ -29,6 +29,12 @@ CHAPTERS = {
 }
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take most of the time, and are empty where a test is about words."""
+    monkeypatch.setattr(canvas, "picture", lambda *_, **__: "<svg/>")
+
+
 def tree(path: Path) -> ET.Element:
     """The page as strict XML: every tag closed, every entity known."""
     return ET.fromstring(path.read_text(encoding="utf-8").removeprefix("<!DOCTYPE html>"))
@@ -93,6 +99,7 @@ def test_the_same_folder_gives_the_same_bytes(samples: Any, tmp_path: Path) -> N
     assert one.read_bytes() == two.read_bytes()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_lies_in_the_folder_it_is_about_unless_told_otherwise(samples: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(samples.run, run)
@@ -116,6 +123,7 @@ def test_failed_trials_stand_in_the_report_with_their_reason(pages: dict[str, Pa
     assert "diverged" in text and "the loss is not finite in epoch 2; lower train.learning_rate" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_text_from_outside_cannot_become_markup(samples: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     record = read_record(samples.run)
@@ -125,6 +133,7 @@ def test_text_from_outside_cannot_become_markup(samples: Any, tmp_path: Path) ->
     assert "<script>alert(1)</script> & more" in words(page)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_store_that_moved_costs_the_data_chapter_but_not_the_report(samples: Any, tmp_path: Path) -> None:
     record = read_record(samples.run)
     gone = {**record.config, "data": {**record.config["data"], "store": str(tmp_path / "gone.h5")}}
@@ -139,6 +148,7 @@ def test_a_store_that_moved_costs_the_data_chapter_but_not_the_report(samples: A
         write_report(tmp_path / "run", store=there)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_never_finished_an_epoch_still_has_a_report(samples: Any, tmp_path: Path) -> None:
     record = read_record(samples.run)
     empty = replace(
@@ -148,6 +158,7 @@ def test_a_run_that_never_finished_an_epoch_still_has_a_report(samples: Any, tmp
     assert "not yet enough" in words(write_report(tmp_path / "run"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_campaign_that_has_just_begun_shows_what_was_asked_and_its_data(samples: Any, tmp_path: Path) -> None:
     folder = tmp_path / "campaign"
     folder.mkdir()
@@ -157,12 +168,9 @@ def test_a_campaign_that_has_just_begun_shows_what_was_asked_and_its_data(sample
     assert "None has a result yet" in text and "240 graphs" in text and "not yet enough" in text
 
 
-def test_a_foreign_folder_is_refused_with_the_next_move(tmp_path: Path) -> None:
+def test_a_folder_that_is_foreign_or_does_not_exist_is_refused_with_the_next_move(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither a campaign, an ensemble nor a run"):
         write_report(tmp_path)
-
-
-def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         write_report(tmp_path / "nowhere")
 
@@ -223,6 +231,7 @@ def test_an_ensemble_that_was_never_evaluated_has_no_terminal_table(samples: Any
         summary_table(folder)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_only_an_earlier_report_is_overwritten(samples: Any, tmp_path: Path) -> None:
     page = write_report(samples.run, tmp_path / "report.html")
     assert write_report(samples.run, page) == page

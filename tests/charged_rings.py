@@ -1,0 +1,30 @@
+"""Rings of nodes with random charges, whose moment is the sum of the products of neighbouring charges."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.datasets import StoreWriter
+from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
+
+FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
+
+
+def ring(size: int, random: np.random.Generator, fields: Sequence[Field] = FIELDS, **values: Any) -> GraphBatch:
+    """Return a ring on the unit circle; ``values`` are those of further fields of the graph."""
+    here, charge = np.arange(size), random.random(size)
+    angle, there = here * 2 * np.pi / size, (here + 1) % size
+    places, ends = np.stack([np.cos(angle), np.sin(angle)], 1), (np.r_[here, there], np.r_[there, here])
+    graphs = {"moment": charge @ charge[there], **values}
+    return graph_from_arrays(places, *ends, fields=fields, nodes={"charge": charge}, graphs=graphs)
+
+
+def write_rings(path: Path, count: int) -> Path:
+    """Write a store of rings of four to six nodes."""
+    random = np.random.default_rng(0)
+    with StoreWriter(path, FIELDS, dim=2) as writer:
+        for number in range(count):
+            writer.write(ring(4 + number % 3, random))
+    return path
