@@ -44,7 +44,6 @@ class TextsWriter:
     """Appends the texts of blocks; the file begins with the first text."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is written yet."""
         self.path = path
         self.graphs: dict[str, int] = {}
         self.members: list[int] = []

@@ -21,7 +21,6 @@ class WithoutEdges:
     """Same graphs, nodes and labels without edges; edge fields have no rows."""
 
     def __init__(self, store: GraphStore) -> None:
-        """A view of ``store``; nothing is copied."""
         self.store = store
 
     @property

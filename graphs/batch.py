@@ -101,9 +101,15 @@ class GraphBatch:
         tensors += [value for location in LOCATIONS for value in self.on(location).values()]
         return sum(tensor.nbytes for tensor in tensors)
 
+    def offsets(self, location: Location) -> Int[Tensor, " graphs_plus_one"]:
+        """Return the first node, edge or graph of every graph, and their number."""
+        if location == "graph":
+            return torch.arange(self.num_graphs + 1, device=self.device)
+        return self.node_offsets if location == "node" else self.edge_offsets
+
     def counts(self, location: Location) -> Int[Tensor, " graphs"]:
         """Return each graph's number of nodes or edges; ones for ``"graph"``."""
-        return self._derive("counts", location, lambda: _offsets(self, location).diff())
+        return self._derive("counts", location, lambda: self.offsets(location).diff())
 
     def owner(self, location: Location) -> Int[Tensor, " items"]:
         """The graph that each node, edge or graph belongs to."""
@@ -357,7 +363,7 @@ def _numbers(rows: Rows) -> slice | list[int]:
 
 
 def _rows(batch: GraphBatch, location: Location, graphs: Rows) -> tuple[Rows, Tensor]:
-    offsets = _offsets(batch, location)
+    offsets = batch.offsets(location)
     if isinstance(graphs, slice):
         bounds = batch._derive("bounds", location, offsets.tolist)
         first, last = bounds[graphs.start], bounds[graphs.stop]
@@ -368,12 +374,6 @@ def _rows(batch: GraphBatch, location: Location, graphs: Rows) -> tuple[Rows, Te
     starts = offsets.index_select(0, graphs) - result[:-1]
     rows = torch.repeat_interleave(starts, counts, output_size=total) + torch.arange(total, device=batch.device)
     return rows, result
-
-
-def _offsets(batch: GraphBatch, location: Location) -> Tensor:
-    if location == "graph":
-        return torch.arange(batch.num_graphs + 1, device=batch.device)
-    return batch.node_offsets if location == "node" else batch.edge_offsets
 
 
 def edge_vectors(batch: GraphBatch) -> Float[Tensor, "edges dim"]:

@@ -96,13 +96,13 @@ def _leaves_no_doubt(rows: list[list[float]]) -> bool:
 
 
 def _empty_graphs(batch: GraphBatch) -> Iterator[Finding]:
-    for position in np.flatnonzero(np.diff(_offsets(batch, "node")) == 0).tolist():
+    for position in np.flatnonzero(np.diff(batch.offsets("node").cpu().numpy()) == 0).tolist():
         yield position, " has no nodes; leave empty graphs out"
 
 
 def edge_problems(batch: GraphBatch) -> Iterator[Finding]:
     """Yield graphs with edges that leave them, and then those whose edges are not sorted by receiver."""
-    nodes, edges = _offsets(batch, "node"), _offsets(batch, "edge")
+    nodes, edges = batch.offsets("node").cpu().numpy(), batch.offsets("edge").cpu().numpy()
     graphs = np.flatnonzero(np.diff(edges))
     if not len(graphs):
         return
@@ -123,12 +123,13 @@ def edge_problems(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def _not_finite_geometry(batch: GraphBatch) -> Iterator[Finding]:
-    for name, values, on in (
+    checked: list[tuple[str, Tensor, Location]] = [
         ("positions", batch.positions, "node"),
         ("edge_shifts", batch.edge_shifts, "edge"),
         ("cell", batch.cell, "graph"),
-    ):
-        yield from not_finite(name, values, _offsets(batch, on), "remove the graph")
+    ]
+    for name, values, on in checked:
+        yield from not_finite(name, values, batch.offsets(on).cpu().numpy(), "remove the graph")
 
 
 def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
@@ -173,7 +174,7 @@ def _broken_shifts(batch: GraphBatch) -> Iterator[Finding]:
     flags = batch.periodic[:, : batch.dim].cpu().numpy()
     cells = batch.cell[:, : batch.dim, : batch.dim].cpu().numpy() * flags[:, :, None]
     shifts, inverses = batch.edge_shifts.cpu().numpy(), np.linalg.pinv(cells)
-    for graph, (start, stop) in enumerate(pairwise(_offsets(batch, "edge").tolist())):
+    for graph, (start, stop) in enumerate(pairwise(batch.offsets("edge").cpu().numpy().tolist())):
         own, cell = shifts[start:stop], cells[graph]
         misfit = np.abs(np.rint(own @ inverses[graph]) @ cell - own)
         scale = np.abs(cell).max()
@@ -227,7 +228,7 @@ def _differ(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
     for field in batch.fields.values():
-        for graph, problem in field_problems(field, batch[field.name], _offsets(batch, field.on)):
+        for graph, problem in field_problems(field, batch[field.name], batch.offsets(field.on).cpu().numpy()):
             if bool(batch.present(field.name)[graph]):
                 yield graph, problem
 
@@ -276,9 +277,3 @@ def _first_bad(values: Tensor, bad: Tensor, offsets: NDArray[np.int64]) -> Itera
 def _owners(items: NDArray[np.int64], offsets: NDArray[np.int64]) -> list[int]:
     numbers: list[int] = np.unique(np.searchsorted(offsets, items, side="right") - 1).tolist()
     return numbers
-
-
-def _offsets(batch: GraphBatch, on: str) -> NDArray[np.int64]:
-    if on == "graph":
-        return np.arange(batch.num_graphs + 1)
-    return (batch.node_offsets if on == "node" else batch.edge_offsets).cpu().numpy()

@@ -26,7 +26,6 @@ class Texts:
     __slots__ = ("_read", "_rows", "_values")
 
     def __init__(self, values: Sequence[str]) -> None:
-        """The texts themselves."""
         self._values: list[str] | None = list(values)
         self._rows: Int64[ndarray, " graphs"] | None = None
         self._read: Callable[[Int64[ndarray, " graphs"]], list[str]] | None = None

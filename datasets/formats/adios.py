@@ -100,16 +100,16 @@ class AdiosPartReader:
     direct = False
     """Every run is a call of the engine."""
 
-    def __init__(self, path: Path, part: PartInfo, places: Mapping[str, int]) -> None:
-        """Open the directory; ``places`` maps arrays to columns of ``part.blocks``."""
+    def __init__(self, path: Path, info: PartInfo, columns: Mapping[str, int]) -> None:
+        """Open the directory; ``columns`` maps arrays to columns of ``info.blocks``."""
         self._path = path
-        self._places = places
-        rows = [list(accumulate((block[column] for block in part.blocks), initial=0)) for column in range(3)]
+        self._places = columns
+        rows = [list(accumulate((block[column] for block in info.blocks), initial=0)) for column in range(3)]
         self._starts = rows
         self._steps: dict[str, dict[int, int]] = {}
-        for name, column in places.items():
-            blocks = part.stored.get(name, range(len(part.blocks)))
-            written = [block for block in blocks if part.blocks[block][column]]
+        for name, column in columns.items():
+            blocks = info.stored.get(name, range(len(info.blocks)))
+            written = [block for block in blocks if info.blocks[block][column]]
             self._steps[name] = {block: step for step, block in enumerate(written)}
         try:
             self._file: Any = adios2.FileReader(str(path))

@@ -13,6 +13,8 @@ import pytest
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, check_store, open_store
+from hydragnn.datasets.formats.adios import AdiosPartReader
+from hydragnn.datasets.manifest import PartInfo
 from hydragnn.graphs import Field, graph_from_arrays
 from tests.datasets.conftest import edit_manifest
 
@@ -97,35 +99,21 @@ stream.engine.put(variable, values)
 stream.end_step()
 stream.close()
 """
-READER = """
-import json, sys
-from pathlib import Path
-import numpy as np
-from hydragnn.datasets.formats.adios import AdiosPartReader
-from hydragnn.datasets.manifest import PartInfo
-from hydragnn.base.errors import InputError
-part = PartInfo(name="p", graphs=3, nodes=9, edges=6, blocks=[(3, 9, 6)], stored={}, masked=[], files={})
-try:
-    AdiosPartReader(Path(sys.argv[1]), part, {"positions": 1}).fill("positions", np.zeros((9, 3)), 0)
-except InputError as error:
-    print("refused:", error)
-"""
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to make a plugin with; install one")
-def test_an_adios2_file_loads_no_library(tmp_path: Path, root: Path) -> None:
+def test_an_adios2_file_loads_no_library(tmp_path: Path) -> None:
     """ADIOS2 loads the plugin that a file names, by an absolute path or beside the file, before it unpacks a number."""
     marker, part = tmp_path / "loaded", tmp_path / "part.bp"
     (tmp_path / "plugin.c").write_text(LIBRARY)
     library = ["cc", "-shared", "-fPIC", f'-DMARKER="{marker}"', "-o", "plugin.so", "plugin.c"]
     subprocess.run(library, check=True, cwd=tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "ADIOS2_PLUGIN_PATH"}
-    environment["PYTHONPATH"] = str(root)
     written = [sys.executable, "-c", WRITER, str(part), str(tmp_path / "plugin")]
     subprocess.run(written, check=True, env=environment)
     assert marker.exists()  # the library works
     marker.unlink()
-    read = [sys.executable, "-c", READER, str(part)]
-    done = subprocess.run(read, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0 and "refused: " in done.stdout, done.stderr
+    info = PartInfo(name="p", graphs=3, nodes=9, edges=6, blocks=[(3, 9, 6)], stored={}, masked=[], files={})
+    with pytest.raises(InputError):
+        AdiosPartReader(part, info, {"positions": 1}).fill("positions", np.zeros((9, 3)), 0)
     assert not marker.exists()

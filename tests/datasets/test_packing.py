@@ -79,11 +79,6 @@ def test_equal_graphs_are_dealt_out_evenly() -> None:
     assert [len(share) for share in shares_of(np.arange(12), sizes, 4)] == [3, 3, 3, 3]
 
 
-def test_more_ranks_than_graphs_leave_some_ranks_idle() -> None:
-    sizes = sizes_of([(5, 20)] * 2)
-    assert sorted(len(share) for share in shares_of(np.arange(2), sizes, 5)) == [0, 0, 0, 1, 1]
-
-
 @settings(deadline=None, max_examples=8)
 @given(COUNTS, st.sampled_from([TEAM + 1, 3 * TEAM, 50, BLOCK + 1, 2 * BLOCK + 7]))
 def test_teams_and_blocks_of_ranks_lose_nothing_and_repeat_nothing(counts: list[tuple[int, int]], ranks: int) -> None:

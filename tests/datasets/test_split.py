@@ -48,14 +48,6 @@ def test_fractions_are_kept(store: MemoryStore) -> None:
     assert make_split(store, SplitSettings(train=0.7, valid=0.2)).counts == parts_of(42, 12, 0, 6)
 
 
-def test_groups_stay_together(store: MemoryStore) -> None:
-    split = make_split(store, KINDS["group"])
-    labels = store.column("label").values
-    parts = [set(labels[part].tolist()) for part in (split.train, split.valid, split.test)]
-    assert [len(part) for part in parts] == [6, 2, 2]
-    assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
-
-
 def test_equal_compositions_stay_together_whatever_the_size_of_the_cell(graph: Callable[..., GraphBatch]) -> None:
     cells = MemoryStore([graph(nodes, 0, seed=1, species=(z,)) for z in (1, 6, 8, 26) for nodes in (1, 2, 4)])
     assert len(np.unique(reduced_compositions(cells), axis=0)) == 4

@@ -128,11 +128,7 @@ def test_lists_of_the_public_hydragnn_are_built_with_the_lengths_that_ase_finds(
     assert batch.periodic.all()
     with pytest.raises(InputError, match=r"list\.pt, graph 0: no reading of edge_shifts .* declared cutoff of 2"):
         hydragnn.build_store({**table, "attributes": {"cutoff": 2.0}}, "q.h5", quiet=True)
-    manifest = Path("p.h5/manifest.json")
-    changed = json.loads(manifest.read_text())
-    del changed["checksum"]
-    changed["attributes"]["cutoff"] = 2.6
-    manifest.write_text(json.dumps(changed))
+    edit_manifest(Path("p.h5"), lambda table: table["attributes"].update(cutoff=2.6))
     problems = examine_store(Path("p.h5")).problems
     assert len(problems) == 3 and all("beyond the cutoff of 2.6" in problem for problem in problems)
     assert "graph 'list.pt#1': edge" in problems[1]
