@@ -166,9 +166,6 @@ def virtual_packs(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
 
-    class OfSize(Mpiexec):
-        pack_nodes = size
-
-    site: Any = OfSize(hydra=True, program="true", pbsnodes=False)
+    site = Mpiexec(hydra=True, program="true", pbsnodes=False, pack_nodes=size)
     allocation = Allocation(by="pbs", nodes=alike(names, 1), job="")
     return PackLauncher(site, allocation, shares=1, log=log, limits=Limits(rate=1e6)), due

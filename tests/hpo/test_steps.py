@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,45 +46,46 @@ def job(slurm: Any) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def on_slurm(job: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StepLauncher]]:
-    """A maker of launchers in the allocation, whose attempts run the module that trains nothing."""
+def allocation(job: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Allocation:
+    """The allocation as this process finds it."""
     for name, value in job.items():
         monkeypatch.setenv(name, value)
-    allocation = read_allocation(os.environ)
-    yield from makers(Slurm(), allocation)
+    return read_allocation(os.environ)
 
 
 @pytest.fixture
-def on_pbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StepLauncher]]:
-    """The same through mpiexec, on five nodes that are all this machine."""
-    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn3\nn4\nn5\n")
-    environment = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.host", "NCPUS": "4"}
-    site = Mpiexec(hydra=True, program=str(MPIEXEC), options=("-launcher", "fork"), pbsnodes=False)
-    yield from makers(site, read_allocation(environment))
+def make() -> Iterator[Callable[..., Any]]:
+    """A maker of launchers whose attempts train nothing; names in capitals are their environment; all are closed in the end."""
+    made: list[Launcher] = []
 
-
-def in_packs(
-    site: Site, allocation: Allocation, tmp_path: Path, shares: int = 2, hang: float = 60.0, **environment: str
-) -> PackLauncher:
-    variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}", **environment}
-    options: dict[str, Any] = {"log": tmp_path / "packs.txt", "module": "fake.training", "environment": variables}
-    return PackLauncher(
-        site, allocation, shares=shares, limits=Limits(hang_seconds=hang, probe_seconds=30.0), **options
-    )
-
-
-def makers(site: Site, allocation: Allocation) -> Iterator[Callable[..., StepLauncher]]:
-    made: list[StepLauncher] = []
-
-    def make(ranks: int = 1, limits: Limits | None = None, **environment: str) -> StepLauncher:
-        variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}", **environment}
-        arguments: dict[str, Any] = {"ranks": ranks, "module": "fake.training", "environment": variables}
-        made.append(StepLauncher(site, allocation, limits=limits, **arguments))
+    def maker(kind: Callable[..., Launcher], site: Site, allocation: Allocation, **options: Any) -> Launcher:
+        environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}"}
+        environment |= {name: options.pop(name) for name in list(options) if name.isupper()}
+        made.append(kind(site, allocation, module="fake.training", environment=environment, **options))
         return made[-1]
 
-    yield make
+    yield maker
     for launcher in made:
         launcher.close()
+
+
+@pytest.fixture
+def on_slurm(allocation: Allocation, make: Callable[..., Any]) -> Callable[..., StepLauncher]:
+    return partial(make, StepLauncher, Slurm(), allocation, ranks=1)
+
+
+@pytest.fixture
+def in_packs(make: Callable[..., Any], tmp_path: Path) -> Callable[..., PackLauncher]:
+    return partial(make, PackLauncher, Slurm(), log=tmp_path / "packs.txt")
+
+
+@pytest.fixture
+def on_pbs(tmp_path: Path, make: Callable[..., Any]) -> Callable[..., StepLauncher]:
+    """The same through mpiexec, on five nodes that are all this machine."""
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn3\nn4\nn5\n")
+    site = Mpiexec(hydra=True, program=str(MPIEXEC), options=("-launcher", "fork"), pbsnodes=False)
+    environment = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.host", "NCPUS": "4"}
+    return partial(make, StepLauncher, site, read_allocation(environment), ranks=1)
 
 
 def task(tmp_path: Path, trial: int, *slots: str, attempt: int = 1, until: int = 4) -> Task:
@@ -190,64 +192,56 @@ def is_healthy(found: object, node: str) -> bool:
 
 
 def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
-    job: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    in_packs: Callable[..., PackLauncher], allocation: Allocation, tmp_path: Path
 ) -> None:
-    for name, value in job.items():
-        monkeypatch.setenv(name, value)
-    allocation = read_allocation(os.environ)
-    launcher = in_packs(
-        Slurm(), allocation, tmp_path, hang=8.0, FAKE_FAULTS='{"1": "crash", "2": "hang"}', FAKE_PAUSE="0.05"
-    )
-    try:
-        tasks = [task(tmp_path, number, slot) for number, slot in enumerate(launcher.slots)]
-        tasks[3] = task(tmp_path, 3, launcher.slots[3], until=1000)
-        begun, ended, saved = 0, {}, False
-        for one in tasks:
-            launcher.start(one)
-        while len(ended) < 8:
-            for report in launcher.poll(0.5):
-                if isinstance(report, Begun):
-                    begun += 1
-                    launcher.go(report.task)
-                elif isinstance(report, Exit):
-                    ended[report.task.trial] = report
-            if not saved and (tasks[3].folder / "heartbeat").exists():
-                launcher.cancel(3, 20.0)
-                saved = True
-        assert begun == 8
-        results = {number: verdict(end, digest(CONFIG), "valid/loss") for number, end in ended.items()}
-        assert {number for number, one in results.items() if isinstance(one, Reached)} == {0, 4, 5, 6, 7}
-        assert ended[1].code == 9 and ended[2].hung and read_record(tasks[3].folder).status == "paused"
-        assert {one["node"] for task in tasks for one in ranks_of(task)} == set(allocation.names)
-        assert {(one["size"], one["threads"]) for task in tasks for one in ranks_of(task)} == {(1, 1)}
-        launcher.probe("n2")
-        (found,) = until(launcher, bool)
-        assert is_healthy(found, "n2")
-    finally:
-        launcher.close()
+    faults = '{"1": "crash", "2": "hang"}'
+    launcher = in_packs(allocation, shares=2, limits=Limits(hang_seconds=8.0), FAKE_FAULTS=faults, FAKE_PAUSE="0.05")
+    tasks = [task(tmp_path, number, slot) for number, slot in enumerate(launcher.slots)]
+    tasks[3] = task(tmp_path, 3, launcher.slots[3], until=1000)
+    begun, ended, saved = 0, {}, False
+    for one in tasks:
+        launcher.start(one)
+    while len(ended) < 8:
+        for report in launcher.poll(0.5):
+            if isinstance(report, Begun):
+                begun += 1
+                launcher.go(report.task)
+            elif isinstance(report, Exit):
+                ended[report.task.trial] = report
+        if not saved and (tasks[3].folder / "heartbeat").exists():
+            launcher.cancel(3, 20.0)
+            saved = True
+    assert begun == 8
+    results = {number: verdict(end, digest(CONFIG), "valid/loss") for number, end in ended.items()}
+    assert {number for number, one in results.items() if isinstance(one, Reached)} == {0, 4, 5, 6, 7}
+    assert ended[1].code == 9 and ended[2].hung and read_record(tasks[3].folder).status == "paused"
+    assert {one["node"] for task in tasks for one in ranks_of(task)} == set(allocation.names)
+    assert {(one["size"], one["threads"]) for task in tasks for one in ranks_of(task)} == {(1, 1)}
+    launcher.probe("n2")
+    (found,) = until(launcher, bool)
+    assert is_healthy(found, "n2")
 
 
 def test_a_pack_that_cannot_start_because_of_one_node_starts_without_it(
-    job: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    in_packs: Callable[..., PackLauncher], allocation: Allocation, tmp_path: Path
 ) -> None:
-    for name, value in job.items():
-        monkeypatch.setenv(name, value)
-    launcher = in_packs(Slurm(), Allocation(by="slurm", nodes=alike(("n1", "n9", "n2"), 4)), tmp_path, shares=1)
-    try:
-        for number, slot in enumerate(launcher.slots):
-            launcher.start(task(tmp_path, number, slot))
-        reports = until(launcher, lambda found: len(found) == 3)
-        assert {r.task.slots[0] for r in reports if isinstance(r, Begun)} == {"n1", "n2"}
-        assert [(r.task.slots, r.code) for r in reports if isinstance(r, Exit)] == [(("n9",), None)]
-    finally:
-        launcher.close()
+    launcher = in_packs(Allocation(by="slurm", nodes=alike(("n1", "n9", "n2"), 4)), shares=1)
+    for number, slot in enumerate(launcher.slots):
+        launcher.start(task(tmp_path, number, slot))
+    reports = until(launcher, lambda found: len(found) == 3)
+    assert {r.task.slots[0] for r in reports if isinstance(r, Begun)} == {"n1", "n2"}
+    assert [(r.task.slots, r.code) for r in reports if isinstance(r, Exit)] == [(("n9",), None)]
 
 
 def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(
-    on_slurm: Callable[..., StepLauncher], slurm: Any, tmp_path: Path
+    on_slurm: Callable[..., StepLauncher],
+    in_packs: Callable[..., PackLauncher],
+    allocation: Allocation,
+    slurm: Any,
+    tmp_path: Path,
 ) -> None:
     launcher = on_slurm(limits=Limits(probe_seconds=5.0))
-    pack = in_packs(Slurm(), read_allocation(os.environ), tmp_path, shares=1)
+    pack = in_packs(allocation, shares=1)
     struck, well = task(tmp_path, 0, "n3", "n4", until=1000), task(tmp_path, 1, "n1", "n2", until=1000)
     small_struck, small_well = task(tmp_path, 2, "n4", until=1000), task(tmp_path, 3, "n3", until=1000)
     begin(launcher, struck, well)
@@ -278,7 +272,6 @@ def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(
         assert read_record(small_well.folder).status == "paused" and read_record(small_well.folder).epochs >= epochs
     finally:
         slurm.restart("n4")
-        pack.close()
 
 
 @needs_mpiexec
