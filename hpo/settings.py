@@ -91,12 +91,11 @@ def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
     search = search_settings(section, str(path))
     search = search.model_copy(update={"warm_start": [(path.parent / s).resolve() for s in search.warm_start]})
     job = JobSettings.parse(table["job"], source=f"{path}: [job]") if "job" in table else None
-    runs = tuple(_given_run(run, f"{path}: runs.{number}") for number, run in enumerate(table.get("runs", [])))
-    return CampaignSettings(base=base, search=search, job=job, runs=runs, source=str(path), left_out=left_out)
-
-
-def _given_run(value: Any, source: str) -> GivenRun:
-    if not isinstance(value, Mapping) or "config" not in value:
-        raise InputError(f"{source} has no config; runs are written by the final training, and not by hand")
-    config = parse_config(value["config"], source=source)
-    return GivenRun(config=config, work=value.get("work"), scaling=value.get("scaling"))
+    runs = []
+    for number, run in enumerate(table.get("runs", [])):
+        where = f"{path}: runs.{number}"
+        if not isinstance(run, Mapping) or "config" not in run:
+            raise InputError(f"{where} has no config; runs are written by the final training, and not by hand")
+        config = parse_config(run["config"], source=where)
+        runs.append(GivenRun(config=config, work=run.get("work"), scaling=run.get("scaling")))
+    return CampaignSettings(base=base, search=search, job=job, runs=tuple(runs), source=str(path), left_out=left_out)

@@ -113,10 +113,8 @@ class StudyLog:
             self._storage.set_trial_intermediate_value(trial_id, epoch, value)
         self._written[trial.number] = trial_id, len(trial.results)
         outcome = self._outcomes.pop(trial.number, None)
-        if outcome is not None:
-            self._settle(trial, trial_id, outcome)
-
-    def _settle(self, trial: Trial, trial_id: int, outcome: TrialState) -> None:
+        if outcome is None:
+            return
         if trial.failure is not None:
             reason = f"{trial.failure.kind}: {trial.failure.message}"
             self._storage.set_trial_user_attr(trial_id, "failure", reason)

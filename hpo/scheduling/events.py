@@ -217,20 +217,13 @@ def node_of(slot: str) -> str:
     return slot.partition("/")[0]
 
 
-def _number(value: Any) -> Any:
-    """Return a number of numpy as one of Python."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise NotImplementedError(type(value).__name__)
-
-
 def event_to_json(event: Event) -> dict[str, Any]:
     """The event as a JSON object.
 
     >>> event_to_json(Exhausted(trial=3))
     {'event': 'exhausted', 'trial': 3}
     """
-    value: dict[str, Any] = msgspec.to_builtins(event, enc_hook=_number)
+    value: dict[str, Any] = msgspec.to_builtins(event, enc_hook=np.generic.item)
     return value
 
 

@@ -13,7 +13,7 @@ from hydragnn.hpo.scheduling.events import MACHINE_FAULTS, Failed, node_of
 from hydragnn.hpo.scheduling.state import State, Trial, Trouble, VainAttempt
 
 TOGETHER = 8
-"""So many unexplained failures, among twice as many attempts started in a row, are an outage; fewer where not so many run at once."""
+"""So many unexplained failures, among twice as many attempts started in a row, are an outage; half of those that can run at once, where that is less."""
 
 CHANCE = 0.01
 """So many trials expected to meet as many faults in a row by chance say that one that does is nothing special."""

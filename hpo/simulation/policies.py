@@ -7,6 +7,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.hpo.preflight import plan_of
 from hydragnn.hpo.scheduling.events import Plan
@@ -152,7 +154,8 @@ def final_scenario(scenario: Scenario, members: int) -> Scenario:
 def adaptive_result(name: str, campaign: VirtualCampaign, target: float) -> PolicyResult:
     """Return the figures of a campaign; ``target`` counts as best."""
     statuses = [trial.status for trial in campaign.state.trials.values()]
-    ledger, world = campaign.world.ledger, campaign.world
+    ledger, world, seconds = campaign.world.ledger, campaign.world, campaign.decision_seconds
+    marks = {"median": 0.5, "p99": 0.99, "largest": 1.0}
     return PolicyResult(
         policy=name,
         **common_figures(ledger, world.num_nodes, campaign.finishes, target),
@@ -164,8 +167,8 @@ def adaptive_result(name: str, campaign: VirtualCampaign, target: float) -> Poli
         false_failures=campaign.false_failures,
         faults=dict(sorted(world.faults.items())),
         violations=world.violations,
-        decisions=len(campaign.decision_seconds),
-        decision_ms=_quantiles(campaign.decision_seconds),
+        decisions=len(seconds),
+        decision_ms={mark: 1e3 * float(np.quantile(seconds, q)) for mark, q in marks.items()} if seconds else {},
     )
 
 
@@ -193,11 +196,3 @@ def _result(name: str, scenario: Scenario, hours: float, target: float) -> Polic
     campaign = VirtualCampaign(scenario)
     campaign.run(hours)
     return adaptive_result(name, campaign, target)
-
-
-def _quantiles(seconds: Any) -> dict[str, float]:
-    ordered = sorted(seconds)
-    if not ordered:
-        return {}
-    at = {"median": 0.5, "p99": 0.99, "largest": 1.0}
-    return {name: 1e3 * ordered[min(int(q * len(ordered)), len(ordered) - 1)] for name, q in at.items()}
