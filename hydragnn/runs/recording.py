@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_problem
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import GraphModel
+from hydragnn.models import GraphModel, replay
 from hydragnn.models.replay import NotRecordable, Recorder, Replays, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.compilation import keep_beating
@@ -59,15 +59,16 @@ def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
 def check_equal(run: Assembly, number: int, replaying: TrainingContext) -> None:
     """Raise NotRecordable unless replays and steps give the same numbers.
 
-    The tolerance is the root of the arithmetic's step, as for compiled models. Dropout is left out: it draws others for a padded batch.
+    The tolerance is the root of the arithmetic's step, as for compiled models. Without dropout, which draws others for a padded batch.
     """
     state, own = run.state, run.context.branches[number]
     batch = sample_of(run.data.branches[number].train)
     scale = run.context.loss_weights[own] / len(batch)
-    replayed_gradient(state, number, batch, replaying, scale)
-    state.model.eval()
+    state.model.train(not any(isinstance(part, nn.Dropout) and part.p for part in state.model.modules()))
     try:
-        ours, theirs = (numbers_of(run, number, batch, context, scale) for context in (run.context, replaying))
+        ours = numbers_of(run, number, batch, run.context, scale)
+        for _ in range(replay.USES + 1):
+            theirs = numbers_of(run, number, batch, replaying, scale)
     finally:
         state.model.train()
         state.parameters.zero_gradient()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from hydragnn.kernels import family
 from hydragnn.kernels.family import taken_for
 from hydragnn.models import Distribution
 from hydragnn.models.replay import NotRecordable, NoWaiting
@@ -46,9 +47,18 @@ class Calls(NoWaiting):
 
 
 @contextmanager
+def forms_of_a_device() -> Iterator[None]:
+    """Compute by the forms of a device without kernels of its own."""
+    former = dict(family._taken_for)
+    with taken_for("cpu", "xpu"):
+        yield
+    family._taken_for.update(former)
+
+
+@contextmanager
 def watched() -> Iterator[Calls]:
     """Compute by the forms of a device without kernels of its own, and note every call."""
-    with taken_for("cpu", "xpu"), NoHost(), Calls() as calls:
+    with forms_of_a_device(), NoHost(), Calls() as calls:
         yield calls
 
 
@@ -61,7 +71,7 @@ class StandIn:
 
     def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         """Return the replay and the tensors that it writes."""
-        with taken_for("cpu", "xpu"):
+        with forms_of_a_device():
             run()
         with watched() as first:
             result = run()

@@ -12,6 +12,8 @@ from hydragnn.base.errors import Interrupted
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
+from hydragnn.kernels.family import taken_for
+from hydragnn.models import replay
 from hydragnn.runs import recording, train
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
@@ -32,6 +34,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """What records on this CPU."""
     stand_in = StandIn()
     monkeypatch.setattr(recording, "recorder_on", lambda device: stand_in)
+    monkeypatch.setattr(replay, "USES", 0)
     return stand_in
 
 
@@ -70,6 +73,19 @@ def test_runs_that_replay_have_the_curves_of_others_and_resume_to_the_same_bits(
         train(config, cut, store=store, resume=True, progress=SignalAt(1.5, signal.SIGTERM))
     assert train(config, cut, store=store, resume=True).status == "finished"
     assert_same_end(tmp_path / "whole", cut)
+
+
+def test_bits_do_not_depend_on_when_a_size_is_recorded(
+    store: MemoryStore, make_config: Configs, recorder: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(**{**HARD, "train__epochs": 2}, train__graphs="on")
+    with taken_for("cpu", "xpu"):  # where the stand-in computes
+        train(config, tmp_path / "at once", store=store)
+        at_once = len(recorder.recorded)
+        monkeypatch.setattr(replay, "USES", 2)
+        train(config, tmp_path / "later", store=store)
+    assert 0 < len(recorder.recorded) - at_once < at_once
+    assert_same_end(tmp_path / "at once", tmp_path / "later")
 
 
 def test_validation_by_replays_gives_the_same_metrics(
