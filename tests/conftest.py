@@ -133,6 +133,12 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     return calling
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave pictures of reports empty; they take most of the time, and many tests are about words."""
+    monkeypatch.setattr("hydragnn.scripts.report.canvas.picture", lambda *_, **__: "<svg/>")
+
+
 def loaded(name: str) -> ModuleType:
     """A module beside this file."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))

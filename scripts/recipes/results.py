@@ -67,10 +67,9 @@ def _promise(figure: Mapping[str, Any]) -> str:
 
 def _cost(results: Mapping[str, Any]) -> str:
     """Processor time of training, and when and with which seeds it was."""
-    seeds = sorted(results.get("seeds", ()))
-    named = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else "".join(f"seed {seed}" for seed in seeds)
-    details = ", ".join(part for part in (results.get("date", ""), named) if part)
-    return f"{results['cpu_minutes']:.1f} min{f' ({details})' if details else ''}"
+    seeds = sorted(results["seeds"])
+    named = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"{results['cpu_minutes']:.1f} min ({results['date']}, {named})"
 
 
 def results_in(folder: Path) -> dict[str, dict[str, Any]]:

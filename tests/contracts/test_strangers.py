@@ -128,6 +128,7 @@ def files_of(kind: str, folder: Path) -> list[Path]:
     return [path for path in actual if not any(other in path.as_posix() for other in others)]
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_a_payload_in_any_file_of_a_folder_never_runs(
     kind: str, received: Path, tmp_path: Path, ends_well: Callable[[list[object]], int]
@@ -193,6 +194,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "site"
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_runs_no_code_of_installed_modules_that_it_names(
     name: str, received: Path, site: Path, tmp_path: Path, ends_well: Callable[[list[object]], int]

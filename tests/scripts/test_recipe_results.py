@@ -73,11 +73,6 @@ def test_a_promise_that_no_model_keeps_is_said_once(tmp_path: Path) -> None:
     assert [row[3] for row in rows_of({**results, "figures": figures})] == ["24.4 / 21.9 %, not kept", "91 %, not kept"]
 
 
-def test_results_of_an_earlier_version_have_rows_without_date_and_seeds(tmp_path: Path) -> None:
-    results = {key: value for key, value in written(tmp_path).items() if key in ("recipe", "cpu_minutes", "figures")}
-    assert rows_of(results)[0][-1] == "3.0 min"
-
-
 def test_rows_of_recipes_that_were_not_run_stay_as_they_are(tmp_path: Path) -> None:
     written(tmp_path / "runs")
     page = tmp_path / "page.md"

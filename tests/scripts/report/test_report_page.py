@@ -29,12 +29,6 @@ CHAPTERS = {
 }
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take most of the time, and are empty where a test is about words."""
-    monkeypatch.setattr(canvas, "picture", lambda *_, **__: "<svg/>")
-
-
 def tree(path: Path) -> ET.Element:
     """The page as strict XML: every tag closed, every entity known."""
     return ET.fromstring(path.read_text(encoding="utf-8").removeprefix("<!DOCTYPE html>"))
