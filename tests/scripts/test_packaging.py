@@ -17,6 +17,13 @@ def test_every_package_in_the_checkout_but_recipes_is_shipped(root: Path) -> Non
     assert listed == actual - {"hydragnn.scripts.recipes"}
 
 
+def python(code: str, root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in another folder than the checkout, which alone is on the path."""
+    command = [sys.executable, "-W", "error::SyntaxWarning", "-c", code]
+    environment = {"PYTHONPATH": str(root), "PATH": ""}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
 def test_every_module_imports_from_a_bare_checkout_in_another_folder(root: Path, tmp_path: Path) -> None:
     code = (
         "import importlib, pkgutil, hydragnn\n"
@@ -27,37 +34,18 @@ def test_every_module_imports_from_a_bare_checkout_in_another_folder(root: Path,
         "        if not found.name.endswith('__main__'): importlib.import_module(found.name)\n"
         "print('imported')"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error::SyntaxWarning", "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(root), "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
+    done = python(code, root, tmp_path)
     assert done.stdout.strip() == "imported", done.stderr
 
 
 def test_the_short_name_of_a_room_is_refused(root: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import datasets"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(root), "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
+    done = python("import datasets", root, tmp_path)
     assert done.returncode == 1
     assert "hydragnn.datasets" in done.stderr.splitlines()[-1]
 
 
 def test_light_import_does_not_load_torch(root: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys, hydragnn; print('torch' in sys.modules)"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(root), "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == "False"
+    assert python("import sys, hydragnn; print('torch' in sys.modules)", root, tmp_path).stdout.strip() == "False"
 
 
 def test_shapes_are_annotated_with_a_class_of_arrays(root: Path) -> None:

@@ -2,8 +2,6 @@
 
 import gzip
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -292,21 +290,9 @@ def test_a_figure_keeps_its_promise_from_the_right_side() -> None:
     assert Figure(what="no promise", value=1e9, unit="%").reached
 
 
-def test_the_command_answers_an_unknown_recipe_with_one_sentence(root: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hydragnn.scripts.recipes", "terfenl", "--out", str(tmp_path / "out")],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "terfenol" in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_raw_data_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_unknown_recipes_and_raw_data_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no recipe terfenl; did you mean terfenol"):
+        recipe("terfenl", out=tmp_path / "out")
     with pytest.raises(InputError, match=r"the raw data of fept are not at .*--data"):
         recipe("fept", data=tmp_path, out=tmp_path / "out")
     for name in ("cantilever", "terfenol", "fept"):

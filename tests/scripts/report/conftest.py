@@ -50,7 +50,12 @@ class Samples:
 @pytest.fixture(scope="session")
 def samples(tmp_path_factory: pytest.TempPathFactory, disturbed: Any) -> Samples:
     root = tmp_path_factory.mktemp("report")
-    return make_samples(root, disturbed)
+    store = write_alloys(root / "alloys.h5")
+    write_record(record_of(base_config(store), {}, quality=0.1, epochs=36, seed=3), root / "run")
+    place = write_settings_of(root / "disturbed", store, trials=60)
+    disturbed.write(place / "journal.jsonl")
+    campaign, ensemble = write_campaign(root / "campaign", store), write_ensemble(root / "ensemble", store)
+    return Samples(store=store, campaign=campaign, ensemble=ensemble, run=root / "run", disturbed=place)
 
 
 @pytest.fixture(scope="session")
@@ -72,17 +77,6 @@ def pages(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         kind: write_report(getattr(samples, kind), folder / f"{kind}.html")
         for kind in ("ensemble", "campaign", "run", "disturbed")
     }
-
-
-def make_samples(root: Path, disturbed: Any) -> Samples:
-    store = write_alloys(root / "alloys.h5")
-    campaign = write_campaign(root / "campaign", store)
-    ensemble = write_ensemble(root / "ensemble", store)
-    run = root / "run"
-    write_record(record_of(base_config(store), {}, quality=0.1, epochs=36, seed=3), run)
-    place = write_settings_of(root / "disturbed", store, trials=60)
-    disturbed.write(place / "journal.jsonl")
-    return Samples(store=store, campaign=campaign, ensemble=ensemble, run=run, disturbed=place)
 
 
 def write_alloys(path: Path) -> Path:
