@@ -15,8 +15,8 @@ from pydantic import Field as Setting
 from pydantic import SerializeAsAny, WrapValidator, field_validator, model_validator
 from torch import Tensor, nn
 
-from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.imports import announced_classes, class_named
+from hydragnn.base.errors import InputError
+from hydragnn.base.imports import class_of_kind
 from hydragnn.base.settings import Settings
 from hydragnn.graphs.field import Field
 from hydragnn.layers import DistanceTransform, MessageGraph, RadialFeatures, States
@@ -416,39 +416,19 @@ def architecture_of(kind: str) -> type[Architecture]:
     """Return the architecture of a kind.
 
     Kinds are those of this room, of entry points, or ``package.module:Name``.
-
     InputError names the nearest kind, or says why a class cannot be used.
     """
-    own = _in_this_room(kind)
-    if own is not None:
-        return own
-    return _load(kind, kind) if ":" in kind else _entry_points(kind)
+    return _in_this_room(kind) or _of_another_package(kind)
 
 
 @cache
-def _entry_points(kind: str) -> type[Architecture]:
-    """Return the architecture that a package announces as ``kind``."""
-    others = announced_classes(GROUP)
-    if kind in others:
-        return _load(others[kind], kind)
-    kinds = [*architectures(), *others]
-    raise InputError(
-        f"unknown kind of model {kind!r}; {nearest(kind, kinds)} (a class of your own is named package.module:Name)"
-    )
-
-
-@cache
-def _load(reference: str, kind: str) -> type[Architecture]:
-    """The class ``package.module:Name`` with its Settings; InputError where it is no architecture."""
-    where = f"model.kind = {kind!r}"
-    architecture = class_named(
-        reference,
-        Architecture,
-        where=where,
-        noun="architecture",
-        parent="hydragnn.architectures.Architecture",
-        registered=reference in announced_classes(GROUP).values(),
-    )
+def _of_another_package(kind: str) -> type[Architecture]:
+    """Return the architecture of an entry point or ``package.module:Name``."""
+    parent = "hydragnn.architectures.Architecture"
+    words = {"where": "model.kind", "noun": "architecture", "parent": parent}
+    architecture = class_of_kind(kind, architectures(), Architecture, group=GROUP, **words)
     if not issubclass(getattr(architecture, "Settings", type), ArchitectureSettings):
-        raise InputError(f"{where}: {architecture.__name__} has no Settings; derive them from ArchitectureSettings")
+        raise InputError(
+            f"model.kind = {kind!r}: {architecture.__name__} has no Settings; derive them from ArchitectureSettings"
+        )
     return architecture

@@ -241,7 +241,6 @@ def lock_file(path: Path) -> int | None:
     """Return a descriptor that locks a path, None if another process does.
 
     The lock ends with the process or when the descriptor is closed.
-
     Where the file system knows no locks, nobody is kept out. OSError where the file cannot be written.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)

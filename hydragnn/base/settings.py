@@ -181,7 +181,6 @@ def with_overrides(
     """Return a copy of a table with ``a.b=value`` assignments applied.
 
     Values are TOML; bare words are strings.
-
     Assignments are the user's own, so that they may name code; so may a table that is the user's ``own``. ``option`` and ``example`` are named where one is no assignment.
 
     >>> with_overrides({"model": {"kind": "schnet"}}, ["model.hidden_dim=128", "model.kind=painn"])

@@ -105,7 +105,6 @@ def unordered_on_a_gpu(work: Callable[[], object]) -> dict[str, str]:
     """Return the unordered operations that ``work`` would call on a GPU.
 
     Each has the line that calls it. It runs on a CPU and needs Triton.
-
     Ops take the forms of a GPU, whose kernels are not run: results are zeros.
     """
     watch = Unordered()

@@ -73,7 +73,6 @@ def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bo
     """Return a random graph in a small periodic cell.
 
     Edges pass through images; larger graphs have two components; clusters are contractions.
-
     In two dimensions the cell has a third vector of length 1, as in stores, so that its volume is the area.
     """
     random = torch.Generator().manual_seed(seed)
@@ -130,7 +129,6 @@ def repeated(cell: GraphBatch, counts: tuple[int, int, int]) -> tuple[int, Graph
     """Return the number of copies and the supercell of a graph.
 
     Nodes, edges and their fields appear once for every copy.
-
     An edge from an image ``m`` of its sender, in the copy ``k`` of the cell, comes from the copy ``k + m`` modulo ``counts``.
     """
     size = torch.tensor(counts)

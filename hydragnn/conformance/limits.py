@@ -89,7 +89,6 @@ class LimitsConformance:
         """Compare a cell with its supercell.
 
         Most neighbours in the cell are images, which the supercell has as nodes: what is extensive is multiplied, all else is what it was.
-
         Variances of nodes are pooled as those of independent ones, and stay out of it.
         """
         if small_settings(self.architecture, **self.settings).pooling is not None:

@@ -1,6 +1,5 @@
 """Promises of every architecture, as tests to inherit.
 
-
     class TestMyNetwork(ArchitectureConformance):
         architecture = "my_package.networks:MyNetwork"
 

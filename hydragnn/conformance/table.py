@@ -1,6 +1,5 @@
 """All promises for any architectures in one run, as tables.
 
-
 A second table has a line for each of what may stand around the layers of all of them: attention, conditioning, pooling.
 """
 
@@ -74,7 +73,6 @@ def conformance_of(
     """Run every promise for these architectures (none: all of the room).
 
     A kind may be ``package.module:Name``; ``settings`` are keys of [model] for each.
-
     Then once more with each of ``around`` (keys of ``AROUND``) around the layers; an architecture that refuses one in a sentence has one outcome for it.
     InputError where an architecture is not known or refuses the settings, and where pytest is not installed.
     """

@@ -203,7 +203,6 @@ def on_interfaces(gloo: str, nccl: str) -> Iterator[None]:
     """Let gloo and NCCL use these interfaces in the block.
 
     Variables that the user set stay; "" changes nothing.
-
     Environment variables are the one way that both libraries offer through ``torch.distributed``.
     """
     variables = environment()

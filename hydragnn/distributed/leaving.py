@@ -22,7 +22,6 @@ def leave(code: int, seconds: float = SECONDS_FOR_THE_FIRST) -> NoReturn:
     """End the process with ``code``.
 
     With several ranks it skips the interpreter's shutdown, which can abort under gloo.
-
     A failing rank other than the first stays for so many ``seconds``.
     """
     mpi: Any = sys.modules.get("mpi4py.MPI")

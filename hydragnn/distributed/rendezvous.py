@@ -3,7 +3,6 @@
 Ranks of MPI tell each other by MPI. All others, also torchrun's, meet in a folder of their own inside the run's folder: it
 has mode 0700, and one that is a link, belongs to another user or is open to others is refused. Every rank leaves a fresh
 number there and takes only an invitation that repeats it, so that what a dead attempt left behind misleads nobody.
-
 On one node the store of ``torch.distributed`` is a file in a private temporary folder, and gloo and NCCL use the loopback: no
 other machine can connect at all, and no other user can read or write keys. On several nodes the first rank serves a store
 at the job's own address that answers only to those who know the secret of the run (``secret_store``). The connections of

@@ -3,7 +3,6 @@
 torch's ``TCPStore`` has no secret and lists its keys to everyone who connects, so that not even a secret prefix would
 protect them. Here both sides prove that they know the secret (HMAC-SHA256 over fresh numbers of both) before anything is
 read or written, and once all ranks are connected nobody listens any more.
-
 What this protects from: processes on the network, and of other users on the same nodes, that connect to the port. What it
 does not: whoever can read or change packets between the nodes, because what follows the proof is not encrypted; and the
 connections of gloo and NCCL themselves, which have no secret and trust the network between the nodes of a job.

@@ -95,7 +95,6 @@ def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> Compi
     """Return a compiled function that was compared with the model.
 
     NotCompiled where there is none.
-
     Weights stay where they are, and may move. ``autocast`` is the arithmetic in which it will be called.
     """
     start, mode = time.perf_counter(), model.training

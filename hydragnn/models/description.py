@@ -21,7 +21,6 @@ def degree_statistics(batches: Iterable[GraphBatch]) -> GraphStatistics:
     """Return the statistics of all nodes, with species if there are any.
 
     InputError where there is no node.
-
     The order of the batches does not matter beyond rounding.
     """
     species: set[int] = set()

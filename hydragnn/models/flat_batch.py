@@ -93,7 +93,6 @@ def random_batch(
     """Return a fixed random batch of these sizes and inputs.
 
     Edges have lengths up to about ``extent``.
-
     It means nothing: edges have no reverse, and ``reverse_edges`` is any permutation.
     """
     random = torch.Generator().manual_seed(0)

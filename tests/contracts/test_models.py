@@ -17,74 +17,43 @@ from hydragnn.conformance.cases import AROUND
 from hydragnn.conformance.smoothness import CUTOFF, LOAD, energy_model, problems_of_force_constants, problems_on_paths
 from hydragnn.graphs.atomic import from_ase
 
-TOGETHER = {**AROUND, "linear": {**AROUND["linear"], **AROUND["film"]}}
-"""What stands around layers; linear attention and conditioning at once."""
+MOVING = {"moving_coordinates": True}
+OF_DEGREE_TWO = {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2}
+PUBLIC_DIMENET = {"messages": "anew", "angle": "at_receiver", "output_layers": 1}
+PUBLIC_GATV2 = {"wide_heads": True, "own_edge": "mean", "negative_slope": 0.05}
+"""These two as the public HydraGNN has them."""
+SUITES: list[tuple[str, dict[str, Any]]] = [
+    *((kind, {}) for kind in architectures()),
+    *((kind, AROUND["multihead"]) for kind in ("painn", "gin")),
+    *((kind, {**AROUND["linear"], **AROUND["film"]}) for kind in ("painn", "gin", "pna")),
+    *((kind, AROUND["pooled"]) for kind in ("painn", "gin")),
+    *((kind, AROUND["checkpointing"]) for kind in ("painn", "gin")),
+    *((kind, AROUND["equivariant"]) for kind in ("painn", "tensornet")),
+    ("mace", {**OF_DEGREE_TWO, **AROUND["equivariant"]}),
+    ("egnn", {**MOVING, **AROUND["checkpointing"], **AROUND["equivariant"]}),
+    *((kind, AROUND["clusters"]) for kind in ("gin", "pna", "relational", "mace")),
+    ("painn", {**AROUND["clusters"], **AROUND["checkpointing"]}),
+    ("schnet", MOVING),
+    ("egnn", {**MOVING, "movement": "mean"}),
+    ("egnn", {**MOVING, **AROUND["checkpointing"]}),
+    ("egnn", {"residual": False}),
+    *((kind, {"statistics": "smooth"}) for kind in ("pna", "pnaplus", "pnaeq")),
+    *((kind, {"directions": "over_length", "tanh_networks": True}) for kind in ("painn", "pnaeq")),
+    ("painn", {"tanh_networks": True, "edge_network": True}),
+    ("dimenet", PUBLIC_DIMENET),
+    ("gatv2", PUBLIC_GATV2),
+    ("schnet", {"envelope_exponent": 3}),
+    ("mace", {"node_filters": True}),
+    ("mace", OF_DEGREE_TWO),
+    ("mace", {"hidden_l": 0, "max_ell": 1, "num_layers": 1, "correlation": 3}),
+    ("mace", {"max_ell": 1, "num_layers": 2, "correlation": [3, 2], "radial": "chebyshev"}),
+]
+"""Architectures and keys of [model]; what stands around layers is tried around an equivariant architecture and a blind one."""
 
-
-def suite(name: str, kind: str, settings: dict[str, Any]) -> type:
+for number, (kind, settings) in enumerate(SUITES):
+    name = "_".join([f"Test{number}", kind, *settings])
     members = {"architecture": kind, "settings": settings, "__module__": __name__}
-    return type(name, (ArchitectureConformance,), members)
-
-
-for kind, architecture in architectures().items():
-    globals()[f"Test{architecture.__name__}"] = suite(f"Test{architecture.__name__}", kind, {})
-
-for kind in ("painn", "gin"):
-    for name in [name for name in TOGETHER if (kind, name) != ("gin", "equivariant")]:
-        settings = TOGETHER[name]
-        globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, settings)
-
-for kind in ("schnet", "pna"):
-    for name in ("multihead", "linear"):
-        globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, TOGETHER[name])
-
-for kind in ("schnet", "mace", "tensornet"):
-    globals()[f"TestequivariantAround{kind}"] = suite(f"TestequivariantAround{kind}", kind, AROUND["equivariant"])
-for name, kind, settings in (
-    ("TestEquivariantAttentionOfDegreeTwo", "mace", {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2}),
-    ("TestEquivariantAttentionMoving", "egnn", {"moving_coordinates": True, **AROUND["checkpointing"]}),
-):
-    globals()[name] = suite(name, kind, {**settings, **AROUND["equivariant"]})
-
-for kind in ("egnn", "schnet", "pna", "tensornet", "gatv2", "relational", "mace"):
-    globals()[f"TestclustersAround{kind}"] = suite(f"TestclustersAround{kind}", kind, AROUND["clusters"])
-globals()["TestPoolingOfTwoLayers"] = suite("TestPoolingOfTwoLayers", "painn", {"pooling": {"levels": 2}})
-globals()["TestPoolingCheckpointed"] = suite(
-    "TestPoolingCheckpointed", "painn", {**AROUND["clusters"], **AROUND["checkpointing"]}
-)
-
-for kind in ("egnn", "schnet"):
-    moving = {"moving_coordinates": True}
-    globals()[f"TestMoving{kind}"] = suite(f"TestMoving{kind}", kind, moving)
-    globals()[f"TestMovingByMeans{kind}"] = suite(f"TestMovingByMeans{kind}", kind, {**moving, "movement": "mean"})
-for kind in ("pna", "pnaplus", "pnaeq"):
-    globals()[f"TestSmooth{kind}"] = suite(f"TestSmooth{kind}", kind, {"statistics": "smooth"})
-for kind in ("painn", "pnaeq"):
-    globals()[f"TestOverLength{kind}"] = suite(f"TestOverLength{kind}", kind, {"directions": "over_length"})
-CHAINED = {"messages": "anew", "angle": "at_receiver", "output_layers": 1}
-"""DimeNet as the public HydraGNN has it."""
-globals()["TestChainedDimeNet"] = suite("TestChainedDimeNet", "dimenet", CHAINED)
-globals()["TestAngleAtReceiver"] = suite("TestAngleAtReceiver", "dimenet", {"angle": "at_receiver"})
-WIDE = {"wide_heads": True, "own_edge": "mean", "negative_slope": 0.05}
-"""GATv2 as the public HydraGNN has it."""
-globals()["TestWideHeads"] = suite("TestWideHeads", "gatv2", WIDE)
-globals()["TestOwnEdge"] = suite("TestOwnEdge", "gatv2", {"own_edge": "mean"})
-for kind in ("painn", "pnaeq"):
-    globals()[f"TestTanhNetworks{kind}"] = suite(f"TestTanhNetworks{kind}", kind, {"tanh_networks": True})
-globals()["TestEdgeNetwork"] = suite("TestEdgeNetwork", "painn", {"tanh_networks": True, "edge_network": True})
-globals()["TestEquation6"] = suite("TestEquation6", "egnn", {"residual": False})
-globals()["TestSteepEnvelope"] = suite("TestSteepEnvelope", "schnet", {"envelope_exponent": 3})
-globals()["TestMovingCheckpointed"] = suite("TestMovingCheckpointed", "egnn", {**moving, **AROUND["checkpointing"]})
-
-globals()["TestNodeFilters"] = suite("TestNodeFilters", "mace", {"node_filters": True})
-
-DEGREES: dict[str, dict[str, Any]] = {
-    "MACEWithDegreeTwo": {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2},
-    "MACEWithScalars": {"hidden_l": 0, "max_ell": 1, "num_layers": 1, "correlation": 3},
-    "MACEWithLayersOfTheirOwn": {"max_ell": 1, "num_layers": 2, "correlation": [3, 2], "radial": "chebyshev"},
-}
-for name, settings in DEGREES.items():
-    globals()[f"Test{name}"] = suite(f"Test{name}", "mace", settings)
+    globals()[name] = type(name, (ArchitectureConformance,), members)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ FIELDS = {
     for field in (
         Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
         Field(name="size", on="node"),
+        Field(name="guess", on="node", shape=(2,)),
         Field(name="normal", on="edge", shape=(3,), parity="vector"),
         Field(name="area", on="edge"),
         Field(name="relation", on="edge", classes=3, dtype="int64"),
@@ -90,70 +91,83 @@ def chain(nodes: int, dim: int) -> GraphBatch:
 
 
 ENERGY = head(kind="energy", field="energy")
-WRONG = {
-    "no geometry": (lambda: built("painn", ENERGY, dim=0), "needs positions.*relational"),
-    "vector input": (lambda: built("painn", ENERGY, inputs=("normal",)), "input normal is a vector.*components"),
-    "vector of schnet": (lambda: built("schnet", head(kind="vector", field="dipole")), "egnn.*painn.*not schnet"),
-    "vector of relational": (
-        lambda: built("relational", head(kind="vector", field="dipole"), inputs=("relation",)),
-        "scalar if the axes are fixed",
-    ),
-    "vector in the plane": (lambda: built("painn", head(kind="vector", field="dipole"), dim=2), r"give shape \(2,\)"),
-    "largest vector": (lambda: built("egnn", head(kind="vector", field="dipole", pool="max")), "pool: Input should be"),
-    "tensor": (lambda: built("painn", head(kind="scalar", field="stress")), "use kind = .tensor."),
-    "pool of an edge": (lambda: built("pna", head(kind="scalar", field="heat", pool="sum")), "heat.*pool|pool.*heat"),
-    "classes": (lambda: built("pna", head(kind="scalar", field="kind")), "kind: it is categorical"),
+DIPOLE, SCALAR = {"kind": "vector", "field": "dipole"}, {"kind": "scalar", "field": "energy"}
+FORCES = {"kind": "energy", "field": "energy", "forces": "forces"}
+WRONG: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "no geometry": ("painn", SCALAR, {"dim": 0}, "needs positions.*relational"),
+    "vector input": ("painn", SCALAR, {"inputs": ("normal",)}, "input normal is a vector.*components"),
+    "vector of schnet": ("schnet", DIPOLE, {}, "egnn.*painn.*not schnet"),
+    "vector of relational": ("relational", DIPOLE, {"inputs": ("relation",)}, "scalar if the axes are fixed"),
+    "vector in the plane": ("painn", DIPOLE, {"dim": 2}, r"give shape \(2,\)"),
+    "largest vector": ("egnn", {**DIPOLE, "pool": "max"}, {}, "pool: Input should be"),
+    "tensor": ("painn", {**SCALAR, "field": "stress"}, {}, "use kind = .tensor."),
+    "pool of an edge": ("pna", {**SCALAR, "field": "heat", "pool": "sum"}, {}, "heat.*pool|pool.*heat"),
+    "classes": ("pna", {**SCALAR, "field": "kind"}, {}, "kind: it is categorical"),
     "forces of a pair": (
-        lambda: built("painn", head(kind="energy", field="pair", forces="forces")),
+        "painn",
+        {**FORCES, "field": "pair"},
+        {},
         "pair: forces and stress are derivatives of one scalar",
     ),
-    "forces without lengths": (
-        lambda: built("relational", ENERGY.model_copy(update={"forces": "forces"}), inputs=("relation",)),
-        "sees no lengths",
-    ),
+    "forces without lengths": ("relational", FORCES, {"inputs": ("relation",)}, "sees no lengths"),
     "forces of another shape": (
-        lambda: built("painn", ENERGY.model_copy(update={"forces": "displacement"})),
+        "painn",
+        {**FORCES, "forces": "displacement"},
+        {},
         r"displacement lies on node with shape \(2,\); expected node and \(3,\)",
     ),
-    "no relation": (lambda: built("relational", ENERGY), "categorical edge field 'relation'"),
-    "relation is a number": (
-        lambda: built("relational", ENERGY, inputs=("area",), relation="area"),
-        "categorical edge field 'area'",
-    ),
+    "no relation": ("relational", SCALAR, {}, "categorical edge field 'relation'"),
+    "relation is a number": ("relational", SCALAR, {"inputs": ("area",), "relation": "area"}, "edge field 'area'"),
     "no level": (
-        lambda: built("relational", ENERGY, inputs=("relation",), schedule=[0, 1]),
+        "relational",
+        SCALAR,
+        {"inputs": ("relation",), "schedule": [0, 1]},
         "categorical edge field 'level'.*model.level",
     ),
     "level beyond the last": (
-        lambda: built("relational", ENERGY, inputs=("relation",), schedule=[0, 3], level="relation"),
+        "relational",
+        SCALAR,
+        {"inputs": ("relation",), "schedule": [0, 3], "level": "relation"},
         "level 3, but field relation has levels 0 to 2",
     ),
     "schedule of another length": (
-        lambda: built("relational", ENERGY, inputs=("relation",), schedule=[0]),
+        "relational",
+        SCALAR,
+        {"inputs": ("relation",), "schedule": [0]},
         "1 entries for num_layers = 2",
     ),
-    "factor of a graph field": (
-        lambda: built("painn", head(kind="scalar", field="energy", graph_scale=True)),
-        "graph_scale is for node fields",
-    ),
-    "unknown target": (
-        lambda: built("painn", head(kind="scalar", field="enrgy")),
-        "no field enrgy; did you mean energy",
-    ),
-    "unknown input": (lambda: built("painn", ENERGY, inputs=("sise",)), "no field sise; did you mean size"),
-    "target as input": (lambda: built("painn", ENERGY, inputs=("size", "energy")), "both an input and a target"),
-    "pna without statistics": (
-        lambda: build_model(settings(kind="pna"), [ENERGY], FIELDS, inputs=["size"], dim=3, seed=0),
-        "pna needs degrees of the training part",
-    ),
+    "factor of a graph field": ("painn", {**SCALAR, "graph_scale": True}, {}, "graph_scale is for node fields"),
+    "unknown target": ("painn", {**SCALAR, "field": "enrgy"}, {}, "no field enrgy; did you mean energy"),
+    "unknown input": ("painn", SCALAR, {"inputs": ("sise",)}, "no field sise; did you mean size"),
+    "target as input": ("painn", SCALAR, {"inputs": ("size", "energy")}, "both an input and a target"),
 }
+for name, shape in (
+    ("misspelled", "guesss"),
+    ("a target", "forces"),
+    ("of edges", "area"),
+    ("classes", "atomic_numbers"),
+):
+    of_displacement = {**SCALAR, "field": "displacement", "correction_of": shape}
+    inputs = {"inputs": ("size", "guess", "area", "atomic_numbers")}
+    WRONG[f"correction {name}"] = ("pna", of_displacement, inputs, "is no numeric node input")
+WRONG["correction of another shape"] = (
+    "pna",
+    {**SCALAR, "field": "displacement", "correction_of": "size"},
+    {"inputs": ("size", "guess")},
+    r"has shape \(\), the field \(2,\)",
+)
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_work_is_refused_with_a_remedy(case: str) -> None:
-    build, sentence = WRONG[case]
+    kind, table, options, sentence = WRONG[case]
     with pytest.raises((InputError, ValidationError), match=sentence):
-        build()
+        built(kind, head(**table), **options)
+
+
+def test_an_architecture_without_the_statistics_that_it_needs_is_refused() -> None:
+    with pytest.raises(InputError, match="pna needs degrees of the training part"):
+        build_model(settings(kind="pna"), [ENERGY], FIELDS, inputs=["size"], dim=3, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -250,21 +264,17 @@ def test_a_graph_scale_multiplies_all_nodes_of_a_graph_alike() -> None:
 
 @pytest.mark.parametrize("graph_scale", [False, True])
 def test_a_head_that_corrects_an_input_starts_from_it(graph_scale: bool) -> None:
-    known = Field(name="guess", on="node", shape=(2,))
     plain, corrected = (
-        build_model(
-            settings(kind="schnet"),
-            [head(kind="scalar", field="displacement", graph_scale=graph_scale, **keys)],
-            {**FIELDS, "guess": known},
-            inputs=["size", "guess"],
-            dim=3,
-            seed=0,
+        built(
+            "schnet",
+            head(kind="scalar", field="displacement", graph_scale=graph_scale, **keys),
+            inputs=("size", "guess"),
         )
         for keys in ({}, {"correction_of": "guess"})
     )
     batch = concatenate([chain(4, 3), chain(3, 3)])
     guess = torch.randn(batch.num_nodes, 2, generator=torch.Generator().manual_seed(0))
-    batch = batch.with_fields({"guess": guess}, fields=[known])
+    batch = batch.with_fields({"guess": guess}, fields=[FIELDS["guess"]])
     scale = 1.0
     if graph_scale:
         states = plain.encode(batch, plain.message_graph(batch, plain.edge_vectors(batch)))[0]
@@ -276,33 +286,6 @@ def test_a_head_that_corrects_an_input_starts_from_it(graph_scale: bool) -> None
         corrected.heads[0].corrected.factor.copy_(torch.tensor([2.0, 0.0]))
     difference = corrected(batch)["displacement"].mean - plain(batch)["displacement"].mean
     torch.testing.assert_close(difference, scale * guess * torch.tensor([2.0, 0.0]))
-
-
-CORRECTED = {
-    "misspelled": ("guesss", "is no numeric node input; did you mean guess"),
-    "a target": ("forces", "is no numeric node input"),
-    "of edges": ("area", "is no numeric node input"),
-    "classes": ("atomic_numbers", "is no numeric node input"),
-    "of another shape": ("size", r"has shape \(\), the field \(2,\)"),
-}
-
-
-@pytest.mark.parametrize("case", CORRECTED)
-def test_what_a_head_cannot_correct_is_refused(case: str) -> None:
-    name, sentence = CORRECTED[case]
-    fields = {**FIELDS, "guess": Field(name="guess", on="node", shape=(2,))}
-    heads = [head(kind="scalar", field="displacement", correction_of=name)]
-    inputs = ["size", "guess", "area", "atomic_numbers"]
-    with pytest.raises(InputError, match=sentence):
-        build_model(
-            settings(kind="pna"),
-            heads,
-            fields,
-            inputs=inputs,
-            dim=3,
-            seed=0,
-            statistics=GraphStatistics(mean_log_degree=1.5),
-        )
 
 
 def test_degree_statistics_count_every_node() -> None:

@@ -72,7 +72,6 @@ POOLING: dict[str, Any] = {"pooling": {"levels": 3}}
     [
         ("gin", {}),
         ("egnn", {"cutoff": 0.6, "radial": "sinc"}),
-        ("dimenet", {"cutoff": 0.6, "radial": "sinc", "num_radial": 4, "num_spherical": 3, "out_emb_size": 16}),
     ],
 )
 def test_with_levels_a_network_sees_what_is_far_away(

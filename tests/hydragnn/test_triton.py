@@ -25,11 +25,10 @@ from tests.hydragnn.triton_interpreted import ROOTS
 VARIANTS = sum(len(op.variants) for op in OPS.values())
 REDUCTIONS = sum(name.startswith("segment") for name in OPS)
 CHECKS = {
-    "derivatives": VARIANTS * 2,
-    "corners": VARIANTS * len(case_graphs()),
-    "widths": VARIANTS * 4,
-    "long": VARIANTS * 2 + 2 * REDUCTIONS + 4 + 3,
-    "again": VARIANTS,
+    "derivatives": VARIANTS,
+    "corners": VARIANTS * 4,
+    "widths": VARIANTS * 3,
+    "long": VARIANTS + 2 * REDUCTIONS + 4 + 3,
 }
 
 
@@ -74,11 +73,23 @@ def test_no_op_adds_atomically_on_a_gpu_nor_do_its_derivatives(name: str) -> Non
 
 COMPILED = [
     ("gfx90a", "", "float32", 64),
-    ("sm_90", "", "float32", 64),
-    ("gfx942", "outer", "bfloat16", 40),
-    ("gfx950", "segment_s", "float32", 20),
+    ("sm_90", "outer", "float32", 64),
+    ("gfx942", "gather_add", "bfloat16", 40),
+    ("gfx950", "segment_softmax", "float32", 20),
 ]
-"""All kernels for the oldest card of AMD and the newest of NVIDIA, a part for the others; `hydragnn kernels compile` compiles the rest."""
+"""All kernels for the oldest card of AMD, a part for the others; `hydragnn kernels compile` compiles the rest."""
+
+
+def compile_kernels(architecture: str, only: str, dtype: str, channels: int, cache: Path) -> tuple[int | None, str]:
+    """The exit code and the output of the command, which keeps assembler text in its cache whatever the environment says."""
+    options = ("--arch", architecture, "--only", only, "--dtype", dtype, "--channels", str(channels), "--json")
+    binary = {"TRITON_STORE_BINARY_ONLY": "1"} if only else {}
+    run = Forked(
+        ["-m", "hydragnn.scripts", "kernels", "compile", *options],
+        {**os.environ, **binary, "TRITON_CACHE_DIR": str(cache)},
+    )
+    output, _ = run.communicate()
+    return run.returncode, output
 
 
 @pytest.mark.parametrize(("architecture", "only", "dtype", "channels"), COMPILED)
@@ -86,50 +97,24 @@ def test_kernels_compile_for_machines_that_are_not_here(
     architecture: str, only: str, dtype: str, channels: int, tmp_path: Path
 ) -> None:
     """Without spills, without compare-and-swap, with loads as wide as width, dtype and tile allow."""
-    options = ("--arch", architecture, "--only", only, "--dtype", dtype, "--channels", str(channels), "--json")
-    # keeps no assembler text in the cache where it is left as it is
-    binary = {"TRITON_STORE_BINARY_ONLY": "1"} if only else {}
-    run = Forked(
-        ["-m", "hydragnn.scripts", "kernels", "compile", *options],
-        {**os.environ, **binary, "TRITON_CACHE_DIR": str(tmp_path)},
-    )
-    said, _ = run.communicate()
-    assert run.returncode == 0, said
-    found = json.loads(said.splitlines()[-1])
-    assert found["cache"] == str(tmp_path) and any(tmp_path.iterdir())
-    assert found["kernels"] and {one["architecture"] for one in found["kernels"]} == {architecture}
-    for one in found["kernels"]:
+    code, output = compile_kernels(architecture, only, dtype, channels, tmp_path)
+    assert code == 0, output
+    result = json.loads(output.splitlines()[-1])
+    assert result["cache"] == str(tmp_path) and any(tmp_path.iterdir())
+    assert result["kernels"] and {one["architecture"] for one in result["kernels"]} == {architecture}
+    for one in result["kernels"]:
         assert one["registers"] > 0 and one["spilled"] == one["swaps"] == 0 and not one["faults"], one
-    assert any("16" in one["loads"] for one in found["kernels"])
+    assert any("16" in one["loads"] for one in result["kernels"])
     if not only:
-        assert {one["kernel"] for one in found["kernels"]} == set(READS)
-
-
-def test_a_cache_without_assembler_text_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    options = [
-        "-m",
-        "hydragnn.scripts",
-        "kernels",
-        "compile",
-        "--arch",
-        "sm_90",
-        "--only",
-        "segment_sum",
-        "--channels",
-        "4",
-    ]
-    variables = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    for expected in (0, 2):
-        run = Forked(options, variables)
-        said, _ = run.communicate()
-        assert run.returncode == expected, said
-        for file in tmp_path.rglob("*.ptx"):
-            file.unlink()
+        assert {one["kernel"] for one in result["kernels"]} == set(READS)
+    if architecture == "sm_90":  # the same command where the cache has lost its assembler text
         for file in tmp_path.rglob("__grp__*.json"):
             group = json.loads(file.read_text())
             group["child_paths"] = {k: v for k, v in group["child_paths"].items() if not k.endswith(".ptx")}
             file.write_text(json.dumps(group))
-    assert "without its assembler text" in said and "set TRITON_CACHE_DIR to another folder" in said
+        code, output = compile_kernels(architecture, only, dtype, channels, tmp_path)
+        assert code == 2, output
+        assert "without its assembler text" in output and "set TRITON_CACHE_DIR to another folder" in output
 
 
 def test_every_tile_has_two_edges_at_least() -> None:

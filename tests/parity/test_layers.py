@@ -57,59 +57,6 @@ def graph_with(edges: Topology, **more: Any) -> MessageGraph:
     return MessageGraph(topology=edges, owner=owner, nodes_per_graph=size, **more)
 
 
-@pytest.mark.parity("schnet", "PyTorch Geometric", "interaction")
-def test_schnet_equals_the_interaction_of_pytorch_geometric(edges: Topology) -> None:
-    schnet = pytest.importorskip("torch_geometric.nn.models.schnet")
-    theirs = schnet.InteractionBlock(CHANNELS, RADIAL, CHANNELS, CUTOFF)
-    theirs.mlp[1] = theirs.act = nn.SiLU()  # we use SiLU for their shifted softplus
-    radial = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=0)
-    filters, ours = mlp([radial.width, CHANNELS, CHANNELS]), SchNetInteraction(CHANNELS)
-    with torch.no_grad():
-        filters[0].weight.copy_(torch.cat([linear(theirs.mlp[0]), torch.zeros(CHANNELS, 1)], dim=1))
-        filters[0].bias.copy_(theirs.mlp[0].bias)
-        filters[2].load_state_dict(theirs.mlp[2].state_dict())
-        ours.before.load_state_dict(theirs.conv.lin1.state_dict())
-        ours.after[0].load_state_dict(theirs.conv.lin2.state_dict())
-        ours.after[2].load_state_dict(theirs.lin.state_dict())
-    lengths, states = CUTOFF * torch.rand(edges.num_edges), torch.randn(NODES, CHANNELS)
-    smearing = schnet.GaussianSmearing(0.0, CUTOFF, RADIAL)(lengths)
-    expected = theirs(states, torch.stack([edges.senders, edges.receivers]), lengths, smearing)
-    features, envelope = radial(lengths, None)
-    assert envelope is not None
-    torch.testing.assert_close(ours(states, filters(features) * envelope, edges), expected, **SUMS)
-
-
-@pytest.mark.parity("pna", "PyTorch Geometric", "convolution, with the floor of our deviation")
-@pytest.mark.parametrize("names", [PAPER, HYDRAGNN, (*HYDRAGNN, "inverse_linear"), ("linear",)], ids=" ".join)
-def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology, names: tuple[Scaler, ...]) -> None:
-    geometric = pytest.importorskip("torch_geometric.nn")
-    convolutions = pytest.importorskip("convolutions")
-    edges = Topology(senders=edges.senders[1:], receivers=edges.receivers[1:], num_columns=NODES, num_rows=NODES)
-    aggregators, histogram = ["mean", "min", "max", convolutions.OurStd()], torch.tensor([0, 2, 5, 3, 1])
-    theirs = geometric.PNAConv(CHANNELS, CHANNELS, aggregators, [*names], deg=histogram, edge_dim=3)
-    degrees, weights = torch.arange(5), histogram / histogram.sum()
-    means = {
-        "mean_log_degree": float((degrees.log1p() * weights).sum()),
-        "mean_degree": float((degrees * weights).sum()),
-    }
-    ours = PNALayer(nn.Identity(), CHANNELS, 3, DegreeScalers(names=names, **means), dropout=0.0)
-    pre, post = theirs.pre_nns[0][0], theirs.post_nns[0][0]
-    with torch.no_grad():
-        receiver, sender, edge = pre.weight.split(CHANNELS, dim=1)
-        ours.from_receiver.weight.copy_(receiver)
-        ours.from_receiver.bias.copy_(pre.bias + edge @ theirs.edge_encoder.bias)
-        ours.from_sender.weight.copy_(sender)
-        linear(ours.from_edge).copy_(edge @ theirs.edge_encoder.weight)
-        own, *scaled = post.weight.split([CHANNELS, *[4 * CHANNELS] * len(names)], dim=1)
-        ours.from_self.weight.copy_(own)
-        ours.from_self.bias.copy_(post.bias)
-        ours.from_statistics.weight.copy_(torch.cat(scaled))
-        ours.mix.load_state_dict(theirs.lin.state_dict())
-    states, features = torch.randn(NODES, CHANNELS), torch.randn(edges.num_edges, 3)
-    expected = theirs(states, torch.stack([edges.senders, edges.receivers]), features)
-    torch.testing.assert_close(ours.received(states, features, None, edges), expected, **SUMS)
-
-
 @pytest.mark.parity("relational", "PyTorch Geometric", "convolution")
 @pytest.mark.parametrize(("reduce", "aggr"), [("sum", "add"), ("mean", "mean")])
 def test_relational_layers_equal_the_convolution_of_pytorch_geometric(
@@ -127,25 +74,6 @@ def test_relational_layers_equal_the_convolution_of_pytorch_geometric(
     expected = ours.out(nn.functional.silu(convolved))
     graph = graph_with(edges, edge_kinds={"relation": relation})
     torch.testing.assert_close(ours.increment(states, graph), expected, **SUMS)
-
-
-@pytest.mark.parity("painn", "its equations as loops", "messages")
-def test_painn_messages_equal_equations_7_and_8(edges: Topology) -> None:
-    message = PaiNNMessage(CHANNELS, 3)
-    scalars, vectors = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3, CHANNELS)
-    filters = torch.randn(edges.num_edges, 3 * CHANNELS)
-    directions = nn.functional.normalize(torch.randn(edges.num_edges, 3), dim=1)
-    d_scalars, d_vectors = message(scalars, vectors, filters.split(CHANNELS, dim=1), directions, edges)
-    expected_s, expected_v = torch.zeros_like(scalars), torch.zeros_like(vectors)
-    for e, sender, receiver in pairs_of(edges):
-        gated = message.states(scalars[sender]) * filters[e]
-        for c in range(CHANNELS):
-            expected_s[receiver, c] += gated[c]
-            for axis in range(3):
-                expected_v[receiver, axis, c] += gated[CHANNELS + c] * directions[e, axis]
-                expected_v[receiver, axis, c] += gated[2 * CHANNELS + c] * vectors[sender, axis, c]
-    torch.testing.assert_close(d_scalars, expected_s, **SUMS)
-    torch.testing.assert_close(d_vectors, expected_v, **SUMS)
 
 
 @pytest.mark.parity("painn", "its equations as loops", "updates")

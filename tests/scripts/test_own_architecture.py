@@ -96,7 +96,7 @@ def test_it_is_searched_by_workers_ensembled_and_predicts_by_either_name(site: P
 def test_where_its_package_is_missing_the_message_says_what_to_install(workdir: Path, tmp_path: Path) -> None:
     search = ("-m", "hydragnn.scripts", "search")
     code, output = run_there(None, workdir, *search, "campaign.toml", "--out", str(tmp_path / "campaign"))
-    assert code == 2 and "unknown kind of model 'acme-means'" in output  # nobody announces it
+    assert code == 2 and "unknown kind of architecture 'acme-means'" in output  # nobody announces it
     named = CAMPAIGN.replace('"acme-means"', '"acme.networks:Means"', 1).replace('["acme-means", ', "[")
     (workdir / "named.toml").write_text(named)
     code, output = run_there(None, workdir, *search, "named.toml", "--out", str(tmp_path / "campaign"))

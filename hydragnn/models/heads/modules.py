@@ -45,7 +45,6 @@ class GaussianOutput(DistributionHead[Normal]):
     """Normal(mean, softplus(raw) + floor): two outputs per number.
 
     Nix and Weigend 1994, doi:10.1109/ICNN.1994.374138.
-
     Deviates from the paper: the variance is a softplus with a floor, where the paper has an exponential.
     """
 
@@ -125,7 +124,6 @@ class IndexedNodeHead(nn.Module):
     """y_i = output(network_k(h_i)) for the k-th node of each graph.
 
     All graphs have the same nodes in the same order.
-
     The networks are computed as one batched product.
     """
 
@@ -165,7 +163,6 @@ class ScaledNodeHead(NodeHead):
     """y_i = exp(scale(mean_j h_j)) (output(network(h_i)) [+ a x_i]) - origin.
 
     A pattern times a positive factor of the graph. No published form.
-
     The factor multiplies values that may have been shifted by their mean, so a learned origin is taken off afterwards.
     """
 
@@ -189,7 +186,6 @@ class GraphHead(nn.Module):
     """y = output(network(pool_i h_i)), or y = sum_i output(network(h_i)).
 
     Pools with the mean or the largest; one value per graph.
-
     With ``sum`` the value is extensive: two graphs side by side hold the sum of their values.
     """
 
@@ -241,7 +237,6 @@ class EdgeHead(nn.Module):
     """y_ij = output(network(z_ij)) of every edge.
 
     With a symmetry, it is joined with the raw outputs of the edge in the other direction.
-
     symmetric: f(i, j) + f(j, i), halved; antisymmetric: f(i, j) - f(j, i), halved, so that what flows from i to j is minus what flows
     from j to i (a variance stays the same). Both hold exactly, whatever the weights.
     """
@@ -280,7 +275,6 @@ class VectorHead(nn.Module):
     """y_i = GatedVectors(s_i, v_i): vectors that turn with the graph.
 
     On nodes, or summed or averaged over nodes.
-
     After the read-out of Schuett et al. 2021 (arXiv:2102.03150, figure 3). Deviates from the paper: a dipole has no term of charges times positions.
     """
 
@@ -364,7 +358,6 @@ class ConvolvedHead(nn.Module):
     """y = head(layers(narrow(h))): a head behind layers of its own.
 
     The layers start from the encoder's scalars.
-
     Where heads read the channels of all layers, a linear map brings them back to the architecture's width first.
     """
 

@@ -114,9 +114,15 @@ def test_an_open_store_of_torch_tells_the_stranger_all_keys() -> None:
     assert "secret prefix/key" in answers_to_a_stranger(("127.0.0.1", str(store.port)))[0]
 
 
-def test_ranks_of_a_job_step_on_one_node_listen_on_the_loopback_only(root: Path, tmp_path: Path) -> None:
+def test_ranks_of_a_job_step_on_one_node_listen_on_the_loopback_only_and_garbage_changes_no_sum(
+    root: Path, tmp_path: Path
+) -> None:
     with met(root, tmp_path, step_of(0), step_of(1)) as ranks:
         assert_on_the_loopback_and_deaf_to_strangers(ranks)
+        for address, port in (place for rank in ranks for place in rank["listening"]):
+            for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 8, b"\xff" * 4096):
+                with socket.create_connection((address, port), timeout=5) as stranger:
+                    stranger.sendall(garbage)
 
 
 @pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
@@ -130,15 +136,6 @@ def test_ranks_of_torchrun_on_one_node_listen_on_the_loopback_only_and_leave_its
 ) -> None:
     with met(root, tmp_path, (TORCHRUN, {})) as ranks:
         assert_on_the_loopback_and_deaf_to_strangers(ranks)
-
-
-def test_garbage_sent_to_the_ports_of_ranks_changes_no_sum(root: Path, tmp_path: Path) -> None:
-    with met(root, tmp_path, step_of(0), step_of(1)) as ranks:
-        for rank in ranks:
-            for address, port in rank["listening"]:
-                for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 8, b"\xff" * 4096):
-                    with socket.create_connection((address, port), timeout=5) as stranger:
-                        stranger.sendall(garbage)
 
 
 def test_ranks_on_two_nodes_listen_at_the_interface_of_the_job_only(root: Path, tmp_path: Path) -> None:

@@ -14,42 +14,19 @@ import pytest
 from hydragnn.base.settings import with_value
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
+from hydragnn.record import RunRecord
+from hydragnn.runs import train
 from tests.forked import Forked
 
 WORKER = Path(__file__).with_name("worker.py")
+GEOMETRIC: dict[str, Any] = {"hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0}
 MODELS: dict[str, dict[str, Any]] = {
-    "schnet": {"kind": "schnet", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
-    "painn": {"kind": "painn", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
-    "egnn": {"kind": "egnn", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
-    "mace": {"kind": "mace", "hidden_dim": 4, "num_layers": 2, "num_radial": 6, "cutoff": 3.0, "max_ell": 2},
-    "tensornet": {"kind": "tensornet", "hidden_dim": 4, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
-    "equivariant_transformer": {
-        "kind": "equivariant_transformer",
-        "hidden_dim": 8,
-        "num_layers": 2,
-        "num_radial": 6,
-        "cutoff": 3.0,
-        "heads": 2,
-    },
-    "dimenet": {
-        "kind": "dimenet",
-        "hidden_dim": 8,
-        "num_layers": 2,
-        "num_radial": 4,
-        "num_spherical": 4,
-        "int_emb_size": 4,
-        "out_emb_size": 8,
-        "cutoff": 3.0,
-    },
-    "pna": {"kind": "pna", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
-    "pnaplus": {"kind": "pnaplus", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
-    "pnaeq": {"kind": "pnaeq", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
-    "gatv2": {"kind": "gatv2", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0, "heads": 2},
-    "cgcnn": {"kind": "cgcnn", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
-    "gin": {"kind": "gin", "hidden_dim": 8, "num_layers": 2},
-    "relational": {"kind": "relational", "hidden_dim": 8, "num_layers": 2},
-    "sage": {"kind": "sage", "hidden_dim": 8, "num_layers": 2},
-    "mfc": {"kind": "mfc", "hidden_dim": 8, "num_layers": 2},
+    **dict.fromkeys(("schnet", "painn", "egnn", "pna", "pnaplus", "pnaeq", "cgcnn"), GEOMETRIC),
+    **{kind: {"hidden_dim": 8, "num_layers": 2} for kind in ("gin", "relational", "sage", "mfc")},
+    **{kind: {**GEOMETRIC, "heads": 2} for kind in ("equivariant_transformer", "gatv2")},
+    "mace": {**GEOMETRIC, "hidden_dim": 4, "max_ell": 2},
+    "tensornet": {**GEOMETRIC, "hidden_dim": 4},
+    "dimenet": {**GEOMETRIC, "num_radial": 4, "num_spherical": 4, "int_emb_size": 4, "out_emb_size": 8},
 }
 ENERGY = {
     "kind": "energy",
@@ -90,7 +67,7 @@ def make_config() -> Callable[..., RunConfig]:
             "data": {"store": "in memory", "inputs": ["atomic_numbers"]},
             "split": {"train": 0.7, "valid": 0.2},
             "batch": {"max_graphs": 6},
-            "model": MODELS[model],
+            "model": {"kind": model, **MODELS[model]},
             "heads": heads or [ENERGY, CHARGE],
             "train": {"epochs": 3, "learning_rate": 0.005, "precision": "fp64", "checkpoint_seconds": 0},
         }
@@ -102,10 +79,27 @@ def make_config() -> Callable[..., RunConfig]:
     return make
 
 
+@pytest.fixture
+def trained(store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., RunRecord]:
+    """Trains a run in a folder of this name; after that come a configuration, or the arguments of ``make_config``.
+
+    Keyword arguments with __ change the configuration, others are those of ``train``.
+    """
+
+    def run(
+        name: str = "run", model: str | RunConfig = "schnet", heads: list[dict[str, Any]] | None = None, **options: Any
+    ) -> RunRecord:
+        changes = {key: options.pop(key) for key in [*options] if "__" in key}
+        config = make_config(model, heads, **changes) if isinstance(model, str) else model
+        return train(config, tmp_path / name, **{"store": store, **options})
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def environment(root: Path) -> dict[str, str]:
     """The environment of a process that finds the checkout and runs on one thread."""
-    return {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")

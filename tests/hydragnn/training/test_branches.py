@@ -59,7 +59,7 @@ def assembled(config: BranchedConfig, stores: dict[str, MemoryStore], ranks: Ran
     return assemble(plan_run(config, stores), CPU, ranks or Ranks(), lambda: None)
 
 
-@pytest.mark.parametrize("model", ["schnet", "painn", "pna"])
+@pytest.mark.parametrize("model", ["painn", "pna"])
 def test_each_branch_learns_and_predicts_in_its_own_units(
     model: str, stores: dict[str, MemoryStore], make: Configs, tmp_path: Path
 ) -> None:

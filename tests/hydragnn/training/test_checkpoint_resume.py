@@ -17,8 +17,10 @@ from safetensors.torch import load_file
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.record import read_record
+from hydragnn.record import RunRecord, read_record
 from hydragnn.runs import train
+
+Trained = Callable[..., RunRecord]
 
 HARD = {
     "model__dropout": 0.2,
@@ -65,10 +67,16 @@ def assert_same_end(one: Path, other: Path) -> None:
     "model, optimizer, window", [("schnet", "adamw", 10), ("painn", "sgd", 0), ("pna", "adamw", 0)]
 )
 def test_segments_and_signals_in_mid_epoch_change_no_bit(
-    model: str, optimizer: str, window: int, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    model: str,
+    optimizer: str,
+    window: int,
+    trained: Trained,
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    tmp_path: Path,
 ) -> None:
     config = make_config(model, **HARD, train__optimizer=optimizer, data__window=window)
-    train(config, tmp_path / "whole", store=store)
+    trained("whole", config)
     cut = tmp_path / "cut"
     assert train(config, cut, store=store, until=1).status == "paused"
     for moment, number in ((1.5, signal.SIGTERM), (2.9, signal.SIGINT)):
@@ -80,11 +88,11 @@ def test_segments_and_signals_in_mid_epoch_change_no_bit(
 
 
 def test_cuts_in_both_stages_and_at_their_border_change_no_bit(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    trained: Trained, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     energy = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
     config = make_config(heads=[energy], train__stage_two=0.5, **HARD)
-    train(config, tmp_path / "whole", store=store)
+    trained("whole", config)
     cut = tmp_path / "cut"
     for moment in (1.5, 2.5):
         with pytest.raises(Interrupted, match="a checkpoint was written"):
@@ -97,13 +105,14 @@ def test_cuts_in_both_stages_and_at_their_border_change_no_bit(
 
 
 def test_sigkill_at_random_moments_changes_no_bit(
+    trained: Trained,
     store: MemoryStore,
     make_config: Callable[..., RunConfig],
     launch: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
 ) -> None:
     config = make_config(**{**HARD, "train__epochs": 12, "train__checkpoint_epochs": 2})
-    train(config, tmp_path / "whole", store=store)
+    trained("whole", config)
     moments, cut = random.Random(7), tmp_path / "cut"
     for kill in range(3):
         process = launch({cut: config}, *(["--resume"] if (cut / "config.json").exists() else []))
@@ -119,43 +128,35 @@ def test_sigkill_at_random_moments_changes_no_bit(
     assert_same_end(tmp_path / "whole", cut)
 
 
-def test_cost_accumulates_over_segments(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_cost_accumulates_over_segments(trained: Trained, make_config: Callable[..., RunConfig]) -> None:
     config = make_config()
-    first = train(config, tmp_path / "run", store=store, until=1).cost
-    second = train(config, tmp_path / "run", store=store, until=3, resume=True).cost
+    first = trained("run", config, until=1).cost
+    second = trained("run", config, until=3, resume=True).cost
     assert second.seconds > first.seconds > 0 and second.cpu_seconds > first.cpu_seconds > 0
     assert second.peak_memory_mb >= first.peak_memory_mb > 0 and second.graphs_per_second > 0
 
 
-def test_a_finished_run_resumes_to_what_it_was(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_a_finished_run_resumes_to_what_it_was(trained: Trained, make_config: Callable[..., RunConfig]) -> None:
     config = make_config(train__patience=1, train__epochs=40, train__learning_rate=0.3)
-    stopped = train(config, tmp_path / "run", store=store)
+    stopped = trained("run", config)
     assert stopped.status == "stopped" and stopped.epochs < 40
-    again = train(config, tmp_path / "run", store=store, resume=True)
+    again = trained("run", config, resume=True)
     assert (again.status, again.epochs, again.curves) == ("stopped", stopped.epochs, stopped.curves)
 
 
-def test_only_the_last_two_checkpoints_stay(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    train(make_config(train__epochs=4), tmp_path / "run", store=store)
+def test_only_the_last_two_checkpoints_stay(trained: Trained, tmp_path: Path) -> None:
+    trained(train__epochs=4)
     files_before = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert files_before == ["000003-000000", "000004-000000", "latest.json"]
 
 
-def test_an_existing_run_is_refused_and_left_alone(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    train(make_config(), tmp_path / "run", store=store)
+def test_an_existing_run_is_refused_and_left_alone(trained: Trained, tmp_path: Path) -> None:
+    trained()
     before = bits_of_files(tmp_path / "run")
     with pytest.raises(InputError, match="holds a run already; add --resume"):
-        train(make_config(), tmp_path / "run", store=store)
+        trained()
     with pytest.raises(InputError, match=r"begun with another configuration \(train.learning_rate: 0.005, now 0.1\)"):
-        train(make_config(train__learning_rate=0.1), tmp_path / "run", store=store, resume=True)
+        trained(train__learning_rate=0.1, resume=True)
     assert bits_of_files(tmp_path / "run") == before
 
 
@@ -164,35 +165,31 @@ def bits_of_files(folder: Path) -> dict[str, bytes]:
 
 
 def test_other_data_are_refused_on_resume(
-    store: MemoryStore, material: ModuleType, make_config: Callable[..., RunConfig], tmp_path: Path
+    trained: Trained, material: ModuleType, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    train(make_config(), tmp_path / "run", store=store, until=1)
+    trained(until=1)
     with pytest.raises(InputError, match="belongs to another data"):
         train(make_config(), tmp_path / "run", store=material.clusters(40, seed=1), resume=True)
 
 
 def test_a_run_resumes_with_its_store_in_another_place_and_other_times_of_saving(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    trained: Trained, make_config: Callable[..., RunConfig]
 ) -> None:
-    train(make_config(), tmp_path / "run", store=store, until=1)
+    trained(until=1)
     moved = make_config(data__store="elsewhere", train__checkpoint_epochs=2)
-    assert train(moved, tmp_path / "run", store=store, resume=True).status == "finished"
+    assert trained("run", moved, resume=True).status == "finished"
 
 
-def test_there_is_nothing_to_resume_in_an_empty_folder(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_there_is_nothing_to_resume_in_an_empty_folder(trained: Trained, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no run to resume"):
-        train(make_config(), tmp_path / "nothing", store=store, resume=True)
+        trained("nothing", resume=True)
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_file_in_the_place_of_the_run_is_refused(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_a_file_in_the_place_of_the_run_is_refused(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
     with pytest.raises(InputError, match="is a file, not a folder"):
-        train(make_config(), tmp_path / "run", store=store)
+        trained()
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +208,7 @@ def run_of_two_ranks(
 def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(
     ranks: int,
     run_of_two_ranks: tuple[RunConfig, Path],
+    trained: Trained,
     store: MemoryStore,
     train_on_ranks: Callable[..., None],
     tmp_path: Path,
@@ -222,12 +220,13 @@ def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(
         train(config, run, store=store, resume=True)
     else:
         train_on_ranks(config, run, ranks, "--resume")
-    record, whole = read_record(run), train(config, tmp_path / "whole", store=store)
+    record, whole = read_record(run), trained("whole", config)
     assert record.status == "finished" and record.cost.ranks == ranks
     assert record.curves["valid/loss"] == pytest.approx(whole.curves["valid/loss"], rel=1e-6)
 
 
 def test_a_run_moves_from_one_rank_to_two_in_parts_and_back_with_the_undisturbed_curve(
+    trained: Trained,
     store: MemoryStore,
     make_config: Callable[..., RunConfig],
     train_on_ranks: Callable[..., None],
@@ -237,7 +236,7 @@ def test_a_run_moves_from_one_rank_to_two_in_parts_and_back_with_the_undisturbed
     train(config, run, store=store, until=1)
     train_on_ranks(config, run, 2, "--resume", "--until", "2", "--micro-batches", "3")
     assert read_record(run).cost.ranks == 2
-    record, whole = train(config, run, store=store, resume=True), train(config, tmp_path / "whole", store=store)
+    record, whole = train(config, run, store=store, resume=True), trained("whole", config)
     for name, curve in whole.curves.items():
         assert record.curves[name] == pytest.approx(curve, rel=1e-6, abs=1e-12), name
 

@@ -126,11 +126,10 @@ def test_the_count_sees_settings_wherever_they_stand(make_config: Callable[..., 
     assert settings_in({"batch": 6}) == []
 
 
-@pytest.mark.parametrize("model", ["schnet", "painn", "egnn", "pna"])
 def test_a_configuration_comes_to_the_loop_in_few_calls(
-    model: str, path: Path, make_config: Callable[..., RunConfig], tmp_path: Path
+    path: Path, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    config = make_config(model, heads=[HEAD], train__epochs=1, data__store=str(path))
+    config = make_config(heads=[HEAD], train__epochs=1, data__store=str(path))
     with traced_calls() as calls:
         hydragnn.train(config, tmp_path / "run")
     assert 0 < len(calls) <= MOST, listed(calls)

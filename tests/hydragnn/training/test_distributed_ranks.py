@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 
-from hydragnn.architectures import architectures
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import LaunchError, launch_from, leave
@@ -22,24 +21,20 @@ BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 MPIRUN = [str(BIN / "mpirun"), "-n", "2", sys.executable]
 needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
-OF_POSITIONS = [kind for kind, architecture in architectures().items() if architecture.sees_positions()]
-BLIND = [kind for kind in architectures() if kind not in OF_POSITIONS]
-AROUND: dict[str, tuple[str, dict[str, Any]]] = {
-    "painn with attention": ("painn", {"model__global_attention": {"kind": "multihead", "heads": 2}}),
-    "painn with pooling": ("painn", {"model__pooling": {"levels": 1}}),
-    "gin with pooling": ("gin", {"model__pooling": {"levels": 1}}),
+ATTENTION = {"model__global_attention": {"kind": "multihead", "heads": 2}}
+CLUSTERS = {"model__pooling": {"levels": 1}}
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dimenet": ("dimenet", {}),
+    "mace": ("mace", {}),
+    "pna": ("pna", {}),
+    "painn with attention": ("painn", ATTENTION),
+    "relational": ("relational", {"data__inputs": ["atomic_numbers", "relation"]}),
+    "painn with pooling": ("painn", CLUSTERS),
+    "gin with pooling": ("gin", CLUSTERS),
 }
-"""Names of runs: their model, and other settings."""
+"""Names of runs: their model, and other settings. Every architecture's gradients of shares are under a promise of conformance."""
 WITHOUT_FORCES = [
-    {
-        "kind": "energy",
-        "loss": "mse",
-        "stage_two_factor": 1.0,
-        "field": "energy",
-        "per_node": True,
-        "references": True,
-        "hidden_dims": [8],
-    },
+    {"kind": "energy", "field": "energy", "per_node": True, "references": True, "hidden_dims": [8]},
     {"kind": "scalar", "field": "charge", "hidden_dims": [8], "loss": "huber"},
 ]
 
@@ -58,10 +53,8 @@ def assert_same_curves(one: RunRecord, other: RunRecord, tolerance: float = 1e-6
 
 def configuration(name: str, make_config: Callable[..., RunConfig]) -> RunConfig:
     """With one graph in the last step of each epoch, which leaves the second rank without graphs; charges are missing here and there."""
-    model, changes = AROUND.get(name, (name, {}))
-    heads = WITHOUT_FORCES if model in BLIND or "model__pooling" in changes else None
-    if model == "relational":
-        changes = {"data__inputs": ["atomic_numbers", "relation"]}
+    model, changes = RUNS[name]
+    heads = WITHOUT_FORCES if model == "relational" or "model__pooling" in changes else None
     return make_config(model, heads, batch__max_graphs=9, train__ema_decay=0.9, **changes)
 
 
@@ -71,30 +64,20 @@ def pairs(
     launch: Callable[..., subprocess.Popen[str]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, tuple[RunConfig, RunRecord]]:
-    """Every model trained by two ranks, one after the other in the same two processes."""
+    """Every run trained by two ranks, one after the other in the same two processes."""
     folder = tmp_path_factory.mktemp("pairs")
-    configs = {name: configuration(name, make_config) for name in [*architectures(), *AROUND]}
+    configs = {name: configuration(name, make_config) for name in RUNS}
     finish(launch({folder / name: config for name, config in configs.items()}, "--related", launcher=TORCHRUN))
     return {name: (config, read_record(folder / name)) for name, config in configs.items()}
 
 
-@pytest.mark.parametrize("model", [*OF_POSITIONS, "painn with attention"])
-def test_two_ranks_take_the_steps_one_rank_would_with_energies_and_forces(
-    model: str, pairs: dict[str, tuple[RunConfig, RunRecord]], material: ModuleType, tmp_path: Path
+@pytest.mark.parametrize("name", RUNS)
+def test_two_ranks_take_the_steps_one_rank_would(
+    name: str, pairs: dict[str, tuple[RunConfig, RunRecord]], material: ModuleType, tmp_path: Path
 ) -> None:
-    assert_like_one_rank(*pairs[model], material, tmp_path)
-
-
-@pytest.mark.parametrize("model", [*BLIND, "painn with pooling", "gin with pooling"])
-def test_two_ranks_take_the_steps_one_rank_would_without_forces(
-    model: str, pairs: dict[str, tuple[RunConfig, RunRecord]], material: ModuleType, tmp_path: Path
-) -> None:
-    assert_like_one_rank(*pairs[model], material, tmp_path)
-
-
-def assert_like_one_rank(config: RunConfig, pair: RunRecord, material: ModuleType, folder: Path) -> None:
+    config, pair = pairs[name]
     assert pair.cost.ranks == 2 and pair.status == "finished"
-    assert_same_curves(train(config, folder / "alone", store=material.clusters(40, related=True)), pair)
+    assert_same_curves(train(config, tmp_path / "alone", store=material.clusters(40, related=True)), pair)
 
 
 @needs_mpirun
@@ -178,17 +161,6 @@ def test_the_launcher_is_read_from_the_environment() -> None:
 def test_variables_that_no_launcher_writes_are_named(environment: dict[str, str], name: str) -> None:
     with pytest.raises(LaunchError, match=f"^{name} is in the environment.*unset {name.partition('=')[0]}$"):
         launch_from(environment)
-
-
-def test_what_went_wrong_on_one_rank_is_what_the_record_says(
-    make_config: Callable[..., RunConfig], launch: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    config = make_config(data__window=10, train__epochs=50)
-    output = finish(launch({tmp_path / "run": config}, "--faulty-rank", "1", launcher=TORCHRUN), code=1)
-    failure = read_record(tmp_path / "run").failure
-    assert failure is not None and failure.kind == "out_of_memory", output
-    assert "no memory left for a batch" in failure.message
-    assert not list((tmp_path / "run").glob(".failure-*"))
 
 
 def test_a_lost_rank_is_recorded_as_such_and_the_run_goes_on_from_its_checkpoint(

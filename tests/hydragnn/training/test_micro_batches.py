@@ -20,6 +20,8 @@ from hydragnn.record import RunRecord
 from hydragnn.runs import train
 from hydragnn.training.micro_batches import even_cuts, micro_batches
 
+Trained = Callable[..., RunRecord]
+
 COSTS = st.lists(st.integers(1, 50), max_size=7)
 
 
@@ -75,31 +77,29 @@ def assert_same_curves(one: RunRecord, other: RunRecord) -> None:
         assert other.curves[name] == pytest.approx(curve, rel=1e-10, abs=1e-12), name  # fp64; only sums are reordered
 
 
-@pytest.mark.parametrize("model", ["schnet", "painn", "egnn", "pna"])
+@pytest.mark.parametrize("model", ["painn", "pna"])
 def test_parts_take_the_steps_of_the_whole_batch(
-    model: str, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    model: str, trained: Trained, make_config: Callable[..., RunConfig]
 ) -> None:
     # batches of nine leave one graph to the last step of an epoch, fewer than parts; charges are missing here and there
     config = make_config(model, batch__max_graphs=9, train__ema_decay=0.9)
-    whole = train(config, tmp_path / "1", store=store)
+    whole = trained("1", config)
     for count in (2, 4):
-        assert_same_curves(whole, train(config, tmp_path / str(count), store=store, micro_batches=count))
+        assert_same_curves(whole, trained(str(count), config, micro_batches=count))
 
 
 def test_a_run_in_parts_is_cut_and_resumed_with_the_same_bits_under_dropout(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    trained: Trained, make_config: Callable[..., RunConfig]
 ) -> None:
     config = make_config(model__dropout=0.2, train__precision="fp32")
-    whole = train(config, tmp_path / "whole", store=store, micro_batches=3)
-    train(config, tmp_path / "cut", store=store, micro_batches=3, until=1)
-    assert train(config, tmp_path / "cut", store=store, micro_batches=3, resume=True).curves == whole.curves
+    whole = trained("whole", config, micro_batches=3)
+    trained("cut", config, micro_batches=3, until=1)
+    assert trained("cut", config, micro_batches=3, resume=True).curves == whole.curves
 
 
-def test_less_than_one_micro_batch_is_refused(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_less_than_one_micro_batch_is_refused(trained: Trained) -> None:
     with pytest.raises(InputError, match="use micro_batches of 1 or more"):
-        train(make_config(), tmp_path / "run", store=store, micro_batches=0)
+        trained(micro_batches=0)
 
 
 def peak_bytes(work: Callable[[], object], path: Path) -> int:

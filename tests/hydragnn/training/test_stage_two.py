@@ -14,6 +14,8 @@ from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
 from hydragnn.runs import train
 
+Trained = Callable[..., RunRecord]
+
 Config = Callable[..., RunConfig]
 ENERGY = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
 CHARGE = {"kind": "scalar", "field": "charge", "hidden_dims": [8]}
@@ -32,15 +34,15 @@ def two_stages(make_config: Config) -> Config:
 
 
 @pytest.fixture
-def whole(two_stages: Config, store: MemoryStore, tmp_path: Path) -> RunRecord:
+def whole(two_stages: Config, trained: Trained) -> RunRecord:
     """The run of two stages, undisturbed."""
-    return train(two_stages(), tmp_path / "whole", store=store)
+    return trained("whole", two_stages())
 
 
 def test_stages_differ_in_the_energys_weight_alone_and_the_validation_loss_has_that_of_the_second(
-    two_stages: Config, whole: RunRecord, store: MemoryStore, tmp_path: Path
+    two_stages: Config, whole: RunRecord, trained: Trained
 ) -> None:
-    one, other = (train(two_stages(factor), tmp_path / str(factor), store=store) for factor in (1.0, 25.5))
+    one, other = (trained(str(factor), two_stages(factor)) for factor in (1.0, 25.5))
     for name, curve in whole.curves.items():
         if name != "valid/loss":
             assert one.curves[name][:2] == curve[:2] == other.curves[name][:2], name
@@ -53,18 +55,18 @@ def test_stages_differ_in_the_energys_weight_alone_and_the_validation_loss_has_t
 
 
 def test_the_weight_of_the_second_stage_is_the_one_that_a_run_of_one_stage_would_have(
-    two_stages: Config, make_config: Config, store: MemoryStore, tmp_path: Path
+    two_stages: Config, make_config: Config, trained: Trained
 ) -> None:
-    from_the_start = train(two_stages(train__epochs=1), tmp_path / "two", store=store)
+    from_the_start = trained("two", two_stages(train__epochs=1))
     heads = [{**ENERGY, "weight": 50.0, "stage_two_factor": 1.0}, CHARGE]
-    one_stage = train(make_config(heads=heads, train__epochs=1, train__ema_decay=0.9), tmp_path / "one", store=store)
+    one_stage = trained("one", make_config(heads=heads, train__epochs=1, train__ema_decay=0.9))
     assert from_the_start.curves == one_stage.curves
 
 
 def test_a_run_that_is_paused_in_its_first_stage_leaves_a_model(
-    two_stages: Config, store: MemoryStore, tmp_path: Path
+    two_stages: Config, trained: Trained, store: MemoryStore, tmp_path: Path
 ) -> None:
-    record = train(two_stages(), tmp_path / "run", store=store, until=1)
+    record = trained("run", two_stages(), until=1)
     assert (record.status, record.best["epoch"]) == ("paused", 1)
     output = load_model(tmp_path / "run" / "model").predict(store.read([0]))
     assert {"energy", "forces", "charge"} == set(output)
@@ -89,10 +91,8 @@ def test_two_ranks_and_parts_of_batches_cross_the_border_as_one_rank_does(
         assert record.curves[name] == pytest.approx(curve, rel=1e-6, abs=1e-12), name
 
 
-def test_patience_does_not_end_a_run_before_its_second_stage(
-    two_stages: Config, store: MemoryStore, tmp_path: Path
-) -> None:
+def test_patience_does_not_end_a_run_before_its_second_stage(two_stages: Config, trained: Trained) -> None:
     rates = {"train__learning_rate": 1e-30, "train__schedule": "constant", "train__ema_decay": 0.0}
     settings = {"train__epochs": 8, "train__patience": 2, **rates}  # weights stand still, so no epoch is better
-    assert train(two_stages(**settings), tmp_path / "two", store=store).epochs == 4 + 2
-    assert train(two_stages(1.0, **settings), tmp_path / "one", store=store).epochs == 1 + 2
+    assert trained("two", two_stages(**settings)).epochs == 4 + 2
+    assert trained("one", two_stages(1.0, **settings)).epochs == 1 + 2

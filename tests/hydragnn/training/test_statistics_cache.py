@@ -80,7 +80,7 @@ def forbid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, name, never)
 
 
-@pytest.mark.parametrize("model", ["pna", "schnet", "mace"])
+@pytest.mark.parametrize("model", ["pna", "mace"])
 def test_a_second_run_measures_nothing_and_knows_the_same_bits(
     model: str, store: MemoryStore, disk: DiskStore, make_config: Configs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ from hydragnn.training.stack import side_by_side
 from hydragnn.training.state import TrainState
 from hydragnn.training.together import Group, Way
 
+Trained = Callable[..., RunRecord]
+
 Configs = Callable[..., RunConfig]
 ENERGY_ALONE = [
     {"kind": "scalar", "extensive": True, "per_node": False, "field": "energy", "pool": "sum", "hidden_dims": [8]}
@@ -62,23 +64,17 @@ VARIED = (
 )
 
 
-KINDS = (
-    *("schnet", "painn", "pna", "sage", "mfc", "pnaplus", "pnaeq"),
-    *("mace", "dimenet", "tensornet", "equivariant_transformer"),
-)
-
-
 @pytest.mark.parametrize(
     "model, more",
     [
-        *((kind, {}) for kind in KINDS),
+        *((kind, {}) for kind in ("schnet", "painn", "pna", "mace", "dimenet", "tensornet")),
         ("egnn", {"model__moving_coordinates": True}),
         ("pnaeq", {"model__statistics": "smooth"}),
     ],
 )
 @pytest.mark.usefixtures("stacked")
 def test_runs_trained_together_are_those_trained_alone(
-    model: str, more: dict[str, object], make_config: Configs, store: MemoryStore, tmp_path: Path
+    model: str, more: dict[str, object], make_config: Configs, trained: Trained, store: MemoryStore, tmp_path: Path
 ) -> None:
     heads = ENERGY_ALONE if model not in ("schnet", "painn", "egnn", "dimenet") else None
     configs = [make_config(model, heads, train__seed=seed, **more, **changes) for seed, changes in enumerate(VARIED)]
@@ -86,7 +82,7 @@ def test_runs_trained_together_are_those_trained_alone(
     for number, (config, record) in enumerate(zip(configs, records)):
         assert_stacked(record, others=2)
         assert record == read_record(tmp_path / f"{number}")
-        assert_same_curves(record, train(config, tmp_path / f"alone-{number}", store=store))
+        assert_same_curves(record, trained(f"alone-{number}", config))
 
 
 @pytest.mark.parametrize(("model", "runs"), [("mace", 1), ("schnet", 2)])
@@ -113,7 +109,9 @@ def test_what_fills_a_small_batch_up_is_beyond_every_cutoff(store: MemoryStore) 
 
 
 @pytest.mark.usefixtures("stacked")
-def test_a_run_that_diverges_leaves_the_others_alone(make_config: Configs, store: MemoryStore, tmp_path: Path) -> None:
+def test_a_run_that_diverges_leaves_the_others_alone(
+    make_config: Configs, trained: Trained, store: MemoryStore, tmp_path: Path
+) -> None:
     configs = [make_config("painn", ENERGY_ALONE, train__seed=seed, train__epochs=2) for seed in range(3)]
     wild = make_config(
         "painn", ENERGY_ALONE, train__epochs=2, train__optimizer="sgd", train__learning_rate=1e200, train__clip_norm=0
@@ -123,12 +121,12 @@ def test_a_run_that_diverges_leaves_the_others_alone(make_config: Configs, store
     for number, config in zip((0, 2, 3), configs):
         assert_stacked(records[number], others=3)
         assert_stacked(records[number], others=2)
-        assert_same_curves(records[number], train(config, tmp_path / f"alone-{number}", store=store))
+        assert_same_curves(records[number], trained(f"alone-{number}", config))
 
 
 @pytest.mark.usefixtures("stacked")
 def test_a_run_without_memory_leaves_the_others_alone(
-    make_config: Configs, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_config: Configs, trained: Trained, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs = [make_config("egnn", ENERGY_ALONE, train__seed=seed, train__epochs=1) for seed in range(3)]
     stacked_gradients, take_step, calls = together.stacked_gradients, together.take_step, itertools.count(1)
@@ -149,7 +147,7 @@ def test_a_run_without_memory_leaves_the_others_alone(
     monkeypatch.undo()
     assert records[1].failure is not None and records[1].failure.kind == "out_of_memory"
     for number in (0, 2):
-        assert_same_curves(records[number], train(configs[number], tmp_path / f"alone-{number}", store=store))
+        assert_same_curves(records[number], trained(f"alone-{number}", configs[number]))
 
 
 def _train_until_killed(configs: list[RunConfig], outs: list[Path], store: MemoryStore) -> None:
@@ -167,7 +165,9 @@ def _train_until_killed(configs: list[RunConfig], outs: list[Path], store: Memor
 
 
 @pytest.mark.usefixtures("stacked")
-def test_runs_killed_together_go_on_together_or_alone(make_config: Configs, store: MemoryStore, tmp_path: Path) -> None:
+def test_runs_killed_together_go_on_together_or_alone(
+    make_config: Configs, trained: Trained, store: MemoryStore, tmp_path: Path
+) -> None:
     configs = [make_config("schnet", ENERGY_ALONE, train__seed=seed, train__epochs=3) for seed in range(3)]
     outs = [tmp_path / f"{number}" for number in range(3)]
     process = multiprocessing.get_context("fork").Process(target=_train_until_killed, args=(configs, outs, store))
@@ -178,7 +178,7 @@ def test_runs_killed_together_go_on_together_or_alone(make_config: Configs, stor
     records = train_together(configs[:2], outs[:2], store=store, resume=True)
     records.append(train(configs[2], outs[2], store=store, resume=True))
     for number, (config, record) in enumerate(zip(configs, records)):
-        assert_same_curves(record, train(config, tmp_path / f"alone-{number}", store=store))
+        assert_same_curves(record, trained(f"alone-{number}", config))
 
 
 def test_the_faster_way_is_taken_and_recorded(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from hydragnn.architectures import architectures
 from hydragnn.base.files import write_json
 from hydragnn.config import RunConfig
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Attempt, Fenced, Heartbeat
@@ -21,7 +20,8 @@ from tests.forked import Forked
 Call = Callable[..., Any]
 SCRIPT = Path(__file__).with_name("compiling.py")
 SMALL = {"model__hidden_dim": 4, "model__num_layers": 1, "model__num_radial": 4}
-KINDS = sorted(architectures())
+KINDS = ("dimenet", "gatv2", "mace", "painn", "pna", "relational", "tensornet")
+"""One architecture for each form of loop; the script traces and compiles all of them where no kind is named."""
 
 
 @pytest.fixture(scope="session")
@@ -56,25 +56,19 @@ def trained(call: Call, make_config: Callable[..., RunConfig], tmp_path: Path) -
     return run
 
 
-@pytest.mark.parametrize("kinds", [KINDS[::2], KINDS[1::2]], ids=", ".join)
-def test_an_architecture_is_traced_with_all_heads_and_gives_what_it_gives(kinds: list[str], call: Call) -> None:
-    found = call("traced", *kinds)
-    assert sorted(found) == kinds
+def test_a_traced_architecture_gives_what_it_gives_untraced(call: Call) -> None:
+    found = call("traced", *KINDS)
+    assert sorted(found) == sorted(KINDS)
     for kind, errors in found.items():
         for batch, (values, gradient) in errors.items():
             assert max(values, gradient) < 1e-12, (kind, batch)
 
 
-def test_one_function_serves_batches_of_all_sizes(call: Call) -> None:
-    errors = call("compiled", "painn", "--single")["painn torch.float32"]
+def test_one_function_serves_batches_of_all_sizes_and_loops_stay_behind_those_that_they_read(call: Call) -> None:
+    errors = call("compiled", "pnaeq", "--single", "--layers", "2")["pnaeq torch.float32"]
     assert errors.pop("functions") == 1
     for batch, (values, gradient) in errors.items():
-        assert max(values, gradient) < 1e-5, batch  # double precision: the run below, to 1e-9
-
-
-def test_loops_that_read_what_others_add_to_stay_behind_them(call: Call) -> None:
-    errors = call("compiled", "pnaeq", "--single", "--layers", "2")["pnaeq torch.float32"]
-    assert errors["3 graphs"][1] < 1e-5  # 5e-2 where the compiler forgets
+        assert max(values, gradient) < 1e-5, batch  # 5e-2 where the compiler forgets; double precision: the run below
 
 
 def test_detach_nodes_of_tracing_would_make_gradients_wrong_and_are_noticed(call: Call) -> None:

@@ -12,20 +12,30 @@ import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.terminal import PlainConsole
-from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, make_split
-from hydragnn.models import load_model
-from hydragnn.record import read_record
-from hydragnn.runs import console_progress, train
+from hydragnn.models import TrainedModel, load_model
+from hydragnn.record import RunRecord, read_record
+from hydragnn.runs import console_progress
 from hydragnn.runs.progress import Bar
 from hydragnn.training import evaluate
 
+Trained = Callable[..., RunRecord]
+
+
+def model_in(run: Path) -> TrainedModel:
+    return load_model(run / "model", dtype=torch.float64)
+
+
+@pytest.fixture
+def judged(store: MemoryStore, make_config: Callable[..., Any], tmp_path: Path) -> Callable[[str], Any]:
+    """Metrics of the validation part for the model of a run, computed again."""
+    return lambda name: evaluate(model_in(tmp_path / name), store, make_split(store, make_config().split).valid)
+
 
 def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    trained: Trained, judged: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    config = make_config(train__epochs=4)
-    record = train(config, tmp_path / "run", store=store)
+    record = trained(train__epochs=4)
     assert record.status == "finished" and record.epochs == 4
     assert read_record(tmp_path / "run") == record
     assert record.parts == {"train": 28, "valid": 8, "calibration": 0, "test": 4}
@@ -33,56 +43,34 @@ def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(
     for name in ("train/loss", "valid/loss", "learning_rate", "valid/energy/mae", "valid/energy/mae_per_node"):
         assert all(math.isfinite(value) for value in record.curves[name])
     assert record.best["valid/loss"] == min(record.curves["valid/loss"])
-    model = load_model(tmp_path / "run" / "model", dtype=torch.float64)
-    metrics = evaluate(model, store, make_split(store, config.split).valid)
-    for field in ("energy", "forces", "charge"):
+    for field, metrics in judged("run").items():
         for name in ("mae", "rmse", "r2"):
-            assert metrics[field][name] == pytest.approx(record.best[f"valid/{field}/{name}"], rel=1e-9)
+            assert metrics[name] == pytest.approx(record.best[f"valid/{field}/{name}"], rel=1e-9)
 
 
 def test_the_best_epoch_is_kept_as_the_model_even_if_later_ones_are_worse(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    trained: Trained, judged: Callable[[str], Any]
 ) -> None:
-    config = make_config(train__epochs=8, train__schedule="constant", train__learning_rate=0.2)
-    record = train(config, tmp_path / "run", store=store)
+    record = trained(train__epochs=8, train__schedule="constant", train__learning_rate=0.2)
     losses = record.curves["valid/loss"]
     assert record.best["epoch"] == losses.index(min(losses)) + 1 < 8, "choose a rate at which later epochs are worse"
-    model = load_model(tmp_path / "run" / "model", dtype=torch.float64)
-    metrics = evaluate(model, store, make_split(store, config.split).valid)
-    assert metrics["energy"]["mae"] == pytest.approx(record.best["valid/energy/mae"])
+    assert judged("run")["energy"]["mae"] == pytest.approx(record.best["valid/energy/mae"])
 
 
-def test_validation_and_the_model_use_the_averaged_weights(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    config = make_config(train__ema_decay=0.99, train__epochs=2)
-    record = train(config, tmp_path / "run", store=store)
-    plain = train(make_config(train__epochs=2), tmp_path / "plain", store=store)
+def test_validation_and_the_model_use_the_averaged_weights(trained: Trained, judged: Callable[[str], Any]) -> None:
+    record, plain = trained(train__ema_decay=0.99, train__epochs=2), trained("plain", train__epochs=2)
     assert record.curves["train/loss"] == plain.curves["train/loss"]  # training itself does not see the average
     assert record.curves["valid/loss"] != plain.curves["valid/loss"]
-    model = load_model(tmp_path / "run" / "model", dtype=torch.float64)
-    metrics = evaluate(model, store, make_split(store, config.split).valid)
-    assert metrics["forces"]["mae"] == pytest.approx(record.best["valid/forces/mae"])
+    assert judged("run")["forces"]["mae"] == pytest.approx(record.best["valid/forces/mae"])
 
 
 def test_the_validation_loss_is_the_weighted_sum_of_each_fields_mean_normalised_loss(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    trained: Trained, tmp_path: Path
 ) -> None:
-    heads = [
-        {
-            "kind": "energy",
-            "stage_two_factor": 1.0,
-            "per_node": False,
-            "field": "energy",
-            "weight": 0.5,
-            "loss": "mse",
-            "references": True,
-        },
-        {"kind": "scalar", "field": "charge", "weight": 2.0, "loss": "mse"},
-    ]
-    config = make_config(heads=heads, train__epochs=1)
-    record = train(config, tmp_path / "run", store=store)
-    scales = load_model(tmp_path / "run" / "model").normalisation.scales
+    energy = {"kind": "energy", "field": "energy", "per_node": False, "references": True}
+    heads = [{**energy, "weight": 0.5, "loss": "mse"}, {"kind": "scalar", "field": "charge", "weight": 2.0}]
+    record = trained(heads=heads, train__epochs=1)
+    scales = model_in(tmp_path / "run").normalisation.scales
     expected = sum(
         weight * (record.best[f"valid/{name}/rmse"] / scales[name].std[0]) ** 2
         for name, weight in (("energy", 0.5), ("charge", 2.0))
@@ -90,83 +78,41 @@ def test_the_validation_loss_is_the_weighted_sum_of_each_fields_mean_normalised_
     assert record.best["valid/loss"] == pytest.approx(expected)
 
 
-def test_training_beats_the_trivial_predictor(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    config = make_config("painn", train__epochs=30, train__learning_rate=0.01)
-    record = train(config, tmp_path / "run", store=store)
+def test_training_beats_the_trivial_predictor(trained: Trained) -> None:
+    record = trained(model="painn", train__epochs=30, train__learning_rate=0.01)
     for name in ("valid/energy/rmse", "valid/forces/rmse", "valid/charge/rmse"):
         assert record.best[name] < 0.8 * record.trivial[name], name
 
 
-@pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-3), ("bf16", 0.3)])
-def test_lower_precision_follows_double_precision(
-    precision: str, tolerance: float, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    exact = train(make_config(), tmp_path / "exact", store=store)
-    rough = train(make_config(train__precision=precision), tmp_path / "rough", store=store)
-    assert rough.curves["valid/loss"] == pytest.approx(exact.curves["valid/loss"], rel=tolerance)
-    assert rough.curves["valid/loss"] != exact.curves["valid/loss"]
+def test_lower_precision_follows_double_precision(trained: Trained) -> None:
+    exact = trained("exact").curves["valid/loss"]
+    for precision, tolerance in (("fp32", 1e-3), ("bf16", 0.3)):
+        rough = trained(precision, train__precision=precision).curves["valid/loss"]
+        assert rough == pytest.approx(exact, rel=tolerance) and rough != exact
 
 
-def test_equal_seeds_give_equal_bits_and_other_seeds_do_not(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    one, two, other = (
-        train(make_config(train__seed=seed), tmp_path / name, store=store).curves
-        for seed, name in ((5, "one"), (5, "two"), (6, "other"))
-    )
+def test_equal_seeds_give_equal_bits_and_other_seeds_do_not(trained: Trained) -> None:
+    one, two, other = (trained(name, train__seed=seed).curves for seed, name in ((5, "one"), (5, "two"), (6, "other")))
     assert one == two and one != other
 
 
-def test_a_gaussian_head_learns_its_spread(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_a_gaussian_head_learns_its_spread(trained: Trained, store: MemoryStore, tmp_path: Path) -> None:
     heads = [{"kind": "scalar", "field": "charge", "distribution": "gaussian", "loss": "nll", "hidden_dims": [8]}]
-    config = make_config(heads=heads, train__epochs=20, train__learning_rate=0.01)
-    record = train(config, tmp_path / "run", store=store)
+    record = trained(heads=heads, train__epochs=20, train__learning_rate=0.01)
     assert record.best["valid/loss"] < record.curves["valid/loss"][0]
-    model = load_model(tmp_path / "run" / "model", dtype=torch.float64)
-    variance = model.predict(store.read([0, 1]))["charge"].variance
+    variance = model_in(tmp_path / "run").predict(store.read([0, 1]))["charge"].variance
     assert variance is not None and (variance > 0).all()
 
 
-def test_a_window_trains_on_every_graph_with_less_in_memory(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    config = make_config(data__window=10, train__epochs=6)
-    record = train(config, tmp_path / "run", store=store)
-    assert record.status == "finished" and record.curves["train/loss"][-1] < record.curves["train/loss"][0]
-
-
-def test_without_edges_the_neighbours_are_not_seen(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_without_edges_the_neighbours_are_not_seen(trained: Trained, judged: Callable[[str], Any]) -> None:
     heads = [{"kind": "scalar", "field": "charge", "hidden_dims": [8]}]
     options = {"heads": heads, "train__epochs": 30, "train__learning_rate": 0.01}
-    seeing = train(make_config(**options), tmp_path / "seeing", store=store)
-    blind = train(
-        make_config(**options, data__edges=False, data__inputs=["atomic_numbers", "length"]),
-        tmp_path / "blind",
-        store=store,
-    )
+    seeing = trained("seeing", **options)
+    blind = trained("blind", **options, data__edges=False, data__inputs=["atomic_numbers", "length"])
     assert seeing.best["valid/charge/rmse"] < 0.7 * blind.best["valid/charge/rmse"]
     assert seeing.data_hash != blind.data_hash
-    model = load_model(tmp_path / "blind" / "model", dtype=torch.float64)
-    metrics = evaluate(
-        model, store, make_split(store, make_config().split).valid
-    )  # the model leaves the edges out itself
-    assert metrics["charge"]["rmse"] == pytest.approx(blind.best["valid/charge/rmse"])
-
-
-def test_a_learning_rate_out_of_bounds_ends_as_diverged(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    config = make_config(train__learning_rate=1e200, train__clip_norm=0, train__optimizer="sgd")
-    record = train(config, tmp_path / "run", store=store)
-    assert record.status == "failed" and record.failure.kind == "diverged"
-    assert "lower the learning rate" in record.failure.message
-    assert read_record(tmp_path / "run") == record
+    # the model leaves the edges out itself
+    assert judged("blind")["charge"]["rmse"] == pytest.approx(blind.best["valid/charge/rmse"])
 
 
 BAD = {
@@ -181,66 +127,56 @@ BAD = {
 
 @pytest.mark.parametrize("changes, sentence", BAD.values(), ids=BAD.keys())
 def test_what_cannot_work_is_refused_before_anything_is_written(
-    changes: dict[str, Any], sentence: str, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    changes: dict[str, Any], sentence: str, trained: Trained, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=sentence):
-        train(make_config(**changes), tmp_path / "run", store=store)
+        trained(**changes)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_segment_ends_within_the_budget(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_a_segment_ends_within_the_budget(trained: Trained) -> None:
     with pytest.raises(InputError, match="until epoch 0 has nothing to train"):
-        train(make_config(), tmp_path / "run", store=store, until=0)
-    assert train(make_config(), tmp_path / "run", store=store, until=99).epochs == 3
+        trained(until=0)
+    assert trained(until=99).epochs == 3
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_labels_that_are_not_finite_are_refused_with_their_graph(
-    value: float, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    value: float, trained: Trained, store: MemoryStore
 ) -> None:
     batch = store.read(range(len(store)))
     batch["charge"][batch.node_offsets[7]] = value
     with pytest.raises(InputError, match=r"graph 7, field charge: (nan|inf) in row 0"):
-        train(make_config(), tmp_path / "run", store=MemoryStore(batch))
+        trained(store=MemoryStore(batch))
 
 
-def test_an_input_that_some_graphs_lack_is_refused(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_an_input_that_some_graphs_lack_is_refused(trained: Trained) -> None:
     heads = [{"kind": "scalar", "extensive": True, "per_node": False, "field": "energy", "pool": "sum"}]
     with pytest.raises(InputError, match="graph 4 has no charge, which the model reads"):
-        train(make_config(heads=heads, data__inputs=["charge"], split__seed=3), tmp_path / "run", store=store)
+        trained(heads=heads, data__inputs=["charge"], split__seed=3)
 
 
-def test_tensorboard_curves_are_written_on_request(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_tensorboard_curves_are_written_on_request(trained: Trained, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    train(make_config(train__tensorboard=True), tmp_path / "run", store=store)
+    trained(train__tensorboard=True)
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 
-def test_a_missing_tensorboard_is_named_with_its_extra(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_tensorboard_is_named_with_its_extra(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InputError, match=r"hydragnn-ensemble\[tensorboard\]"):
-        train(make_config(train__tensorboard=True), tmp_path / "run", store=store)
+        trained(train__tensorboard=True)
 
 
-def test_lines_say_epoch_losses_speed_and_time_left(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_lines_say_epoch_losses_speed_and_time_left(trained: Trained) -> None:
     console = PlainConsole(file=io.StringIO())
-    train(make_config(), tmp_path / "run", store=store, progress=console_progress(console))
+    trained(progress=console_progress(console))
     first, *_, last = console.file.getvalue().splitlines()
     assert first.startswith("epoch 1/3  train ") and "graphs/s" in first and "s left" in first
     assert last.startswith("finished after 3 epochs")
 
 
-def test_a_terminal_gets_a_bar(store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_a_terminal_gets_a_bar(trained: Trained) -> None:
     console = PlainConsole(file=io.StringIO(), force_terminal=True, width=120)
-    train(make_config(), tmp_path / "run", store=store, progress=Bar(console))
+    trained(progress=Bar(console))
     assert "epoch 3/3" in console.file.getvalue() and "finished after 3 epochs" in console.file.getvalue()

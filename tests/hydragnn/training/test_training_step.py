@@ -1,28 +1,26 @@
-"""One step: the host never waits for the device, and any form of parameters takes it."""
+"""One step: the host never waits for the device, and what diverged is told."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydragnn.architectures import architecture_of
-from hydragnn.config import RunConfig, TrainSettings
+from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.runs import assembly, train
+from hydragnn.runs import train
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.training.context import Diverged
 from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import read_step, take_step
-from hydragnn.training.parameters import Layout, Parameters
 
 Configs = Callable[..., RunConfig]
 CPU = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
@@ -116,105 +114,3 @@ def test_weights_that_diverged_in_the_last_step_before_an_end_are_not_saved(
     assert whole.status == "finished" and record.status == "failed"
     assert record.failure is not None and record.failure.kind == "diverged"
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-class ListedParameters:
-    """Weights as separate tensors, each with an optimizer state of its own: the form that shards have."""
-
-    def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
-        self.weights, self.settings = dict(model.named_parameters()), settings
-        kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-        more = {} if settings.optimizer == "adamw" else {"momentum": 0.9, "nesterov": True}
-        self.optimizer = kinds[settings.optimizer](
-            self.weights.values(), lr=0.0, weight_decay=settings.weight_decay, **more
-        )
-        self.average_copies = self._copies() if settings.ema_decay else None
-        self.best_copies = self._copies()
-
-    @property
-    def count(self) -> int:
-        return sum(weight.numel() for weight in self.weights.values())
-
-    @property
-    def layout(self) -> Layout:
-        return [(name, list(weight.shape), 0) for name, weight in self.weights.items()]
-
-    def zero_gradient(self) -> None:
-        self.optimizer.zero_grad()
-
-    def sum_gradient(self) -> None:
-        """One rank."""
-
-    def clip(self) -> Tensor:
-        gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        for gradient in gradients:
-            gradient.mul_((self.settings.clip_norm / norm).clamp(max=1.0))
-        return norm
-
-    def step(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-
-    def average(self, steps: int) -> None:
-        decay = min(self.settings.ema_decay, (1 + steps) / (10 + steps))
-        for name, value in (self.average_copies or {}).items():
-            value.lerp_(self.weights[name].detach(), 1 - decay)
-
-    @contextmanager
-    def swap_in_eval_parameters(self) -> Iterator[None]:
-        with self._swap_in(self.average_copies or self._copies()):
-            yield
-
-    def keep_best(self) -> None:
-        source = self.average_copies or self._copies()
-        for name, value in self.best_copies.items():
-            value.copy_(source[name])
-
-    @contextmanager
-    def best(self) -> Iterator[None]:
-        with self._swap_in(self.best_copies):
-            yield
-
-    def state(self) -> dict[str, Tensor]:
-        return {f"weights/{name}": weight.detach() for name, weight in self.weights.items()}
-
-    def _copies(self) -> dict[str, Tensor]:
-        return {name: weight.detach().clone() for name, weight in self.weights.items()}
-
-    @contextmanager
-    def _swap_in(self, values: dict[str, Tensor]) -> Iterator[None]:
-        before = self._copies()
-        for source in (values, before):
-            with torch.no_grad():
-                for name, weight in self.weights.items():
-                    weight.copy_(source[name])
-            if source is values:
-                yield
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"train__ema_decay": 0.9, "train__clip_norm": 0.1},
-        {"train__optimizer": "sgd", "train__learning_rate": 1e-3, "train__weight_decay": 0.01},
-    ],
-    ids=["adamw, clipped, averaged", "sgd"],
-)
-def test_parameters_that_are_separate_tensors_train_to_the_same_curves(
-    changes: dict[str, Any], store: MemoryStore, make_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make_config(**changes)
-    flat = train(config, tmp_path / "flat", store=store)
-
-    def listed(model: nn.Module, ranks: Ranks, placement: DevicePlacement, settings: TrainSettings) -> Parameters:
-        return ListedParameters(model.to(device=placement.device, dtype=placement.dtype), settings)
-
-    monkeypatch.setattr(assembly, "parallelize", listed)
-    other = train(config, tmp_path / "listed", store=store)
-    assert other.status == flat.status == "finished" and other.parameters == flat.parameters
-    for name, curve in flat.curves.items():
-        assert other.curves[name] == pytest.approx(curve, rel=1e-9, abs=1e-12), (
-            name
-        )  # fp64; norms are summed in another order

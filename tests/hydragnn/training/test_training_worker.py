@@ -93,6 +93,7 @@ def test_a_diverged_run_exits_with_3_and_says_so_in_its_record(
     code, output = code_and_output(work(folder))
     record = read_record(folder)
     assert code == 3 and record.status == "failed" and record.failure.kind == "diverged", output
+    assert "lower the learning rate" in record.failure.message
 
 
 def test_bad_input_exits_with_2_and_is_recorded_as_configuration(
@@ -114,9 +115,7 @@ def test_a_missing_store_exits_with_2_in_one_sentence(
     assert read_record(folder).failure.kind == "configuration"
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1], ids=["SIGTERM", "SIGHUP", "SIGUSR1"]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
 def test_a_signal_pauses_a_worker_and_it_goes_on_with_the_same_bits(
     number: signal.Signals,
     store: MemoryStore,
@@ -172,29 +171,20 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 MPIRUN = (str(Path(sys.executable).parent / "mpirun"), "-n", "2", sys.executable)
 
 
-@pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN], ids=["torchrun", "mpirun"])
+@pytest.mark.skipif(not Path(MPIRUN[0]).exists(), reason="no mpirun beside this Python; install mpich")
 def test_two_ranks_leave_cleanly_with_exit_code_0(
-    launcher: tuple[str, ...],
-    run_folder: Callable[..., tuple[RunConfig, Path]],
-    work: Callable[..., Process],
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., Process]
 ) -> None:
-    if not Path(launcher[0]).exists():
-        pytest.skip("no mpirun beside this Python; install mpich")
     _, folder = run_folder()
-    code, output = code_and_output(work(folder, launcher=launcher))
+    code, output = code_and_output(work(folder, launcher=MPIRUN))
     record = read_record(folder)
     assert code == 0 and record.status == "finished" and record.cost.ranks == 2 and record.cost.nodes == 1, output
     assert output.count("finished after 3 epochs") == 1 and "terminate called" not in output
 
 
-@pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN], ids=["torchrun", "mpirun"])
 def test_a_diverged_run_of_two_ranks_is_recorded_and_exits_above_0(
-    launcher: tuple[str, ...],
-    run_folder: Callable[..., tuple[RunConfig, Path]],
-    work: Callable[..., Process],
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., Process]
 ) -> None:
-    if not Path(launcher[0]).exists():
-        pytest.skip("no mpirun beside this Python; install mpich")
     _, folder = run_folder(train__learning_rate=1e200, train__clip_norm=0, train__optimizer="sgd")
-    code, output = code_and_output(work(folder, launcher=launcher))
+    code, output = code_and_output(work(folder, launcher=TORCHRUN))
     assert code != 0 and read_record(folder).failure.kind == "diverged", output

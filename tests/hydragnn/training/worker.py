@@ -6,7 +6,6 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -77,18 +76,6 @@ def _without_charges(graph: GraphBatch, really: bool) -> GraphBatch:
     return replace(graph, fields=fields, nodes={n: v for n, v in graph.nodes.items() if n != "charge"})
 
 
-class Faulty(MemoryStore):
-    """A store that runs out of memory when it has been read a number of times."""
-
-    reads = 12
-
-    def read(self, *arguments: Any, **options: Any) -> GraphBatch:
-        self.reads -= 1
-        if self.reads < 0:
-            raise MemoryError("no memory left for a batch")
-        return super().read(*arguments, **options)
-
-
 def main() -> int:
     """Train one run after the other in the same ranks; exit code 0 unless one failed."""
     parser = argparse.ArgumentParser()
@@ -99,17 +86,14 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--attempt", type=int, default=None)
-    parser.add_argument("--faulty-rank", type=int, default=-1)
     options = parser.parse_args()
     torch.set_num_threads(1)
     records = []
     try:
-        with join_ranks(options.runs[0]) as ranks:
+        with join_ranks(options.runs[0]):
             for out, path in zip(options.runs[::2], options.runs[1::2]):
                 config = RunConfig.parse(json.loads(path.read_text()))
                 store = clusters(options.graphs, related=options.related)
-                if ranks.rank == options.faulty_rank:
-                    store = Faulty(store.flat)
                 how = {"resume": options.resume, "micro_batches": options.micro_batches, "attempt": options.attempt}
                 records.append(train(config, out, until=options.until, store=store, **how))
     except Interrupted as note:
