@@ -88,14 +88,6 @@ def test_the_error_of_a_stress_per_node_is_that_of_the_virial_per_atom_in_a_cell
     assert whole.item() == pytest.approx(0.06)
 
 
-def test_the_likelihood_is_that_of_a_normal_distribution(batch: GraphBatch) -> None:
-    predicted = normal([3.5, 99.0, 2.0], [0.25, 1.0, 4.0])
-    loss = loss_sum(energy_loss("nll"), predicted, batch)
-    expected = torch.distributions.Normal(predicted.mean, predicted.variance.sqrt())
-    values = -expected.log_prob(batch["energy"])[[0, 2]] - 0.5 * torch.log(torch.tensor(2 * torch.pi))
-    assert loss.item() == pytest.approx(values.sum().item())
-
-
 def test_the_likelihood_per_node_is_that_of_the_scaled_quantity(batch: GraphBatch) -> None:
     loss = loss_sum(energy_loss("nll", per_node=True), normal([3.5, 99.0, 2.0], [0.25, 1.0, 4.0]), batch)
     scaled = torch.distributions.Normal(

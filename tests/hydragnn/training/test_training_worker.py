@@ -140,7 +140,7 @@ def test_a_signal_pauses_a_worker_and_it_goes_on_with_the_same_bits(
 
 
 def test_a_folder_without_configuration_exits_with_2(work: Callable[..., Process], tmp_path: Path) -> None:
-    code, output = code_and_output(work(tmp_path, launcher=(sys.executable,)))
+    code, output = code_and_output(work(tmp_path))
     assert code == 2 and "config.json does not exist" in output
 
 
