@@ -302,22 +302,14 @@ def forecast(state: State, now: float) -> Forecast | None:
 
 def node_counts(state: State) -> NodeCounts:
     """Return counts of nodes by what they do."""
-    out = {name: node.status for name, node in state.health.items() if node.status != "pool"}
-    if len(state.slots) == len(state.nodes):
-        busy = state.healthy - len(state.free)
-        in_use = {node_of(slot) for name in out for slot in state.nodes[name]} - {
-            name for name, node in state.health.items() if node.held
-        }
-    else:
-        in_use = {node_of(slot) for trial in state.running for slot in trial.slots}
-        busy = len(in_use)
-    idle_out = {name: status for name, status in out.items() if name not in in_use}
+    busy = {node_of(slot) for trial in state.running for slot in trial.slots}
+    out = {name: node.status for name, node in state.health.items() if node.status != "pool" and name not in busy}
     return NodeCounts(
         known=len(state.nodes),
-        busy=busy,
-        idle=max(0, len(state.nodes) - busy - len(idle_out)),
-        probing=sum(status == "probing" for status in idle_out.values()),
-        quarantined=tuple(sorted(name for name, status in idle_out.items() if status == "quarantined")),
+        busy=len(busy),
+        idle=max(0, len(state.nodes) - len(busy) - len(out)),
+        probing=sum(status == "probing" for status in out.values()),
+        quarantined=tuple(sorted(name for name, status in out.items() if status == "quarantined")),
         local=local_nodes(state.nodes),
     )
 

@@ -15,6 +15,8 @@ import optuna
 import pytest
 import tomli_w
 from campaigns import course
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import (
@@ -189,7 +191,7 @@ def test_a_lock_that_optuna_left_and_a_study_that_cannot_be_written_hold_nothing
     run_search(settings(trials=2), out, launcher=fake_launcher())
     (out / "optuna.log.lock").symlink_to("c/optuna.log")
     run_search(settings(trials=3), out, launcher=fake_launcher(), resume=True)
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "optuna.log")))
+    storage = JournalStorage(JournalFileBackend(str(out / "optuna.log")))
     (study,) = storage.get_all_studies()
     assert [trial.number for trial in storage.get_all_trials(study._study_id)] == [0, 1, 2]
 
@@ -317,10 +319,6 @@ def test_importance_finds_the_parameter_that_matters(
 def test_the_optuna_study_on_disk_says_what_the_journal_says(
     settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
     out = tmp_path / "c"
     run_search(settings(), out, launcher=fake_launcher(fault="diverged"))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_controller import Instant
 from virtual import transition
 
 from hydragnn.base.errors import InputError
@@ -15,7 +14,7 @@ from hydragnn.config import RunConfig
 from hydragnn.hpo import CampaignSettings, GivenRun, LocalLauncher, campaign_history, run_final, run_search
 from hydragnn.hpo.final import best_runs, given_runs
 from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.scheduling.events import Start, event_to_json
+from hydragnn.hpo.scheduling.events import Proposed, Start
 from hydragnn.hpo.scheduling.scheduler import State
 
 Settings = Callable[..., CampaignSettings]
@@ -36,15 +35,6 @@ def runs(table: dict[str, Any]) -> list[GivenRun]:
     return made
 
 
-def starts_of(out: Path) -> list[tuple[int, int]]:
-    """(trial, until) of everything that was started, in order."""
-    state, started = State(), []
-    for now, event in read_journal(out / "journal.jsonl"):
-        state, actions = transition(state, event, now)
-        started += [(action.trial, action.until) for action in actions if isinstance(action, Start)]
-    return started
-
-
 def test_all_runs_are_trained_to_the_end_as_each_would_be_alone(
     runs: list[GivenRun], fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
 ) -> None:
@@ -59,41 +49,20 @@ def test_all_runs_are_trained_to_the_end_as_each_would_be_alone(
         assert json.loads((alone.folders[0] / "config.json").read_text()) == run.config.to_json()
 
 
-def test_two_workers_train_two_runs_at_once_straight_to_the_end_the_longest_first(
+def test_two_workers_train_two_runs_at_once_straight_to_the_end_the_costliest_first(
     runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
 ) -> None:
-    out = tmp_path / "c"
-    run_final(runs, out, launcher=fake_launcher(workers=2))
-    state, most = State(), 0
-    for now, event in read_journal(out / "journal.jsonl"):
-        state, _ = transition(state, event, now)
+    run_final(runs, tmp_path / "c", launcher=fake_launcher(workers=2))
+    state, most, started = State(), 0, list[tuple[int, int]]()
+    events = read_journal(tmp_path / "c" / "journal.jsonl")
+    for now, event in events:
+        state, actions = transition(state, event, now)
         most = max(most, len(state.running))
+        started += [(action.trial, action.until) for action in actions if isinstance(action, Start)]
     assert most == 2
-    started = starts_of(out)
     assert 1 in {trial for trial, _ in started[:2]}
     assert sorted(started) == [(trial, 12) for trial in range(4)]
-
-
-def test_a_run_that_costs_three_times_as_much_gets_three_times_the_nodes_and_both_train_at_once(
-    table: dict[str, Any], tmp_path: Path
-) -> None:
-    runs: list[GivenRun] = []
-    for work in (2.0, 6.0):
-        model, train = {"kind": "schnet", "hidden_dim": 48}, {"epochs": 2, "seed": len(runs)}
-        config = {"data": table["data"], "model": model, "heads": table["heads"], "train": train}
-        runs.append(GivenRun(config=RunConfig.parse(config), work=work))
-    launcher = Instant("n1", "n2", "n3", "n4")
-    launcher.on_go = lambda task: launcher.tasks[1:] and [launcher.succeed(one) for one in launcher.tasks]
-    assert run_final(runs, tmp_path / "c", launcher=launcher).result.finished == 2
-    assert {task.trial: len(task.slots) for task in launcher.tasks} == {0: 1, 1: 3}
-
-
-def test_what_runs_cost_is_told_to_the_scheduler(
-    runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
-) -> None:
-    run_final(runs, tmp_path / "c", launcher=fake_launcher())
-    events = [event_to_json(event) for _, event in read_journal(tmp_path / "c" / "journal.jsonl")]
-    assert [event["work"] for event in events if event["event"] == "proposed"] == [1.0, 9.0, 3.0, None]
+    assert [event.work for _, event in events if isinstance(event, Proposed)] == [1.0, 9.0, 3.0, None]
 
 
 def test_a_failed_run_is_told_once_the_others_are_trained(

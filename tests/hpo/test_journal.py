@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from hydragnn.base.errors import InputError, TakenOver
 from hydragnn.hpo.journal import Entry, Journal, read_journal
 from hydragnn.hpo.lines import decode_line
-from hydragnn.hpo.scheduling.events import Event, Exhausted, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping
+from hydragnn.hpo.scheduling.events import (
+    Event,
+    Exhausted,
+    Failed,
+    Launched,
+    Opened,
+    Plan,
+    Proposed,
+    Reached,
+    Stopping,
+    decode_event,
+)
 
 EVENTS: list[Event] = [
     Opened(plan=Plan(trials=3, rungs=(1, 5), timeout=2.5), slots=("local/0", "local/1")),
@@ -35,6 +46,7 @@ def written(path: Path) -> bytes:
 
 
 def test_what_is_written_is_read_back_exactly(tmp_path: Path) -> None:
+    assert read_journal(tmp_path / "journal.jsonl") == []
     written(tmp_path / "journal.jsonl")
     assert read_journal(tmp_path / "journal.jsonl") == [(float(k), event) for k, event in enumerate(EVENTS)]
 
@@ -57,8 +69,6 @@ def test_a_line_that_is_no_json_object_is_damaged_whatever_its_checksum(value: b
 
 
 def test_many_events_need_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     flushed: list[int] = []
     with Journal(tmp_path / "journal.jsonl") as journal:
         with monkeypatch.context() as patch:
@@ -66,10 +76,6 @@ def test_many_events_need_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             journal.extend(Entry(0.0, Exhausted(trial=number), {}) for number in range(1000))
         assert len(flushed) == 1
     assert len(read_journal(tmp_path / "journal.jsonl")) == 1000
-
-
-def test_an_absent_journal_is_empty(tmp_path: Path) -> None:
-    assert read_journal(tmp_path / "journal.jsonl") == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -115,8 +121,6 @@ def test_two_searches_never_write_the_same_journal(tmp_path: Path) -> None:
 
 
 def test_an_event_of_a_newer_program_is_named(tmp_path: Path) -> None:
-    from hydragnn.hpo.scheduling.events import decode_event
-
     with pytest.raises(InputError, match="newer program"):
         decode_event(b'{"event": "teleported"}')
 
@@ -128,8 +132,6 @@ def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path: Path) -> 
     path = tmp_path / "journal.jsonl"
     written(path)
     with Journal(path) as journal:
-        import os
-
         journal._file, real = os.open(full, os.O_WRONLY), journal._file
         os.close(real)
         with pytest.raises(InputError, match="free space"):

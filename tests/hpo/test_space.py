@@ -12,7 +12,7 @@ from rings import write_rings
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.space.parameters import FloatRange, IntRange
+from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
 from hydragnn.hpo.space.points import all_points, contains, is_point, random_point, space_of, value_at
 from hydragnn.hpo.trial_configs import check_space, trial_config, valid_configs
 
@@ -165,8 +165,6 @@ def test_every_trial_has_its_own_seed_unless_the_space_sets_it(table: dict[str, 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_every_fraction_of_a_range_gives_a_value_of_the_range(data: Any) -> None:
-    from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
-
     low = data.draw(st.integers(1, 50))
     high = low + data.draw(st.integers(0, 50))
     log = data.draw(st.booleans())
@@ -183,8 +181,6 @@ def test_every_fraction_of_a_range_gives_a_value_of_the_range(data: Any) -> None
 
 
 def test_a_small_discrete_space_is_counted_with_its_conditions() -> None:
-    from hydragnn.hpo.space.parameters import Choices, IntRange
-
     space = space_of({"kind": Choices(choices=["a", "b"]), "depth": IntRange(low=1, high=3, when={"kind": "b"})})
     points = all_points(space)
     assert points is not None
