@@ -162,12 +162,6 @@ def test_a_trial_larger_than_the_allocation_is_refused_before_anything_is_writte
     assert not (tmp_path / "c").exists()
 
 
-def test_trials_of_several_nodes_get_different_ones(settings: Settings, tmp_path: Path) -> None:
-    launcher = Instant("n1", "n2", "n3", "n4")
-    run_search(settings(nodes_per_trial=2), tmp_path / "c", launcher=launcher)
-    assert {len(set(task.slots)) for task in launcher.tasks} == {2}
-
-
 def test_reports_of_one_look_share_one_flush(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,6 @@ from contextlib import ExitStack
 import pytest
 
 from hydragnn.hpo.launching.descriptors import PipeSelector, WakeupPipe
-from hydragnn.hpo.launching.launcher import Begun, Task
-from hydragnn.hpo.launching.local import LocalLauncher
 
 PIPES = 1100
 """As many read ends have descriptors beyond 1,024, where ``select`` ends."""
@@ -40,19 +38,6 @@ def pipes() -> Iterator[list[tuple[int, int]]]:
             for end in made[-1]:
                 stack.callback(os.close, end)
         yield made
-
-
-def test_a_launcher_reads_its_worker_behind_a_thousand_open_files(
-    pipes: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    launcher = LocalLauncher(1, module="json")
-    try:
-        folder = tmp_path_factory.mktemp("trial")
-        launcher.start(Task(trial=0, attempt=1, folder=folder, until=1, slots=launcher.slots))
-        (report,) = launcher.poll(60.0)
-        assert isinstance(report, Begun)
-    finally:
-        launcher.close()
 
 
 def test_as_many_files_may_be_open_as_the_system_grants() -> None:

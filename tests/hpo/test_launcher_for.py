@@ -27,12 +27,6 @@ def allocation(nodes: int = 4, gpus: int = 0) -> Allocation:
     return Allocation(by="slurm", nodes=alike(tuple(f"n{k}" for k in range(nodes)), 8, gpus), deadline=9.0)
 
 
-def test_trials_on_whole_nodes_are_steps(settings: Callable[..., CampaignSettings], tmp_path: Path) -> None:
-    launcher = launcher_for(settings(nodes_per_trial=[1, 4]), allocation(), tmp_path)
-    assert isinstance(launcher, StepLauncher)
-    assert (launcher.slots, launcher.deadline) == (("n0", "n1", "n2", "n3"), 9.0)
-
-
 def test_trials_that_share_nodes_are_in_packs_and_few_of_them_spread_over_many_nodes(
     settings: Callable[..., CampaignSettings], tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hydragnn.base.files import write_sealed
-from hydragnn.hpo.launching.attempts import LastSigns, seconds_between_beats
+from hydragnn.hpo.launching.attempts import seconds_between_beats
 from hydragnn.hpo.launching.sites import NodeStates
 from hydragnn.hpo.launching.sites.pbs import Mpiexec
 from hydragnn.hpo.launching.sites.slurm import Slurm
@@ -67,23 +67,6 @@ def test_runs_of_any_number_ask_the_file_system_at_most_fifty_times_a_second_tog
     looks = len(asked) + (PERIODS if steps else 0)  # the controller's own
     assert not steps or every <= 150.0
     assert 0 < runs * looks / (PERIODS * every) <= 50
-
-
-def test_of_many_whose_signs_come_through_pipes_those_are_silent_that_gave_none_within_the_patience(
-    clock: Clock,
-) -> None:
-    signs = LastSigns(clock)
-    for name in ("a", "b", "c"):
-        signs.note(name)
-    clock.now += 9.0
-    signs.note("a")
-    assert signs.silent(10.0) == []
-    clock.now += 2.0
-    assert signs.silent(10.0) == ["b", "c"] and list(signs) == ["b", "c", "a"]
-    signs.forget("b")
-    assert signs.silent(10.0) == ["c"] and "b" not in signs
-    clock.now += 9.0
-    assert signs.silent(10.0) == ["c", "a"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
