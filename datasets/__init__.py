@@ -12,13 +12,7 @@ from hydragnn.datasets.fit import fit_normalisation, joint_scale
 from hydragnn.datasets.formats.engine import StoreEngine
 from hydragnn.datasets.formats.memory import MemoryStore
 from hydragnn.datasets.loader import Loader
-from hydragnn.datasets.normalisation import (
-    Normalisation,
-    Scale,
-    normalisation_from_json,
-    normalise,
-    reference_sums,
-)
+from hydragnn.datasets.normalisation import Normalisation, Scale, normalisation_from_json, normalise, reference_sums
 from hydragnn.datasets.packing import Budget, pack, share_of
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.datasets.sources.base import BuildSettings, Make, OwnBuild

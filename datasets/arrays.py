@@ -120,9 +120,7 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
         if name not in declared:
             raise InputError(f"the batch has a field {name} that was not declared; add it to the store's fields")
         if field != declared[name]:
-            raise InputError(
-                f"field {name} was declared as {declared[name]}, but the batch has {field}; make them equal"
-            )
+            raise InputError(f"field {name} was declared as {declared[name]}, the batch has {field}; make them equal")
     if len(batch):
         check_structure(batch)
     for graph, problem in edge_problems(batch):

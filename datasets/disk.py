@@ -19,17 +19,9 @@ from hydragnn.datasets.fingerprint import graph_digests
 from hydragnn.datasets.formats.engine import PartReader, engine_named
 from hydragnn.datasets.formats.memory import check_fields, checked_indices
 from hydragnn.datasets.gather import gather, spans_of
-from hydragnn.datasets.manifest import (
-    MANIFEST,
-    Layout,
-    Manifest,
-    PartInfo,
-    check_part_files,
-    part_files,
-    read_manifest,
-)
+from hydragnn.datasets.manifest import MANIFEST, Layout, Manifest, PartInfo, check_part_files, part_files, read_manifest
 from hydragnn.datasets.part_texts import TextsReader, texts_path
-from hydragnn.datasets.store import Column, GraphStore, Sizes
+from hydragnn.datasets.store import Column, GraphStore, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts
@@ -166,11 +158,7 @@ class Part:
         breaks = np.flatnonzero(np.diff(graphs) > (1 if self.reader.direct else GAP)) + 1
         heads = graphs[np.r_[0, breaks]]
         tails = graphs[np.r_[breaks, len(graphs)] - 1] + 1
-        spans = {
-            "graph": (heads, tails),
-            "node": (nodes[heads], nodes[tails]),
-            "edge": (edges[heads], edges[tails]),
-        }
+        spans = {"graph": (heads, tails), "node": (nodes[heads], nodes[tails]), "edge": (edges[heads], edges[tails])}
         arrays = {
             name: self.runs(name, *spans[spec.location])
             for name, spec in array_specs(self._manifest.dim, fields).items()
@@ -302,9 +290,7 @@ class DiskStore:
             self._sizes = Sizes(nodes=nodes, edges=edges)
         return self._sizes
 
-    def read(
-        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
-    ) -> GraphBatch:
+    def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
         """Return these graphs in this order, repeats allowed, with the named fields."""
         check_fields(self.fields(), fields)
         numbers = checked_indices(indices, len(self))
@@ -341,7 +327,7 @@ class DiskStore:
         return list(column)
 
     def read_checked(
-        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
+        self, indices: Numbers, fields: Collection[str] | None = None
     ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
         """Return graphs, and which of them are not as they were written."""
         check_fields(self.fields(), fields)

@@ -211,11 +211,7 @@ def fitted_references(survey: Survey, field: Field) -> dict[int, float]:
 
 
 def _extensive_scales(
-    survey: Survey,
-    field: Field,
-    derived: dict[str, Field],
-    factors: dict[str, float],
-    references: dict[int, float],
+    survey: Survey, field: Field, derived: dict[str, Field], factors: dict[str, float], references: dict[int, float]
 ) -> dict[str, Scale]:
     """Return one std for an energy and its derivatives, in their units."""
     if "forces" in derived:

@@ -18,9 +18,7 @@ def isolated_atoms(path: Path, key: str) -> dict[str, float]:
     from ase.io import iread
 
     if not path.is_file():
-        raise InputError(
-            f"{path} does not exist; name a file of isolated atoms, or give a table of one energy per element"
-        )
+        raise InputError(f"{path} does not exist; name a file of isolated atoms or a table of one energy per element")
     energies: dict[str, float] = {}
     try:
         structures = list(iread(str(path), index=":", parallel=False))
@@ -29,9 +27,7 @@ def isolated_atoms(path: Path, key: str) -> dict[str, float]:
     for number, atoms in enumerate(structures):
         where = f"{path}, structure {number}"
         if len(atoms) != 1:
-            raise InputError(
-                f"{where}: it has {len(atoms)} atoms; name a file in which every structure is one isolated atom"
-            )
+            raise InputError(f"{where}: it has {len(atoms)} atoms; name a file in which each structure is one atom")
         symbol = str(atoms.symbols[0])
         if symbol in energies:
             raise InputError(f"{where}: {symbol} comes a second time; keep one isolated atom of each element")

@@ -12,6 +12,9 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import NAME, Texts, label
 
+Numbers = Sequence[int] | Int64[ndarray, " chosen"]
+"""Graphs by number."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sizes:
@@ -63,9 +66,7 @@ class GraphStore(Protocol):
     def texts(self) -> Mapping[str, Texts]:
         """Return one text per graph and key, read on first use."""
 
-    def read(
-        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
-    ) -> GraphBatch:
+    def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
         """Return these graphs in this order, with the named fields (None: all).
 
         Numbers may repeat. InputError where a number is out of range or a field is not there.

@@ -262,9 +262,7 @@ def check_graphs(
         problems |= _flat_stress(batch, numbers, stress)
         collected += [problems[place] for place in sorted(problems)]
     if len(collected) > 1:
-        raise InputError(
-            f"{collected[0]} (and {len(collected) - 1} more graphs; hydragnn data check lists what is wrong)"
-        )
+        raise InputError(f"{collected[0]} (and {len(collected) - 1} more graphs; hydragnn data check lists them)")
     if collected:
         raise InputError(collected[0])
 

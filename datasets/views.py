@@ -1,16 +1,16 @@
 """Stores without their edges, for ablations."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Bool, UInt8
 from numpy import ndarray
 
 from hydragnn.base.files import digest
 from hydragnn.datasets.disk import DiskStore
-from hydragnn.datasets.store import Column, GraphStore, Sizes, read_checked
+from hydragnn.datasets.store import Column, GraphStore, Numbers, Sizes, read_checked
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts
@@ -59,14 +59,12 @@ class WithoutEdges:
         """Return the texts of the store."""
         return self.store.texts
 
-    def read(
-        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
-    ) -> GraphBatch:
+    def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
         """The graphs with these numbers, without edges."""
         return without_edges(self.store.read(indices, fields))
 
     def read_checked(
-        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
+        self, indices: Numbers, fields: Collection[str] | None = None
     ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
         """The graphs without edges; a changed edge counts all the same."""
         batch, changed = read_checked(self.store, np.asarray(indices, dtype=np.int64), fields)

@@ -6,16 +6,7 @@ from hydragnn.base.errors import InputError
 
 Pairs = list[tuple[int, int]]
 
-CORNERS = {
-    "vertex": 1,
-    "line": 2,
-    "triangle": 3,
-    "quad": 4,
-    "tetra": 4,
-    "pyramid": 5,
-    "wedge": 6,
-    "hexahedron": 8,
-}
+CORNERS = {"vertex": 1, "line": 2, "triangle": 3, "quad": 4, "tetra": 4, "pyramid": 5, "wedge": 6, "hexahedron": 8}
 DIMENSION = {"vertex": 0, "line": 1, "triangle": 2, "quad": 2, "polygon": 2} | dict.fromkeys(
     ("tetra", "pyramid", "wedge", "hexahedron", "polyhedron"), 3
 )

@@ -102,9 +102,7 @@ def _check_cells(mesh: meshio.Mesh, name: str) -> None:
         indices = _members(block.type, block.data)
         if len(indices) and (indices.min() < 0 or indices.max() >= len(points)):
             bad = indices[(indices < 0) | (indices >= len(points))][0]
-            raise InputError(
-                f"{name}: a {block.type} names point {bad}, but there are {len(points)} points; repair the mesh"
-            )
+            raise InputError(f"{name}: a {block.type} names point {bad} of {len(points)}; repair the mesh")
     if max(dimensions) == 0:
         raise InputError(f"{name} has no cells that join points; leave it out")
 
@@ -144,9 +142,7 @@ def _rows(value: Any, mesh: meshio.Mesh, used: ndarray | None, key: str, declare
     if used is not None and len(array) == len(mesh.points):
         array = array[used]
     elif used is not None:
-        raise InputError(
-            f"{name}, field {key}: {len(array)} rows for {len(mesh.points)} points; give one row per point"
-        )
+        raise InputError(f"{name}, field {key}: {len(array)} rows for {len(mesh.points)} points; give one per point")
     shape = next((field.shape for field in declared if field.name == key), None)
     if shape == (2,) and array.shape[1:] == (3,) and not array[:, 2].any():
         return array[:, :2]

@@ -56,18 +56,14 @@ class Field:
         if not self.unit.isprintable():
             raise InputError(f"field {self.name}: the unit {self.unit!r} holds characters that cannot be printed")
         if any(size < 1 for size in self.shape):
-            raise InputError(
-                f"field {self.name}: shape {self.shape} has an axis below 1; use () for one number per item"
-            )
+            raise InputError(f"field {self.name}: shape {self.shape} has an axis below 1; use () for a number per item")
         if (self.classes > 0) != (self.dtype == "int64"):
             raise InputError(f"field {self.name}: categorical fields have classes > 0 and dtype int64, others neither")
         most = MOST_NUMBERS if self.role == "auxiliary" else MOST_CLASSES
         if self.classes > most:
             raise InputError(f"field {self.name}: {self.classes} classes are too many; use at most {most:,}")
         if self.parity == "vector" and not self.shape:
-            raise InputError(
-                f"field {self.name}: a vector needs a last axis of length dim; give shape=(3,) for example"
-            )
+            raise InputError(f"field {self.name}: a vector needs a last axis of length dim; give shape=(3,), say")
         if self.parity == "tensor" and (len(self.shape) < 2 or self.shape[-1] != self.shape[-2]):
             raise InputError(f"field {self.name}: a tensor needs two last axes of equal length; give shape=(3, 3)")
 

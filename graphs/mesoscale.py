@@ -82,9 +82,7 @@ def _seeds(seeds: Any, box: Any, periodic: Axes, name: str) -> tuple[ndarray, nd
     if lengths.shape != (points.shape[1],) or not (np.isfinite(lengths) & (lengths > 0)).all():
         raise InputError(f"{name}: box {box} is not {points.shape[1]} positive edge lengths; give one per axis")
     if not np.isfinite(points).all():
-        raise InputError(
-            f"{name}: seed {int((~np.isfinite(points)).any(axis=1).argmax())} is NaN or infinite; remove it"
-        )
+        raise InputError(f"{name}: seed {int((~np.isfinite(points)).any(axis=1).argmax())} is NaN or inf; remove it")
     flags = _axes(periodic, points.shape[1], name)
     points = np.where(flags, points % lengths, points)
     return np.where(points >= lengths, np.where(flags, 0.0, points), points), lengths, flags

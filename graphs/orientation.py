@@ -34,9 +34,7 @@ def rotation_matrices(orientations: Any, *, name: str = "orientations") -> Float
             f"{name}: shape {values.shape} is neither Euler angles [grains, 3] nor quaternions [grains, 4]"
         )
     if not np.isfinite(values).all():
-        raise InputError(
-            f"{name}: grain {int((~np.isfinite(values)).any(axis=1).argmax())} is NaN or infinite; remove it"
-        )
+        raise InputError(f"{name}: grain {int((~np.isfinite(values)).any(axis=1).argmax())} is NaN or inf; remove it")
     return _from_euler(values) if values.shape[1] == 3 else _from_quaternions(values, name)
 
 

@@ -200,9 +200,7 @@ def _geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: C
     _, flags = _first(data, PERIODIC)
     periodic = False if flags is None else _tensor(flags)
     if periodic is None:
-        raise InputError(
-            f"{name}: pbc = {flags!r} is not one flag per axis; store a tensor such as [True, True, False]"
-        )
+        raise InputError(f"{name}: pbc = {flags!r} is not one flag per axis; store a tensor like [True, True, False]")
     periodic = periodic.reshape(-1) if isinstance(periodic, Tensor) else periodic
     if isinstance(periodic, Tensor) and len(periodic) == 1:
         periodic = bool(periodic)
@@ -248,9 +246,7 @@ def _cell(data: Data, name: str) -> Tensor | None:
     if cell.ndim == 2 and cell.shape[0] == 1:
         cell = cell[0]
     if cell.shape not in {(3, 3), (2, 2), (3,), (2,)}:
-        raise InputError(
-            f"{name}, {key}: shape {tuple(cell.shape)} is not [3, 3]; give the cell vectors of one graph as rows"
-        )
+        raise InputError(f"{name}, {key}: shape {tuple(cell.shape)} is not [3, 3]; give its cell vectors as rows")
     return cell
 
 
@@ -302,9 +298,7 @@ def _shifts(
         (first, shifts), *others = shifts_by_name.items()
         for other, same in others:
             if float((same - shifts).abs().max()) > AGREES * max(1.0, float(shifts.abs().max())):
-                raise InputError(
-                    f"{name}: {first} and {other} say different shifts of the edges; remove the one that is wrong"
-                )
+                raise InputError(f"{name}: {first} and {other} say different shifts; remove the wrong one")
         return shifts
     for key, stored_value in data:
         if not SUSPICIOUS.search(key) or key in known or key in PERIODIC:

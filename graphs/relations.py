@@ -141,9 +141,7 @@ def with_multilevel_edges(
     fields, which the new edges would not have.
     """
     if batch.num_graphs != 1 or batch.edges or bool(batch.periodic.any()):
-        raise InputError(
-            "multilevel edges are for one bounded graph without edge fields; split the batch, drop the fields"
-        )
+        raise InputError("multilevel edges are for one bounded graph without edge fields; split the batch or drop them")
     points = batch.positions.numpy().astype(np.float64)
     senders, receivers, level = multilevel_edges(points, spacing, levels, reach=reach)
     bins = direction_bins(points[senders] - points[receivers], sectors)

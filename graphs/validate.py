@@ -121,9 +121,7 @@ def field_values(raw: Any, field: Field, items: int, name: str = "graph") -> Ten
         array = array[None]
     if tuple(array.shape) != expected:
         if array.ndim == len(expected) and array.shape[0] != items:
-            raise InputError(
-                f"{where}: {array.shape[0]} rows for {items} {ITEMS[field.on]}; give one row per {field.on}"
-            )
+            raise InputError(f"{where}: {array.shape[0]} rows for {items} {ITEMS[field.on]}; give one per {field.on}")
         raise InputError(f"{where}: shape {tuple(array.shape)} is not {expected}; reshape it or declare another shape")
     if field.classes:
         if array.dtype.is_floating_point or array.dtype.is_complex:
@@ -158,9 +156,7 @@ def check_structure(batch: GraphBatch) -> None:
     for location in ITEMS:
         undeclared = [n for n in batch.on(location) if n not in batch.fields or batch.fields[n].on != location]
         if undeclared:
-            raise InputError(
-                f"the tensor {undeclared[0]} on {ITEMS[location]} has no Field; declare it or take it away"
-            )
+            raise InputError(f"the tensor {undeclared[0]} on {ITEMS[location]} has no Field; declare it or drop it")
     for mask, present in batch.masks.items():
         if mask not in batch.fields or tuple(present.shape) != (batch.num_graphs,) or present.dtype != torch.bool:
             raise InputError(f"mask {mask} is not one bool per graph of a declared field; make it so")
@@ -200,9 +196,7 @@ def _points(positions: ArrayLike | None, nodes: Mapping[str, Any], name: str) ->
     else:
         points = _reals(positions, name, "positions")
     if points.ndim != 2 or points.shape[1] not in (0, 2, 3):
-        raise InputError(
-            f"{name}, positions: shape {tuple(points.shape)} is not [nodes, 2] or [nodes, 3]; reshape them"
-        )
+        raise InputError(f"{name}, positions: shape {tuple(points.shape)} is not [nodes, 2] or [nodes, 3]; reshape it")
     if not len(points):
         raise InputError(f"{name} has no nodes; leave empty graphs out")
     return points
@@ -232,9 +226,7 @@ def _shifts(raw: ArrayLike | None, edges: int, dim: int, name: str) -> Float[Ten
         return torch.zeros(edges, dim, dtype=torch.float64)
     shifts = _reals(raw, name, "edge_shifts")
     if tuple(shifts.shape) != (edges, dim):
-        raise InputError(
-            f"{name}, edge_shifts: shape {tuple(shifts.shape)} is not {(edges, dim)}; give one vector per edge"
-        )
+        raise InputError(f"{name}, edge_shifts: shape {tuple(shifts.shape)} is not {(edges, dim)}; give one per edge")
     return shifts
 
 
@@ -310,9 +302,7 @@ def _check_offsets(batch: GraphBatch) -> None:
         if len(offsets) < 2 or int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((steps < 0).any()):
             raise InputError(f"{what}_offsets do not run from 0 to the {total} {what}s of the batch; rebuild it")
         if len(offsets) != batch.num_graphs + 1:
-            raise InputError(
-                f"{what}_offsets describe {len(offsets) - 1} graphs, not {batch.num_graphs}; rebuild the batch"
-            )
+            raise InputError(f"{what}_offsets describe {len(offsets) - 1} graphs, not {batch.num_graphs}; rebuild it")
 
 
 def _check_indices(batch: GraphBatch) -> None:
@@ -339,9 +329,7 @@ def _check_geometry(batch: GraphBatch) -> None:
         if tuple(value.shape) != shape:
             raise InputError(f"{what}: shape {tuple(value.shape)} is not {shape}; rebuild the batch")
         if value.is_floating_point() == (what == "periodic"):
-            raise InputError(
-                f"{what}: {_short(value.dtype)} values; give {'bool' if what == 'periodic' else 'float64'}"
-            )
+            raise InputError(f"{what}: {_short(value.dtype)}; give {'bool' if what == 'periodic' else 'float64'}")
     if batch.dim not in (0, 2, 3):
         raise InputError(f"positions have {batch.dim} columns; use 2 or 3, or none for graphs without geometry")
 

@@ -123,9 +123,7 @@ class AdiosPartReader:
             array: Any = self._file.inquire_variable(name) if rows else None
             steps = 0 if array is None else array.steps()
             if steps != len(rows):
-                raise InputError(
-                    f"{self._path}: {name} is in {steps} steps, expected are {len(rows)}; copy the store again"
-                )
+                raise InputError(f"{self._path}: {name} is in {steps} steps, not {len(rows)}; copy the store again")
             for step, count in enumerate(rows):
                 rows_found, *shape = array.shape(step)
                 dtype = np.dtype(DTYPES.get(array.type(), object))

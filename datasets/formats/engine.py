@@ -91,9 +91,7 @@ def engine_named(name: str) -> type[StoreEngine]:
         return engine
     announced = announced_classes(GROUP)
     if name not in announced:
-        raise InputError(
-            f"no installed package has the store engine {name}; install it, or convert the store elsewhere"
-        )
+        raise InputError(f"no installed package has the store engine {name}; install it or convert the store elsewhere")
     return class_named(
         announced[name],
         StoreEngine,

@@ -192,9 +192,7 @@ class Hdf5PartReader:
         try:
             self._file = open_hdf5(path, "r")
         except BlockingIOError as error:
-            raise InputError(
-                f"{path} is locked by another process that writes it; wait for it, then run it again"
-            ) from error
+            raise InputError(f"{path} is locked by another process that writes it; wait, then run it again") from error
         except OSError as error:
             raise InputError(
                 f"{path} cannot be read as HDF5 ({' '.join(str(error).split())}); copy the store again"

@@ -12,7 +12,7 @@ from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_n
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import GatherPlan
 from hydragnn.datasets.levels import FlatLevels, flat_levels
-from hydragnn.datasets.store import Column, Sizes
+from hydragnn.datasets.store import Column, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
@@ -86,9 +86,7 @@ class MemoryStore:
         """One text per graph and key."""
         return self._flat.texts
 
-    def read(
-        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
-    ) -> GraphBatch:
+    def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
         """Return these graphs in this order, repeats allowed, with the named fields."""
         key = None if fields is None else frozenset(fields)
         if key not in self._plans:
@@ -127,7 +125,7 @@ class MemoryStore:
         return Column(values=self._flat.arrays[array_name(field)][first:last], present=mask[start:stop])
 
 
-def checked_indices(indices: Sequence[int] | Int64[ndarray, " chosen"], graphs: int) -> Int64[ndarray, " _"]:
+def checked_indices(indices: Numbers, graphs: int) -> Int64[ndarray, " _"]:
     """Return graph numbers as int64; InputError for one outside the store."""
     numbers = np.asarray(indices, dtype=np.int64).reshape(-1)
     if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= graphs):

@@ -48,9 +48,7 @@ def restore_atoms(atoms: Any, text: str, reserved: set[str]) -> None:
         tables = {name: dict(table) for name, table in decode(text, always_array=False).items()}
         info, arrays, results = (tables[name] for name in ("info", "arrays", "results"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"what was kept of a structure is damaged ({error}); delete the parts and predict again"
-        ) from error
+        raise InputError(f"the text of a structure is damaged ({error}); delete the parts and predict again") from error
     reserved = reserved | READ_OTHERWISE
     for key, values in results.items():
         (arrays if key in PER_ATOM else info)[f"{PREFIX}{key}"] = values

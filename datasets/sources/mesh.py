@@ -80,9 +80,7 @@ def read_mesh(path: Path) -> Any:
         with redirect_stdout(StringIO()):  # some of its readers print
             return meshio.read(path)
     except (SystemExit, Exception) as error:  # meshio exits on unknown formats, and its readers raise what they raise
-        raise InputError(
-            f"{path} cannot be read by meshio ({type(error).__name__}: {error}); check the file"
-        ) from error
+        raise InputError(f"{path} cannot be read by meshio ({type(error).__name__}: {error}); check it") from error
 
 
 def _row_of(labels: Table, path: Path, source: str | None) -> dict[str, Any]:

@@ -226,9 +226,7 @@ def _open(path: Path, settings: NpzBuild) -> _Source:
     if settings.nodes is not None:
         counts = table_column(table, settings.nodes, path)
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any():
-            raise InputError(
-                f"{path}: {settings.nodes} must hold one whole number per graph; it has shape {counts.shape}"
-            )
+            raise InputError(f"{path}: {settings.nodes} must hold one whole number per graph, not shape {counts.shape}")
         offsets = offsets_of(counts.astype(np.int64))
     else:
         offsets = np.arange(_rectangular_graphs(path, table, settings) + 1)

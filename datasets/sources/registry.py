@@ -41,9 +41,7 @@ def _defined_in(name: str) -> type[BuildSettings]:
         if isinstance(value, type) and issubclass(value, BuildSettings) and value.__module__ == module.__name__
     ]
     if len(classes) != 1 or classes[0].model_fields["kind"].default != name:
-        raise TypeError(
-            f"{module.__name__} defines {classes}; a file of this folder defines one source, of kind {name}"
-        )
+        raise TypeError(f"{module.__name__} defines {classes}; a file here defines one source, of kind {name}")
     return classes[0]
 
 
@@ -101,9 +99,7 @@ def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
     permitted = kind in [*announced, *announced.values()] or (kind in _names() and _defined_in(str(kind)).one_file())
     if not permitted and not (module and is_allowed(module)):
         trust = f", or --allow-code {module}" if module else ""
-        raise InputError(
-            f"{source} has graphs made by {kind!r}, which is no source of this package; give a BUILD.toml{trust}"
-        )
+        raise InputError(f"{source} has graphs made by {kind!r}, no source of this package; give a BUILD.toml{trust}")
     settings_class = source_named(kind, source)
     own = {key: value for key, value in rule.items() if key not in (*settings_class.beside, "attributes")}
     if isinstance(own.get("fields"), list):  # a rule names every dtype but float32, whatever is the default today

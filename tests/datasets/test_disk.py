@@ -13,15 +13,7 @@ import pytest
 import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import (
-    MemoryStore,
-    StoreWriter,
-    check_store,
-    convert_store,
-    finish_store,
-    open_store,
-    store_info,
-)
+from hydragnn.datasets import MemoryStore, StoreWriter, check_store, convert_store, finish_store, open_store, store_info
 from hydragnn.graphs import Field, GraphBatch
 from tests.datasets.conftest import edit_manifest
 

@@ -9,14 +9,7 @@ import pytest
 import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import (
-    MemoryStore,
-    Scale,
-    fit_normalisation,
-    normalisation_from_json,
-    normalise,
-    reference_sums,
-)
+from hydragnn.datasets import MemoryStore, Scale, fit_normalisation, normalisation_from_json, normalise, reference_sums
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Normal, Point, Target
@@ -177,12 +170,7 @@ def test_an_extensive_scale_is_per_node(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [
-        target("energy"),
-        target("energy", extensive=True, references=True),
-        target("charge"),
-        target("forces"),
-    ],
+    [target("energy"), target("energy", extensive=True, references=True), target("charge"), target("forces")],
     ids=["intensive", "energy with references", "two components", "vector"],
 )
 def test_normalising_is_undone(store: MemoryStore, rule: Target) -> None:

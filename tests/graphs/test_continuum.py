@@ -26,13 +26,7 @@ def undirected(graph: GraphBatch) -> set[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     "mesh",
-    [
-        MeshTri().refined(3),
-        MeshQuad().refined(3),
-        MeshTet().refined(2),
-        MeshHex().refined(2),
-        MeshWedge1(),
-    ],
+    [MeshTri().refined(3), MeshQuad().refined(3), MeshTet().refined(2), MeshHex().refined(2), MeshWedge1()],
     ids=lambda mesh: type(mesh).__name__,
 )
 def test_edges_are_those_of_scikit_fem(mesh: Any) -> None:
@@ -86,8 +80,7 @@ def quadratic(kind: str, size: int) -> meshio.Mesh:
 
 
 @pytest.mark.parametrize(
-    ("kind", "size"),
-    [("line", 3), ("triangle", 6), ("quad", 8), ("tetra", 10), ("hexahedron", 20)],
+    ("kind", "size"), [("line", 3), ("triangle", 6), ("quad", 8), ("tetra", 10), ("hexahedron", 20)]
 )
 def test_mid_side_nodes_split_every_edge_in_two(kind: str, size: int) -> None:
     graph = validate(from_mesh(quadratic(kind, size)))

@@ -98,11 +98,7 @@ def test_own_fields_ride_along() -> None:
     phase = Field(name="phase", on="node", classes=2, dtype="int64")
     strength = Field(name="strength", on="graph", unit="MPa", role="target")
     graph = from_voronoi(
-        [[0.2, 0.3], [0.6, 0.8]],
-        [1, 1],
-        fields=[phase, strength],
-        nodes={"phase": [1, 0]},
-        graphs={"strength": 200.0},
+        [[0.2, 0.3], [0.6, 0.8]], [1, 1], fields=[phase, strength], nodes={"phase": [1, 0]}, graphs={"strength": 200.0}
     )
     assert graph["phase"].tolist() == [1, 0] and graph["strength"].tolist() == [200.0]
 
