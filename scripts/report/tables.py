@@ -221,8 +221,11 @@ def space_table(campaign: CampaignFacts) -> Table:
     def chosen(path: str) -> str:
         return text(best.parameters.get(path)) if best else "–"
 
-    columns = {"hyperparameter": str, "range": span, "scale": scale, "only when": condition, "best trial": chosen}
-    return table_of(space, columns, "The search space.")
+    return table_of(
+        space,
+        {"hyperparameter": str, "range": span, "scale": scale, "only when": condition, "best trial": chosen},
+        "The search space.",
+    )
 
 
 def trial_status(trials: Sequence[Trial]) -> str:
