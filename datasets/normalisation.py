@@ -59,9 +59,7 @@ def normalisation_from_json(value: dict[str, Any]) -> Normalisation:
             name: Scale(mean=tuple(map(float, scale["mean"])), std=tuple(map(float, scale["std"])))
             for name, scale in value["scales"].items()
         }
-        references = {
-            name: {int(z): float(energy) for z, energy in by.items()} for name, by in value["references"].items()
-        }
+        references = {name: {int(z): float(e) for z, e in by.items()} for name, by in value["references"].items()}
         numbers = [number for scale in scales.values() for number in (*scale.mean, *scale.std)]
         numbers += [energy for by in references.values() for energy in by.values()]
         if not all(map(math.isfinite, numbers)) or not all(0 <= z < ELEMENTS for by in references.values() for z in by):

@@ -45,9 +45,8 @@ def make_split(store: GraphStore, settings: SplitSettings) -> Split:
     """
     units, labels = LABELS.get(settings.kind, ("graphs", None))
     asked = settings.train + settings.valid + (settings.calibration or 0.0)
-    split = (
-        _given_parts(store, settings) if labels is None else _by_label(labels(store, settings.field or ""), settings)
-    )
+    field = settings.field or ""
+    split = _given_parts(store, settings) if labels is None else _by_label(labels(store, field), settings)
     needed = {
         "train": True,
         "valid": True,

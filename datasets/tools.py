@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +121,9 @@ def store_info(path: Path | str) -> StoreInfo:
 
 def store_notes(store: DiskStore) -> tuple[str, ...]:
     """Return a sentence for each defect that the manifest counts."""
-    parts, collected, start = store.manifest.parts, [], 0
-    for part in parts:
-        collected.append((part.defects, start))
-        start += part.graphs
-    return _notes(store, joined_defects(collected))
+    parts = store.manifest.parts
+    starts = accumulate((part.graphs for part in parts), initial=0)
+    return _notes(store, joined_defects((part.defects, start) for part, start in zip(parts, starts)))
 
 
 def _notes(store: DiskStore, defects: Defects) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -246,15 +245,14 @@ class StoreWriter:
         if self._part is None and not (self.path / MANIFEST).exists():
             _remove(self.path / self.name)
             _remove(texts_path(self.path / self.name))
-            _remove_if_empty(self.path)
+            with suppress(OSError):
+                self.path.rmdir()  # where it is empty
         self._alone.close()
 
     def __enter__(self) -> "StoreWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -301,7 +299,8 @@ def clear_unfinished(path: Path, *, folder: bool = False) -> None:
         return
     _prepare(path, part_name(0, engine_of(path)), alone=True)
     if folder:
-        _remove_if_empty(path)
+        with suppress(OSError):
+            path.rmdir()  # where it is empty
 
 
 def _remove(path: Path) -> None:
@@ -310,12 +309,6 @@ def _remove(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink(missing_ok=True)
-
-
-def _remove_if_empty(path: Path) -> None:
-    with suppress(OSError):
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
 
 
 def _flush_file(path: Path) -> None:

@@ -30,7 +30,7 @@ def padded_size(count: int) -> int:
     """Return the smallest size that holds ``count`` items.
 
     >>> padded_size(3), padded_size(2049), padded_size(75898)
-    (8, 2208, 80488)
+    (8, 2176, 79256)
     """
     return sizes()[bisect_left(sizes(), count)]
 
