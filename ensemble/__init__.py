@@ -1,9 +1,17 @@
-"""Several models speaking as one: selection, prediction, uncertainty, calibration."""
+"""Several models as one: selection, prediction, uncertainty, calibration."""
 
 from hydragnn.ensemble.building.build import build_ensemble, evaluate_ensemble
-from hydragnn.ensemble.building.choose import Choice, ensemble_from_runs, select_runs
 from hydragnn.ensemble.building.evaluation import Evaluation, part_evaluation
-from hydragnn.ensemble.building.selection import Candidate, Selection, candidates, greedy_selection, top_k
+from hydragnn.ensemble.building.selection import (
+    Candidate,
+    Choice,
+    Selection,
+    candidates,
+    ensemble_from_runs,
+    greedy_selection,
+    select_runs,
+    top_k,
+)
 from hydragnn.ensemble.calculator import EnsembleCalculator, calculator
 from hydragnn.ensemble.calibration.classes import ClassCalibration
 from hydragnn.ensemble.calibration.numbers import Calibration, conformal_quantile, fit_calibration

@@ -1,4 +1,4 @@
-"""Several models speaking as one."""
+"""Several models as one: loading, and prediction in memory."""
 
 import os
 import sys
@@ -19,6 +19,7 @@ from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.datasets import GraphStore, MemoryStore
 from hydragnn.ensemble.domain import GraphView, graph_doubts, state_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
+from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
 from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import (
@@ -30,14 +31,8 @@ from hydragnn.ensemble.members import (
     shared_inputs,
     summary_of,
 )
-from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget
-from hydragnn.ensemble.predictions import (
-    Predictions,
-    combine_outcomes,
-    concatenate_predictions,
-    estimates_of,
-    nothing,
-)
+from hydragnn.ensemble.plan import chunks_of, default_budget
+from hydragnn.ensemble.predictions import Predictions, concatenate_predictions, estimates_of
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen, without_screening
 from hydragnn.ensemble.structures import Structures, made_graphs, reads_atoms, structures_for, training_attributes
 from hydragnn.graphs.batch import GraphBatch
@@ -220,10 +215,9 @@ class Ensemble:
         """
         if isinstance(source, GraphBatch):
             return self._predict_screened(screen(source, self._read_by_members(source.fields)))
-        if isinstance(source, Atoms):
-            return self._predict_atoms([source])
-        if isinstance(source, Sequence) and all(isinstance(one, Atoms) for one in source):
-            return self._predict_atoms(source)
+        frames = [source] if isinstance(source, Atoms) else source
+        if isinstance(frames, Sequence) and all(isinstance(one, Atoms) for one in frames):
+            return self._predict_atoms(frames)
         if not isinstance(source, GraphStore):
             raise InputError(f"predict takes graphs, a store or atoms, not {_kind_of(source)}")
         return self._predict_store(source, None, {})
@@ -248,49 +242,63 @@ class Ensemble:
         chunks = chunks_of(store.sizes(), numbers, default_budget(store.sizes()), failures)
         if not len(chunks):
             raise InputError("the store holds no graphs; give one that does")
-        return concatenate_predictions([self._predict_chunk(chunk, store) for chunk in chunks])
-
-    def _predict_chunk(self, chunk: Chunk, store: GraphStore) -> Predictions:
-        if chunk.reason:
-            return self.nothing(0, 0, chunk.reason)
-        return self._predict_screened(self.read(store, chunk))
-
-    def read(self, store: GraphStore, chunk: Chunk) -> Screened:
-        """Return the valid graphs of a chunk with the inputs of members."""
         needed = self.needed(store)
-        return read_screened(store, chunk.graphs, needed, needed, chunk.numbers)
+        return concatenate_predictions(
+            [
+                self.nothing(0, 0, chunk.reason)
+                if chunk.reason
+                else self._predict_screened(read_screened(store, chunk.graphs, needed, needed, chunk.numbers))
+                for chunk in chunks
+            ]
+        )
 
     def _predict_screened(self, read: Screened) -> Predictions:
         return self.combine(read, [outcome_of(member, read) for member in self.members])
 
     def combine(self, read: Screened, outcomes: Sequence[Outcome]) -> Predictions:
-        """Return outcomes of members as one prediction with intervals and flags."""
-        together = combine_outcomes(
-            self.targets,
-            outcomes,
-            self.names,
-            self.weights,
-            self.manifest.calibration,
-            read.whole.counts("node").numpy(),
-            read.whole.counts("edge").numpy(),
-            read.reasons,
+        """Return outcomes of members as one prediction with intervals and flags.
+
+        A graph that one member failed on has failed.
+        """
+        fields: dict[str, Estimate] = {}
+        nodes_per_graph, edges_per_graph = (read.whole.counts(on).numpy() for on in ("node", "edge"))
+        for target in self.targets:
+            members = [outcome.predictions[target.name] for outcome in outcomes]
+            nodes = np.repeat(nodes_per_graph, read.whole.counts(target.field.on).numpy())
+            calibration = self.manifest.calibration.get(target.name)
+            fields[target.name] = estimates_of(target).of(target, members, self.weights, calibration, nodes)
+        status = [
+            refused or next((f"member {name}: {reason}" for name, reason in zip(self.names, others) if reason), "ok")
+            for refused, *others in zip(read.reasons, *(outcome.reasons for outcome in outcomes))
+        ]
+        together = Predictions(
+            fields=fields,
+            nodes_per_graph=nodes_per_graph,
+            edges_per_graph=edges_per_graph,
+            status=tuple(status),
+            domain=("",) * len(status),
+            texts=read.whole.texts,
         )
-        return self._with_domain(replace(together, texts=read.whole.texts), read, outcomes)
-
-    def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
-        """The prediction for one graph that could not be tried."""
-        return nothing(self.targets, len(self.members), nodes, edges, reason)
-
-    def _with_domain(self, predictions: Predictions, read: Screened, outcomes: Sequence[Outcome]) -> Predictions:
-        """The predictions with what is foreign about valid graphs."""
         if read.valid is None:
-            return predictions
-        owners = {name: predictions.graph_of_item(name) for name in predictions.fields}
-        doubts = graph_doubts(predictions.fields, owners, len(predictions)) | state_doubts(outcomes, self.weights)
+            return together
+        owners = {name: together.graph_of_item(name) for name in fields}
+        doubts = graph_doubts(fields, owners, len(together)) | state_doubts(outcomes, self.weights)
         own = {name: doubt[read.fine] for name, doubt in doubts.items()}
         view = GraphView(batch=read.valid, scale=self.manifest.domain.scale, doubts=own)
-        texts = self.manifest.domain.scores(view).spread_over(read.fine, len(predictions))
-        return replace(predictions, domain=texts.reasons, domain_scores=texts.scores)
+        flags = self.manifest.domain.scores(view).spread_over(read.fine, len(together))
+        return replace(together, domain=flags.reasons, domain_scores=flags.scores)
+
+    def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
+        """Return the prediction for one graph that could not be tried."""
+        items = {"node": nodes, "edge": edges, "graph": 1}
+        members = len(self.members)
+        return Predictions(
+            fields={one.name: estimates_of(one).blank(one, members, items[one.field.on]) for one in self.targets},
+            nodes_per_graph=np.array([nodes]),
+            edges_per_graph=np.array([edges]),
+            status=(reason,),
+            domain=("",),
+        )
 
 
 def _kind_of(source: object) -> str:

@@ -9,11 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.classes import ClassEstimate
 from hydragnn.ensemble.domain import joint_score
 from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.texts import NAME, Texts, join_texts
@@ -41,9 +39,9 @@ class Predictions:
     status: tuple[str, ...]
     """``ok``, or why a graph failed."""
     domain: tuple[str, ...]
-    """Empty where a graph looks like the training data, otherwise what is foreign about it."""
+    """Empty where a graph is like the training data, otherwise what is foreign about it."""
     domain_scores: Mapping[str, Float[Array, " graphs"]] = member(default_factory=dict)
-    """By detector, 0 for what is usual and above 1 for what is foreign; NaN for graphs that nothing could be said about."""
+    """By detector, 0 for usual and above 1 for foreign graphs; NaN where unknown."""
     texts: Mapping[str, Texts] = member(default_factory=dict)
     """One text per graph and key, such as its ``name``."""
 
@@ -71,7 +69,7 @@ class Predictions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of every graph; empty where it has none."""
+        """Return the name of every graph; empty where it has none."""
         return tuple(self.texts[NAME]) if NAME in self.texts else ("",) * len(self)
 
     @property
@@ -81,74 +79,18 @@ class Predictions:
 
     @property
     def domain_score(self) -> Float[Array, " graphs"]:
-        """One score of all detectors.
-
-        Above 1 a graph is outside the training domain; NaN where nothing is known.
-        """
+        """Return one score of all detectors: above 1 outside the domain, NaN if unknown."""
         return joint_score(self.domain_scores, len(self))
 
     def graph_of_item(self, name: str) -> Int[np.ndarray, " items"]:
-        """The graph that each row of a field belongs to."""
+        """Return the graph that each row of a field belongs to."""
         graphs = np.arange(len(self))
         counts = {"node": self.nodes_per_graph, "edge": self.edges_per_graph}.get(self[name].field.on)
         return graphs if counts is None else np.repeat(graphs, counts)
 
 
-def combine_outcomes(
-    targets: Sequence[Target],
-    outcomes: Sequence[Outcome],
-    names: Sequence[str],
-    weights: Float[Array, " members"],
-    calibrations: Mapping[str, AnyCalibration],
-    nodes_per_graph: Int[np.ndarray, " graphs"],
-    edges_per_graph: Int[np.ndarray, " graphs"],
-    reasons: Sequence[str],
-) -> Predictions:
-    """All members' outcomes on the same graphs as one prediction.
-
-    A graph that one member failed on has failed.
-
-    ``reasons`` says of graphs that are not valid why no member was asked; empty where all were.
-    """
-    estimates: dict[str, Estimate] = {}
-    for target in targets:
-        members = [outcome.predictions[target.name] for outcome in outcomes]
-        nodes = np.repeat(nodes_per_graph, items_per_graph(target, nodes_per_graph, edges_per_graph))
-        estimates[target.name] = estimates_of(target).of(target, members, weights, calibrations.get(target.name), nodes)
-    status = [
-        refused or next((f"member {name}: {reason}" for name, reason in zip(names, others) if reason), "ok")
-        for refused, *others in zip(reasons, *(outcome.reasons for outcome in outcomes))
-    ]
-    return Predictions(
-        fields=estimates,
-        nodes_per_graph=nodes_per_graph,
-        edges_per_graph=edges_per_graph,
-        status=tuple(status),
-        domain=("",) * len(status),
-    )
-
-
-def items_per_graph(
-    target: Target, nodes: Int[np.ndarray, " graphs"], edges: Int[np.ndarray, " graphs"]
-) -> Int[np.ndarray, " graphs"]:
-    """Return the number of items of a target in every graph."""
-    return {"node": nodes, "edge": edges}.get(target.field.on, np.ones_like(nodes))
-
-
-def nothing(targets: Sequence[Target], members: int, nodes: int, edges: int, reason: str) -> Predictions:
-    """The prediction for one graph that could not even be tried."""
-    items = {"node": nodes, "edge": edges, "graph": 1}
-    return Predictions(
-        fields={one.name: estimates_of(one).blank(one, members, items[one.field.on]) for one in targets},
-        nodes_per_graph=np.array([nodes]),
-        edges_per_graph=np.array([edges]),
-        status=(reason,),
-        domain=("",),
-    )
-
-
 def concatenate_predictions(parts: Sequence[Predictions]) -> Predictions:
-    """Predictions of consecutive graphs as one."""
+    """Return predictions of consecutive graphs as one."""
     return Predictions(
         fields={
             name: type(first).join_parts([part[name] for part in parts]) for name, first in parts[0].fields.items()
@@ -163,5 +105,5 @@ def concatenate_predictions(parts: Sequence[Predictions]) -> Predictions:
 
 
 def _scores(parts: Sequence[Predictions], detector: str) -> Float[Array, " graphs"]:
-    """A detector's scores of consecutive graphs; NaN where it said nothing."""
+    """Return a detector's scores of consecutive graphs; NaN where it has none."""
     return np.concatenate([part.domain_scores.get(detector, np.full(len(part), np.nan)) for part in parts])

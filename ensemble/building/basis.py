@@ -1,26 +1,41 @@
-"""Calibration, training domain and evaluation of members that share validation graphs."""
+"""Calibration, training domain and evaluation, by validation graphs or by cross-validation.
+
+In an ensemble by cross-validation, graphs calibrate only members that have not seen them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
 from numpy.typing import NDArray
 
-from hydragnn.datasets import GraphStore, Split
-from hydragnn.ensemble.building.evaluation import Evaluation, Parts, evaluate_parts
-from hydragnn.ensemble.building.training_domain import flag_evaluation, training_domain
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import Budget, GraphStore, Split
+from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, Parts, evaluate_parts
+from hydragnn.ensemble.building.held_out import Fold
+from hydragnn.ensemble.building.training_domain import (
+    detectors_of_members,
+    flag_evaluation,
+    part_doubts,
+    training_domain,
+)
+from hydragnn.ensemble.calibration.cross_validation import shares
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
-from hydragnn.ensemble.domain import Domain
+from hydragnn.ensemble.domain import Domain, cross_fitted_domain
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.estimates import Evidence
+from hydragnn.ensemble.estimates import Estimate, Evidence, FoldLabels
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.predictions import estimates_of
+from hydragnn.ensemble.uncertainty import Array
 from hydragnn.models import Target
+from hydragnn.training import errors_of_folds, trivial_predictor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Basis:
-    """Calibration and training domain, and how good the ensemble is with them."""
+    """Calibration and training domain, and the evaluation of the ensemble with them."""
 
     calibrations: Mapping[str, AnyCalibration]
     domain: Domain
@@ -35,7 +50,12 @@ def validated(ensemble: Ensemble, store: GraphStore, split: Split, parts: Parts,
     inputs = ensemble.needed(store)
     valid = member_outputs(ensemble.members, store, split.valid, inputs)
     separate = member_outputs(ensemble.members, store, split.calibration, inputs) if len(split.calibration) else None
-    calibrations = with_calibration(ensemble, valid, separate, nominal)
+    calibrations: dict[str, AnyCalibration] = {}
+    for target in ensemble.targets:
+        own = separate.labelled(target, "calibration") if separate else None
+        calibrations[target.name] = estimates_of(target).calibration(
+            target, valid.labelled(target, "valid"), own or None, ensemble.weights, nominal
+        )
     domain = training_domain(ensemble, store, split, [valid, *([separate] if separate else [])], calibrations)
     every: Parts = {"valid": (store, valid), **parts}
     evaluation, arrays = evaluate_parts(ensemble, every, calibrations, store, split, nominal)
@@ -49,19 +69,6 @@ def validated(ensemble: Ensemble, store: GraphStore, split: Split, parts: Parts,
     )
 
 
-def with_calibration(
-    ensemble: Ensemble, valid: MemberOutputs, separate: MemberOutputs | None, nominal: float
-) -> dict[str, AnyCalibration]:
-    """Return the calibration of every field on graphs ``apart``, else on validation."""
-    result: dict[str, AnyCalibration] = {}
-    for target in ensemble.targets:
-        own = separate.labelled(target, "calibration") if separate else None
-        result[target.name] = estimates_of(target).calibration(
-            target, valid.labelled(target, "valid"), own or None, ensemble.weights, nominal
-        )
-    return result
-
-
 def evidence_of(outputs: MemberOutputs, targets: Sequence[Target]) -> dict[str, Evidence]:
     """Return predictions of all members for labelled items, for selection."""
     result: dict[str, Evidence] = {}
@@ -71,3 +78,152 @@ def evidence_of(outputs: MemberOutputs, targets: Sequence[Target]) -> dict[str, 
             target, outputs.labels[target.name][use], outputs.of(target, use)
         )
     return result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FoldOutputs:
+    """Predictions of the members of a fold for its graphs."""
+
+    fold: Fold
+    outputs: MemberOutputs
+
+    def labelled(self, target: Target) -> FoldLabels:
+        """Return the usable items of a target."""
+        return FoldLabels(members=self.fold.members, rows=self.outputs.labelled(target, HELD_OUT))
+
+
+def cross_validated(
+    ensemble: Ensemble, store: GraphStore, split: Split, folds: Sequence[Fold], parts: Parts, nominal: float
+) -> Basis:
+    """Return the basis on all graphs that some members have not seen."""
+    members, inputs = ensemble.members, ensemble.needed(store)
+    of_every_fold = tuple(
+        FoldOutputs(fold=fold, outputs=member_outputs([members[m] for m in fold.members], store, fold.graphs, inputs))
+        for fold in folds
+    )
+    calibrations = {
+        target.name: estimates_of(target).cross_calibration(
+            target, _with_labels(target, of_every_fold), ensemble.weights, nominal
+        )
+        for target in ensemble.targets
+    }
+    domain, scores = cross_domain(ensemble, store, split, of_every_fold, calibrations)
+    held_out, rows = held_out_evaluation(ensemble, store, split, of_every_fold, nominal)
+    evaluation, arrays = evaluate_parts(ensemble, parts, calibrations, store, split, nominal)
+    flagged, flags = flag_evaluation(ensemble, domain, parts, calibrations, {HELD_OUT: scores})
+    failures = {graph: why for one in of_every_fold for graph, why in one.outputs.failures.items()}
+    return Basis(
+        calibrations=calibrations,
+        domain=domain,
+        diversity=fold_diversity(ensemble, of_every_fold),
+        evaluation=Evaluation(
+            nominal=nominal,
+            parts={HELD_OUT: held_out, **evaluation.parts},
+            failed={HELD_OUT: failures, **evaluation.failed},
+            seconds_per_graph=fold_seconds(of_every_fold, ensemble.names),
+            domain=flagged,
+        ),
+        arrays=rows | arrays | flags,
+    )
+
+
+def _with_labels(target: Target, folds: Sequence[FoldOutputs]) -> list[FoldLabels]:
+    labelled = [one.labelled(target) for one in folds]
+    some = [one for one in labelled if len(one.rows)]
+    if not some:
+        raise InputError(
+            f"field {target.name} has no labelled graph to calibrate on; leave it out or label some graphs"
+        )
+    return some
+
+
+def held_out_estimate(
+    target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
+) -> Estimate:
+    """Return estimates for held-out graphs, each calibrated on the other folds."""
+    estimates = []
+    for fold in folds:
+        others = [one for one in folds if one is not fold]
+        calibration = estimates_of(target).cross_calibration(target, others, weights, nominal).without_folds()
+        own = shares(weights, fold.members)
+        one = estimates_of(target).of(target, fold.rows.members, own, calibration, fold.rows.nodes)
+        estimates.append(one.spread_members(fold.members, len(weights)))
+    return type(estimates[0]).join_parts(estimates)
+
+
+def held_out_evaluation(
+    ensemble: Ensemble, store: GraphStore, split: Split, folds: Sequence[FoldOutputs], nominal: float
+) -> tuple[Part, dict[str, NDArray[Any]]]:
+    """Return scores of the cross-validated ensemble and its members, with rows.
+
+    The trivial predictor is fitted without the fold, too. A target with labels in one fold alone is left out.
+    """
+    everything = np.setdiff1d(np.arange(len(store)), split.test)
+    predictors = []
+    for one in folds:
+        model, graphs = ensemble.members[one.fold.members[0]].model, one.fold.graphs
+        learnt = np.setdiff1d(everything, graphs)
+        fine = np.setdiff1d(graphs, np.array(sorted(one.outputs.failures), dtype=np.int64))
+        if len(fine):
+            predictors.append((trivial_predictor(store, learnt, model.targets, model.normalisation), fine))
+    trivial = errors_of_folds(predictors, store, ensemble.targets, Budget(max_graphs=1024))
+    metrics: Part = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    for target in ensemble.targets:
+        labelled = _with_labels(target, folds)
+        if len(labelled) < 2:
+            continue
+        estimate = held_out_estimate(target, labelled, ensemble.weights, nominal)
+        labels = np.concatenate([fold.rows.labels for fold in labelled])
+        metrics[target.name] = estimate.evaluation(labels, ensemble.names, trivial.get(target.name, {}))
+        rows = estimate.rows(labels, np.concatenate([fold.rows.graph for fold in labelled]))
+        arrays |= {f"{HELD_OUT}/{target.name}/{what}": values for what, values in rows.items()}
+    return metrics, arrays
+
+
+def cross_domain(
+    ensemble: Ensemble,
+    store: GraphStore,
+    split: Split,
+    folds: Sequence[FoldOutputs],
+    calibrations: Mapping[str, AnyCalibration],
+) -> tuple[Domain, Float[Array, "graphs detectors"]]:
+    """Return the domain of all training graphs, with thresholds across folds."""
+    alone = {name: calibration.without_folds() for name, calibration in calibrations.items()}
+    held_out = [
+        (
+            one.fold.graphs,
+            part_doubts(ensemble.targets, one.outputs, shares(ensemble.weights, one.fold.members), alone),
+        )
+        for one in folds
+    ]
+    everything = np.setdiff1d(np.arange(len(store)), split.test)
+    of_members = detectors_of_members(ensemble, calibrations)
+    return cross_fitted_domain(store, everything, held_out, ensemble.inputs, ensemble.needed(store), of_members)
+
+
+def fold_diversity(ensemble: Ensemble, folds: Sequence[FoldOutputs]) -> dict[str, dict[str, float]]:
+    """Return the mean diversity over folds of several members."""
+    result: dict[str, dict[str, float]] = {}
+    for target in ensemble.targets:
+        values = [
+            estimates_of(target)
+            .evidence(target, one.rows.labels, one.rows.members)
+            .diversity(shares(ensemble.weights, one.members))
+            for one in _with_labels(target, folds)
+            if len(one.members) > 1
+        ]
+        if values:
+            result[target.name] = {key: float(np.mean([one[key] for one in values])) for key in values[0]}
+    return result
+
+
+def fold_seconds(folds: Sequence[FoldOutputs], names: Sequence[str]) -> dict[str, float]:
+    """Return seconds per graph of every member; the mean where unknown."""
+    seconds, graphs = np.zeros(len(names)), np.zeros(len(names))
+    for one in folds:
+        members = list(one.fold.members)
+        seconds[members] += one.outputs.seconds
+        graphs[members] += len(one.fold.graphs)
+    per_graph = np.where(graphs > 0, seconds, seconds.sum()) / np.where(graphs > 0, graphs, graphs.sum())
+    return dict(zip(names, per_graph.tolist()))

@@ -25,9 +25,8 @@ from hydragnn.base.files import (
     write_sealed,
 )
 from hydragnn.datasets import GraphStore, Split, open_store
-from hydragnn.ensemble.building.basis import validated
+from hydragnn.ensemble.building.basis import cross_validated, validated
 from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Parts, joint_evaluation, part_evaluation
-from hydragnn.ensemble.building.folds import cross_validated
 from hydragnn.ensemble.building.held_out import Fold, calibrating_split
 from hydragnn.ensemble.building.training_domain import with_latent_spaces
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of

@@ -1,11 +1,7 @@
-"""One prediction as a job.
+"""Prediction by any number of processes, continued after any kill, into one file.
 
-Shared by any number of processes, continued after any kill, written to one file.
-
-``predict`` is the whole. ``job`` is what was asked, ``sources`` and ``frames`` are where graphs come from. ``order`` and
-``schedule`` say who does what, ``group`` (found by ``joining``; by ``claims`` or by ``counting``, over ``queues``) who takes
-what, ``work`` does it, ``parts`` and ``records`` keep it, ``together`` closes gaps; ``reporting`` says how it goes. What was kept is
-joined into a ``sinks`` of ``formats``: by all processes into ``hdf5`` (``filling``), by one into other ``arrays`` or ``tables``. The ensemble outside knows nothing of this room.
+``job`` holds the settings, ``sources`` and ``rules`` make graphs, ``schedule`` divides the work, ``group`` joins
+processes, ``work`` does it, ``parts`` keep it, ``formats`` write it, ``reporting`` shows it; ``predict`` does all.
 """
 
 from hydragnn.ensemble.prediction.predict import predict_to_file

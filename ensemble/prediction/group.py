@@ -1,6 +1,4 @@
-"""Processes that predict together.
-
-How they meet, share queues, and notice that one of them has died.
+"""Processes that predict together: they meet, share queues, and notice dead ones.
 
 Ranks of a launcher and local workers do all of it with a store of keys and values of ``torch.distributed``: a private file on one
 machine, and on several a server in rank 0 that asks for a secret. Ranks of MPI find the store by MPI, others by files.
@@ -99,9 +97,13 @@ class Group:
             raise FirstRankFailed(opening["error"]) if self.rank else InputError(opening["error"])
         return opening
 
-    def queue(self, name: str, count: int) -> "Queue":
-        """Return the shared queue of this name, with ``count`` positions."""
-        return Queue(self, name, count)
+    def take(self, queue: str, count: int) -> int | None:
+        """Return the next of ``count`` positions of a queue that no rank has taken."""
+        position = int(self.store.add(f"queue {queue}", 1)) - 1
+        if position >= count:
+            return None
+        self.store.set(f"owner of {queue}-{position}", str(self.rank))
+        return position
 
     def first_to(self, name: str) -> bool:
         """Claim ``name``; return True where this rank is the first."""
@@ -111,10 +113,7 @@ class Group:
         return True
 
     def owner(self, name: str) -> int | None:
-        """Return the rank that claimed ``name`` or took it from a queue.
-
-        None where it is not known.
-        """
+        """Return the rank that claimed ``name`` or took it from a queue, if known."""
         key = f"owner of {name}"
         return int(self.store.get(key)) if self.store.check([key]) else None
 
@@ -224,22 +223,6 @@ class Group:
                 return True
             time.sleep(PAUSE)
         return True
-
-
-class Queue:
-    """Positions of a list of work that ranks share."""
-
-    def __init__(self, group: Group, name: str, count: int) -> None:
-        """Create this rank's view of the queue."""
-        self._group, self._name, self._count = group, name, count
-
-    def take(self) -> int | None:
-        """Return the next position that no rank has taken."""
-        position = self._group.store.add(f"queue {self._name}", 1) - 1
-        if position >= self._count:
-            return None
-        self._group.store.set(f"owner of {self._name}-{position}", str(self._group.rank))
-        return int(position)
 
 
 def _opening(make: Callable[[], Table]) -> Table:

@@ -11,7 +11,7 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.base.machine import cores, visible_gpus
-from hydragnn.datasets import BatchSettings
+from hydragnn.datasets import BatchSettings, open_store
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import MemberEntry
 from hydragnn.ensemble.member_cache import MemberCache, room_for
@@ -19,12 +19,11 @@ from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
-from hydragnn.ensemble.prediction.sources import Building, Source, is_store, store_source
+from hydragnn.ensemble.prediction.sources import Building, Source, is_store
 from hydragnn.record import read_record
 
 SECONDS_PER_BLOCK = 10.0
 """More than a block of files takes to become graphs."""
-
 
 LONGEST_NAME = 200
 """Bytes in the name of a file of predictions; file systems take 255 with what is added to it."""
@@ -71,7 +70,6 @@ class Inputs:
     """Model and graphs of a job, opened once in this process."""
 
     def __init__(self, job: Job) -> None:
-        """Nothing is opened yet."""
         self._job = job
         self._ensemble: Ensemble | None = None
         self._source: Source | None = None
@@ -84,8 +82,8 @@ class Inputs:
         return self._ensemble
 
     def stored(self) -> Source:
-        """The graphs of a store as they are."""
-        self._source = self._source or store_source(self._job.source)
+        """Return the graphs of a store as they are."""
+        self._source = self._source or Source(store=open_store(self._job.source), numbers=None, failures={})
         return self._source
 
     def foresee(self, ranks: int) -> None:
@@ -128,17 +126,15 @@ def check_same(path: Path, expected: str, now: str) -> None:
 
 
 def branch_for(model: Path, source: Path, branch: str = "") -> str:
-    """The branch that predicts ``source``.
+    """Return the branch that is named, else the one trained on the store ``source``.
 
-    The one that is named, else the one that was trained on this very store.
-
-    Empty where the model is no run with branches. InputError where only a name could tell.
+    Empty where the model is no run with branches. InputError where only a name could decide.
     """
     path = model / "record.json"
     branches_of_run = read_record(model).branches if path.is_file() and not (model / "ensemble.json").is_file() else {}
     if branch or not branches_of_run:
         return branch
-    print_of = store_source(source).store.fingerprint if is_store(source) else ""
+    print_of = open_store(source).fingerprint if is_store(source) else ""
     matches = [name for name, entry in branches_of_run.items() if print_of == entry.data_hash]
     if len(matches) == 1:
         return matches[0]
@@ -149,10 +145,9 @@ def branch_for(model: Path, source: Path, branch: str = "") -> str:
 
 
 def build_together(building: Building, group: Group, check: Callable[[], None]) -> None:
-    """All ranks build blocks of graphs, with ``check`` before each."""
+    """Build blocks of graphs with all ranks, with ``check`` before each."""
     blocks = range(len(building.blocks))
-    queue = group.queue("blocks", len(blocks))
-    while (number := queue.take()) is not None:
+    while (number := group.take("blocks", len(blocks))) is not None:
         check()
         if not building.finished and not building.has(number):
             building.build(number)
@@ -167,21 +162,14 @@ def build_together(building: Building, group: Group, check: Callable[[], None]) 
 
 
 def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:
-    """Expected cost of every member on the same batch."""
+    """Return the cost of every member on one batch: measured seconds, else parameters."""
     if (folder / "evaluation.json").is_file():
-        costs = _measured_costs(read_json(folder / "evaluation.json"), ensemble.names)
-        if costs:
-            return costs
+        evaluation: Any = read_json(folder / "evaluation.json")
+        with suppress(KeyError, IndexError, TypeError, ValueError):
+            costs = [float(evaluation["timing"]["seconds_per_graph"][name]) for name in ensemble.names]
+            if all(0 < cost < math.inf for cost in costs):
+                return costs
     return [float(entry.summary["parameters"]) for entry in ensemble.manifest.members]
-
-
-def _measured_costs(evaluation: Any, names: Sequence[str]) -> list[float]:
-    """Seconds per graph of all members."""
-    try:
-        costs = [float(evaluation["timing"]["seconds_per_graph"][name]) for name in names]
-    except (KeyError, IndexError, TypeError, ValueError):
-        return []
-    return costs if all(0 < cost < math.inf for cost in costs) else []
 
 
 def room(model: Path, members: Sequence[MemberEntry], ranks: int) -> int:

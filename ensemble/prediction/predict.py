@@ -1,4 +1,4 @@
-"""The predictor."""
+"""Prediction into a file, by any number of ranks."""
 
 import contextlib
 import signal
@@ -90,14 +90,12 @@ def predict_to_file(
 
 
 def interruptible(*kinds: signal.Signals) -> contextlib.AbstractContextManager[Callable[[], None]]:
-    """The signals end the block as Ctrl-C does."""
+    """Let signals end the block as Ctrl-C does."""
     return raise_signals(kinds, lambda _: KeyboardInterrupt())
 
 
 def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bool = True) -> PredictionResult | None:
-    """This rank's part of the prediction.
-
-    Its result where this rank wrote the file.
+    """Predict as one rank; return the result where this rank wrote the file.
 
     ``check`` is called before every unit of work and raises where it is to end.
     """
@@ -110,9 +108,7 @@ def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bo
 
 
 def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, Any]:
-    """Check everything on rank 0; return its decisions for all ranks.
-
-    InputError before any work.
+    """Check everything on rank 0 before any work; return its decisions for all ranks.
 
     The folder of parts is this prediction's alone until ``lock`` is closed.
     """
@@ -244,8 +240,7 @@ def take_all(
 ) -> None:
     """Take from a queue until it is empty."""
     units = np.cumsum([len(task.members) * (task.stop - task.first) for task in tasks]).tolist()
-    queue = worker.group.queue(name, len(tasks))
-    while (position := queue.take()) is not None:
+    while (position := worker.group.take(name, len(tasks))) is not None:
         bar(units[position])
         worker.do(tasks[position])
         if joiner is not None:

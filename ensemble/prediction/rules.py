@@ -4,30 +4,41 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
+
+from ase import Atoms
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
-from hydragnn.datasets.sources.ase import AseBuild
+from hydragnn.datasets.sources.ase import AseBuild, species_problem
 from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
 from hydragnn.datasets.sources.tables import find_files
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
 from hydragnn.ensemble.structures import Structures, reads_atoms
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 
 Block = tuple[int, int, int]
-"""The number of its first graph, and where it begins and ends in its file."""
+"""The number of its first graph, and its first and last byte in its file."""
+
+FRAMES = 256
+"""Structures in a block, unless that makes too many."""
+
+BLOCKS = 512
+"""Blocks at the most, since each becomes a part of a store."""
+
+LONGEST = 20
+"""Letters of a number of atoms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FromStructures:
-    """The structures in a file that ASE reads."""
+    """Structures in a file that ASE reads."""
 
     path: Path
     structures: Structures
@@ -36,12 +47,12 @@ class FromStructures:
 
     @property
     def name(self) -> str:
-        """The file."""
+        """Return the path of the file."""
         return str(self.path)
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The cutoff."""
+        """Return the cutoff."""
         return {"cutoff": self.structures.cutoff}
 
     @property
@@ -50,17 +61,17 @@ class FromStructures:
         return file_digest(self.path)
 
     def blocks(self) -> list[Block]:
-        """Several, where the file is extended XYZ."""
+        """Return several blocks of extended XYZ, else one."""
         return blocks_of(self.path)
 
     def makers(self, block: Block) -> Iterator[Make]:
-        """Each structure with its neighbours."""
+        """Give a maker for each structure."""
         return self.structures.makers(frames_of(self.path, block), block[0], self.path.name, keep=self.keep)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FromFiles:
-    """Files that become graphs as the settings of a build say."""
+    """Files that become graphs by the settings of a build."""
 
     name: str
     settings: BuildSettings
@@ -69,7 +80,7 @@ class FromFiles:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return nothing."""
         return {}
 
     @property
@@ -81,11 +92,11 @@ class FromFiles:
         return digest({"settings": settings, "files": [file_digest(path) for path in paths]})
 
     def blocks(self) -> list[Block]:
-        """One: these files are read as a whole."""
+        """Return one: these files are read as a whole."""
         return [(0, 0, 1)]
 
     def makers(self, block: Block) -> Iterator[Make]:
-        """Each graph without what members do not read."""
+        """Give a maker for each graph with the inputs of members alone."""
         return (partial(self._inputs_of, make) for make in makers_of(self.settings))
 
     def _inputs_of(self, make: Make) -> GraphBatch:
@@ -94,7 +105,7 @@ class FromFiles:
 
 
 Rule = FromStructures | FromFiles
-"""How files become graphs, block by block."""
+"""Rule by which files become graphs, block by block."""
 
 
 class KeepingAse(AseBuild):
@@ -143,3 +154,72 @@ def file_digest(path: Path) -> str:
         raise InputError(f"{path} is no file; check the path")
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def blocks_of(path: Path) -> list[Block]:
+    """Return the blocks of a file; one where the format has to be read as a whole.
+
+    Every structure of extended XYZ begins with its number of lines, so that structures are found without parsing.
+    Anything unexpected is left to ASE.
+    """
+    starts = _starts(path) if path.suffix in (".xyz", ".extxyz") else None
+    if starts is None:
+        return [(0, 0, path.stat().st_size)]
+    count = len(starts) - 1
+    step = max(FRAMES, -(-count // BLOCKS))
+    return [(first, starts[first], starts[min(first + step, count)]) for first in range(0, count, step)]
+
+
+def frames_of(path: Path, block: Block) -> Iterator[Atoms]:
+    """Give the structures of a block one by one.
+
+    InputError, with the structure's number from 0, where ASE cannot read them.
+    """
+    from ase.io import iread
+    from ase.io.formats import UnknownFileTypeError
+
+    number, start, stop = block
+    # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different blocks
+    try:
+        if (start, stop) == (0, path.stat().st_size):
+            structures = iread(path, index=":", parallel=False)
+        else:
+            with path.open("rb") as file:
+                file.seek(start)
+                text = file.read(stop - start).decode()
+            structures = iread(StringIO(text), index=":", format="extxyz", parallel=False)
+        for atoms in structures:
+            yield atoms
+            number += 1
+    except (UnknownFileTypeError, OSError, ValueError, KeyError, IndexError, StopIteration) as error:
+        if problem := species_problem(error):
+            raise InputError(f"{path}: structure {number} {problem}") from error
+        raise InputError(
+            f"{path} is neither a store nor a file that ASE can read (structure {number}: {error}); check it"
+        ) from error
+
+
+def _starts(path: Path) -> list[int] | None:
+    """Return the first byte of every structure; None where unclear."""
+    starts: list[int] = []
+    place = 0
+    with path.open("rb") as file:
+        while line := file.readline():
+            if not line.strip():
+                if any(more.strip() for more in file):
+                    raise InputError(
+                        f"{path}: an empty line stands before structure {len(starts)}, where readers of XYZ end without a word; remove such lines"
+                    )
+                break
+            if not line.strip().isdigit() or len(line) > LONGEST:
+                return None
+            starts.append(place)
+            place += len(line)
+            for _ in range(int(line) + 1):
+                atom = file.readline()
+                place += len(atom)
+                if not atom:
+                    raise InputError(
+                        f"{path}, structure {len(starts) - 1}: the file ends before its {int(line)} atoms; it was cut off, or the number is wrong"
+                    )
+    return [*starts, place] if starts else None

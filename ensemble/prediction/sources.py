@@ -38,19 +38,10 @@ class Source:
 
 
 def is_store(path: Path) -> bool:
-    """Return True where the path is a store.
-
-    InputError where it is nothing at all.
-    """
+    """Return True where the path is a store; InputError where nothing is there."""
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path")
     return path.suffix in (".h5", ".bp") or (path / "manifest.json").is_file()
-
-
-def store_source(path: Path) -> Source:
-    """The graphs of a store as they are."""
-    store = open_store(path)
-    return Source(store=store, numbers=None, failures={})
 
 
 class Building:
@@ -71,12 +62,12 @@ class Building:
         return (self._folder(number) / "notes.json").is_file()
 
     def there(self) -> set[int]:
-        """The blocks that are built, by one look at the folder."""
+        """Return the blocks that are built, by one look at the folder."""
         names = {entry.name for entry in os.scandir(self.scratch)}
         return {number for number in range(len(self.blocks)) if self._folder(number).name in names}
 
     def build(self, number: int) -> None:
-        """Build a block; whoever is first gives it its name."""
+        """Build a block; the first rank gives it its name."""
         own = self.scratch / f".block-{unique_name()}"
         rmtree(own, ignore_errors=True)
         write_sealed(own / "notes.json", self._write(self.blocks[number], own / "graphs.h5"))
@@ -89,11 +80,9 @@ class Building:
                     raise
 
     def _write(self, block: Block, out: Path) -> dict[str, Any]:
-        """Write the graphs of a block, some at a time.
+        """Write the graphs of a block; return numbers and failures, or the fault of the files.
 
-        Return their numbers and the failures, or what is wrong with the files.
-
-        InputError where they cannot be written: that says nothing of the files, and is no note for those who resume.
+        InputError where they cannot be written: no fault of the files, and no note for a resumed prediction.
         """
         first, numbers, failures = block[0], list[int](), dict[str, Any]()
         with self._writing():
@@ -164,7 +153,7 @@ class Building:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """InputError for what the file system says."""
+        """Raise InputError where the file system fails."""
         try:
             yield
         except OSError as error:
@@ -173,7 +162,7 @@ class Building:
             ) from error
 
     def source(self) -> Source:
-        """The graphs; InputError where there are none."""
+        """Return the graphs; InputError where there are none."""
         summary = read_sealed(self.scratch / "graphs.json")
         if summary["error"]:
             raise InputError(summary["error"])

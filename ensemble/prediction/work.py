@@ -11,8 +11,7 @@ import numpy as np
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Chunk, Chunks
-from hydragnn.ensemble.prediction.formats.hdf5 import VirtualSink
-from hydragnn.ensemble.prediction.formats.sink import AppendingSink, Block, Piece, Sink, joined, size_of
+from hydragnn.ensemble.prediction.formats.sink import Block, Piece, Sink, joined, size_of
 from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.schedule import Task
@@ -189,64 +188,55 @@ class Joiner:
         self._is_open = False
 
     def advance(self) -> None:
-        """Append the segments that follow, as far as they are finished.
-
-        InputError where there is no space.
-        """
+        """Append the segments that follow, as far as they are finished; InputError without space."""
         worker = self._worker
         while self._next < len(worker.chunks):
-            of_member = worker.parts.segment_at(self._next)
-            if of_member is None:
+            segment = worker.parts.segment_at(self._next)
+            if segment is None:
                 if worker.group.size == 1 or time.monotonic() - self._looked_at < LOOK_SECONDS:
                     return
                 worker.parts.look()
                 self._looked_at = time.monotonic()
-                if worker.parts.segment_at(self._next) is None:
+                segment = worker.parts.segment_at(self._next)
+                if segment is None:
                     return
-                continue
-            self._append(*of_member)
+            self._append(*segment)
 
     def finish(self) -> dict[str, int]:
         """Complete the output, and make what is missing; return counts of graphs."""
-        worker, sink = self._worker, self._worker.sink
+        worker = self._worker
         worker.parts.look()
         while self._next < len(worker.chunks):
             worker.check()
-            of_member = worker.parts.segment_at(self._next)
-            if of_member is None:
+            segment = worker.parts.segment_at(self._next)
+            if segment is None:
                 worker.do(Task(first=self._next, stop=self._next + 1, members=worker.everyone))
             else:
-                self._append(*of_member)
-        if isinstance(sink, AppendingSink):
-            self._open(sink)
-            sink.complete()
-            self._is_open = False
-        else:
-            assert isinstance(sink, VirtualSink)
-            sink.join([worker.parts.folder / name for name in self.names])
+                self._append(*segment)
+        self._begin()
+        worker.sink.complete()
+        self._is_open = False
         return dict(self._counts)
 
     def close(self) -> None:
         """Discard an output that is not complete."""
-        if self._is_open and isinstance(self._worker.sink, AppendingSink):
+        if self._is_open:
             self._worker.sink.discard()
 
     def _append(self, stop: int, name: str) -> None:
         """Append a segment; a damaged one is forgotten, and made again."""
-        segment = self._worker.parts.segment(name)
+        worker, segment = self._worker, self._worker.parts.segment(name)
         if segment is None:
             return
         counts, piece = segment
-        sink = self._worker.sink
-        if isinstance(sink, AppendingSink):
-            self._open(sink)
-            self._worker.check()
-            sink.append(piece)
+        self._begin()
+        worker.check()
+        worker.sink.append(piece, worker.parts.folder / name)
         self._counts.update(counts)
         self.names.append(name)
         self._next = stop
 
-    def _open(self, sink: AppendingSink) -> None:
+    def _begin(self) -> None:
         if not self._is_open:
-            sink.begin()
+            self._worker.sink.begin()
             self._is_open = True

@@ -42,7 +42,7 @@ def before(owner: Any, name: str, number: int, act: Callable[[], None]) -> None:
 BEFORE: dict[str, tuple[Any, str]] = {
     "unit": (work, "outcome_of"),
     "piece": (parts.Parts, "keep_segment"),
-    "segment": (sink.AppendingSink, "append"),
+    "segment": (sink.Sink, "append"),
     "graphs": (job.Inputs, "graphs"),
 }
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from hydragnn.ensemble.building.folds import held_out_estimate
+from hydragnn.ensemble.building.basis import held_out_estimate
 from hydragnn.ensemble.calibration.cross_validation import cross_interval, graph_scores
 from hydragnn.ensemble.classes import ClassEstimate
 from hydragnn.ensemble.estimates import FoldLabels, Labelled

@@ -19,7 +19,7 @@ from ase.io import read, write
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction import frames, work
+from hydragnn.ensemble.prediction import rules, work
 from hydragnn.ensemble.prediction.formats.tables import as_ase
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
@@ -97,7 +97,7 @@ def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble: Path, stored: Path, tm
 
 def _predict_with_few_files(ensemble: Path, structures: Path, out: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    frames.FRAMES = 2
+    rules.FRAMES = 2
     predict_to_file(ensemble, structures, out, batch=BATCH)
 
 

@@ -45,8 +45,7 @@ def test_ranks_that_run_at_once_share_all_positions(tmp_path: Path) -> None:
     def take(rank: int) -> None:
         group = Group(rank, 4)
         group.store = FileStore(str(tmp_path / "store"), -1)
-        queue = group.queue("lane 0", 200)
-        while (position := queue.take()) is not None:
+        while (position := group.take("lane 0", 200)) is not None:
             taken[rank].append(position)
             assert group.owner(f"lane 0-{position}") == rank
 

@@ -20,12 +20,12 @@ from ase import Atoms
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.member_cache import MemberCache, room_for
-from hydragnn.ensemble.prediction import frames as blocks
+from hydragnn.ensemble.prediction import rules as blocks
 from hydragnn.ensemble.prediction import schedule, work
 from hydragnn.ensemble.prediction.formats import hdf5
-from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
+from hydragnn.ensemble.prediction.rules import blocks_of, frames_of
 from tests.ensemble.finished import assert_same, finished_units
 from tests.ensemble.test_ensemble_together import Pair
 from tests.forked import Forked
@@ -315,7 +315,7 @@ def test_members_a_rank_can_hold_follow_from_the_free_memory(tmp_path: Path, mon
 def test_a_file_that_was_cut_off_says_which_structure_is_torn(
     structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydragnn.ensemble.prediction.frames.FRAMES", 4)
+    monkeypatch.setattr("hydragnn.ensemble.prediction.rules.FRAMES", 4)
     torn = tmp_path / "torn.xyz"
     torn.write_bytes(structures.read_bytes())
     *_, (first, start, stop) = blocks_of(torn)

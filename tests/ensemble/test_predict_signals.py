@@ -119,7 +119,7 @@ def test_a_worker_that_was_stopped_holds_up_neither_the_file_nor_the_command(
     assert not [one for one in psutil.Process().children() if any("spawn_main" in word for word in one.cmdline())]
 
 
-@pytest.mark.parametrize(("owner", "name"), [(sources.Building, "build"), (sink.AppendingSink, "append")])
+@pytest.mark.parametrize(("owner", "name"), [(sources.Building, "build"), (sink.Sink, "append")])
 def test_a_dropped_signal_ends_building_and_writing(
     owner: Any,
     name: str,

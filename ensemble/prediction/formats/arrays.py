@@ -17,53 +17,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.prediction.formats.sink import AppendingSink, Block, Column, Piece, Sink, joined, texts
-
-
-def block_arrays(block: Block) -> dict[str, Column]:
-    """The arrays of a block by name."""
-    return {
-        "graph": block.numbers,
-        "nodes": block.predictions.nodes_per_graph,
-        **edge_arrays(block),
-        "name": texts(block.predictions.names),
-        "status": texts(block.predictions.status),
-        "domain": texts(block.predictions.domain),
-        "domain_score": block.predictions.domain_score,
-        **estimate_arrays(block),
-    }
-
-
-def edge_arrays(block: Block) -> dict[str, NDArray[Any]]:
-    """Return edges per graph and their ends, if a field lies on edges."""
-    if not any(estimate.field.on == "edge" for estimate in block.predictions.fields.values()):
-        return {}
-    senders, receivers = block.edge_ends()
-    return {"edges": block.predictions.edges_per_graph, "senders": senders, "receivers": receivers}
-
-
-def estimate_arrays(block: Block) -> dict[str, NDArray[Any]]:
-    """Return all predicted quantities by name."""
-    return {
-        f"fields/{name}/{quantity}": estimate[quantity]
-        for name, estimate in block.predictions.fields.items()
-        for quantity in estimate.quantities
-    }
+from hydragnn.ensemble.prediction.formats.sink import Block, Column, Piece, Sink, joined, texts
 
 
 class ArraySink(Sink):
     """A file of the arrays above."""
 
     def piece(self, block: Block) -> Piece:
-        """The arrays of the block, without those that nothing is known of."""
-        return {name: values for name, values in block_arrays(block).items() if name not in self.heading.absent}
+        """Return the arrays of the block, without unknown ones."""
+        predictions, ends = block.predictions, dict[str, NDArray[Any]]()
+        if any(estimate.field.on == "edge" for estimate in predictions.fields.values()):
+            senders, receivers = block.edge_ends()
+            ends = {"edges": predictions.edges_per_graph, "senders": senders, "receivers": receivers}
+        arrays: dict[str, Column] = {
+            "graph": block.numbers,
+            "nodes": predictions.nodes_per_graph,
+            **ends,
+            "name": texts(predictions.names),
+            "status": texts(predictions.status),
+            "domain": texts(predictions.domain),
+            "domain_score": predictions.domain_score,
+        }
+        for name, estimate in predictions.fields.items():
+            arrays |= {f"fields/{name}/{quantity}": estimate[quantity] for quantity in estimate.quantities}
+        return {name: values for name, values in arrays.items() if name not in self.heading.absent}
 
 
-class NpzSink(ArraySink, AppendingSink):
+class NpzSink(ArraySink):
     """A numpy archive."""
 
     def open(self) -> None:
-        """Nothing yet."""
+        """Begin without a file."""
         self.pieces: list[Piece] = []
 
     def write(self, piece: Piece) -> None:
@@ -81,7 +65,7 @@ class NpzSink(ArraySink, AppendingSink):
             os.fsync(file.fileno())
 
 
-class BpSink(ArraySink, AppendingSink):
+class BpSink(ArraySink):
     """ADIOS2 BP."""
 
     def open(self) -> None:

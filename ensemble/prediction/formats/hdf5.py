@@ -1,23 +1,21 @@
 """HDF5 files of predictions."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from hydragnn.base.files import rename_all
 from hydragnn.datasets.formats.hdf5 import VERSIONS, ReservedHdf5
 from hydragnn.ensemble.prediction.formats.arrays import ArraySink
-from hydragnn.ensemble.prediction.formats.sink import AppendingSink, Column, Heading, Piece, end_to_end, size_of
+from hydragnn.ensemble.prediction.formats.sink import Column, Heading, Piece, end_to_end, size_of
 
 ROWS = 4096
 """Rows of a chunk."""
 
 
-class Hdf5Sink(ArraySink, AppendingSink):
+class Hdf5Sink(ArraySink):
     """HDF5; whole chunks are written, each with a checksum that HDF5 compares."""
 
     def open(self) -> None:
@@ -87,34 +85,37 @@ ABSENT: dict[str, Any] = {"f": np.nan, "i": -1, "S": b"missing"}
 
 
 class VirtualSink(ArraySink):
-    """HDF5 without numbers of its own."""
+    """HDF5 of views of part files in a folder beside the file."""
 
-    def join(self, parts: Sequence[Path]) -> None:
-        """Write views of part files in a folder beside the file.
+    def open(self) -> None:
+        """Begin without part files."""
+        self._parts: list[Path] = []
 
-        InputError where there is no space.
-        """
-        temporary = self.in_the_making(self.path)
-        try:
-            self._write(parts, temporary)
-            rename_all({temporary: self.path})
-        except OSError as error:
-            raise self.refusal(error) from error
+    def append(self, piece: Piece, part: Path | None = None) -> None:
+        """Note a part file, which stays."""
+        assert part is not None
+        self._parts.append(part)
 
-    def _write(self, parts: Sequence[Path], temporary: Path) -> None:
+    def write(self, piece: Piece) -> None:
+        """Write nothing: the part file has it."""
+
+    def close(self, *, complete: bool) -> None:
+        """Write views of the part files."""
+        if not complete:
+            return
         shapes: dict[str, list[tuple[int, ...]]] = {}
         dtypes: dict[str, Any] = {}
-        for part in parts:
+        for part in self._parts:
             with h5py.File(part) as file:
                 for name in array_names(file):
                     shapes.setdefault(name, []).append(file[name].shape)
                     dtypes[name] = file[name].dtype
-        with h5py.File(temporary, "w", libver=VERSIONS) as file:
+        with h5py.File(self.temporary, "w", libver=VERSIONS) as file:
             describe(file, self.heading)
             for name, of_parts in shapes.items():
                 layout = h5py.VirtualLayout((sum(rows for rows, *_ in of_parts), *of_parts[0][1:]), dtype=dtypes[name])
                 start = 0
-                for part, shape in zip(parts, of_parts):
+                for part, shape in zip(self._parts, of_parts):
                     where = f"{part.parent.name}/{part.name}"
                     if all(shape):
                         source = h5py.VirtualSource(where, name, shape, dtype=dtypes[name])

@@ -1,8 +1,6 @@
-"""Predictions on disk.
+"""Files of predictions, streamed piece by piece, complete or absent.
 
-One format per suffix, streamed piece by piece, complete or absent.
-
-What graphs become in a file, a ``Piece``, is made by any rank; whoever writes the file only appends.
+Any rank makes a ``Piece``; the rank that writes the file only appends.
 """
 
 import shutil
@@ -72,7 +70,7 @@ class Heading:
         return [quantity for quantity in every if f"fields/{target.name}/{quantity}" not in self.absent]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         return {
             "kind": "hydragnn predictions",
             "version": 1,
@@ -84,20 +82,21 @@ class Heading:
 
 
 class Sink(ABC):
-    """A file of predictions, renamed when it is complete."""
+    """A file of predictions to which one process appends, renamed when it is complete."""
 
     def __init__(self, path: Path, heading: Heading, folder: Path | None = None) -> None:
         """Write nothing yet."""
         self.path, self.heading, self.folder = path, heading, folder or path.parent
 
     @property
-    def finals(self) -> Sequence[Path]:
-        """Every file that there will be."""
-        return (self.path,)
+    def temporaries(self) -> Mapping[Path, Path]:
+        """Return every file in the making and its final name."""
+        return {self.in_the_making(self.path): self.path}
 
-    @abstractmethod
-    def piece(self, block: Block) -> Piece:
-        """Return these graphs as part of the file; nothing is written."""
+    @property
+    def temporary(self) -> Path:
+        """Return the first file in the making."""
+        return next(iter(self.temporaries))
 
     def in_the_making(self, final: Path) -> Path:
         """Return the path of an unfinished file, unique to this process."""
@@ -109,24 +108,9 @@ class Sink(ABC):
             f"cannot write {self.path}: {error.strerror or error}; free space or choose another place, then --resume"
         )
 
-
-class AppendingSink(Sink):
-    """A file to which one process appends piece after piece."""
-
-    @property
-    def temporaries(self) -> Mapping[Path, Path]:
-        """Every file in the making and its final name."""
-        return {self.in_the_making(self.path): self.path}
-
-    @property
-    def temporary(self) -> Path:
-        """The file in the making."""
-        return next(iter(self.temporaries))
-
-    @property
-    def finals(self) -> Sequence[Path]:
-        """Every file that there will be."""
-        return tuple(self.temporaries.values())
+    @abstractmethod
+    def piece(self, block: Block) -> Piece:
+        """Return these graphs as part of the file; nothing is written."""
 
     @abstractmethod
     def open(self) -> None:
@@ -138,7 +122,7 @@ class AppendingSink(Sink):
 
     @abstractmethod
     def close(self, *, complete: bool) -> None:
-        """End the file; not complete means that it will be thrown away."""
+        """End the file, which is discarded unless it is complete."""
 
     def begin(self) -> None:
         """Begin the file; InputError where there is no space."""
@@ -149,18 +133,15 @@ class AppendingSink(Sink):
             self.discard()
             raise self.refusal(error) from error
 
-    def append(self, piece: Piece) -> None:
-        """Append some graphs; InputError where there is no space."""
+    def append(self, piece: Piece, part: Path | None = None) -> None:
+        """Append some graphs, which lie in ``part``; InputError where there is no space."""
         try:
             self.write(piece)
         except OSError as error:
             raise self.refusal(error) from error
 
     def complete(self) -> None:
-        """End the file and give it its name.
-
-        InputError where there is no space.
-        """
+        """End the file and give it its name; InputError where there is no space."""
         try:
             self.close(complete=True)
             rename_all(self.temporaries)
@@ -169,7 +150,7 @@ class AppendingSink(Sink):
         self._remove()
 
     def discard(self) -> None:
-        """Throw the file away."""
+        """Discard the file."""
         with suppress(Exception):  # of an engine that has failed before
             self.close(complete=False)
         self._remove()
@@ -181,7 +162,7 @@ class AppendingSink(Sink):
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
-    """Pieces of consecutive graphs as one."""
+    """Return pieces of consecutive graphs as one."""
     return {name: end_to_end([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
@@ -191,15 +172,15 @@ def end_to_end(columns: Sequence[Any]) -> Column:
 
 
 def size_of(piece: Piece) -> int:
-    """Bytes in memory, or so."""
+    """Return roughly the bytes in memory."""
     return sum(sum(map(len, column)) if isinstance(column, list) else column.nbytes for column in piece.values())
 
 
 def texts(values: Sequence[str]) -> list[str]:
-    """Texts on one line each."""
+    """Return texts on one line each."""
     return [" ".join(value.split()) for value in values]
 
 
 def lines_array(text: str) -> NDArray[np.uint8]:
-    """The bytes of lines."""
+    """Return the bytes of lines."""
     return np.frombuffer(text.encode(), dtype=np.uint8)

@@ -23,13 +23,10 @@ FORMATS: dict[str, Callable[[Path, Heading, Path], Sink]] = {
 
 
 def sink_for(path: Path, ensemble: Ensemble, folder: Path, *, keep_parts: bool = False) -> Sink:
-    """Return the writer for the suffix of ``path``.
+    """Return the writer for the suffix of ``path``, which writes into ``folder`` first.
 
-    It writes into ``folder`` first.
-
-    With ``keep_parts`` an HDF5 file is a view of the part files.
-
-    InputError for a foreign suffix, a file that is there already, or structures of an ensemble that does not read atoms.
+    With ``keep_parts`` an HDF5 file is a view of the part files. InputError for a foreign suffix, or structures of an
+    ensemble that does not read atoms.
     """
     if path.suffix not in FORMATS:
         raise InputError(f"--out {path}: the suffix chooses the format; use one of {', '.join(FORMATS)}")
@@ -46,6 +43,8 @@ def sink_for(path: Path, ensemble: Ensemble, folder: Path, *, keep_parts: bool =
         )
     if keep_parts and path.suffix != ".h5":
         raise InputError(f"--out {path}: only .h5 can be a view of part files; leave --parts out, or write .h5")
+    absent = {f"fields/{one.name}/{quantity}" for one in ensemble.targets for quantity in ensemble.absent(one)}
+    absent |= set() if ensemble.knows_domain else {"domain", "domain_score"}
     length = length_in_angstrom(ensemble.training_attributes) if path.suffix == ".xyz" else 1.0
     heading = Heading(
         length=length,
@@ -53,19 +52,13 @@ def sink_for(path: Path, ensemble: Ensemble, folder: Path, *, keep_parts: bool =
         nominal=ensemble.manifest.nominal,
         ensemble=ensemble.digest,
         members=ensemble.names,
-        absent=absent_columns(ensemble),
+        absent=frozenset(absent),
     )
     return (VirtualSink if keep_parts else FORMATS[path.suffix])(path, heading, folder)
 
 
-def absent_columns(ensemble: Ensemble) -> frozenset[str]:
-    """Return arrays and columns that files of this ensemble lack."""
-    columns = {f"fields/{one.name}/{quantity}" for one in ensemble.targets for quantity in ensemble.absent(one)}
-    return frozenset(columns | (set() if ensemble.knows_domain else {"domain", "domain_score"}))
-
-
 def check_absent(sink: Sink) -> None:
-    """InputError where a file that it will write is there."""
-    for final in sink.finals:
+    """Raise InputError where a file that it will write exists."""
+    for final in sink.temporaries.values():
         if os.path.lexists(final):  # a broken link is somebody's, too
             raise InputError(f"{final} exists already; choose another --out or delete it")

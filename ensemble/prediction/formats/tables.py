@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.sources.atoms_text import ATOMS, one_line, restore_atoms
 from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.prediction.formats.sink import AppendingSink, Block, Heading, Piece, lines_array, texts
+from hydragnn.ensemble.prediction.formats.sink import Block, Heading, Piece, Sink, lines_array, texts
 from hydragnn.ensemble.predictions import Predictions, estimates_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
@@ -33,10 +33,10 @@ RESULTS: Mapping[str, tuple[Location, tuple[int, ...]]] = {
 POWERS: Mapping[str, int] = {"energy": 0, "forces": 1, "stress": 3}
 """Lengths by which energies are divided there."""
 KEYS: Mapping[Location, tuple[str, ...]] = {"node": ("node",), "edge": ("sender", "receiver")}
-"""The columns that say which node or edge of its graph a line is about."""
+"""Columns with the node or edge of a line in its graph."""
 
 
-class CsvSink(AppendingSink):
+class CsvSink(Sink):
     """One line per graph."""
 
     @property
@@ -57,7 +57,7 @@ class CsvSink(AppendingSink):
             file.write(_lines([["graph", *first[place], *_titles(self.heading, self._on(place))]]).tobytes())
 
     def piece(self, block: Block) -> Piece:
-        """The lines of graphs, of their nodes and of their edges."""
+        """Return the lines of graphs, of their nodes and of their edges."""
         predictions = block.predictions
         columns: list[list[Any]] = [block.numbers.tolist(), texts(predictions.names), texts(predictions.status)]
         if "domain" not in self.heading.absent:
@@ -118,7 +118,7 @@ def _titles(heading: Heading, targets: list[Target]) -> list[str]:
 
 
 def _numbers(heading: Heading, estimates: list[Estimate], rows: int) -> list[list[float | int | str]]:
-    """The rows of a table."""
+    """Return the rows of a table."""
     table: list[list[float | int | str]] = [[] for _ in range(rows)]
     for estimate in estimates:
         for quantity in heading.quantities(estimate.target):
@@ -128,7 +128,7 @@ def _numbers(heading: Heading, estimates: list[Estimate], rows: int) -> list[lis
     return table
 
 
-class XyzSink(AppendingSink):
+class XyzSink(Sink):
     """Extended XYZ.
 
     Energy, forces and stress as results in ASE's units, everything else in ``info`` and ``arrays`` by name.
@@ -145,12 +145,12 @@ class XyzSink(AppendingSink):
 
     @cached_property
     def called(self) -> dict[str, tuple[str, float]]:
-        """The name and the factor of every field's numbers."""
+        """Return name and factor of every field's numbers."""
         return as_ase(self.heading.targets, self.heading.length)
 
     @cached_property
     def reserved(self) -> set[str]:
-        """Names that predictions have in a structure."""
+        """Return the names of predictions in a structure."""
         names = {
             self.called[target.name][0] + ending
             for target in self.heading.targets
@@ -159,7 +159,7 @@ class XyzSink(AppendingSink):
         return {"graph", "status", "domain", "domain_score", *names}
 
     def piece(self, block: Block) -> Piece:
-        """The lines of structures."""
+        """Return the lines of structures."""
         from ase.io import write
 
         text = StringIO()
@@ -179,7 +179,7 @@ class XyzSink(AppendingSink):
 
 
 def _frame(heading: Heading, block: Block, row: int, names: Mapping[str, tuple[str, float]]) -> Atoms:
-    """One structure with its predictions."""
+    """Return one structure with its predictions."""
     predictions = block.predictions
     offsets = np.concatenate([[0], np.cumsum(predictions.nodes_per_graph)])
     read = block.graphs
