@@ -21,7 +21,7 @@ from hydragnn.graphs.units import in_ase_units, length_in_angstrom
 
 
 class Results(dict[str, Any]):
-    """ASE's properties; values of other names are found but not listed."""
+    """ASE's properties; other values can be read by name but are not listed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Results(dict[str, Any]):
 class EnsembleCalculator(Calculator):
     """Mean energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) of the members.
 
-    A structure without a volume (no periodic axis, or a cell vector of length zero) has no stress. ``results`` also finds ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
+    A structure without a volume (no periodic axis, or a cell vector of length zero) has no stress. ``results`` also has ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
     and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), ``domain``: empty, or what about the
     structure the training data never showed, and ``domain_score``, above 1 where there is something; of a single run, none of these. Neighbours are searched anew
     only when atoms have moved far enough for new ones (``SkinList``); results do not depend on it. The mean of the members' forces is minus the gradient of their mean energy.
@@ -117,9 +117,7 @@ def _names(ensemble: Ensemble) -> dict[str, str]:
 
 
 def _factors(ensemble: Ensemble, names: Mapping[str, str]) -> dict[str, float]:
-    """Return ASE's units per unit of each property.
-
-    InputError where a unit is unknown.
+    """Return ASE's units per unit of each property; InputError for unknown units.
 
     A property without a unit fits the others, and is in ASE's where none has one.
     """

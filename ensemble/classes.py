@@ -21,11 +21,20 @@ from hydragnn.ensemble.calibration.classes import (
 )
 from hydragnn.ensemble.calibration.cross_validation import cross_sets, graph_scores, shares
 from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, with_fold_scores
-from hydragnn.ensemble.estimates import Counts, Estimate, Evidence, FoldLabels, Labelled, TargetEvaluation
+from hydragnn.ensemble.estimates import (
+    Counts,
+    Estimate,
+    Evidence,
+    FoldLabels,
+    Labelled,
+    Members,
+    TargetEvaluation,
+    Weights,
+)
 from hydragnn.ensemble.metrics import rank_correlation
 from hydragnn.ensemble.numbers import NumberEvidence, component_names
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.models import Categorical, Distribution, Target
+from hydragnn.models import Categorical, Target
 from hydragnn.training.class_metrics import class_sums, class_values
 
 QUANTITIES: Final = ("probability", "label", "set", "entropy", "epistemic", "aleatoric")
@@ -50,6 +59,7 @@ class ClassEstimate(Estimate):
 
     quantities = QUANTITIES
     headline = "label"
+    scored = "probability"
     doubt_name = "entropy"
     score_names = METRICS
     ranking = "nll"
@@ -61,19 +71,9 @@ class ClassEstimate(Estimate):
     epistemic: Float[Array, "items *shape"]
     aleatoric: Float[Array, "items *shape"]
 
-    @property
-    def doubt(self) -> Float[Array, "items *shape"]:
-        """Return the entropy."""
-        return self.entropy
-
     @classmethod
     def of(
-        cls,
-        target: Target,
-        members: Sequence[Distribution],
-        weights: Float[Array, " members"],
-        calibration: AnyCalibration | None,
-        nodes: Counts,
+        cls, target: Target, members: Members, weights: Weights, calibration: AnyCalibration | None, nodes: Counts
     ) -> "ClassEstimate":
         """Return the mixture of the members' probabilities."""
         every = member_probabilities(members)
@@ -123,12 +123,7 @@ class ClassEstimate(Estimate):
 
     @classmethod
     def calibration(
-        cls,
-        target: Target,
-        valid: Labelled,
-        separate: Labelled | None,
-        weights: Float[Array, " members"],
-        nominal: float,
+        cls, target: Target, valid: Labelled, separate: Labelled | None, weights: Weights, nominal: float
     ) -> ClassCalibration:
         """Return the temperature from validation and the threshold of the sets."""
         on, first = separate or valid, valid if len(valid) else separate or valid
@@ -139,7 +134,7 @@ class ClassEstimate(Estimate):
 
     @classmethod
     def cross_calibration(
-        cls, target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
+        cls, target: Target, folds: Sequence[FoldLabels], weights: Weights, nominal: float
     ) -> ClassCalibration:
         """Return the temperature of least NLL of all folds, and CV+ sets."""
         field = target.field
@@ -158,7 +153,7 @@ class ClassEstimate(Estimate):
         return with_fold_scores(fitted, [fold.members for fold in folds], scores)
 
     @classmethod
-    def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
+    def evidence(cls, target: Target, labels: Labels, members: Members) -> Evidence:
         """Return labels and the members' probabilities."""
         every = member_probabilities(members).reshape(len(members), -1, target.field.classes)
         return ClassEvidence(target=labels.ravel().astype(np.int64), probabilities=every)
@@ -180,11 +175,6 @@ class ClassEstimate(Estimate):
         np.add.at(confusion, (labels.ravel().astype(np.int64), self.label.ravel()), 1)
         every = super(ClassEstimate, self).evaluation(labels, names, trivial)
         return replace(every, confusion=tuple(map(tuple, confusion.tolist())))
-
-    @property
-    def headline_values(self) -> Float[Array, "items *shape_and_classes"]:
-        """Return the probabilities."""
-        return self.probability
 
     def scores(self, values: Float[Array, "items *shape_and_classes"], labels: Labels) -> dict[str, float]:
         """Return scores of probabilities."""
@@ -244,7 +234,7 @@ class ClassEvidence(Evidence):
         return NumberEvidence(target=truth, means=means, variances=np.zeros_like(means)).diversity(weights)
 
 
-def member_probabilities(members: Sequence[Distribution]) -> Float[Array, "members items *shape_and_classes"]:
+def member_probabilities(members: Members) -> Float[Array, "members items *shape_and_classes"]:
     """Return the probabilities of every member."""
     for one in members:
         assert isinstance(one, Categorical), f"{one.kind} is not a distribution of classes"
@@ -293,7 +283,7 @@ def auroc(probabilities: Rows, labels: Int[np.ndarray, " rows"]) -> float:
 def _in_sets(
     members: Float[Array, "members items *shape_and_classes"],
     probability: Float[Array, "items *shape_and_classes"],
-    weights: Float[Array, " members"],
+    weights: Weights,
     calibration: ClassCalibration,
 ) -> NDArray[np.bool_]:
     """Return True for each class in the set of its item."""

@@ -15,6 +15,9 @@ from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.field import Field
 from hydragnn.models import Categorical, Distribution, Target
 
+Members = Sequence[Distribution]
+Weights = Float[Array, " members"]
+"""Shares of members; their sum is 1."""
 Counts = Int[np.ndarray, " items"]
 """The nodes of the graph that each item belongs to."""
 
@@ -25,7 +28,7 @@ class Labelled:
 
     part: Part
     labels: Labels
-    members: Sequence[Distribution]
+    members: Members
     graph: Owners
     nodes: Counts
 
@@ -114,6 +117,8 @@ class Estimate(ABC):
     """Arrays in prediction files."""
     headline: ClassVar[str]
     """The quantity that goes by the target's own name where names are short."""
+    scored: ClassVar[str]
+    """The quantity that is scored, in the form of the values of members."""
     doubt_name: ClassVar[str]
     score_names: ClassVar[tuple[str, ...]]
     """Scores of the trivial predictor."""
@@ -148,19 +153,14 @@ class Estimate(ABC):
         return values
 
     @property
-    @abstractmethod
     def doubt(self) -> Float[Array, "items *shape"]:
         """Return the uncertainty of every item, by which graphs are flagged."""
+        return self[self.doubt_name]
 
     @classmethod
     @abstractmethod
     def of(
-        cls,
-        target: Target,
-        members: Sequence[Distribution],
-        weights: Float[Array, " members"],
-        calibration: AnyCalibration | None,
-        nodes: Counts,
+        cls, target: Target, members: Members, weights: Weights, calibration: AnyCalibration | None, nodes: Counts
     ) -> "Estimate":
         """Return the mixture of the members."""
 
@@ -183,12 +183,7 @@ class Estimate(ABC):
     @classmethod
     @abstractmethod
     def calibration(
-        cls,
-        target: Target,
-        valid: Labelled,
-        separate: Labelled | None,
-        weights: Float[Array, " members"],
-        nominal: float,
+        cls, target: Target, valid: Labelled, separate: Labelled | None, weights: Weights, nominal: float
     ) -> AnyCalibration:
         """Return the calibration on graphs ``separate``, else on validation.
 
@@ -198,7 +193,7 @@ class Estimate(ABC):
     @classmethod
     @abstractmethod
     def cross_calibration(
-        cls, target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
+        cls, target: Target, folds: Sequence[FoldLabels], weights: Weights, nominal: float
     ) -> AnyCalibration:
         """Return the CV+ calibration on graphs that folds have not seen.
 
@@ -207,7 +202,7 @@ class Estimate(ABC):
 
     @classmethod
     @abstractmethod
-    def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
+    def evidence(cls, target: Target, labels: Labels, members: Members) -> Evidence:
         """Return the evidence for selection and diversity."""
 
     @classmethod
@@ -227,13 +222,8 @@ class Estimate(ABC):
             trivial={key: trivial.get(key) for key in self.score_names},
             members=scores,
             best_member=min(scores, key=lambda name: scores[name][self.ranking]) if self.asked.all() else "",
-            ensemble={**self.scores(self.headline_values, labels), **self.uncertainty_scores(labels)},
+            ensemble={**self.scores(self[self.scored], labels), **self.uncertainty_scores(labels)},
         )
-
-    @property
-    @abstractmethod
-    def headline_values(self) -> Float[Array, "items *shape"]:
-        """Return the ensemble's values, in the form of those of members."""
 
     @abstractmethod
     def scores(self, values: Float[Array, "items *shape"], labels: Labels) -> dict[str, float]:

@@ -10,7 +10,7 @@ from torch import Tensor
 Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
 
 RIDGE = 1e-4
-"""Added to the mean square of states in every direction, in units of its mean: what lies below is rounding."""
+"""Addition to the mean square of states in every direction, in units of its mean: less is rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -26,10 +26,7 @@ class LatentSpace:
     def distances(
         self, states: Float[Tensor, "nodes channels"], owners: Int[Tensor, " nodes"], graphs: int
     ) -> Float[Array, " graphs"]:
-        """Return the logarithm of the mean distance over nodes per graph.
-
-        -69 for a graph without nodes.
-        """
+        """Return the logarithm of the mean distance per graph; -69 without nodes."""
         exact = states if states.dtype == torch.float64 else states.float()
         matrix = torch.from_numpy(self.whitening).to(exact)
         lengths = torch.linalg.vector_norm(exact @ matrix.T, dim=1).double().cpu().numpy()
@@ -42,7 +39,6 @@ class LatentFit:
     """Adds up second moments of states, batch by batch."""
 
     def __init__(self, channels: int) -> None:
-        """Of states with so many channels."""
         self._squares, self._nodes = np.zeros((channels, channels)), 0
 
     def show(self, states: Float[Tensor, "nodes channels"]) -> None:

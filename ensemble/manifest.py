@@ -7,10 +7,14 @@ from dataclasses import field as member
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_inside, check_regular, digest, read_sealed, write_atomically, write_sealed
+from hydragnn.base.settings import first_problem
+from hydragnn.ensemble.calibration.classes import ClassCalibration
+from hydragnn.ensemble.calibration.numbers import Calibration
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
-from hydragnn.ensemble.calibration.reading import calibration_from_json
 from hydragnn.ensemble.domain import FILE, Domain, Latent, domain_from_json
 from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.ensemble.uncertainty import are_shares
@@ -18,8 +22,14 @@ from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models import Target, target_from_json
 
 VERSION = 4
-"""Of the manifest; earlier ones were never released, and are not read."""
+"""Version of the manifest; earlier ones were never released, and are not read."""
 NAME = "ensemble.json"
+
+METHODS: Mapping[str, type[AnyCalibration]] = {
+    "spread": Calibration,
+    "absolute": Calibration,
+    "temperature": ClassCalibration,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +55,12 @@ class Manifest:
     calibration: Mapping[str, AnyCalibration] = member(default_factory=dict)
     domain: Domain = member(default_factory=Domain)
     data: Mapping[str, Any] = member(default_factory=dict)
-    """Where the graphs of training came from: fingerprint, sizes of parts, cutoff, attributes of the store."""
+    """Origin of the training graphs: fingerprint, sizes of parts, cutoff, attributes of the store."""
     selection: Mapping[str, Any] = member(default_factory=dict)
-    """How the members were chosen."""
+    """The choice of members."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; ``manifest_from_json`` gives the same manifest back."""
+        """Return plain JSON, which ``manifest_from_json`` reads."""
         return {
             "version": VERSION,
             "members": [asdict(entry) for entry in self.members],
@@ -72,15 +82,12 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Short hash of the whole ensemble, weights included through their checksums."""
+        """Return a short hash of the ensemble, weights included by their checksums."""
         return digest(self.to_json())
 
 
 def manifest_from_json(value: Any, folder: Path) -> Manifest:
-    """Return the manifest of ``folder``.
-
-    InputError where it is damaged or of another version.
-    """
+    """Return the manifest of ``folder``; InputError where damaged or of another version."""
     source = str(folder / NAME)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int) or not value.get("members"):
         raise InputError(f"{source} does not describe an ensemble; was it made by hydragnn ensemble?")
@@ -118,6 +125,19 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
         raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
 
 
+def calibration_from_json(value: Any) -> AnyCalibration:
+    """Return the calibration that ``to_json`` wrote; InputError on anything else."""
+    method = value.get("method") if isinstance(value, dict) else None
+    problem = f"unknown method {method!r}"
+    if isinstance(method, str) and method in METHODS:
+        try:
+            calibration: AnyCalibration = pydantic.TypeAdapter(METHODS[method]).validate_python(value)
+            return calibration
+        except pydantic.ValidationError as error:
+            problem = first_problem(error)
+    raise InputError(f"a calibration is damaged or from a newer version ({problem}); build the ensemble anew")
+
+
 def _calibration(value: Any, name: str, targets: Sequence[Target], weights: Sequence[float]) -> AnyCalibration:
     """Return the calibration of a target; ValueError where it does not fit."""
     calibration = calibration_from_json(value)
@@ -150,7 +170,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file; InputError where it is missing or none."""
+    """Return the SHA-256 of a file; InputError where there is none."""
     check_regular(path)
     try:
         with path.open("rb") as file:

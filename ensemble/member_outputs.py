@@ -35,17 +35,17 @@ class MemberOutputs:
     """Time of every member."""
 
     def owners(self, target: Target) -> Int[np.ndarray, " items"]:
-        """The number in the store of the graph of every item."""
+        """Return the number in the store of the graph of every item."""
         return self.graphs[self.positions(target)]
 
     def positions(self, target: Target) -> Int[np.ndarray, " items"]:
-        """The place in ``graphs`` of the graph of every item."""
+        """Return the position in ``graphs`` of the graph of every item."""
         places = np.arange(len(self.graphs))
         counts = {"node": self.nodes_per_graph, "edge": self.edges_per_graph}.get(target.field.on)
         return places if counts is None else np.repeat(places, counts)
 
     def nodes(self, target: Target) -> Int[np.ndarray, " items"]:
-        """The nodes of the graph of every item."""
+        """Return the nodes of the graph of every item."""
         return self.nodes_per_graph[self.positions(target)]
 
     def usable(self, target: Target) -> Bool[np.ndarray, " items"]:
@@ -71,7 +71,7 @@ class MemberOutputs:
 
     @property
     def failures(self) -> dict[int, str]:
-        """Why graphs failed, by number in the store."""
+        """Return the reasons of failed graphs, by number in the store."""
         reasons = zip(*(outcome.reasons for outcome in self.outcomes))
         return {int(g): next(filter(None, some)) for g, some in zip(self.graphs, reasons) if any(some)}
 

@@ -31,7 +31,7 @@ class Member:
     config: RunConfig
     record: RunRecord
     latent: LatentSpace | None = None
-    """What is known of the final states of its training graphs."""
+    """Moments of the final states of its training graphs."""
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -46,16 +46,13 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outcome:
-    """Predictions of one member for one batch.
-
-    Float64; NaN and a reason where a graph failed.
-    """
+    """Predictions of one member for one batch: float64, NaN where a graph failed."""
 
     predictions: Mapping[str, Distribution]
     reasons: tuple[str, ...]
     """One per graph; empty where all went well."""
     distances: Float[np.ndarray, " graphs"]
-    """How far final states are from those of training, see ``LatentSpace``; NaN where it is not known."""
+    """Distance of final states from those of training, see ``LatentSpace``; NaN where unknown."""
 
 
 def load_member(
@@ -68,12 +65,9 @@ def load_member(
     branch: str = "",
     latent: LatentSpace | None = None,
 ) -> Member:
-    """Return the member with this model and run.
+    """Return the member with this model and run; InputError where damaged.
 
-    InputError where damaged.
-
-    Of a run with several branches it is the one that is named: its heads, its data set and its part of the record.
-    The model computes on a GPU where there is one, in ``dtype``; without it in double precision if it was trained so.
+    Of a run with several branches it has one: its heads, its data set and its part of the record. The model computes on a GPU where there is one, in ``dtype``; without it in double precision if it was trained so.
     """
     with about(str(folder)):
         config = parse_config(read_json(folder / "config.json"), "config.json").of_branch(branch)
@@ -90,10 +84,7 @@ def load_member(
 
 
 def load_run(folder: Path | str, *, weight: float = 1.0, dtype: torch.dtype | None = None, branch: str = "") -> Member:
-    """Return the finished run in ``folder``, or one branch, as a member.
-
-    InputError where it has no model yet.
-    """
+    """Return the finished run in ``folder``, or one branch of it, as a member."""
     folder = Path(folder)
     if not (folder / "model" / "model.json").is_file():
         raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train {folder} --resume")
@@ -103,7 +94,7 @@ def load_run(folder: Path | str, *, weight: float = 1.0, dtype: torch.dtype | No
 
 
 def check_members(members: Sequence[Member]) -> None:
-    """InputError where members cannot speak as one."""
+    """Raise InputError where members do not fit together."""
     first = members[0]
     for other in members[1:]:
         where = f"members {first.name} and {other.name}"
@@ -134,10 +125,7 @@ def _same_data(first: Member, other: Member) -> bool:
 
 
 def shared_inputs(members: Sequence[Member]) -> dict[str, Field]:
-    """Every field that some member needs.
-
-    InputError where two mean different things by one name.
-    """
+    """Return every field of some member; InputError where two differ."""
     inputs: dict[str, Field] = {}
     for member in members:
         for field in member.inputs:
@@ -156,7 +144,13 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
         if not isinstance(error, InputError) and not _is_lack_of_memory(error):
             raise
         if batch.num_graphs == 1:
-            return failed_outcome(member.targets, batch, _reason(error))
+            blanks = {
+                target.name: target.distribution.blank(target.field, batch.num_items(target.field.on))
+                for target in member.targets
+            }
+            text = " ".join(str(error).split()) or type(error).__name__
+            reason = text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
+            return Outcome(predictions=blanks, reasons=(reason,), distances=np.array([np.nan]))
         return join_outcomes([outcome(member, half) for half in _halves(batch)])
     outputs = {name: one.detach().to("cpu", torch.float64) for name, one in predictions.items()}
     distances = np.full(len(batch), np.nan)
@@ -179,7 +173,7 @@ def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes chan
 
 
 def _seen(member: Member, batch: GraphBatch) -> GraphBatch:
-    """The batch as the member's run saw its data."""
+    """Return the batch with or without edges, as in the member's training."""
     return batch if member.config.data.edges else without_edges(batch)
 
 
@@ -188,16 +182,8 @@ def _halves(batch: GraphBatch) -> tuple[GraphBatch, GraphBatch]:
     return batch.select(slice(middle)), batch.select(slice(middle, None))
 
 
-def failed_outcome(targets: Sequence[Target], graph: GraphBatch, reason: str) -> Outcome:
-    """The outcome of a single graph that nothing could be predicted for."""
-    blanks = {
-        target.name: target.distribution.blank(target.field, graph.num_items(target.field.on)) for target in targets
-    }
-    return Outcome(predictions=blanks, reasons=(reason,), distances=np.array([np.nan]))
-
-
 def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
-    """Outcomes of one member on consecutive batches as one."""
+    """Return outcomes of one member on consecutive batches as one."""
     names = outcomes[0].predictions
     return Outcome(
         predictions={name: concatenate_distributions([part.predictions[name] for part in outcomes]) for name in names},
@@ -211,18 +197,13 @@ def _is_lack_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
-
-
 def _finite_only(
     outputs: dict[str, Distribution],
     distances: Float[np.ndarray, " graphs"],
     targets: Sequence[Target],
     batch: GraphBatch,
 ) -> Outcome:
-    """The outcome with every graph blanked whose values are not all finite."""
+    """Return the outcome, blank for every graph with values that are not finite."""
     owners = {target.field.on: batch.owner(target.field.on).cpu() for target in targets}
     reasons = [""] * len(batch)
     for target in targets:

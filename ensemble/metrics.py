@@ -15,11 +15,9 @@ Rows = Float[np.ndarray, " rows"]
 def point_metrics(
     target: Float[np.ndarray, "items components"], mean: Float[np.ndarray, "items components"]
 ) -> dict[str, float]:
-    """Mean absolute error, root mean square error and R2 over all components.
+    """Return mean absolute error, root mean square error and R2 over all components.
 
-    R2 is 0 where the target is constant.
-
-    R2 compares with the mean of each component.
+    R2 compares with the mean of each component, and is 0 where the target is constant.
 
     >>> point_metrics(np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [4.0]]))["mae"]
     0.3333333333333333
@@ -36,11 +34,9 @@ def point_metrics(
 
 
 def gaussian_crps(target: Rows, mean: Rows, std: Rows) -> Rows:
-    """Continuous ranked probability score of normal predictions.
+    """Return the continuous ranked probability score of normal predictions.
 
-    The absolute error where the std is zero.
-
-    Gneiting and Raftery 2007, doi:10.1198/016214506000001437, eq. 21; lower is better, in the unit of the target.
+    It is the absolute error where the std is zero. Gneiting and Raftery 2007, doi:10.1198/016214506000001437, eq. 21; lower is better, in the unit of the target.
 
     >>> gaussian_crps(np.array([0.0]), np.array([0.0]), np.array([1.0])).round(4)
     array([0.2337])
@@ -54,9 +50,7 @@ def gaussian_crps(target: Rows, mean: Rows, std: Rows) -> Rows:
 
 
 def gaussian_nll(target: Rows, mean: Rows, std: Rows) -> Rows:
-    """Negative log likelihood of normal predictions, in nats.
-
-    Lower is better; the std must be positive.
+    """Return the negative log likelihood in nats; the std must be positive.
 
     >>> gaussian_nll(np.array([0.0]), np.array([0.0]), np.array([1.0])).round(4)
     array([0.9189])
@@ -66,7 +60,7 @@ def gaussian_nll(target: Rows, mean: Rows, std: Rows) -> Rows:
 
 
 def coverage(target: Rows, lower: Rows, upper: Rows) -> float:
-    """Fraction of targets inside their intervals, ends included.
+    """Return the fraction of targets inside their intervals, ends included.
 
     >>> coverage(np.array([0.0, 5.0]), np.array([-1.0, -1.0]), np.array([1.0, 1.0]))
     0.5
@@ -79,7 +73,7 @@ def coverage(target: Rows, lower: Rows, upper: Rows) -> float:
 def calibration_curve(
     target: Rows, mean: Rows, std: Rows, levels: Float[np.ndarray, " levels"]
 ) -> Float[np.ndarray, " levels"]:
-    """Observed fraction of targets inside the central normal interval of every level.
+    """Return the fraction of targets inside the central normal interval per level.
 
     >>> calibration_curve(np.array([0.0, 9.0]), np.zeros(2), np.ones(2), np.array([0.5]))
     array([0.5])
@@ -91,9 +85,7 @@ def calibration_curve(
 
 
 def miscalibration_area(target: Rows, mean: Rows, std: Rows) -> float:
-    """Area between the calibration curve and the diagonal.
-
-    0 is perfect, 0.5 the worst.
+    """Return the area between calibration curve and diagonal: 0 is perfect, 0.5 the worst.
 
     Kuleshov et al. 2018, arXiv:1807.00263; trapezoid over 101 levels.
     """
@@ -103,9 +95,7 @@ def miscalibration_area(target: Rows, mean: Rows, std: Rows) -> float:
 
 
 def rank_correlation(first: Rows, second: Rows) -> float:
-    """Spearman's rank correlation with ties at their mean rank.
-
-    0 where one side is constant.
+    """Return Spearman's rank correlation; 0 where one side is constant.
 
     >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 90.0]))
     1.0

@@ -20,7 +20,7 @@ from hydragnn.ensemble.calibration.numbers import (
     turning_axes,
 )
 from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, with_fold_scores
-from hydragnn.ensemble.estimates import Counts, Estimate, Evidence, FoldLabels, Labelled
+from hydragnn.ensemble.estimates import Counts, Estimate, Evidence, FoldLabels, Labelled, Members, Weights
 from hydragnn.ensemble.metrics import (
     coverage,
     gaussian_crps,
@@ -52,6 +52,7 @@ class NumberEstimate(Estimate):
 
     quantities = QUANTITIES
     headline = "mean"
+    scored = "mean"
     doubt_name = "std"
     score_names = ("mae", "rmse", "r2")
     ranking = "rmse"
@@ -63,19 +64,9 @@ class NumberEstimate(Estimate):
     lower: Float[Array, "items *shape"]
     upper: Float[Array, "items *shape"]
 
-    @property
-    def doubt(self) -> Float[Array, "items *shape"]:
-        """Return the calibrated standard deviation."""
-        return self.std
-
     @classmethod
     def of(
-        cls,
-        target: Target,
-        members: Sequence[Distribution],
-        weights: Float[Array, " members"],
-        calibration: AnyCalibration | None,
-        nodes: Counts,
+        cls, target: Target, members: Members, weights: Weights, calibration: AnyCalibration | None, nodes: Counts
     ) -> "NumberEstimate":
         """Return the mixture of the members by the law of total variance."""
         assert calibration is None or isinstance(calibration, Calibration)
@@ -114,12 +105,7 @@ class NumberEstimate(Estimate):
 
     @classmethod
     def _of_folds(
-        cls,
-        target: Target,
-        members: Sequence[Distribution],
-        weights: Float[Array, " members"],
-        calibration: Calibration,
-        nodes: Counts,
+        cls, target: Target, members: Members, weights: Weights, calibration: Calibration, nodes: Counts
     ) -> "NumberEstimate":
         """Return the mean of all members with CV+ intervals."""
         field, folds, together = target.field, calibration.folds, moments_of(members, weights)
@@ -156,12 +142,7 @@ class NumberEstimate(Estimate):
 
     @classmethod
     def calibration(
-        cls,
-        target: Target,
-        valid: Labelled,
-        separate: Labelled | None,
-        weights: Float[Array, " members"],
-        nominal: float,
+        cls, target: Target, valid: Labelled, separate: Labelled | None, weights: Weights, nominal: float
     ) -> Calibration:
         """Return conformal intervals on a scale chosen by validation."""
         field, on, scale = target.field, separate or valid, None
@@ -175,7 +156,7 @@ class NumberEstimate(Estimate):
 
     @classmethod
     def cross_calibration(
-        cls, target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
+        cls, target: Target, folds: Sequence[FoldLabels], weights: Weights, nominal: float
     ) -> Calibration:
         """Return CV+ on a scale chosen by the same graphs."""
         field = target.field
@@ -192,7 +173,7 @@ class NumberEstimate(Estimate):
         return with_fold_scores(fitted, [fold.members for fold in folds], scores)
 
     @classmethod
-    def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
+    def evidence(cls, target: Target, labels: Labels, members: Members) -> Evidence:
         """Return labels, means and variances in units of each component's spread."""
         scale = labels.reshape(len(labels), -1).std(axis=0).reshape(target.field.shape)
         scale = np.where(scale > 0, scale, 1.0) if target.field.parity == "scalar" else np.asarray(scale.max() or 1.0)
@@ -206,11 +187,6 @@ class NumberEstimate(Estimate):
     def columns(cls, target: Target, quantity: str) -> list[str]:
         """Return one for each component."""
         return component_names(target.field)
-
-    @property
-    def headline_values(self) -> Float[Array, "items *shape"]:
-        """Return the means."""
-        return self.mean
 
     def scores(self, values: Float[Array, "items *shape"], labels: Labels) -> dict[str, float]:
         """Return MAE, RMSE and R2."""
@@ -319,17 +295,17 @@ def _forms(target: Target) -> list[Form]:
     return forms(target.extensive and target.field.on == "graph")
 
 
-def moments_of(members: Sequence[Distribution], weights: Float[Array, " members"]) -> MixtureMoments:
+def moments_of(members: Members, weights: Weights) -> MixtureMoments:
     """Return the moments of the mixture of members with these weights."""
     return total_variance(member_means(members), member_variances(members), weights)
 
 
-def member_means(members: Sequence[Distribution]) -> Float[Array, "members items *shape"]:
+def member_means(members: Members) -> Float[Array, "members items *shape"]:
     """Return the means of every member."""
     return np.stack([_number(one).mean.numpy() for one in members])
 
 
-def member_variances(members: Sequence[Distribution]) -> Float[Array, "members items *shape"]:
+def member_variances(members: Members) -> Float[Array, "members items *shape"]:
     """Return the variances that members predict."""
     return np.stack([_number(one).variance.numpy() for one in members])
 

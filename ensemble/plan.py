@@ -18,13 +18,13 @@ class Chunk:
     """Neighbouring graphs predicted together, or one that cannot be predicted."""
 
     graphs: Int[np.ndarray, " built"]
-    """Their numbers in the store; empty where the graph could not even be built."""
+    """Numbers in the store; empty where the graph could not be built."""
     numbers: Numbers
-    """Their numbers in the output."""
+    """Numbers in the output."""
     load: float = 0.0
-    """Edges plus eight times nodes: what a batch costs, up to a factor for each member."""
+    """Edges plus eight times nodes: the cost of a batch, up to a factor for each member."""
     reason: str = ""
-    """Why nothing can be predicted; empty where it can."""
+    """Reason why nothing can be predicted; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class Chunks:
     numbers: Numbers | None
     """Of graphs of the store in the output; None where they are the same."""
     reasons: Mapping[int, str]
-    """Why nothing can be predicted of these chunks."""
+    """Reasons why nothing can be predicted of these chunks."""
     unbuilt: Mapping[int, int]
     """The number in the output of these chunks, whose graph could not be built."""
 
@@ -57,7 +57,7 @@ class Chunks:
         return Chunk(graphs=graphs, numbers=numbers, load=load, reason=reason)
 
     def counts(self) -> Int[np.ndarray, " chunks"]:
-        """Graphs of every chunk, built or not."""
+        """Return the number of graphs of every chunk, built or not."""
         graphs = np.diff(self.stops, prepend=0)
         graphs[list(self.unbuilt)] = 1
         return graphs
@@ -69,9 +69,7 @@ def default_budget(sizes: Sizes) -> Budget:
 
 
 def chunks_of(sizes: Sizes, numbers: Numbers | None, budget: Budget, failures: Mapping[int, str]) -> Chunks:
-    """All graphs in the order of ``numbers``, packed under the budget.
-
-    One that exceeds it or failed stands alone.
+    """Return all graphs in order, packed under the budget; large or failed ones alone.
 
     Neighbouring graphs stay together, so that input is read and output written as a stream. ``failures`` are the numbers
     of graphs that could not be built, which ``sizes`` does not know; without ``numbers`` there are none.
@@ -83,9 +81,8 @@ def chunks_of(sizes: Sizes, numbers: Numbers | None, budget: Budget, failures: M
     gaps = np.zeros(0, dtype=np.int64) if numbers is None else np.searchsorted(numbers, failed)
     alone = np.array(list(reasons), dtype=np.int64)
     stops, loads = batches_in_order(sizes, np.unique(np.concatenate([alone, alone + 1, gaps])), budget)
-    places = np.searchsorted(
-        stops, gaps, side="right"
-    )  # a graph that was not built comes before what begins at its gap
+    # a graph that was not built comes before what begins at its gap
+    places = np.searchsorted(stops, gaps, side="right")
     unbuilt = places + np.arange(len(failed))
     stops, loads = np.insert(stops, places, gaps), np.insert(loads, places, 0.0)
     of_graph = np.searchsorted(stops, alone, side="right")
@@ -100,16 +97,14 @@ def chunks_of(sizes: Sizes, numbers: Numbers | None, budget: Budget, failures: M
 
 
 def _misfits(sizes: Sizes, budget: Budget) -> list[int]:
-    """Graphs that can never be in a batch."""
+    """Return the graphs that exceed the budget."""
     limits = ((sizes.nodes, budget.max_nodes), (sizes.edges, budget.max_edges))
     misfits = [np.flatnonzero(counts > limit) for counts, limit in limits if limit]
     return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *misfits])).tolist()
 
 
 def too_large(nodes: int, edges: int, budget: Budget) -> str:
-    """Why a graph of this size can never be in a batch.
-
-    Empty where it can.
+    """Return why a graph of this size exceeds the budget; empty where it does not.
 
     >>> too_large(9, 0, Budget(max_nodes=8))
     '9 nodes are more than the budget of 8; raise batch.max_nodes to at least 9'
@@ -137,8 +132,8 @@ def certificate(
 ) -> dict[str, float]:
     """Return a plan's makespan against the bound that no plan can beat.
 
-    ``queue`` are the costs of what is taken at once, in the order in which it is taken. The bound is the larger of the
-    mean load of a worker and the costliest unit.
+    ``queue`` holds the costs of tasks in their order. The bound is the larger of the mean load of a worker and the
+    costliest unit.
     """
     bound = max(float(costs.sum()) / workers, float(costs.max(initial=0.0)))
     planned = makespan(queue.tolist(), workers)

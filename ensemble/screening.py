@@ -37,11 +37,10 @@ def read_screened(
     inputs: Collection[str],
     numbers: Int[np.ndarray, " graphs"] | None = None,
 ) -> Screened:
-    """Read these graphs with these fields.
+    """Read these graphs with these fields; changed graphs are not valid.
 
-    Reasons call them by their ``numbers``, by default those in the store.
-
-    Graphs that are not as they were written are not valid. What is read here is a function of the store alone, so that all ranks, and a prediction that is resumed, agree on it.
+    Reasons name graphs by ``numbers``, by default those in the store. The result depends on the store alone, so that all
+    ranks and a resumed prediction agree.
     """
     names = graphs if numbers is None else numbers
     batch, changed = read_checked(store, graphs, fields)
@@ -55,13 +54,12 @@ def screen(
     numbers: Sequence[int] | Int[np.ndarray, " graphs"] | None = None,
     objections: Mapping[int, str] | None = None,
 ) -> Screened:
-    """The batch with its valid graphs picked out.
+    """Return the batch with the graphs that have all ``inputs`` with possible values.
 
-    With all fields ``inputs``, and with finite and possible values there.
-
-    What is ``known`` against graphs, by their position in the batch, counts where their values say nothing against them.
+    ``objections``, by position in the batch, count where values have no problem.
     """
-    problems = {**(objections or {}), **graph_problems(_with_fields(batch, inputs), numbers, needed=inputs)}
+    needed = replace(batch, fields={name: field for name, field in batch.fields.items() if name in inputs})
+    problems = {**(objections or {}), **graph_problems(needed, numbers, needed=inputs)}
     if not problems:
         return without_screening(batch)
     reasons = tuple(problems.get(position, "") for position in range(len(batch)))
@@ -70,7 +68,7 @@ def screen(
 
 
 def without_screening(batch: GraphBatch) -> Screened:
-    """The batch, all of whose graphs are known to be valid."""
+    """Return the batch with all graphs as valid ones."""
     return Screened(whole=batch, valid=batch, reasons=("",) * len(batch))
 
 
@@ -91,8 +89,3 @@ def outcome_of(member: Member, read: Screened) -> Outcome:
     if result is not None:
         reasons[read.fine], distances[read.fine] = result.reasons, result.distances
     return Outcome(predictions=predictions, reasons=tuple(reasons.tolist()), distances=distances)
-
-
-def _with_fields(batch: GraphBatch, names: Collection[str]) -> GraphBatch:
-    """The batch with no other declared fields than these."""
-    return replace(batch, fields={name: field for name, field in batch.fields.items() if name in names})

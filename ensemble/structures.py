@@ -34,21 +34,18 @@ class Structures:
     max_neighbours: int | None
     """Nearest neighbours kept at every atom; None keeps all within the cutoff."""
     fields: tuple[Field, ...]
-    """What members read beside atomic numbers; found under their names in ``atoms.info`` and ``atoms.arrays``."""
+    """Inputs of members beside atomic numbers, by name in ``atoms.info`` and ``atoms.arrays``."""
     keys: Mapping[str, str] = member(default_factory=dict)
-    """Names of these fields in files like those of training, where they differ; what has the name of the field is in its unit."""
+    """Other names of these fields in files like those of training; values under the field's own name are in its unit."""
     scales: Mapping[str, float] = member(default_factory=dict)
     """Factors on the values in such files."""
     encodings: Mapping[str, int] = member(default_factory=dict)
-    """Structural encodings that members read, made anew for every structure: numbers per node by name."""
+    """Structural encodings among the inputs, made anew for every structure: numbers per node by name."""
     coarsening: CoarseningSettings | None = None
-    """How levels are made, where members pool."""
+    """Rule of levels, where members pool."""
 
     def graph(self, atoms: Atoms, name: str, neighbours: SkinList | None = None) -> GraphBatch:
-        """The graph of one structure.
-
-        InputError where it cannot be built. ``neighbours`` finds them where atoms move step by step.
-        """
+        """Return the graph of one structure; ``neighbours`` are reused where atoms move."""
         keys = {field.name: self.key(atoms, field) for field in self.fields}
         graph = from_ase(
             atoms,
@@ -77,7 +74,7 @@ class Structures:
     ) -> Iterator[Make]:
         """Give a maker for each structure, numbered from ``first``.
 
-        A graph is called as its structure, else by ``source`` and number; with ``keep`` it keeps all that its structure has.
+        A graph has the name of its structure, else ``source`` and number; with ``keep`` it keeps all entries of its structure.
         """
         for number, atoms in enumerate(frames, start=first):
             texts = {NAME: name_among(atoms.info) or (f"{source}#{number}" if source else "")}
@@ -87,7 +84,7 @@ class Structures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedMake:
-    """Maker of a graph whose texts are known in any case."""
+    """Maker of a graph with texts, which are known even if it fails."""
 
     make: Make
     texts: Mapping[str, str]

@@ -22,14 +22,12 @@ class MixtureMoments:
 
     @property
     def variance(self) -> Float[Array, "*items"]:
-        """Variance of the mixture."""
+        """Return the variance of the mixture."""
         return self.epistemic + self.aleatoric
 
 
 def are_shares(weights: Sequence[float]) -> bool:
-    """Return True where these are shares of one whole.
-
-    None negative, none NaN, and a sum of 1.
+    """Return True where these are shares of one whole, with a sum of 1.
 
     >>> are_shares([0.75, 0.25]), are_shares([1.0, 1.0]), are_shares([1.5, -0.5]), are_shares([float("nan"), 1.0])
     (True, False, False, False)
@@ -42,9 +40,7 @@ def total_variance(
     variances: Float[Array, "members *items"],
     weights: Float[Array, " members"],
 ) -> MixtureMoments:
-    """MixtureMoments of the mixture of members with these weights (summing to 1).
-
-    All NaN where the mean is.
+    """Return the moments of a mixture; all NaN where the mean is.
 
     Var[y] = Var_members(E[y | member]) + E_members(Var[y | member]).
 

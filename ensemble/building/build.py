@@ -1,4 +1,4 @@
-"""From finished runs to one calibrated ensemble in a folder that moves."""
+"""Building of a calibrated ensemble from finished runs."""
 
 import os
 import shutil
@@ -56,11 +56,11 @@ def build_ensemble(
 ) -> Evaluation:
     """Build the ensemble ``out`` from finished runs; return its evaluation.
 
-    The calibration sees the calibration part only, or validation where there is none; the evaluation covers validation, test
-    and every store in ``others``. Members whose splits together leave every graph out are an ensemble by cross-validation:
-    every graph calibrates, and is evaluated, by the members that have not seen it. The store is the runs' own unless given. The folder is complete or absent. InputError where runs did not finish or do not fit together, the
-    store is not the one they were trained on, or ``out`` is there already; Interrupted after a signal that asks to stop. Of runs with
-    several branches, the ensemble is of the one that is named.
+    The calibration uses the calibration part only, or validation where there is none; the evaluation covers validation,
+    test and every store in ``others``. Members whose splits together leave every graph out are an ensemble by
+    cross-validation: members calibrate and are evaluated on graphs that they have not seen. The store is by default that
+    of the runs. The folder is complete or absent. InputError where runs did not finish or do not fit together, the store
+    is another one, or ``out`` exists; Interrupted after a stop signal. Of runs with branches one is named.
     """
     folders = [Path(one) for one in runs]
     out = Path(out)
@@ -163,10 +163,7 @@ def distinct_names(runs: Sequence[Path]) -> list[str]:
 
 
 def _store_of(member: Member) -> GraphStore:
-    """Return the training store of a member.
-
-    InputError where it is not where it was.
-    """
+    """Return the training store of a member; InputError where it has moved."""
     path = member.config.data.store
     if not path.exists():
         raise InputError(
@@ -188,11 +185,10 @@ def _check_store(member: Member, store: GraphStore) -> None:
 def evaluate_ensemble(
     ensemble: Ensemble, store: GraphStore, graphs: Int[np.ndarray, " graphs"] | None = None
 ) -> Evaluation:
-    """Evaluate an ensemble on labelled graphs of any store.
+    """Evaluate an ensemble on labelled graphs of any store, by default all.
 
-    All graphs, or those with these numbers; the trivial predictor has no metrics.
-
-    InputError where the store lacks an input or a label, and for a run, which has no calibrated uncertainty.
+    The trivial predictor has no metrics. InputError where the store lacks an input or a label, and for a run, which has
+    no calibrated uncertainty.
     """
     if not ensemble.manifest.calibration:
         raise InputError(
@@ -225,9 +221,7 @@ def _data(member: Member, store: GraphStore, split: Split, folds: Sequence[Fold]
 def in_making(out: Path) -> Iterator[Path]:
     """Give an empty folder beside ``out``, removed unless it was renamed.
 
-    Busy where another process makes ``out``.
-
-    InputError where nothing can be written there.
+    Busy where another process makes ``out``; InputError where nothing can be written.
     """
     making = out.with_name(f".{out.name}.making")
     held: int | None = None

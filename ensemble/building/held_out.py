@@ -14,7 +14,7 @@ from hydragnn.ensemble.members import Member
 Graphs = Int[np.ndarray, " graphs"]
 
 MOST = 200
-"""Folds of an ensemble; runs on many random splits hold nearly every graph out in a way of its own."""
+"""Folds of an ensemble at most; with many random splits nearly every graph would be a fold of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class Fold:
 
 
 def joint_split(members: Sequence[Member], store: GraphStore) -> Split:
-    """The parts of a store as all members together see them.
+    """Return the parts of a store for all members together.
 
     A graph that trained one member is a training graph of all; what chose for one, and trained none, is validation; only
     what neither trained nor chose for any calibrates, and the rest is the test part. Of members with one ``[split]`` it is
@@ -85,7 +85,7 @@ def _different(members: Sequence[Member]) -> list[SplitSettings]:
 
 
 def _union(members: Sequence[Member], store: GraphStore) -> Split:
-    """The parts as all members together see them; any may be empty."""
+    """Return the parts for all members together; any may be empty."""
     first, *others = [make_split(store, one) for one in _different(members)]
     return reduce(_joined, others, first)
 

@@ -1,6 +1,4 @@
-"""Finished work on disk.
-
-Part files, each renamed when it is whole, so that an interrupted prediction continues.
+"""Finished work in part files, so that an interrupted prediction continues.
 
 A part file is HDF5. Its name holds the batches that it covers, the members, and a digest of its bytes. A segment has all
 members of consecutive batches, combined, as arrays of the output; other part files have outcomes of single members. A file whose
@@ -49,7 +47,7 @@ class Parts:
     """The folder of a prediction."""
 
     def __init__(self, folder: Path) -> None:
-        """Create the value; the folder may not exist yet."""
+        """Take the folder, which may not exist yet."""
         self.folder = folder
         self._names: set[str] = set()
         self._of: dict[str, list[tuple[int, int, str]]] = {}
@@ -57,11 +55,10 @@ class Parts:
 
     @contextmanager
     def entered(self, lock: ExitStack, *, resume: bool) -> Iterator[bool]:
-        """Lock the folder until ``lock`` is closed.
+        """Lock the folder until ``lock`` is closed; give True where the prediction is new.
 
-        Return whether the prediction is new. Bad input removes a new folder.
-
-        InputError where another prediction works there, or where an earlier one was interrupted and ``resume`` is False.
+        Bad input removes a new folder. InputError where another prediction works there, or where an earlier one was
+        interrupted and ``resume`` is False.
         """
         exists = self.folder.exists()
         self._check_own()
@@ -98,10 +95,7 @@ class Parts:
             )
 
     def claim(self, identity: Mapping[str, Any]) -> None:
-        """Write which prediction the folder belongs to.
-
-        InputError where it belongs to another one.
-        """
+        """Write the prediction that owns the folder; InputError where another does."""
         path = self.folder / "identity.json"
         if not path.is_file():
             write_json(path, dict(identity))
@@ -163,10 +157,7 @@ class Parts:
         return files[place][2] if place >= 0 and files[place][1] > chunk else None
 
     def keep_segment(self, first: int, stop: int, counts: Counts, piece: Piece) -> None:
-        """Keep the output of consecutive batches, with counts of its graphs.
-
-        InputError where there is no space.
-        """
+        """Keep the output of consecutive batches, with counts of its graphs."""
         self._write(first, stop, ALL, piece, counts)
 
     def keep_outcomes(self, outcomes: Mapping[tuple[int, int], Outcome]) -> None:
@@ -201,10 +192,7 @@ class Parts:
         return files[place][1:] if place >= 0 and files[place][0] == chunk else None
 
     def segment(self, name: str) -> tuple[Counts, Piece] | None:
-        """Return the counts and the output in a segment.
-
-        None where it is damaged.
-        """
+        """Return counts and output of a segment; None where it is damaged."""
         loaded = self._load(name)
         return None if loaded is None else (loaded[1], loaded[0])
 
@@ -243,7 +231,7 @@ class Parts:
         return self._loaded[name]
 
     def delete(self, keep: Sequence[str] = ()) -> None:
-        """Remove the folder, but for the files that are ``kept``."""
+        """Remove the folder, but for the files to ``keep``."""
         for _ in range(50):
             if keep:
                 for path in [path for path in self.folder.iterdir() if path.name not in keep]:
@@ -298,9 +286,7 @@ def _outcome(arrays: Mapping[str, Any], prefix: str) -> Outcome:
 
 
 def part_bytes(arrays: Piece, counts: Counts) -> bytes:
-    """Return a part file as bytes.
-
-    Arrays of numbers and texts, and counts as attributes.
+    """Return a part file as bytes, with counts as attributes.
 
     >>> read_part(part_bytes({"a": np.zeros((0, 3)), "b": ["ok", ""]}, {"graphs": 2}))
     ({'a': array([], shape=(0, 3), dtype=float64), 'b': ['ok', '']}, {'graphs': 2})

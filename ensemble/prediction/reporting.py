@@ -18,11 +18,11 @@ from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.schedule import Schedule
 
 PLAN = {"planned", "measured"}
-"""What the plan beside a prediction holds."""
+"""Keys of the plan beside a prediction."""
 
 
 def plan_line(certificate: dict[str, Any]) -> str:
-    """The plan in a line."""
+    """Return the plan in a line."""
     ranks, threads = certificate["workers"], certificate["threads"]
     idle = 0 if ranks > 1 or visible_gpus() else cores() - threads
     return (
@@ -53,7 +53,7 @@ class PredictionResult:
     planned_makespan_over_bound: float
     """Time that the plan takes over the least that so many ranks could take; 1 is perfect balance."""
     measured_makespan_over_bound: float
-    """The same of what really happened."""
+    """The same as measured."""
     busy_seconds: tuple[float, ...]
     """Time that every rank spent with units."""
     seconds: float
@@ -63,7 +63,7 @@ class PredictionResult:
     graphs_per_second: float
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain JSON."""
+        """Return the result as plain JSON."""
         return {**asdict(self), "out": str(self.out), "busy_seconds": list(self.busy_seconds)}
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ def prediction_result(
 
 @contextmanager
 def moving_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """A bar in a terminal."""
+    """Give a function that moves a progress bar."""
     console, dry = PlainConsole(stderr=True), [0]
     with Progress(console=console, transient=True, disable=not (show and console.is_terminal)) as progress:
         task = progress.add_task("predicting", total=total)

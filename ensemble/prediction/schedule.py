@@ -61,7 +61,7 @@ class Task:
     cost: float = 0.0
 
     def is_done(self, marks: Marks) -> bool:
-        """Return True where all of it is marked."""
+        """Return True where all of the task is marked."""
         return bool(marks[self.first : self.stop, list(self.members)].all())
 
 
@@ -71,9 +71,9 @@ class Late:
 
     number: int
     claim: str
-    """The position of a queue from which it was taken."""
+    """Its position in a queue."""
     seconds: float
-    """How long it should take."""
+    """Expected time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,9 +152,7 @@ def make_schedule(
 def tasks_of(
     costs: Float[np.ndarray, "chunks members"], is_open: Bool[np.ndarray, " chunks"], members: Sequence[int], ranks: int
 ) -> Iterator[Task]:
-    """Give tasks of the open batches.
-
-    Large batches by members, the costliest first, then ever shorter runs of batches.
+    """Give large batches by members, the costliest first, then ever shorter runs.
 
     >>> costs, every = np.ones((6, 2)), np.ones(6, dtype=np.bool_)
     >>> [(task.first, task.stop) for task in tasks_of(costs, every, [0, 1], ranks=1)]
@@ -207,8 +205,6 @@ def _equal_tasks(marks: Bool[np.ndarray, " chunks"], members: Iterable[int], cou
 def lanes_of(costs: Sequence[float], held: int) -> list[list[int]]:
     """Return sets of at most ``held`` members of nearly equal cost.
 
-    The costliest members are placed first.
-
     >>> lanes_of([1.0, 1.0, 3.0], held=2)
     [[2], [0, 1]]
     """
@@ -239,13 +235,11 @@ def finish_together(
     do: Callable[[int], None],
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Return when nothing is missing.
-
-    This rank's queues are empty. ``check`` is called all the while.
+    """Return when nothing is missing; ``check`` is called all the while.
 
     Work of a dead rank is done again at once. Work that takes ``LATE`` times as long as expected is done again by one idle rank, and
     after the same time by another; all of them write the same bits. A few ranks look for missing work. One that finds none, or
-    the last rank that comes here, signals the end to all.
+    the last rank with empty queues, signals the end to all.
     """
     idle_since, turn = time.monotonic(), Turn(group)
     if group.is_last_at(name):
@@ -275,11 +269,9 @@ def once(
     do: Callable[[], None],
     check: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Let one rank do something while the others wait.
+    """Let one rank do something while others wait; return True where this rank did it.
 
-    Return True where this rank did it. ``check`` is called all the while.
-
-    The first living rank does it. Where it has not begun after ``HESITATION`` seconds, another one does; a rank that has begun is
+    ``check`` is called all the while. The first living rank does it. Where it has not begun after ``HESITATION`` seconds, another one does; a rank that has begun is
     waited for.
     """
     idle_since, turn = time.monotonic(), Turn(group)

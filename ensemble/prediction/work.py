@@ -1,4 +1,4 @@
-"""One rank at work."""
+"""Work of one rank: predictions, segments, and the output."""
 
 import time
 from collections import Counter
@@ -178,7 +178,7 @@ class Worker:
 
 
 class Joiner:
-    """The output in the making."""
+    """Joins finished segments into the output."""
 
     def __init__(self, worker: Worker) -> None:
         """Begin at the first batch; nothing is written before ``advance``."""

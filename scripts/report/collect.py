@@ -11,8 +11,8 @@ import numpy as np
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import DAMAGED_ARRAYS, read_sealed
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
-from hydragnn.ensemble.calibration.reading import calibration_from_json
 from hydragnn.ensemble.domain import joint_score
+from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.hpo import TrialHistory, campaign_history, campaign_records, parameter_importance
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record

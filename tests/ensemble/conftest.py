@@ -1,6 +1,7 @@
 """Small runs on clusters labelled by ASE's EMT, trained once for all tests of this room."""
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ase.io import write
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
-from hydragnn.ensemble.building.build import build_ensemble
+from hydragnn.ensemble import Evaluation, build_ensemble
 from hydragnn.graphs import Field
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.runs import train
@@ -106,11 +107,31 @@ def runs(tmp_path_factory: pytest.TempPathFactory, store: MemoryStore, stored: P
 
 
 @pytest.fixture(scope="session")
-def ensemble(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> Path:
-    """The three runs as one ensemble."""
+def built(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> tuple[Path, Evaluation]:
+    """The three runs as one ensemble, and its evaluation."""
     out = tmp_path_factory.mktemp("ensembles") / "ensemble"
-    build_ensemble(runs, out, store=store)
-    return out
+    return out, build_ensemble(runs, out, store=store)
+
+
+@pytest.fixture(scope="session")
+def ensemble(built: tuple[Path, Evaluation]) -> Path:
+    return built[0]
+
+
+@pytest.fixture(scope="session")
+def one_member(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore
+) -> tuple[Path, Evaluation]:
+    """The first run as an ensemble with calibration and training domain, and its evaluation."""
+    out = tmp_path_factory.mktemp("ensembles") / "one"
+    return out, build_ensemble(runs[:1], out, store=store)
+
+
+@pytest.fixture
+def received(ensemble: Path, tmp_path: Path) -> Path:
+    """A copy of the ensemble to damage."""
+    shutil.copytree(ensemble, tmp_path / "received")
+    return tmp_path / "received"
 
 
 @pytest.fixture(scope="session")
@@ -125,3 +146,13 @@ def structures_file(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms
         return path
 
     return written
+
+
+def members_in(root: Path, tables: Iterable[Mapping[str, Any]]) -> list[Path]:
+    """Return the folders of finished runs with these settings, numbered by seed."""
+    folders = []
+    for seed, table in enumerate(tables):
+        folders.append(root / f"{seed:04d}")
+        train_table = {"seed": seed, "checkpoint_epochs": table["train"]["epochs"], **table["train"]}
+        assert train(RunConfig.parse({**table, "train": train_table}), folders[-1]).status == "finished"
+    return folders

@@ -104,7 +104,7 @@ def covered(one: Draw, field: Field, members_of: Callable[[int], tuple[int, ...]
     return float(((estimate.lower <= fresh.labels) & (fresh.labels <= estimate.upper)).mean())
 
 
-DRAWS = 200
+DRAWS = 100
 
 
 @pytest.mark.parametrize(

@@ -36,17 +36,10 @@ from tests.forked import Forked
 COMPILING = Path(__file__).with_name("compiling.py")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> Path:
-    out = tmp_path_factory.mktemp("calculator") / "ensemble"
-    build_ensemble(runs, out, store=store)
-    return out
-
-
-def test_the_calculator_says_what_the_ensemble_says(folder: Path, frames: list[Atoms]) -> None:
+def test_the_calculator_says_what_the_ensemble_says(ensemble: Path, frames: list[Atoms]) -> None:
     atoms = frames[3].copy()
-    atoms.calc = calculator(folder)
-    direct = Ensemble.load(folder).predict(atoms)
+    atoms.calc = calculator(ensemble)
+    direct = Ensemble.load(ensemble).predict(atoms)
     assert atoms.get_potential_energy() == direct["energy"].mean[0]
     np.testing.assert_array_equal(atoms.get_forces(), direct["forces"].mean)
     np.testing.assert_array_equal(atoms.calc.results["forces_std"], direct["forces"].std)
@@ -55,11 +48,11 @@ def test_the_calculator_says_what_the_ensemble_says(folder: Path, frames: list[A
     assert atoms.calc.results["domain"] == ""
 
 
-def test_mean_forces_are_minus_the_gradient_of_the_mean_energy(folder: Path, frames: list[Atoms]) -> None:
+def test_mean_forces_are_minus_the_gradient_of_the_mean_energy(ensemble: Path, frames: list[Atoms]) -> None:
     import torch
 
     atoms = frames[4].copy()
-    atoms.calc = EnsembleCalculator(Ensemble.load(folder, dtype=torch.float64))
+    atoms.calc = EnsembleCalculator(Ensemble.load(ensemble, dtype=torch.float64))
     forces = atoms.get_forces()
     step = 1e-4  # error of the central difference: step^2 times the third derivative
     for atom, axis in [(0, 0), (1, 2), (3, 1)]:
@@ -72,33 +65,33 @@ def test_mean_forces_are_minus_the_gradient_of_the_mean_energy(folder: Path, fra
         assert forces[atom, axis] == pytest.approx(-(energies[0] - energies[1]) / (2 * step), abs=1e-5)
 
 
-def test_a_moved_atom_is_calculated_anew(folder: Path, frames: list[Atoms]) -> None:
+def test_a_moved_atom_is_calculated_anew(ensemble: Path, frames: list[Atoms]) -> None:
     atoms = frames[5].copy()
-    atoms.calc = calculator(folder)
+    atoms.calc = calculator(ensemble)
     before = atoms.get_potential_energy()
     atoms.positions[0] += 0.1
     assert atoms.get_potential_energy() != before
 
 
-def test_dynamics_have_the_energies_of_neighbours_that_are_searched_anew(folder: Path, frames: list[Atoms]) -> None:
+def test_dynamics_have_the_energies_of_neighbours_that_are_searched_anew(ensemble: Path, frames: list[Atoms]) -> None:
     from ase.md.verlet import VelocityVerlet
 
     atoms = frames[6].copy()
-    ensemble = Ensemble.load(folder)
-    atoms.calc = EnsembleCalculator(ensemble)
+    loaded = Ensemble.load(ensemble)
+    atoms.calc = EnsembleCalculator(loaded)
     dynamics = VelocityVerlet(atoms, timestep=0.1)
     for _ in range(6):
         dynamics.run(1)
-        fresh = ensemble.predict(atoms)
+        fresh = loaded.predict(atoms)
         assert atoms.get_potential_energy() == fresh["energy"].mean[0]
         np.testing.assert_array_equal(atoms.get_forces(), fresh["forces"].mean)
     assert atoms.calc.neighbours.searches == 1
 
 
-def test_a_structure_that_cannot_be_predicted_is_refused(folder: Path, frames: list[Atoms]) -> None:
+def test_a_structure_that_cannot_be_predicted_is_refused(ensemble: Path, frames: list[Atoms]) -> None:
     atoms = frames[0].copy()
     atoms.numbers[:] = 2
-    atoms.calc = calculator(folder)
+    atoms.calc = calculator(ensemble)
     with pytest.raises(InputError, match="cannot be predicted"):
         atoms.get_potential_energy()
 
@@ -189,14 +182,14 @@ def test_labels_in_other_units_are_learned_and_predicted_alike(tmp_path: Path) -
     np.testing.assert_allclose(theirs.get_stress(), ours.get_stress(), rtol=1e-4, atol=1e-8)
 
 
-def test_an_ensemble_about_something_else_than_atoms_takes_no_structures(folder: Path) -> None:
-    ensemble = Ensemble.load(folder)
+def test_an_ensemble_about_something_else_than_atoms_takes_no_structures(ensemble: Path) -> None:
+    loaded = Ensemble.load(ensemble)
     with pytest.raises(InputError, match="atomic numbers in three dimensions"):
-        structures_for(ensemble.members, replace(ensemble.manifest, dim=2))
+        structures_for(loaded.members, replace(loaded.manifest, dim=2))
 
 
-def test_graphs_are_made_with_the_cutoff_of_the_training_store(folder: Path, runs: list[Path]) -> None:
-    assert Ensemble.load(folder).structures.cutoff == 4.5
+def test_graphs_are_made_with_the_cutoff_of_the_training_store(ensemble: Path, runs: list[Path]) -> None:
+    assert Ensemble.load(ensemble).structures.cutoff == 4.5
     assert Ensemble.load(runs[0]).structures.cutoff == 4.5
 
 
@@ -264,12 +257,12 @@ def test_stress_is_the_slope_of_the_energy_with_strain_in_ases_order(strained: t
         assert stress[position] == pytest.approx(slope, rel=1e-5, abs=1e-8)
 
 
-def test_structures_get_the_encodings_that_members_read(folder: Path, frames: list[Atoms]) -> None:
-    ensemble = Ensemble.load(folder)
+def test_structures_get_the_encodings_that_members_read(ensemble: Path, frames: list[Atoms]) -> None:
+    loaded = Ensemble.load(ensemble)
     encoding = Field(name="random_walk_encoding", on="node", shape=(3,))
-    manifest = replace(ensemble.manifest, inputs=(*ensemble.manifest.inputs, encoding))
-    made = structures_for(ensemble.members, manifest).graph(frames[0], "first")
-    bare = structures_for(ensemble.members, ensemble.manifest).graph(frames[0], "first")
+    manifest = replace(loaded.manifest, inputs=(*loaded.manifest.inputs, encoding))
+    made = structures_for(loaded.members, manifest).graph(frames[0], "first")
+    bare = structures_for(loaded.members, loaded.manifest).graph(frames[0], "first")
     assert np.array_equal(made["random_walk_encoding"], with_random_walk_encoding(bare, 3)["random_walk_encoding"])
 
 
@@ -321,18 +314,18 @@ def test_ase_takes_all_results_of_the_calculator(strained: tuple[Path, Atoms]) -
 
 
 def test_a_member_that_cannot_be_compiled_predicts_as_it_is(
-    folder: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ensemble: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(model: object) -> None:
         raise NotCompiled("there is no compiler")
 
     monkeypatch.setattr("hydragnn.models.trained.compiled_prediction", fail)
     atoms = frames[3].copy()
-    atoms.calc = calculator(folder, compile=True)
-    assert atoms.get_potential_energy() == Ensemble.load(folder).predict(atoms)["energy"].mean[0]
+    atoms.calc = calculator(ensemble, compile=True)
+    assert atoms.get_potential_energy() == Ensemble.load(ensemble).predict(atoms)["energy"].mean[0]
     assert "predicts without a compiled function: there is no compiler" in capfd.readouterr().err
     with pytest.raises(InputError, match="load all of them"):
-        Ensemble.load(folder, held=1).compiled()
+        Ensemble.load(ensemble, held=1).compiled()
 
 
 def test_the_calculator_of_a_single_run_has_means_alone(

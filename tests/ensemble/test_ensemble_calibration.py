@@ -16,7 +16,7 @@ from hydragnn.ensemble.calibration.numbers import (
     conformal_quantile,
     fit_calibration,
 )
-from hydragnn.ensemble.calibration.reading import calibration_from_json
+from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.ensemble.metrics import miscalibration_area
 from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.graphs import Field

@@ -16,18 +16,17 @@ from sklearn.metrics import roc_auc_score
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed
-from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.ensemble.calibration.classes import fit_classes, temper
-from hydragnn.ensemble.calibration.reading import calibration_from_json
 from hydragnn.ensemble.classes import ClassEstimate, auroc
+from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Categorical, Target
-from hydragnn.runs import train
 from hydragnn.scripts.report import write_report
 from hydragnn.scripts.report.terminal import summary_table
+from tests.ensemble.conftest import members_in
 
 PHASE = Field(name="phase", on="graph", classes=3, dtype="int64", role="target")
 SITE = Field(name="site", on="node", classes=2, dtype="int64", role="target")
@@ -169,22 +168,19 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ensemble(tmp_path_factory: pytest.TempPathFactory, chains: Path) -> tuple[Path, Evaluation]:
     """Two members, its folder and its evaluation."""
-    root, folders = tmp_path_factory.mktemp("class-members"), []
-    for seed in range(2):
-        table = {
-            "data": {"store": str(chains)},
-            "split": {"train": 0.4, "valid": 0.3},
-            "batch": {"max_graphs": 16},
-            "model": {"kind": "pna", "hidden_dim": 12, "num_layers": 2, "num_radial": 4, "envelope": "none"},
-            "heads": [
-                {"kind": "classes", "field": "phase", "hidden_dims": [12], "class_weights": "balanced"},
-                {"kind": "classes", "field": "site", "hidden_dims": [12]},
-            ],
-            "train": {"epochs": 12, "learning_rate": 5e-3, "seed": seed, "checkpoint_epochs": 12},
-        }
-        folders.append(root / f"{seed:04d}")
-        assert train(RunConfig.parse(table), folders[-1]).status == "finished"
-    return root / "ensemble", build_ensemble(folders, root / "ensemble")
+    root = tmp_path_factory.mktemp("class-members")
+    table = {
+        "data": {"store": str(chains)},
+        "split": {"train": 0.4, "valid": 0.3},
+        "batch": {"max_graphs": 16},
+        "model": {"kind": "pna", "hidden_dim": 12, "num_layers": 2, "num_radial": 4, "envelope": "none"},
+        "heads": [
+            {"kind": "classes", "field": "phase", "hidden_dims": [12], "class_weights": "balanced"},
+            {"kind": "classes", "field": "site", "hidden_dims": [12]},
+        ],
+        "train": {"epochs": 12, "learning_rate": 5e-3},
+    }
+    return root / "ensemble", build_ensemble(members_in(root, [table] * 2), root / "ensemble")
 
 
 def test_classes_are_learned_and_judged_beside_the_trivial_predictor(ensemble: tuple[Path, Evaluation]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble.calibration.corrections import LARGEST, NONE, PRIOR, Correction, fit_corrections
 from hydragnn.ensemble.calibration.numbers import Calibration, calibrated, rows_of
-from hydragnn.ensemble.calibration.reading import calibration_from_json
 from hydragnn.ensemble.estimates import Labelled
+from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.ensemble.numbers import NumberEstimate, moments_of
 from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.graphs import Field
@@ -154,15 +155,7 @@ def two_members(graphs: int) -> tuple[Labelled, Labelled]:
         one = labelled(part, graphs, generator)
         mean = one.members[0].mean
         other = mean + 0.1 * torch.from_numpy(generator.normal(size=graphs))
-        parts.append(
-            Labelled(
-                part=part,
-                labels=one.labels,
-                members=[one.members[0], Point(mean=other)],
-                graph=one.graph,
-                nodes=one.nodes,
-            )
-        )
+        parts.append(replace(one, members=[one.members[0], Point(mean=other)]))
     return parts[0], parts[1]
 
 

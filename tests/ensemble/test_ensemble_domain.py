@@ -15,7 +15,7 @@ from ase.io import write
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore
-from hydragnn.ensemble import Ensemble, calculator
+from hydragnn.ensemble import Ensemble, Evaluation, calculator
 from hydragnn.ensemble.domain import (
     Domain,
     GraphView,
@@ -353,24 +353,11 @@ def test_the_evaluation_says_what_share_of_every_part_is_flagged(ensemble: Path)
                 assert output["flagged_by_detector"][part][name] == pytest.approx((column > 1).mean())
 
 
-def test_a_run_alone_knows_nothing_of_its_training_data(runs: list[Path], frames: list[Atoms]) -> None:
-    output = Ensemble.load(runs[0]).predict([Atoms("Cu"), frames[0]])
-    assert output.domain == ("", "") and np.isnan(output.domain_score).all()
-
-
-def test_members_that_fail_leave_the_score_of_the_graph(ensemble: Path, frames: list[Atoms]) -> None:
-    strange = frames[2].copy()
-    strange.numbers[:] = 1
-    output = Ensemble.load(ensemble).predict([strange])
-    assert not output.ok[0] and output.domain_scores["kinds"][0] == pytest.approx(10.0)
-
-
-def test_an_ensemble_of_one_member_has_a_domain(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
-    from hydragnn.ensemble.building.build import build_ensemble
-
-    build_ensemble(runs[:1], tmp_path / "one", store=store)
-    output = Ensemble.load(tmp_path / "one").predict([Atoms("Cu")])
+def test_an_ensemble_of_one_member_has_a_domain(one_member: tuple[Path, Evaluation]) -> None:
+    dense = bulk("Au", "fcc", 3.0, cubic=True) * 2
+    output = Ensemble.load(one_member[0]).predict([Atoms("Cu"), dense])
     assert output.domain_score[0] > 1 and "spread" not in output.domain_scores
+    assert output.domain_scores["latent"][1] > 1  # states of one member suffice
 
 
 def test_missing_values_of_an_input_are_not_looked_at(plates: MemoryStore) -> None:

@@ -1,5 +1,6 @@
 """What is not atoms: plates in the plane, heads with variances, labels that some graphs lack, members without edges."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +8,11 @@ import pytest
 import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.config import RunConfig
-from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.datasets import StoreWriter, open_store, without_edges
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
-from hydragnn.runs import train
+from tests.ensemble.conftest import members_in
 
 FIELDS = (
     Field(name="load", on="node"),
@@ -52,24 +52,22 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def members(tmp_path_factory: pytest.TempPathFactory, plates: Path) -> list[Path]:
     """With edges and variances, with edges, and without edges."""
-    root = tmp_path_factory.mktemp("members")
-    folders = []
-    for number, (edges, gaussian) in enumerate([(True, True), (True, False), (False, True)]):
-        how = {"distribution": "gaussian", "loss": "nll"} if gaussian else {}
-        table = {
+    how = {"distribution": "gaussian", "loss": "nll"}
+    tables = [
+        {
             "data": {"store": str(plates), "edges": edges},
             "split": {"train": 0.5, "valid": 0.25},
             "batch": {"max_graphs": 8},
             "model": {"kind": "egnn", "hidden_dim": 8, "num_layers": 2, "num_radial": 4, "envelope": "none"},
             "heads": [
                 {"kind": "scalar", "field": "pull", "hidden_dims": [8]},
-                {"kind": "scalar", "field": "stiffness", "hidden_dims": [8], **how},
+                {"kind": "scalar", "field": "stiffness", "hidden_dims": [8], **(how if gaussian else {})},
             ],
-            "train": {"epochs": 2, "seed": number, "checkpoint_epochs": 2},
+            "train": {"epochs": 2},
         }
-        folders.append(root / f"{number:04d}")
-        assert train(RunConfig.parse(table), folders[-1]).status == "finished"
-    return folders
+        for edges, gaussian in [(True, True), (True, False), (False, True)]
+    ]
+    return members_in(tmp_path_factory.mktemp("members"), tables)
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +110,6 @@ def test_a_member_without_edges_never_sees_them(members: list[Path], plates: Pat
     store = open_store(plates)
     blind = Ensemble.load(members[2])
     batch = store.read(np.arange(4))
-    from hydragnn.datasets import without_edges
-
     np.testing.assert_array_equal(blind.predict(batch)["pull"].mean, blind.predict(without_edges(batch))["pull"].mean)
 
 
@@ -137,8 +133,6 @@ def test_a_load_that_training_never_saw_is_flagged(ensemble: tuple[Path, Evaluat
 def test_runs_with_the_same_folder_name_become_members_with_different_names(
     members: list[Path], tmp_path: Path
 ) -> None:
-    import shutil
-
     shutil.copytree(members[1], tmp_path / "elsewhere" / members[0].name)
     evaluation = build_ensemble([members[0], tmp_path / "elsewhere" / members[0].name], tmp_path / "ensemble")
     names = list(evaluation.parts["test"]["pull"].members)

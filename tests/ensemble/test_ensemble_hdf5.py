@@ -1,8 +1,7 @@
 """HDF5 files of predictions hold what the pieces held."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 import h5py
 import numpy as np
@@ -10,14 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.base.errors import InputError
 from hydragnn.ensemble.prediction.formats import hdf5
 from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink
 from hydragnn.ensemble.prediction.formats.sink import Heading, joined
-from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.graphs import Field
 from hydragnn.models import Target
-from tests.ensemble.finished import assert_same
+from tests.ensemble.finished import arrays_of
 
 TARGETS = tuple(
     Target(field=Field(name=name, on=on, unit="eV"))
@@ -56,14 +53,6 @@ def joined_file(folder: Path, pieces: list[dict[str, Any]]) -> Path:
     return sink.path
 
 
-def arrays(file: h5py.File) -> Iterator[tuple[str, Any]]:
-    """All arrays of a file."""
-    names: list[str] = []
-    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    for name in names:
-        yield name, file[name].asstr()[:] if file[name].dtype.kind == "O" else file[name][:]
-
-
 @pytest.mark.parametrize("rows", [4096, 8, 64])
 @settings(max_examples=12, deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), seed=st.integers(0, 99))
@@ -77,8 +66,8 @@ def test_what_is_read_is_what_pieces_held_in_their_order(
         patch.setattr(hdf5, "ROWS", rows)
         path = joined_file(folder, pieces)
     expected = joined(pieces)
+    read = arrays_of(path)
     with h5py.File(path) as file:
-        read = dict(arrays(file))
         assert file["fields/energy"].attrs["unit"] == "eV"
         assert file["graph"].fletcher32 and not file["status"].fletcher32
     assert read.keys() == expected.keys()
@@ -101,20 +90,3 @@ def test_a_file_that_was_filled_can_be_changed_and_grow(tmp_path: Path) -> None:
         assert file["status"].asstr()[:].tolist() == ["a longer text than before", *one["status"][1:]]
         assert file["domain"].asstr()[:].tolist() == one["domain"]
         np.testing.assert_array_equal(file["domain_score"][:], one["domain_score"])
-
-
-def test_a_failure_while_a_file_is_filled_leaves_none_and_the_prediction_goes_on(
-    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: Any) -> Never:
-        raise OSError(28, "No space left on device")
-
-    for name in ("append_rows", "describe"):
-        with monkeypatch.context() as patch:
-            patch.setattr(hdf5, name, full)
-            with pytest.raises(InputError, match="No space left on device; free space"):
-                predict_to_file(ensemble, stored, tmp_path / "out.h5", resume=name == "describe")
-        assert [path.name for path in tmp_path.iterdir()] == ["out.h5.parts"]
-    predict_to_file(ensemble, stored, tmp_path / "out.h5", resume=True)
-    predict_to_file(ensemble, stored, tmp_path / "whole.h5")
-    assert_same(tmp_path / "out.h5", tmp_path / "whole.h5")

@@ -7,13 +7,12 @@ import h5py
 import numpy as np
 import pytest
 
-from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
-from hydragnn.runs import train
 from hydragnn.scripts.report import write_report
+from tests.ensemble.conftest import members_in
 
 NODES = 5
 FIELDS = (
@@ -66,19 +65,16 @@ def rings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ensemble(tmp_path_factory: pytest.TempPathFactory, rings: Path) -> tuple[Path, Evaluation]:
     """Two members of two epochs, and the evaluation of their ensemble."""
-    root, folders = tmp_path_factory.mktemp("head-members"), []
-    for seed in range(2):
-        table = {
-            "data": {"store": str(rings)},
-            "split": {"train": 0.5, "valid": 0.25},
-            "batch": {"max_graphs": 16},
-            "model": {"kind": "egnn", "hidden_dim": 6, "num_layers": 1, "num_radial": 3, "envelope": "none"},
-            "heads": [{**head, "hidden_dims": [6]} for head in HEADS],
-            "train": {"epochs": 2, "learning_rate": 1e-2, "seed": seed, "checkpoint_epochs": 2},
-        }
-        folders.append(root / f"{seed:04d}")
-        assert train(RunConfig.parse(table), folders[-1]).status == "finished"
-    return root / "ensemble", build_ensemble(folders, root / "ensemble")
+    root = tmp_path_factory.mktemp("head-members")
+    table = {
+        "data": {"store": str(rings)},
+        "split": {"train": 0.5, "valid": 0.25},
+        "batch": {"max_graphs": 16},
+        "model": {"kind": "egnn", "hidden_dim": 6, "num_layers": 1, "num_radial": 3, "envelope": "none"},
+        "heads": [{**head, "hidden_dims": [6]} for head in HEADS],
+        "train": {"epochs": 2, "learning_rate": 1e-2},
+    }
+    return root / "ensemble", build_ensemble(members_in(root, [table] * 2), root / "ensemble")
 
 
 def test_every_target_is_judged_where_it_has_labels(ensemble: tuple[Path, Evaluation], rings: Path) -> None:

@@ -1,7 +1,9 @@
-"""Metrics against numerical integration, closed forms and scipy."""
+"""Metrics against numerical integration and scipy; the law of total variance against sampling."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from hydragnn.base.errors import InputError
@@ -13,6 +15,7 @@ from hydragnn.ensemble.metrics import (
     point_metrics,
     rank_correlation,
 )
+from hydragnn.ensemble.uncertainty import MixtureMoments, isotropic, total_variance
 
 
 @pytest.mark.parametrize("target, mean, std", [(0.0, 0.0, 1.0), (1.3, -0.4, 0.7), (5.0, 0.0, 0.1), (-2.0, 1.0, 30.0)])
@@ -46,14 +49,10 @@ def test_nll_is_that_of_scipy() -> None:
     np.testing.assert_allclose(gaussian_nll(target, mean, std), -stats.norm.logpdf(target, mean, std))
 
 
-def test_the_mean_predictor_has_no_r2() -> None:
+def test_r2_of_the_mean_predictor_and_of_a_constant_target_is_zero() -> None:
     target = np.random.default_rng(1).normal(size=50)
     metrics = point_metrics(target[:, None], np.full((50, 1), target.mean()))
-    assert metrics["r2"] == pytest.approx(0.0, abs=1e-12)
-    assert metrics["rmse"] == pytest.approx(target.std())
-
-
-def test_r2_of_a_constant_target_is_zero_and_not_infinite() -> None:
+    assert metrics["r2"] == pytest.approx(0.0, abs=1e-12) and metrics["rmse"] == pytest.approx(target.std())
     assert point_metrics(np.ones((3, 1)), np.zeros((3, 1)))["r2"] == 0.0
 
 
@@ -66,22 +65,66 @@ def test_miscalibration_area_is_small_for_honest_and_near_half_for_absurd_errors
     assert miscalibration_area(target, np.zeros(4000), 1e6 * std) > 0.45
 
 
-def test_rank_correlation_is_spearmans_with_ties() -> None:
+def test_rank_correlation_is_spearmans_with_ties_and_zero_with_a_constant() -> None:
     generator = np.random.default_rng(3)
     first, second = generator.integers(0, 6, 40).astype(float), generator.integers(0, 6, 40).astype(float)
     assert rank_correlation(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
-
-
-def test_rank_correlation_with_a_constant_is_zero() -> None:
     assert rank_correlation(np.ones(4), np.arange(4.0)) == 0.0
 
 
 def test_coverage_counts_the_ends() -> None:
-    assert coverage(np.array([1.0, 2.0, 9.0]), np.array([1.0, 1.0, 1.0]), np.array([1.5, 2.0, 3.0])) == pytest.approx(
-        2 / 3
-    )
+    target, lower, upper = np.array([1.0, 2.0, 9.0]), np.ones(3), np.array([1.5, 2.0, 3.0])
+    assert coverage(target, lower, upper) == pytest.approx(2 / 3)
 
 
 def test_metrics_of_nothing_are_refused() -> None:
     with pytest.raises(InputError, match="labelled graphs"):
         point_metrics(np.zeros((0, 1)), np.zeros((0, 1)))
+
+
+def of_points(means: np.ndarray, weights: np.ndarray) -> MixtureMoments:
+    return total_variance(means, np.zeros_like(means), weights)
+
+
+def test_total_variance_is_that_of_samples_from_the_mixture() -> None:
+    generator = np.random.default_rng(0)
+    means, variances = generator.normal(size=(3, 4)), generator.uniform(0.1, 2.0, size=(3, 4))
+    weights = np.array([0.5, 0.3, 0.2])
+    moments = total_variance(means, variances, weights)
+    member = generator.choice(3, size=400_000, p=weights)
+    samples = generator.normal(means[member], np.sqrt(variances[member]))
+    # five standard errors of a mean and of a variance over 400,000 samples of order one
+    np.testing.assert_allclose(moments.mean, samples.mean(axis=0), atol=0.015)
+    np.testing.assert_allclose(moments.variance, samples.var(axis=0), atol=0.03)
+
+
+def test_one_member_has_no_epistemic_part() -> None:
+    moments = total_variance(np.ones((1, 5)), np.full((1, 5), 0.3), np.ones(1))
+    assert (moments.epistemic == 0).all()
+    np.testing.assert_allclose(moments.aleatoric, 0.3)
+
+
+@given(st.integers(1, 5), st.integers(1, 4))
+def test_copies_of_one_member_change_nothing(copies: int, items: int) -> None:
+    values = np.random.default_rng(items).normal(size=(2, items))
+    once = of_points(values, np.array([0.5, 0.5]))
+    again = of_points(np.repeat(values, copies, axis=0), np.full(2 * copies, 0.5 / copies))
+    np.testing.assert_allclose(once.mean, again.mean, atol=1e-12)
+    np.testing.assert_allclose(once.variance, again.variance, atol=1e-12)
+
+
+def test_the_spread_of_a_vector_does_not_depend_on_how_the_axes_lie() -> None:
+    generator = np.random.default_rng(1)
+    vectors = generator.normal(size=(4, 6, 3))
+    turn, _ = np.linalg.qr(generator.normal(size=(3, 3)))
+    weights = np.full(4, 0.25)
+    here = isotropic(of_points(vectors, weights), axes=1)
+    turned = isotropic(of_points(vectors @ turn.T, weights), axes=1)
+    np.testing.assert_allclose(here.variance, turned.variance, atol=1e-12)
+
+
+@pytest.mark.parametrize("axes, shape", [(1, (5, 3)), (2, (5, 3, 3))], ids=["vector", "tensor"])
+def test_averaging_over_components_keeps_the_total(axes: int, shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(2).uniform(size=shape)
+    moments = MixtureMoments(mean=np.zeros(shape), epistemic=values, aleatoric=np.zeros(shape))
+    np.testing.assert_allclose(isotropic(moments, axes).epistemic.sum(), values.sum())

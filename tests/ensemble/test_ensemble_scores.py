@@ -17,8 +17,8 @@ from hydragnn.ensemble.calibration.numbers import (
     fit_scale,
     labelled_rows,
 )
-from hydragnn.ensemble.calibration.reading import calibration_from_json
 from hydragnn.ensemble.estimates import Labelled
+from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.graphs import Field

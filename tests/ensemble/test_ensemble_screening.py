@@ -13,12 +13,15 @@ import pytest
 from ase.io import read
 
 from hydragnn.base.errors import InputError
+from hydragnn.config import RunConfig
 from hydragnn.datasets import BatchSettings, MemoryStore, check_store, open_store
 from hydragnn.datasets.manifest import checksum
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.member_outputs import member_outputs
+from hydragnn.ensemble.prediction import work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.runs import train
+from tests.ensemble.finished import arrays_of, assert_same
 
 BAD = 5
 """The graph that is spoiled."""
@@ -97,40 +100,36 @@ FAULTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def fine(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path) -> dict[str, np.ndarray]:
+    """Return the predictions of the store before it was spoiled."""
+    out = tmp_path_factory.mktemp("fine") / "fine.npz"
+    predict_to_file(ensemble, stored, out, batch=BATCH)
+    return arrays_of(out)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_bad_graph_has_its_reason_and_all_others_their_prediction(
-    fault: Callable, ensemble: Path, stored: Path, tmp_path: Path
+def test_the_bad_graph_has_its_reason_in_predictions_trainings_and_checks_and_all_others_their_prediction(
+    fault: Callable, ensemble: Path, runs: list[Path], stored: Path, fine: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     store = spoiled(stored, tmp_path / "spoiled.h5", fault)
-    predict_to_file(ensemble, stored, tmp_path / "fine.npz", batch=BATCH)
     result = predict_to_file(ensemble, store, tmp_path / "out.npz", batch=BATCH)
-    fine, out = np.load(tmp_path / "fine.npz"), np.load(tmp_path / "out.npz")
-    others = np.arange(len(out["status"])) != BAD
-    assert result.failed == 1
-    assert set(out["status"][others]) == {"ok"}
+    out = arrays_of(tmp_path / "out.npz")
+    status = str(out["status"][BAD])
+    assert result.failed == 1 and re.match(FAULTS[fault], status)
+    assert set(out["status"][np.arange(len(out["status"])) != BAD]) == {"ok"}
     owners = np.repeat(out["graph"], out["nodes"])
     for name, rows in (("energy", out["graph"]), ("forces", owners)):
         mean = out[f"fields/{name}/mean"]
         assert np.isnan(mean[rows == BAD]).all()
         assert np.allclose(mean[rows != BAD], fine[f"fields/{name}/mean"][rows != BAD], rtol=1e-4, atol=1e-5)
-    assert re.match(FAULTS[fault], str(out["status"][BAD]))
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_training_refuses_with_the_same_words_and_the_check_finds_it(
-    fault: Callable, ensemble: Path, runs: list[Path], stored: Path, tmp_path: Path
-) -> None:
-    from hydragnn.config import RunConfig
-
-    store = spoiled(stored, tmp_path / "spoiled.h5", fault)
+    assert any(problem.endswith(status) for problem in check_store(store))
     table = json.loads((runs[0] / "config.json").read_text())
     table["data"]["store"] = str(store)
     table["split"] |= {"train": 0.7, "valid": 0.3}
     with pytest.raises(InputError, match=FAULTS[fault]):
         train(RunConfig.parse(table), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    output = Ensemble.load(ensemble).predict(open_store(store)).status[BAD]
-    assert any(problem.endswith(output) for problem in check_store(store))
 
 
 def test_a_graph_without_nodes_is_told_and_its_nodes_belong_to_the_next(
@@ -138,7 +137,7 @@ def test_a_graph_without_nodes_is_told_and_its_nodes_belong_to_the_next(
 ) -> None:
     store = spoiled(stored, tmp_path / "spoiled.h5", no_node)
     predict_to_file(ensemble, store, tmp_path / "out.npz", batch=BATCH)
-    out = np.load(tmp_path / "out.npz")
+    out = arrays_of(tmp_path / "out.npz")
     assert out["status"][BAD] == "graph 5 has no nodes; leave empty graphs out"
     assert out["nodes"][BAD] == 0
     assert len(out["fields/forces/mean"]) == out["nodes"].sum()
@@ -147,8 +146,6 @@ def test_a_graph_without_nodes_is_told_and_its_nodes_belong_to_the_next(
 def test_workers_and_a_prediction_that_is_resumed_say_the_same(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hydragnn.ensemble.prediction import work
-
     store = spoiled(stored, tmp_path / "spoiled.h5", into_the_next_graph, graphs=(5, 6, 40))
     predict_to_file(ensemble, store, tmp_path / "alone.npz", batch=BATCH)
     predict_to_file(ensemble, store, tmp_path / "three.npz", batch=BATCH, workers=3)
@@ -165,12 +162,9 @@ def test_workers_and_a_prediction_that_is_resumed_say_the_same(
         predict_to_file(ensemble, store, tmp_path / "again.npz", batch=BATCH)
     monkeypatch.setattr(work, "outcome_of", original)
     predict_to_file(ensemble, store, tmp_path / "again.npz", batch=BATCH, resume=True)
-    alone = np.load(tmp_path / "alone.npz")
-    assert np.flatnonzero(alone["status"] != "ok").tolist() == [5, 6, 40]
+    assert np.flatnonzero(arrays_of(tmp_path / "alone.npz")["status"] != "ok").tolist() == [5, 6, 40]
     for name in ("three.npz", "again.npz"):
-        other = np.load(tmp_path / name)
-        for array in alone.files:
-            assert np.array_equal(alone[array], other[array], equal_nan=alone[array].dtype.kind == "f")
+        assert_same(tmp_path / name, tmp_path / "alone.npz")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".xyz", ".h5", ".bp"])

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble.building.selection import Candidate, greedy_selection, top_k
-from hydragnn.ensemble.numbers import NumberEvidence
+from hydragnn.ensemble.numbers import NumberEstimate, NumberEvidence
+from hydragnn.graphs import Field
+from hydragnn.models import Point, Target
 from hydragnn.record import RunRecord
 
 
@@ -136,3 +139,11 @@ def test_ambiguity_is_what_averaging_takes_off_the_squared_error() -> None:
     mean_of_members = np.mean((case.means - case.target) ** 2)
     of_ensemble = np.mean((weights @ case.means - case.target) ** 2)
     assert case.diversity(weights)["ambiguity"] == pytest.approx(1 - of_ensemble / mean_of_members)
+
+
+def test_diversity_on_a_single_labelled_vector_is_a_number() -> None:
+    field = Field(name="dipole", on="graph", shape=(3,), parity="vector", role="target")
+    target = Target(field=field, loss="mse", weight=1.0)
+    members = [Point(mean=torch.tensor([row], dtype=torch.float64)) for row in ([0.1, 0.2, 0.3], [0.3, 0.1, 0.0])]
+    found = NumberEstimate.evidence(target, np.array([[1.0, 2.0, 3.0]]), members).diversity(np.array([0.5, 0.5]))
+    assert all(np.isfinite(value) for value in found.values()), found

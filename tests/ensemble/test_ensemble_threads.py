@@ -34,22 +34,22 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return seen
 
 
-def test_a_process_predicts_with_one_thread_and_its_caller_keeps_his(
-    ensemble: Path, stored: Path, seen: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("asked", "threads"), [(None, 1), ("2", 2)])
+def test_a_process_predicts_with_one_thread_or_as_many_as_were_asked_for_and_its_caller_keeps_his(
+    asked: str | None,
+    threads: int,
+    ensemble: Path,
+    stored: Path,
+    seen: set[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
     predict_to_file(ensemble, stored, tmp_path / "out.npz")
-    assert seen == {1} and torch.get_num_threads() == 2
-    assert json.loads((tmp_path / "out.npz.plan.json").read_text())["planned"]["threads"] == 1
-
-
-def test_threads_that_were_asked_for_are_used(
-    ensemble: Path, stored: Path, seen: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    predict_to_file(ensemble, stored, tmp_path / "out.npz")
-    assert seen == {2} and torch.get_num_threads() == 2
-    assert json.loads((tmp_path / "out.npz.plan.json").read_text())["planned"]["threads"] == 2
+    assert seen == {threads} and torch.get_num_threads() == 2
+    assert json.loads((tmp_path / "out.npz.plan.json").read_text())["planned"]["threads"] == threads
 
 
 def test_one_process_beside_idle_cores_says_what_would_use_them(monkeypatch: pytest.MonkeyPatch) -> None:

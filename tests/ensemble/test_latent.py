@@ -1,7 +1,5 @@
 """Final states of members: how far a graph's are from those of training, in ensembles of every kind."""
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed, write_sealed
 from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.ensemble import Ensemble
-from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.ensemble.domain import Domain, Latent
 from hydragnn.ensemble.latent import RIDGE, LatentFit
 from hydragnn.ensemble.members import final_states, outcome
@@ -105,25 +102,17 @@ def test_a_lack_of_memory_changes_no_distance(
     torch.testing.assert_close(final_states(member, batch), states, rtol=1e-4, atol=1e-5)
 
 
-def test_one_member_has_states_to_go_by_where_nobody_disagrees(
-    runs: list[Path], store: MemoryStore, tmp_path: Path
+def test_an_ensemble_without_states_has_no_distances_and_the_same_scores(
+    ensemble: Path, received: Path, frames: list[Atoms]
 ) -> None:
-    build_ensemble(runs[:1], tmp_path / "one", store=store)
-    assert Ensemble.load(tmp_path / "one").predict([CRYSTAL]).domain_scores["latent"][0] > 1
-
-
-def test_an_ensemble_from_before_has_no_distances_and_scores_as_it_did(
-    ensemble: Path, frames: list[Atoms], tmp_path: Path
-) -> None:
-    shutil.copytree(ensemble, tmp_path / "old")
-    manifest = read_sealed(tmp_path / "old" / "ensemble.json")
+    manifest = read_sealed(received / "ensemble.json")
     domain = manifest["domain"]
     domain["detectors"] = [one for one in domain["detectors"] if one["name"] != "latent"]
     write_sealed(
-        tmp_path / "old" / "ensemble.json",
+        received / "ensemble.json",
         {**manifest, "domain": {**domain, "usual": domain["usual"][:-1], "limit": domain["limit"][:-1]}},
     )
-    old = Ensemble.load(tmp_path / "old")
+    old = Ensemble.load(received)
     assert all(member.latent is None for member in old.members)
     before, now = old.predict(frames[:4]), Ensemble.load(ensemble).predict(frames[:4])
     assert "latent" not in before.domain_scores
@@ -132,13 +121,12 @@ def test_an_ensemble_from_before_has_no_distances_and_scores_as_it_did(
 
 
 @pytest.mark.parametrize("members", [2, 4, "3"])
-def test_states_of_other_members_are_refused(ensemble: Path, tmp_path: Path, members: object) -> None:
-    shutil.copytree(ensemble, tmp_path / "other")
-    manifest = json.loads(json.dumps(read_sealed(tmp_path / "other" / "ensemble.json")))
+def test_states_of_other_members_are_refused(received: Path, members: object) -> None:
+    manifest = read_sealed(received / "ensemble.json")
     manifest["domain"]["detectors"][-1]["members"] = members
-    write_sealed(tmp_path / "other" / "ensemble.json", manifest)
+    write_sealed(received / "ensemble.json", manifest)
     with pytest.raises(InputError, match=r"damaged|other members"):
-        Ensemble.load(tmp_path / "other")
+        Ensemble.load(received)
 
 
 def test_states_of_other_models_are_refused(ensemble: Path, runs: list[Path]) -> None:
