@@ -104,6 +104,7 @@ def test_a_run_predicts_with_the_branch_of_its_store_or_with_the_one_that_is_nam
         hydragnn.predict(run, tmp_path / "new.h5", tmp_path / "d.npz", branch="metal")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_reports_speak_of_every_branch(campaign: Path, ensemble: Path, tmp_path: Path) -> None:
     for source, named, foreign in (
         (campaign, ["energy@metals", "gap@oxides"], ""),
@@ -115,6 +116,7 @@ def test_reports_speak_of_every_branch(campaign: Path, ensemble: Path, tmp_path:
         assert not foreign or foreign not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_of_a_branch_names_it_and_the_other_data_and_its_commands_make_it_again(
     campaign: Path, ensemble: Path, tmp_path: Path
 ) -> None:
