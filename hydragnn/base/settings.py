@@ -125,7 +125,6 @@ def is_complete(settings: Settings) -> bool:
 
 
 def _takes(annotation: Any, kind: type) -> bool:
-    """Return True where an annotation allows values of that type."""
     return annotation in (kind, Any) or any(_takes(part, kind) for part in get_args(annotation))
 
 

@@ -134,7 +134,6 @@ def _run(path: Path, reports: "_Reports") -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Discard everything that is printed within the block."""
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         yield
 

@@ -1,7 +1,8 @@
 """Launchers, ranks, how they meet and how they end."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hydragnn.base.imports import names_in
 from hydragnn.distributed.launch import (
     Launch,
     LaunchError,
@@ -18,10 +19,4 @@ if TYPE_CHECKING:
     from hydragnn.distributed.ranks import Ranks, join_ranks
 
 
-def __getattr__(name: str) -> Any:
-    """Import ranks, and torch with them, on first use."""
-    if name in ("Ranks", "join_ranks"):
-        from hydragnn.distributed import ranks
-
-        return getattr(ranks, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = names_in(__name__, {"ranks": ("Ranks", "join_ranks")})  # imports torch on first use

@@ -146,7 +146,6 @@ def _named(environment: Mapping[str, str], *names: str) -> tuple[str, ...]:
 
 
 def _in_shell_of_slurm(environment: Mapping[str, str], pid: int | None) -> bool:
-    """Return True inside the one shell of ``srun --pty`` or ``salloc``."""
     return "SLURM_PTY_PORT" in environment and environment.get("SLURM_TASK_PID") != str(pid)
 
 

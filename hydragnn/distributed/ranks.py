@@ -103,7 +103,6 @@ def _watching(ranks: Ranks, device: torch.device, on_stopped: OnStopped) -> Iter
 
 
 def _number(text: str) -> int:
-    """Return a positive hash of a text, for collectives."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
 
 

@@ -123,7 +123,6 @@ def _check_edge_kinds(description: ModelDescription, name: str) -> None:
 
 
 def _kinds(able: Callable[[type[Architecture]], bool]) -> str:
-    """Return the kinds of the architectures that satisfy a condition."""
     return ", ".join(kind for kind, architecture in architectures().items() if able(architecture))
 
 

@@ -20,7 +20,7 @@ from tests.forked import Forked
 Call = Callable[..., Any]
 SCRIPT = Path(__file__).with_name("compiling.py")
 SMALL = {"model__hidden_dim": 4, "model__num_layers": 1, "model__num_radial": 4}
-KINDS = ("dimenet", "gatv2", "mace", "painn", "pna", "relational", "tensornet")
+KINDS = ("dimenet", "gatv2", "mace", "painn", "pna", "relational")
 """One architecture for each form of loop; the script traces and compiles all of them where no kind is named."""
 
 
