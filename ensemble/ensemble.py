@@ -115,6 +115,16 @@ class Ensemble:
         members = [replace(member, model=model) for member, model in zip(self.members, models)]
         return Ensemble(members, self.manifest, self.digest)
 
+    def replayed(self) -> "Ensemble":
+        """Return the ensemble with members that replay predictions as graphs of a GPU, where they lie on one.
+
+        It pays for many batches of few sizes. A member that cannot be recorded predicts as it is.
+        """
+        if isinstance(self.members, MemberCache):
+            return self
+        members = [replace(member, model=member.model.replayed()) for member in self.members]
+        return Ensemble(members, self.manifest, self.digest)
+
     @property
     def fields(self) -> tuple[Field, ...]:
         """Return the predicted fields."""

@@ -196,7 +196,7 @@ class ReplayedPrediction:
             return predict(batch)
         try:
             predictions, states = self.replays("prediction", predict, batch)
-        except NotRecordable as error:
+        except (NotRecordable, RuntimeError) as error:
             print(f"note: predictions are not replayed as graphs of the device: {error}", file=sys.stderr, flush=True)
             self.replays = None
             return predict(batch)

@@ -19,7 +19,7 @@ from hydragnn.models.compiled_prediction import CompiledPrediction, compiled_pre
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.heads import HeadSettings
-from hydragnn.models.replay import ReplayedPrediction, recorder_on
+from hydragnn.models.replay import NotRecordable, ReplayedPrediction, recorder_on
 from hydragnn.models.saving import load_graph_model
 from hydragnn.models.tabulated import tabulated
 from hydragnn.models.target import Target
@@ -107,9 +107,12 @@ class TrainedModel:
     def replayed(self) -> "TrainedModel":
         """Return the model with predictions that are recorded once per size of batches as graphs of its device.
 
-        It pays for many batches of few sizes, such as steps of dynamics. NotRecordable where the device or the model has no such graphs.
+        It pays for many batches of few sizes, such as steps of dynamics. The model as it is where the device or the model has no such graphs.
         """
-        return replace(self, function=ReplayedPrediction(self.model, recorder_on(self.device)))
+        try:
+            return replace(self, function=ReplayedPrediction(self.model, recorder_on(self.device)))
+        except NotRecordable:
+            return self
 
     def tabulated(self) -> "TrainedModel":
         """Return the model with tabulated filters, equal to rounding."""

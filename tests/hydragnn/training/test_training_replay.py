@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
 from hydragnn.kernels.family import taken_for
-from hydragnn.models import replay
+from hydragnn.models import TrainedModel, replay
 from hydragnn.runs import recording, train
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
@@ -125,6 +126,36 @@ def test_a_cpu_has_no_graphs_and_says_so_where_they_are_asked_for(store: MemoryS
     assert run_of(make_config(train__graphs="on"), store).record.notes[-1].endswith("there are none on cpu")
     silent = run_of(make_config(), store).record
     assert not silent.graphs and not any("graphs of the device" in note for note in silent.notes)
+
+
+def test_a_run_records_by_itself_where_it_is_long_enough_and_alone(store: MemoryStore, make_config: Configs) -> None:
+    assert "too few" in recording.reason_against(run_of(make_config(), store), ranks=1)
+    long = run_of(make_config(train__epochs=100), store)
+    assert recording.reason_against(long, ranks=1) == ""
+    assert "several ranks" in recording.reason_against(long, ranks=2)
+
+
+@pytest.mark.parametrize("attention", [None, {"kind": "multihead", "heads": 2}])
+def test_predictions_are_replayed_or_made_as_before(
+    attention: dict[str, Any] | None,
+    store: MemoryStore,
+    make_config: Configs,
+    recorder: StandIn,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = run_of(make_config("painn", **({"model__global_attention": attention} if attention else {})), store)
+    normalisation = run.data.branches[0].normalisation
+    plain = TrainedModel(model=run.state.model, normalisation=normalisation, dtype=torch.float64)
+    assert plain.replayed() is plain, "a CPU has no graphs"
+    replayed = replace(plain, function=replay.ReplayedPrediction(run.state.model, recorder))
+    for graphs in ([0, 1, 2], [3], [5, 4]):
+        batch = store.read(graphs)
+        ours, theirs = replayed.predict_with_states(batch), plain.predict_with_states(batch)
+        torch.testing.assert_close(ours[1], theirs[1], rtol=1e-12, atol=1e-12)
+        for name, prediction in theirs[0].items():
+            torch.testing.assert_close(ours[0][name].tensors(), prediction.tensors(), rtol=1e-12, atol=1e-12)
+    assert bool(recorder.recorded) == (attention is None)
+    assert capsys.readouterr().err.count("predictions are not replayed") == (attention is not None)
 
 
 def test_the_stand_in_refuses_what_a_graph_of_a_device_cannot_hold() -> None:
