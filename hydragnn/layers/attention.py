@@ -117,7 +117,7 @@ class LinearGraphAttention(nn.Module):
         queries, keys, values = (part.unflatten(-1, (self.heads, -1)) for part in self.project(states).chunk(3, dim=-1))
         queries, keys = nn.functional.elu(queries) + 1, nn.functional.elu(keys) + 1  # [nodes, heads, width]
         values = torch.cat([values, torch.ones_like(values[..., :1])], dim=-1)  # [nodes, heads, width + 1]
-        sums = sums_by_node if is_traced() else sums_by_bucket
+        sums = sums_by_node if is_traced() else form_on(SUMS_FORMS, queries.device.type)
         # the last is the sum of shares; f > 0, so that it is
         read, total = sums(queries, keys, values, graph).split([queries.shape[-1], 1], dim=-1)
         return self.out((read / total).flatten(1))
@@ -142,11 +142,14 @@ def sums_by_node(
     values: Float[Tensor, "nodes heads features"],
     graph: MessageGraph,
 ) -> Float[Tensor, "nodes heads features"]:
-    """Return Q (K^T V) of each graph for tracers, without sizes."""
+    """Return Q (K^T V) of each graph, which needs no sizes of graphs."""
     outer = keys.unsqueeze(-1) * values.unsqueeze(-2)  # [nodes, heads, width, features]
     context = graph.to_nodes(segment_sum(outer, graph.owner, graph.num_graphs))
     return (queries.unsqueeze(-2) @ context).squeeze(-2)
 
+
+SUMS_FORMS: Mapping[str, Callable[..., Tensor]] = {ANYWHERE: sums_by_node, "cpu": sums_by_bucket}
+"""Linear attention by kind of device: elsewhere the host would wait for sizes of graphs."""
 
 ATTENTION: dict[str, type[GraphAttention] | type[LinearGraphAttention]] = {
     "multihead": GraphAttention,

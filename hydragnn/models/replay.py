@@ -106,6 +106,7 @@ def replays_of(model: GraphModel, record: Recorder) -> "Replays":
         raise NotRecordable("with model.checkpoint_activations layers are computed twice")
     return Replays(
         record,
+        next(model.parameters()).device,
         extent=getattr(description.model, "cutoff", None) or 1.0,
         volume=any("stress" in head.derivatives for head in description.heads),
         reverse=any(isinstance(part, EdgeHead) and part.symmetry for part in model.modules()),
@@ -118,9 +119,11 @@ class Replays:
     Every batch is padded, recorded or not, so that bits do not depend on what came before.
     """
 
-    def __init__(self, record: Recorder, *, extent: float, volume: bool = False, reverse: bool = False) -> None:
-        """Pad batches by ``padded`` with these options."""
-        self.record = record
+    def __init__(
+        self, record: Recorder, device: torch.device, *, extent: float, volume: bool = False, reverse: bool = False
+    ) -> None:
+        """Pad batches by ``padded`` with these options, where they lie, and compute on ``device``."""
+        self.record, self.device = record, device
         self.options: dict[str, Any] = {"extent": extent, "volume": volume, "reverse": reverse}
         self.recordings: dict[Any, Recording] = {}
         self.uses: Counter[Any] = Counter()
@@ -136,7 +139,7 @@ class Replays:
         if key not in self.recordings:
             self.uses[key] += 1
             if self.uses[key] <= USES:
-                return function(batch, *tensors)
+                return function(batch.to(self.device), *tensors)
             self.recordings[key] = self.recorded(function, batch, tensors)
         recording = self.recordings[key]
         copy_all(recording.inputs, given)
@@ -148,14 +151,14 @@ class Replays:
 
         Its tensors are zero meanwhile, so that weights of losses add nothing to a gradient.
         """
-        resident, others = batch.mapped(torch.clone), [torch.zeros_like(one) for one in tensors]
+        resident = batch.mapped(lambda one: one.to(self.device, copy=True))
+        others = [torch.zeros_like(one) for one in tensors]
 
         def run() -> Any:
             # tensors of their own: orders of edges are remembered by tensor, and must not outlive its numbers
             return function(resident.mapped(Tensor.detach), *others)
 
-        device = batch.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             replay, result = self.record(run)
         return Recording(inputs=[*tensors_of(resident), *others], replay=replay, result=result)
 
@@ -185,12 +188,13 @@ class ReplayedPrediction:
     def __init__(self, model: GraphModel, record: Recorder) -> None:
         self.model = model
         self.replays: Replays | None = replays_of(model, record)
+        self.device = self.replays.device
 
     def __call__(self, batch: GraphBatch) -> Predicted:
         """Predictions by field name and states, without gradients."""
 
         def predict(batch: GraphBatch) -> Predicted:
-            return eager_prediction(self.model, batch)
+            return eager_prediction(self.model, batch.to(self.device))
 
         if self.replays is None:
             return predict(batch)

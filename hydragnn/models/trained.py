@@ -89,7 +89,7 @@ class TrainedModel:
 
         InputError where the batch lacks an input.
         """
-        inputs, model = self._normalised(self._seen(batch)), self.model.eval()
+        inputs, model = self._normalised(self._seen(batch)).to(self.device), self.model.eval()
         with torch.no_grad():
             return model.encode(inputs, model.message_graph(inputs, model.edge_vectors(inputs)))[0]
 
@@ -130,11 +130,12 @@ class TrainedModel:
         return visible
 
     def _normalised(self, batch: GraphBatch) -> GraphBatch:
-        """Return the normalised batch on the model's device and dtype."""
+        """Return the normalised batch in the model's dtype, on its device unless predictions are replayed."""
         self.model.levels(batch)  # which the batch keeps, for other members that see it
         of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
         inputs = normalise(batch, replace(self.normalisation, scales=of_inputs, references={}))
-        return inputs.to(self.device, self.dtype)
+        # what is replayed is padded where it lies, and copied into the memory of the recording
+        return inputs.to(None if isinstance(self.function, ReplayedPrediction) else self.device, self.dtype)
 
     def check(self, batch: GraphBatch) -> None:
         """Raise InputError unless the batch has all the model's inputs."""

@@ -23,10 +23,11 @@ FEWEST = 200
 
 def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:
     """Return the run with recorded steps where it asks for them; collective."""
-    asked, device = run.context.settings.graphs, run.context.device
-    if asked == "off" or (asked == "auto" and device.type != "cuda"):
+    setting, device = run.context.settings.graphs, run.context.device
+    if setting == "off" or (setting == "auto" and device.type != "cuda"):
         return run
-    if asked == "auto" and (reason := reason_against(run, ranks.size)):
+    reason: str | None = reason_against(run, ranks.size) if setting == "auto" else ""
+    if reason:
         return with_note(run, reason)
     replays: tuple[Replays, ...] = ()
     with keep_beating(heartbeat):

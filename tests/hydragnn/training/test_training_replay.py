@@ -46,9 +46,11 @@ def run_of(config: RunConfig, store: MemoryStore, micro_batches: int = 1) -> Ass
 
 @pytest.mark.parametrize("model", sorted(set(MODELS) - {"relational"}))
 def test_replayed_steps_are_the_steps(model: str, store: MemoryStore, make_config: Configs, recorder: StandIn) -> None:
-    """Labels are missing here and there, and batches are computed in two parts."""
+    """Labels are missing here and there, and batches are computed in two parts; one of the models attends to all nodes."""
     heads = [WITHOUT_FORCES, CHARGE] if model in ("gin", "sage", "mfc") else [ENERGY, CHARGE]
-    options = {"train__ema_decay": 0.9, "train__optimizer": "sgd"}
+    options: dict[str, Any] = {"train__ema_decay": 0.9, "train__optimizer": "sgd"}
+    if model == "schnet":
+        options["model__global_attention"] = {"kind": "linear", "heads": 2}
     plain, replayed = (
         run_of(make_config(model, heads, train__graphs=way, **options), store, 2) for way in ("off", "on")
     )
