@@ -31,19 +31,34 @@ class NoHost(TorchFunctionMode):
 
 
 class Calls(NoWaiting):
-    """Notes the operations of a run and the shapes of what they return."""
+    """Notes the operations of a run, the shapes of what they return, and the memory from outside that they read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[str, Any]] = []
+        self.inputs: set[int] = set()
+        self.made: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func.name() != "aten::lift_fresh":  # which the check of edges calls, on CPUs alone
+            with_axes = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor) and value.dim()]
+            self.inputs |= memory_of(with_axes) - self.made  # numbers come as tensors without axes
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.made |= memory_of(result) - self.inputs
         shapes = tuple(tuple(value.shape) for value in tree_leaves(result) if isinstance(value, Tensor))
         self.calls.append((func.name(), shapes))
         return result
+
+
+def memory_of(values: Any) -> set[int]:
+    """Return where tensors lie."""
+    return {
+        value.untyped_storage().data_ptr()
+        for value in tree_leaves(values)
+        if isinstance(value, Tensor) and value.numel()
+    }
 
 
 @contextmanager
@@ -82,6 +97,7 @@ class StandIn:
             with watched() as again:
                 values = run()
             assert again.calls == first.calls, "a replay makes other calls than its recording"
+            assert again.inputs == first.inputs, "a replay reads other memory than its recording"
             for into, value in zip(leaves(result), leaves(values), strict=True):
                 into.copy_(value)
 

@@ -172,5 +172,28 @@ def test_the_stand_in_refuses_what_a_graph_of_a_device_cannot_hold() -> None:
             refused()
     grown = [values]
     with pytest.raises(AssertionError, match="other calls"):
-        replay, _ = StandIn()(lambda: (grown.append(values), torch.stack(grown))[1:])
-        replay()
+        again, _ = StandIn()(lambda: (grown.append(values), torch.stack(grown))[1:])
+        again()
+    weights = {"now": values}
+    again, _ = StandIn()(lambda: [weights["now"] + 1])
+    weights["now"] = values.clone()
+    with pytest.raises(AssertionError, match="other memory"):
+        again()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of NVIDIA or AMD")
+def test_a_gpu_replays_the_steps(store: MemoryStore, make_config: Configs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "USES", 0)
+    placement = DevicePlacement(device=torch.device("cuda", 0), dtype=torch.float64)
+    plain, replayed = (
+        with_replays(
+            assemble(plan_run(make_config("painn", train__graphs=way), store), placement, Ranks(), lambda: None),
+            Ranks(),
+            lambda: None,
+        )
+        for way in ("off", "on")
+    )
+    assert replayed.record.graphs, replayed.record.notes
+    for share in plain.data.epoch(0):
+        ours, theirs = (take_step(run.state, share, run.context, 1e-3) for run in (replayed, plain))
+        torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-10, atol=0)
