@@ -170,7 +170,7 @@ class ClassEstimate(Estimate):
         ]
 
     def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> TargetEvaluation:
-        """Return scores as for numbers, with labels counted by true and predicted class."""
+        """Return scores as for numbers, and the confusion matrix."""
         confusion = np.zeros((self.field.classes, self.field.classes), dtype=np.int64)
         np.add.at(confusion, (labels.ravel().astype(np.int64), self.label.ravel()), 1)
         every = super(ClassEstimate, self).evaluation(labels, names, trivial)
@@ -181,7 +181,7 @@ class ClassEstimate(Estimate):
         return class_scores(values.reshape(-1, self.field.classes), labels.ravel().astype(np.int64))
 
     def uncertainty_scores(self, labels: Labels) -> dict[str, float]:
-        """Return coverage and size of the sets, and whether errors follow the entropy."""
+        """Return coverage and size of sets, and correlation of errors with entropy."""
         truth = labels.ravel().astype(np.int64)
         inside = self.set.reshape(-1, self.field.classes)
         sizes = inside.sum(axis=1)

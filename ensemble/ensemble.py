@@ -45,7 +45,7 @@ class Ensemble:
     """Members with weights, their calibration and their training domain."""
 
     def __init__(self, members: Sequence[Member], manifest: Manifest, identity: str) -> None:
-        """Trusts its caller; ``load`` and ``build_ensemble`` check."""
+        """Take checked members; ``load`` and ``build_ensemble`` check."""
         self.members = members
         self.manifest = manifest
         self.digest = identity
@@ -62,7 +62,7 @@ class Ensemble:
         *,
         allow_code: Sequence[str] = (),
     ) -> "Ensemble":
-        """Return the ensemble in ``folder``; a run is an uncalibrated ensemble of one.
+        """Return the ensemble in ``folder``; a run is one without calibration.
 
         Of a run with several branches it is the one that is named; an ensemble is of one branch already.
 

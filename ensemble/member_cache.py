@@ -21,7 +21,7 @@ class MemberCache(Sequence[Member]):
     """Members by number, of which at most ``held`` are in memory."""
 
     def __init__(self, loaders: Sequence[Callable[[], Member]], held: int | None = None) -> None:
-        """Take functions that load members; all stay in memory where ``held`` is None."""
+        """Take functions that load members; without ``held`` all stay in memory."""
         self._loaders, self._held = tuple(loaders), held or len(loaders)
         self._loaded: OrderedDict[int, Member] = OrderedDict()
 

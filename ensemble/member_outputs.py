@@ -59,7 +59,7 @@ class MemberOutputs:
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
 
     def labelled(self, target: Target, part: Part) -> Labelled:
-        """Return the usable items of a target, as this part of the data."""
+        """Return the usable items of a target, as this part."""
         use = self.usable(target)
         return Labelled(
             part=part,

@@ -84,7 +84,7 @@ def load_member(
 
 
 def load_run(folder: Path | str, *, weight: float = 1.0, dtype: torch.dtype | None = None, branch: str = "") -> Member:
-    """Return the finished run in ``folder``, or one branch of it, as a member."""
+    """Return the finished run in ``folder``, or a branch, as a member."""
     folder = Path(folder)
     if not (folder / "model" / "model.json").is_file():
         raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train {folder} --resume")
@@ -203,7 +203,7 @@ def _finite_only(
     targets: Sequence[Target],
     batch: GraphBatch,
 ) -> Outcome:
-    """Return the outcome, blank for every graph with values that are not finite."""
+    """Return the outcome, blank for graphs with values that are not finite."""
     owners = {target.field.on: batch.owner(target.field.on).cpu() for target in targets}
     reasons = [""] * len(batch)
     for target in targets:

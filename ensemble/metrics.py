@@ -15,7 +15,7 @@ Rows = Float[np.ndarray, " rows"]
 def point_metrics(
     target: Float[np.ndarray, "items components"], mean: Float[np.ndarray, "items components"]
 ) -> dict[str, float]:
-    """Return mean absolute error, root mean square error and R2 over all components.
+    """Return MAE, RMSE and R2 over all components.
 
     R2 compares with the mean of each component, and is 0 where the target is constant.
 
@@ -85,7 +85,7 @@ def calibration_curve(
 
 
 def miscalibration_area(target: Rows, mean: Rows, std: Rows) -> float:
-    """Return the area between calibration curve and diagonal: 0 is perfect, 0.5 the worst.
+    """Return the area between calibration curve and diagonal, 0 to 0.5.
 
     Kuleshov et al. 2018, arXiv:1807.00263; trapezoid over 101 levels.
     """

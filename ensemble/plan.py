@@ -69,14 +69,15 @@ def default_budget(sizes: Sizes) -> Budget:
 
 
 def chunks_of(sizes: Sizes, numbers: Numbers | None, budget: Budget, failures: Mapping[int, str]) -> Chunks:
-    """Return all graphs in order, packed under the budget; large or failed ones alone.
+    """Return all graphs in order, packed under the budget.
 
     Neighbouring graphs stay together, so that input is read and output written as a stream. ``failures`` are the numbers
     of graphs that could not be built, which ``sizes`` does not know; without ``numbers`` there are none.
     """
-    reasons = {
-        graph: too_large(int(sizes.nodes[graph]), int(sizes.edges[graph]), budget) for graph in _misfits(sizes, budget)
-    }
+    limits = ((sizes.nodes, budget.max_nodes), (sizes.edges, budget.max_edges))
+    misfits = [np.flatnonzero(counts > limit) for counts, limit in limits if limit]
+    large = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *misfits])).tolist()
+    reasons = {graph: too_large(int(sizes.nodes[graph]), int(sizes.edges[graph]), budget) for graph in large}
     failed = np.array(sorted(failures), dtype=np.int64)
     gaps = np.zeros(0, dtype=np.int64) if numbers is None else np.searchsorted(numbers, failed)
     alone = np.array(list(reasons), dtype=np.int64)
@@ -96,15 +97,8 @@ def chunks_of(sizes: Sizes, numbers: Numbers | None, budget: Budget, failures: M
     )
 
 
-def _misfits(sizes: Sizes, budget: Budget) -> list[int]:
-    """Return the graphs that exceed the budget."""
-    limits = ((sizes.nodes, budget.max_nodes), (sizes.edges, budget.max_edges))
-    misfits = [np.flatnonzero(counts > limit) for counts, limit in limits if limit]
-    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *misfits])).tolist()
-
-
 def too_large(nodes: int, edges: int, budget: Budget) -> str:
-    """Return why a graph of this size exceeds the budget; empty where it does not.
+    """Return why a graph of this size exceeds the budget; else empty.
 
     >>> too_large(9, 0, Budget(max_nodes=8))
     '9 nodes are more than the budget of 8; raise batch.max_nodes to at least 9'

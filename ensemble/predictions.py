@@ -79,7 +79,7 @@ class Predictions:
 
     @property
     def domain_score(self) -> Float[Array, " graphs"]:
-        """Return one score of all detectors: above 1 outside the domain, NaN if unknown."""
+        """Return one score of all detectors: above 1 outside the domain."""
         return joint_score(self.domain_scores, len(self))
 
     def graph_of_item(self, name: str) -> Int[np.ndarray, " items"]:

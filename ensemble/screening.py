@@ -54,7 +54,7 @@ def screen(
     numbers: Sequence[int] | Int[np.ndarray, " graphs"] | None = None,
     objections: Mapping[int, str] | None = None,
 ) -> Screened:
-    """Return the batch with the graphs that have all ``inputs`` with possible values.
+    """Return the batch with the graphs whose ``inputs`` are all possible.
 
     ``objections``, by position in the batch, count where values have no problem.
     """

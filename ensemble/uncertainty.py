@@ -27,7 +27,7 @@ class MixtureMoments:
 
 
 def are_shares(weights: Sequence[float]) -> bool:
-    """Return True where these are shares of one whole, with a sum of 1.
+    """Return True where these are shares of one whole.
 
     >>> are_shares([0.75, 0.25]), are_shares([1.0, 1.0]), are_shares([1.5, -0.5]), are_shares([float("nan"), 1.0])
     (True, False, False, False)

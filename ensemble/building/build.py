@@ -147,7 +147,7 @@ def check_out(out: Path) -> None:
 
 
 def distinct_names(runs: Sequence[Path]) -> list[str]:
-    """Return the names of the runs' folders, numbered where two are the same.
+    """Return the names of the runs' folders, numbered where they repeat.
 
     >>> distinct_names([Path("a/0003"), Path("b/0003"), Path("b/0001")])
     ['0003', '0003-2', '0001']
@@ -206,7 +206,7 @@ def evaluate_ensemble(
 
 
 def _data(member: Member, store: GraphStore, split: Split, folds: Sequence[Fold], out: Path) -> dict[str, Any]:
-    """Return the origin of training data; store paths count from the ensemble's folder."""
+    """Return the origin of training data, with the relative store path."""
     held_out = {HELD_OUT: sum(len(fold.graphs) for fold in folds)} if folds else {}
     return {
         "store": os.path.relpath(member.config.data.store, out.resolve()),

@@ -82,7 +82,7 @@ def part_evaluation(
     calibrations: Mapping[str, AnyCalibration],
     trivial: Mapping[str, Mapping[str, float | None]],
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
-    """Return scores of every target on one part, and the rows behind them.
+    """Return scores of every target on one part, with their rows.
 
     Rows are the labelled items with their components flattened. A target without labels in this part is left out.
     """

@@ -88,7 +88,7 @@ def select_runs(
     campaign: Path | None = None,
     branch: str = "",
 ) -> Choice:
-    """Members among finished runs.
+    """Return members among finished runs.
 
     ``top-k`` takes the best by the validation metric ``by`` with equal weights; ``greedy`` selects on CRPS with ``price`` on
     inference. Without ``by``, runs of a ``campaign`` count as given, best first, since only the campaign knows its objective;
@@ -135,7 +135,7 @@ def _selected(
 
 
 def candidates(folders: Sequence[Path]) -> list[Candidate]:
-    """Return the runs in these folders, named by folder; InputError without a record."""
+    """Return the runs in these folders, named by folder."""
     return [Candidate(name=folder.resolve().name, folder=folder, record=read_record(folder)) for folder in folders]
 
 
@@ -200,15 +200,10 @@ def greedy_selection(
         picks = min(((*picks, c) for c in allowed), key=total)
         trace.append((picks, total(picks)))
     best, _ = min(trace, key=lambda step: step[1])
-    return _as_selection(best, [value for _, value in trace])
-
-
-def _as_selection(picks: tuple[int, ...], trace: list[float]) -> Selection:
-    """Return members by weight, the first pick first among equals."""
-    order = sorted(dict.fromkeys(picks), key=lambda c: -picks.count(c))
-    return Selection(
-        members=tuple(order), weights=tuple(picks.count(c) / len(picks) for c in order), trace=tuple(trace)
-    )
+    # by weight, the first pick first among equals
+    members = tuple(sorted(dict.fromkeys(best), key=lambda c: -best.count(c)))
+    weights = tuple(best.count(c) / len(best) for c in members)
+    return Selection(members=members, weights=weights, trace=tuple(value for _, value in trace))
 
 
 def _against(value: float, alone: float, score: str) -> float:

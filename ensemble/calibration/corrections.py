@@ -48,7 +48,7 @@ class Correction:
             raise ValueError(f"factors {self.factors} do not belong to rising knots {self.knots}")
 
     def of(self, values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """The factor of every value; NaN of NaN.
+        """Return the factor of every value; NaN of NaN.
 
         >>> Correction(knots=(1.0, 3.0), factors=(1.0, 4.0)).of(np.array([0.0, 2.0, 9.0]))
         array([1., 2., 4.])
@@ -65,7 +65,7 @@ class Corrections:
     magnitude: Correction = Correction()
 
     def of(self, nodes: Float[Array, "*shape"], magnitude: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """The factor of every item."""
+        """Return the factor of every item."""
         return self.nodes.of(nodes) * self.magnitude.of(magnitude)
 
 
@@ -106,7 +106,7 @@ def fit_corrections(
 
 
 def _weights(graph: Owners) -> Float[Array, " rows"]:
-    """Weights of items that sum to 1 in every graph.
+    """Return weights of items that sum to 1 in every graph.
 
     >>> _weights(np.array([7, 7, 9]))
     array([0.5, 0.5, 1. ])

@@ -148,7 +148,7 @@ class Component:
     """Factors on the standard deviation by nodes and magnitude."""
 
     def unscaled(self, rows: Rows, column: int, form: Form, follows: bool) -> Float[Array, " rows"]:
-        """Return the scale of errors, up to factors; members' spread is believed above the floor."""
+        """Return the scale of errors, up to corrections and one factor."""
         relative = form.relative(rows.nodes, rows.magnitude[:, column] / self.typical)
         if not follows:
             return relative
@@ -163,7 +163,7 @@ class Component:
 
 
 def unit_component(rows: Rows, column: int, form: Form, follows: bool) -> Component:
-    """Return the units of one component, with scale 1 and quantile 0, from predictions alone."""
+    """Return a component with scale 1 and quantile 0, without labels."""
     magnitude, spread = rows.magnitude[:, column], rows.spread[:, column]
     typical = float(np.median(magnitude)) or float(magnitude.mean()) or 1.0
     relative = (spread / form.relative(rows.nodes, magnitude / typical))[spread > 0]

@@ -63,7 +63,7 @@ class Calibration(AnyCalibration):
 def conformal_quantile(
     scores: Float[np.ndarray, " rows"], graph: Int[np.ndarray, " rows"], nominal: float
 ) -> tuple[float, bool]:
-    """Return the quantile of scores for a new graph, and whether it is guaranteed.
+    """Return the quantile of scores for a new graph, and its guarantee.
 
     Every graph has the same weight, shared by its items, and one more graph is counted with infinite scores: items of one
     graph are not exchangeable with those of another, graphs are (Lee, Barber and Willett 2023, arXiv:2306.06342). With

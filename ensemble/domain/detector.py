@@ -119,7 +119,7 @@ class References:
     """Points of training graphs, and distances from the nearest of them."""
 
     def __init__(self, points: Float[Array, "references features"], power: int) -> None:
-        """Distances are sums of differences (``power`` 1) or Euclidean (2)."""
+        """Take sums of differences (``power`` 1) or Euclidean distances (2)."""
         self.points, self.power = points, power
 
     @cached_property

@@ -113,7 +113,7 @@ class Domain:
 
 
 def joint_score(scores: Mapping[str, Float[Array, " graphs"]], graphs: int) -> Float[Array, " graphs"]:
-    """Return one score from those of all detectors; NaN where nothing is known.
+    """Return one score from those of all detectors; NaN if unknown.
 
     Up to 1 the largest; of a graph outside 1 plus the mean of log(1 + score), in which detectors ``WITHOUT_DEGREE`` count 1 at most.
 

@@ -98,7 +98,7 @@ class Group:
         return opening
 
     def take(self, queue: str, count: int) -> int | None:
-        """Return the next of ``count`` positions of a queue that no rank has taken."""
+        """Return the next of ``count`` positions of a queue; None at its end."""
         position = int(self.store.add(f"queue {queue}", 1)) - 1
         if position >= count:
             return None
@@ -113,7 +113,7 @@ class Group:
         return True
 
     def owner(self, name: str) -> int | None:
-        """Return the rank that claimed ``name`` or took it from a queue, if known."""
+        """Return the rank that claimed ``name`` or took it, if known."""
         key = f"owner of {name}"
         return int(self.store.get(key)) if self.store.check([key]) else None
 

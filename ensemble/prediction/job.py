@@ -47,7 +47,7 @@ class Job:
     """Whether an HDF5 file is a view of part files, which stay."""
 
     def __post_init__(self) -> None:
-        """InputError where ``out`` names no file that could be."""
+        """Raise InputError where ``out`` can name no file."""
         if not self.out.name:
             raise InputError(f"--out {self.out}: name a file, such as predictions.h5")
         if (size := len(os.fsencode(self.out.name))) > LONGEST_NAME:
@@ -126,7 +126,7 @@ def check_same(path: Path, expected: str, now: str) -> None:
 
 
 def branch_for(model: Path, source: Path, branch: str = "") -> str:
-    """Return the branch that is named, else the one trained on the store ``source``.
+    """Return the named branch, else the one trained on ``source``.
 
     Empty where the model is no run with branches. InputError where only a name could decide.
     """
@@ -162,7 +162,7 @@ def build_together(building: Building, group: Group, check: Callable[[], None]) 
 
 
 def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:
-    """Return the cost of every member on one batch: measured seconds, else parameters."""
+    """Return the cost of every member: measured seconds, else parameters."""
     if (folder / "evaluation.json").is_file():
         evaluation: Any = read_json(folder / "evaluation.json")
         with suppress(KeyError, IndexError, TypeError, ValueError):

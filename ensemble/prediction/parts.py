@@ -55,7 +55,7 @@ class Parts:
 
     @contextmanager
     def entered(self, lock: ExitStack, *, resume: bool) -> Iterator[bool]:
-        """Lock the folder until ``lock`` is closed; give True where the prediction is new.
+        """Lock the folder until ``lock`` closes; give True if it is new.
 
         Bad input removes a new folder. InputError where another prediction works there, or where an earlier one was
         interrupted and ``resume`` is False.

@@ -95,7 +95,7 @@ def interruptible(*kinds: signal.Signals) -> contextlib.AbstractContextManager[C
 
 
 def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bool = True) -> PredictionResult | None:
-    """Predict as one rank; return the result where this rank wrote the file.
+    """Predict as one rank; return the result if it wrote the file.
 
     ``check`` is called before every unit of work and raises where it is to end.
     """
@@ -108,7 +108,7 @@ def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bo
 
 
 def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, Any]:
-    """Check everything on rank 0 before any work; return its decisions for all ranks.
+    """Check everything on rank 0; return its decisions for all ranks.
 
     The folder of parts is this prediction's alone until ``lock`` is closed.
     """

@@ -157,7 +157,7 @@ def file_digest(path: Path) -> str:
 
 
 def blocks_of(path: Path) -> list[Block]:
-    """Return the blocks of a file; one where the format has to be read as a whole.
+    """Return the blocks of a file; one for other formats.
 
     Every structure of extended XYZ begins with its number of lines, so that structures are found without parsing.
     Anything unexpected is left to ASE.

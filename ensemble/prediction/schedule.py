@@ -269,7 +269,7 @@ def once(
     do: Callable[[], None],
     check: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Let one rank do something while others wait; return True where this rank did it.
+    """Let one rank do something; return True where this rank did.
 
     ``check`` is called all the while. The first living rank does it. Where it has not begun after ``HESITATION`` seconds, another one does; a rank that has begun is
     waited for.
@@ -320,7 +320,7 @@ def _is_ours(group: Group, name: str, work: Late, waited: float) -> bool:
 
 
 def _begins(group: Group, name: str) -> bool:
-    """Return True where this rank claims it first, or after a dead one."""
+    """Return True where this rank claims it, first or after a death."""
     claim = name
     while not group.first_to(claim):
         owner = group.owner(claim)

@@ -38,7 +38,7 @@ class Source:
 
 
 def is_store(path: Path) -> bool:
-    """Return True where the path is a store; InputError where nothing is there."""
+    """Return True where the path is a store; InputError if it is missing."""
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path")
     return path.suffix in (".h5", ".bp") or (path / "manifest.json").is_file()
@@ -48,7 +48,7 @@ class Building:
     """Graphs made from files, block by block, by any number of ranks."""
 
     def __init__(self, rule: Rule, scratch: Path, digest: str) -> None:
-        """``scratch`` keeps the graphs."""
+        """Take a folder ``scratch`` for the graphs."""
         self.rule, self.scratch, self.digest = rule, scratch, digest
         self.blocks = rule.blocks()
 
@@ -80,7 +80,7 @@ class Building:
                     raise
 
     def _write(self, block: Block, out: Path) -> dict[str, Any]:
-        """Write the graphs of a block; return numbers and failures, or the fault of the files.
+        """Write the graphs of a block; return numbers and failures, or an error.
 
         InputError where they cannot be written: no fault of the files, and no note for a resumed prediction.
         """

@@ -188,7 +188,7 @@ class Joiner:
         self._is_open = False
 
     def advance(self) -> None:
-        """Append the segments that follow, as far as they are finished; InputError without space."""
+        """Append the finished segments that follow; InputError without space."""
         worker = self._worker
         while self._next < len(worker.chunks):
             segment = worker.parts.segment_at(self._next)

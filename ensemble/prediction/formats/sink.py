@@ -134,14 +134,14 @@ class Sink(ABC):
             raise self.refusal(error) from error
 
     def append(self, piece: Piece, part: Path | None = None) -> None:
-        """Append some graphs, which lie in ``part``; InputError where there is no space."""
+        """Append some graphs, which lie in ``part``; InputError without space."""
         try:
             self.write(piece)
         except OSError as error:
             raise self.refusal(error) from error
 
     def complete(self) -> None:
-        """End the file and give it its name; InputError where there is no space."""
+        """End the file and give it its name; InputError without space."""
         try:
             self.close(complete=True)
             rename_all(self.temporaries)

@@ -23,7 +23,7 @@ FORMATS: dict[str, Callable[[Path, Heading, Path], Sink]] = {
 
 
 def sink_for(path: Path, ensemble: Ensemble, folder: Path, *, keep_parts: bool = False) -> Sink:
-    """Return the writer for the suffix of ``path``, which writes into ``folder`` first.
+    """Return the writer for the suffix of ``path``, with ``folder`` for unfinished files.
 
     With ``keep_parts`` an HDF5 file is a view of the part files. InputError for a foreign suffix, or structures of an
     ensemble that does not read atoms.
