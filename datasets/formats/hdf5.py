@@ -138,9 +138,11 @@ class ChunkPlaces:
 
     def joined(self, file: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bytearray:
         """Return ascending runs of rows out of the mapped file, zeros beyond the last row."""
-        asked = int((stops - starts).sum())
-        starts, stops = starts.clip(max=self.rows), stops.clip(max=self.rows)
-        beyond = bytes((asked - int((stops - starts).sum())) * self.row_bytes)
+        beyond = b""
+        if int(stops.max(initial=0)) > self.rows:
+            asked = int((stops - starts).sum())
+            starts, stops = starts.clip(max=self.rows), stops.clip(max=self.rows)
+            beyond = bytes((asked - int((stops - starts).sum())) * self.row_bytes)
         some = stops > starts
         starts, stops = starts[some], stops[some]
         if not len(starts):
@@ -155,10 +157,11 @@ class ChunkPlaces:
         origin = self.offsets[first]
         begin = origin + (starts - first * self.chunk) * self.row_bytes
         end = begin + (stops - starts) * self.row_bytes
-        if int(end[origin >= 0].max(initial=0)) > len(file):
+        complete = int(origin.min()) >= 0
+        if int((end if complete else end[origin >= 0]).max(initial=0)) > len(file):
             raise OSError("the file ends too early")
         runs = map(file.__getitem__, map(slice, begin.tolist(), end.tolist()))
-        if int(origin.min()) >= 0:
+        if complete:
             return bytearray().join([*runs, beyond])
         zeros = np.where(origin < 0, end - begin, 0).tolist()
         return bytearray().join([*(bytes(length) if length else run for run, length in zip(runs, zeros)), beyond])
