@@ -19,7 +19,7 @@ from harness import Server
 HERE = Path(__file__).resolve().parents[2]
 
 
-def trained(kind: str, folder: Path) -> None:
+def trained(kind: str, folder: Path, hidden: int = 64) -> None:
     """Train a run on rattled cells of copper."""
     import numpy as np
     from ase.build import bulk
@@ -58,7 +58,7 @@ def trained(kind: str, folder: Path) -> None:
         "field": "energy",
         "forces": "forces",
     }
-    shape = {"kind": kind, "hidden_dim": 64, "num_layers": 3, "num_radial": 20, "cutoff": 5.0}
+    shape = {"kind": kind, "hidden_dim": hidden, "num_layers": 3, "num_radial": 20, "cutoff": 5.0}
     table = {"data": {"store": str(store)}, "split": {"train": 0.6, "valid": 0.2}, "model": shape, "heads": [head]}
     train(RunConfig.parse({**table, "train": {"epochs": 1}}), folder / "run")
 

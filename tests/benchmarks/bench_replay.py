@@ -2,18 +2,19 @@
 
     python -m tests.benchmarks.bench_replay [--device cuda] [--graphs 32 | --atoms 864] [--steps 30] [--hidden 128] [--precision fp32] [painn schnet ...]
 
-One line of JSON per architecture, as it comes: milliseconds per step of both ways (batches resident, of sizes that differ), the
-largest difference of losses and of gradient norms between them, relative; whether two replayed runs give the same bits; recordings, seconds that they took,
-and memory. ``problem`` says what went wrong. On a CPU the tests' stand-in records.
+One line of JSON per architecture, as it comes: milliseconds per step of both ways (batches resident, of sizes that differ), milliseconds in which
+the GPU works and its launches; the largest difference of losses and of gradient norms between the ways, relative; whether two replayed runs give the same bits;
+recordings, seconds that they took, and memory. ``problem`` says what went wrong. On a CPU the tests' stand-in records.
 """
 
 import argparse
 import json
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import ase
 import ase.build
 import numpy as np
 import torch
@@ -43,9 +44,8 @@ FIELDS = [
 ]
 
 
-def labelled(count: int) -> MemoryStore:
-    """Alloys within 5 A with labels drawn at random."""
-    cells = structures(count)
+def labelled(cells: Sequence[ase.Atoms]) -> MemoryStore:
+    """Return periodic crystals with neighbours within 5 A and labels drawn at random."""
     for atoms in cells:
         atoms.pbc = True
     batch = concatenate([from_ase(atoms, cutoff=5.0) for atoms in cells])
@@ -59,7 +59,7 @@ def labelled(count: int) -> MemoryStore:
 
 def run_of(kind: str, store: MemoryStore, options: argparse.Namespace, graphs: str) -> Assembly:
     """The run before its first step."""
-    model: dict[str, Any] = {"kind": kind, "hidden_dim": options.hidden, "num_layers": options.layers}
+    model: dict[str, Any] = {"kind": kind, "hidden_dim": options.hidden, "num_layers": options.layers, **options.model}
     head = {"kind": "energy", "field": "energy", "forces": "forces"}
     if kind in ("gin", "sage", "mfc"):
         head = {"kind": "energy", "field": "energy"}
@@ -106,9 +106,30 @@ def steps(run: Assembly, shares: Sequence[Share], number: int, device: str) -> t
     return torch.stack(results).cpu(), 1e3 * (time.perf_counter() - start) / (number - number // 2)
 
 
+def busy(work: Callable[[], object], repeats: int, device: str) -> tuple[float, float]:
+    """Return the milliseconds of a call in which the GPU works, and the number of its launches."""
+    if device == "cpu":
+        return 0.0, 0.0
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
+        for _ in range(repeats):
+            work()
+        wait(device)
+    spans = [event.time_range for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    total, reached = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda span: span.start):
+        total += max(0.0, span.end - max(span.start, reached))
+        reached = max(reached, span.end)
+    return 1e-3 * total / repeats, len(spans) / repeats
+
+
 def row(kind: str, store: MemoryStore, options: argparse.Namespace) -> dict[str, Any]:
     """What is said of an architecture."""
-    result: dict[str, Any] = {"kind": kind, "precision": options.precision, "graphs": options.graphs}
+    result: dict[str, Any] = {
+        "kind": kind,
+        "precision": options.precision,
+        "graphs": options.graphs,
+        "hidden": options.hidden,
+    }
     curves, weights, values = {}, {}, {}
     for way in ("off", "on", "again"):
         if options.device != "cpu":
@@ -123,6 +144,8 @@ def row(kind: str, store: MemoryStore, options: argparse.Namespace) -> dict[str,
             result["notes"] = [note for note in run.record.notes if "replayed" in note]
             if not run.record.graphs:
                 return result
+        part = shares[0].parts[0]
+        result |= {"nodes": part.num_nodes, "edges": part.num_edges}
         wait(options.device)
         result[f"seconds to assemble, {way}"] = round(time.perf_counter() - start, 2)
         start = time.perf_counter()
@@ -134,6 +157,9 @@ def row(kind: str, store: MemoryStore, options: argparse.Namespace) -> dict[str,
             result[f"GB, {way}"] = round(torch.cuda.max_memory_reserved() / 1e9, 3)
         if way != "off":
             result["recordings"] = sum(len(replays.recordings) for replays in run.context.replays)
+        result[f"busy ms, {way}"], result[f"launches, {way}"] = busy(
+            lambda run=run, share=shares[0]: take_step(run.state, share, run.context, 1e-4), 2, options.device
+        )
         sizes = {(part.num_nodes, part.num_edges) for share in shares for part in share.parts}
         result["batches of other sizes"] = len(sizes)
     off, on = curves["off"], curves["on"]
@@ -171,8 +197,8 @@ def predictions(kind: str, store: MemoryStore, options: argparse.Namespace) -> d
     return {**result, "forces off by": float(max(errors))}
 
 
-def main() -> None:
-    """Print a row for every architecture."""
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kinds", nargs="*", default=["painn", "schnet", "egnn", "pna", "mace"])
     parser.add_argument("--device", default="cuda")
@@ -186,10 +212,21 @@ def main() -> None:
     parser.add_argument("--stress", action="store_true")
     parser.add_argument("--attention", default="")
     parser.add_argument("--atoms", type=int, default=0, help="predict one crystal of about so many instead")
-    options = parser.parse_args()
+    parser.add_argument("--model", type=json.loads, default={}, help="more settings of the model, as JSON")
+    return parser
+
+
+def without_gpu() -> None:
+    """Record by the stand-in of the tests."""
+    trained.recorder_on = recording.recorder_on = lambda device: StandIn()
+
+
+def main() -> None:
+    """Print a row for every architecture."""
+    options = parser().parse_args()
     if options.device == "cpu":
-        trained.recorder_on = recording.recorder_on = lambda device: StandIn()
-    store = labelled(options.structures)
+        without_gpu()
+    store = labelled(structures(options.structures))
     for kind in options.kinds:
         try:
             result = (predictions if options.atoms else row)(kind, store, options)

@@ -73,9 +73,8 @@ def triplets(senders: Tensor, receivers: Tensor, shifts: Tensor, num_nodes: int)
     return receivers, senders, receivers[second], senders[second], senders[first], first, second
 
 
-def of_its_own(kind: str, folder: Path) -> tuple[nn.Module, Predict]:
+def of_its_own(kind: str, given: dict[str, Tensor], hidden: int = HIDDEN) -> tuple[nn.Module, Predict]:
     """A network that it ships, from elements and edges to energies and forces."""
-    given = tensors(folder)
     senders, receivers, graph = given["senders"], given["receivers"], given["graph"]
 
     def lengths(positions: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +84,7 @@ def of_its_own(kind: str, folder: Path) -> tuple[nn.Module, Predict]:
     if kind == "schnet":
         from torch_geometric.nn import SchNet
 
-        model = SchNet(HIDDEN, HIDDEN, LAYERS, RADIAL, CUTOFF, interaction_graph=lengths)
+        model = SchNet(hidden, hidden, LAYERS, RADIAL, CUTOFF, interaction_graph=lengths)
     else:
         model = dimenet(given)
 
@@ -125,7 +124,9 @@ def main() -> None:
     kind, folder, options = arguments()
 
     def serve_one(folder: Path) -> Path | None:
-        model, predict = of_its_own(kind, folder) if "network" in options else with_our_weights(kind, folder, options)
+        model, predict = (
+            of_its_own(kind, tensors(folder)) if "network" in options else with_our_weights(kind, folder, options)
+        )
         return serve(model, predict, recorded=kind not in BLIND, weights_alone=True)
 
     serve_all(folder, serve_one)

@@ -4,7 +4,6 @@ python peer_mace.py mace FOLDER
 """
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from peer_worker import CUTOFF, HIDDEN, Predict, arguments, serve, serve_all, te
 from torch import Tensor
 
 
-def network_of(numbers: Tensor, mean_degree: float) -> Any:
+def network_of(numbers: Tensor, mean_degree: float, hidden: int = HIDDEN, max_ell: int = 2) -> Any:
     """The network, of the size of ours."""
     torch.serialization.add_safe_globals([slice])  # e3nn 0.4.4 reads its constants so
     from e3nn import o3
@@ -23,12 +22,12 @@ def network_of(numbers: Tensor, mean_degree: float) -> Any:
         r_max=CUTOFF,
         num_bessel=8,
         num_polynomial_cutoff=6,
-        max_ell=2,
+        max_ell=max_ell,
         interaction_cls=RealAgnosticResidualInteractionBlock,
         interaction_cls_first=RealAgnosticResidualInteractionBlock,
         num_interactions=2,
         num_elements=len(numbers),
-        hidden_irreps=o3.Irreps(f"{HIDDEN}x0e + {HIDDEN}x1o"),
+        hidden_irreps=o3.Irreps(f"{hidden}x0e + {hidden}x1o"),
         MLP_irreps=o3.Irreps("16x0e"),
         atomic_energies=np.zeros(len(numbers)),
         avg_num_neighbors=mean_degree,
@@ -40,11 +39,10 @@ def network_of(numbers: Tensor, mean_degree: float) -> Any:
     )
 
 
-def potential_of(folder: Path) -> tuple[Any, Predict]:
+def potential_of(given: dict[str, Tensor], *sizes: int) -> tuple[Any, Predict]:
     """The network on the batch."""
-    given = tensors(folder)
     species, index = given["numbers"].unique(return_inverse=True)
-    network = network_of(species, len(given["senders"]) / len(given["numbers"]))
+    network = network_of(species, len(given["senders"]) / len(given["numbers"]), *sizes).to(index.device)
     batch = {
         "node_attrs": torch.nn.functional.one_hot(index, len(species)).float(),
         "edge_index": torch.stack([given["senders"], given["receivers"]]),
@@ -66,7 +64,7 @@ def potential_of(folder: Path) -> tuple[Any, Predict]:
 def main() -> None:
     """Serve."""
     _, folder, _ = arguments()
-    serve_all(folder, lambda folder: serve(*potential_of(folder), weights_alone=True))
+    serve_all(folder, lambda folder: serve(*potential_of(tensors(folder)), weights_alone=True))
 
 
 if __name__ == "__main__":

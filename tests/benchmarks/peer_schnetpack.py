@@ -22,9 +22,8 @@ AMPLITUDE = (2 / CUTOFF) ** 0.5
 """Of our Bessel functions; theirs have none."""
 
 
-def inputs_of(folder: Path) -> dict[str, Tensor]:
+def inputs_of(given: dict[str, Tensor]) -> dict[str, Tensor]:
     """The batch by schnetpack's names."""
-    given = tensors(folder)
     graph = given["graph"]
     return {
         properties.Z: given["numbers"],
@@ -76,14 +75,20 @@ def painn_weights(ours: State) -> State:
     return {**state, "filter_net.weight": rows[:, :RADIAL] * AMPLITUDE, "filter_net.bias": rows[:, RADIAL]}
 
 
-def model_of(kind: str, ours: State) -> nn.Module:
-    """The potential with our weights."""
+def network_of(kind: str, hidden: int = HIDDEN) -> Any:
+    """The potential with weights of its own."""
     common: dict[str, Any] = {"radial_basis": BesselRBF(RADIAL, CUTOFF), "cutoff_fn": CosineCutoff(CUTOFF)}
     common["activation"] = torch.nn.functional.silu
-    encoder = {"painn": representation.PaiNN, "schnet": representation.SchNet}[kind](HIDDEN, LAYERS, **common)
-    energy = atomistic.Atomwise(HIDDEN, n_hidden=HIDDEN, n_layers=2, output_key="energy")
+    encoder = {"painn": representation.PaiNN, "schnet": representation.SchNet}[kind](hidden, LAYERS, **common)
+    energy = atomistic.Atomwise(hidden, n_hidden=hidden, n_layers=2, output_key="energy")
     forces = atomistic.Forces(energy_key="energy", force_key="forces")
-    potential = model.NeuralNetworkPotential(encoder, [atomistic.PairwiseDistances()], [energy, forces])
+    return model.NeuralNetworkPotential(encoder, [atomistic.PairwiseDistances()], [energy, forces])
+
+
+def model_of(kind: str, ours: State) -> nn.Module:
+    """The potential with our weights."""
+    potential = network_of(kind)
+    encoder, energy = potential.representation, potential.output_modules[0]
     translated = {"painn": painn_weights, "schnet": schnet_weights}[kind](ours)
     table = ours["node_inputs.node_tables.0.table.weight"] + ours["node_inputs.origin"]
     translated["embedding.weight"] = table[: len(encoder.embedding.weight)]
@@ -100,7 +105,7 @@ def main() -> None:
     kind, folder, _ = arguments()
 
     def serve_one(folder: Path) -> Path | None:
-        inputs, potential = inputs_of(folder), model_of(kind, weights(folder, kind))
+        inputs, potential = inputs_of(tensors(folder)), model_of(kind, weights(folder, kind))
 
         def predict() -> list[Tensor]:
             results = potential(dict(inputs))
