@@ -99,7 +99,7 @@ def calculator(
     ensemble = Ensemble.load(Path(folder), branch=branch)
     for note in filter(None, (ensemble.caveat, ensemble.doubt_about_structures)):
         print(f"note: {note}", file=sys.stderr, flush=True)
-    return EnsembleCalculator(ensemble.compiled() if compile else ensemble)
+    return EnsembleCalculator(ensemble.compiled() if compile else ensemble.replayed())
 
 
 def _names(ensemble: Ensemble) -> dict[str, str]:

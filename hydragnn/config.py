@@ -64,8 +64,8 @@ class TrainSettings(Settings):
 
     graphs: Literal["auto", "on", "off"] = "auto"
     """on: steps on a GPU are recorded once for every size of batches as graphs of CUDA or HIP, and replayed: batches are padded by at most 8 %, and the
-    host no longer limits small steps. What cannot be recorded runs as it is, and the record says why. auto: off,
-    until this was verified on a GPU."""
+    host no longer limits small steps. What cannot be recorded runs as it is, and the record says why. auto: on a GPU, where
+    the run is long enough."""
 
     patience: int = Field(default=0, ge=0)
     """Stop after this many epochs without a better validation loss, those before a second stage not counted; 0 never stops early."""

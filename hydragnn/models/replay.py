@@ -135,7 +135,8 @@ class Replays:
         """
         batch = padded(batch, **self.options)
         given = [*tensors_of(batch), *tensors]
-        key = (what, torch.is_grad_enabled(), *((value.shape, value.dtype) for value in given))
+        names = *batch.nodes, *batch.edges, *batch.graphs, *batch.masks
+        key = (what, torch.is_grad_enabled(), names, *((value.shape, value.dtype) for value in given))
         if key not in self.recordings:
             self.uses[key] += 1
             if self.uses[key] <= USES:
@@ -176,7 +177,11 @@ def tensors_of(batch: GraphBatch) -> list[Tensor]:
 
 
 def copy_all(into: list[Tensor], given: list[Tensor]) -> None:
-    """Copy tensors by few calls."""
+    """Copy tensors by few calls where all lie on one device."""
+    if given[0].device != into[0].device:
+        for one, other in zip(into, given, strict=True):
+            one.copy_(other)
+        return
     for dtype in dict.fromkeys(value.dtype for value in into):
         pairs = [(one, other) for one, other in zip(into, given, strict=True) if one.dtype == dtype]
         torch._foreach_copy_([one for one, _ in pairs], [other for _, other in pairs])

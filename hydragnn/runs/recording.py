@@ -17,6 +17,9 @@ from hydragnn.runs.memory import sample_of
 from hydragnn.training.context import TrainingContext
 from hydragnn.training.loop import replayed_gradient, replayed_predictions
 
+FEWEST = 200
+"""Steps of a run that records by itself; a recording takes as long as three steps, and sizes of batches differ."""
+
 
 def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:
     """Return the run with recorded steps where it asks for them; collective."""
@@ -40,7 +43,12 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> 
 
 def reason_against(run: Assembly, ranks: int) -> str:
     """Return why a run on a GPU does not record its steps by itself; empty where it does."""
-    return 'graphs = "on" does so; by itself once it was verified on such a device'
+    steps = run.context.settings.epochs * run.data.steps(0)
+    if steps < FEWEST:
+        return f"{steps} steps are too few to gain by it"
+    if any(branch.train.placement.memory for branch in run.data.branches):
+        return 'batches that fill a memory keep the device busy; graphs = "on" does so all the same'
+    return 'of several ranks this was not seen; graphs = "on" does so' if ranks > 1 else ""
 
 
 def with_note(run: Assembly, reason: str) -> Assembly:

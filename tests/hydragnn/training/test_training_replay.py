@@ -130,6 +130,13 @@ def test_a_cpu_has_no_graphs_and_says_so_where_they_are_asked_for(store: MemoryS
     assert not silent.graphs and not any("graphs of the device" in note for note in silent.notes)
 
 
+def test_a_run_records_by_itself_where_it_is_long_enough_and_alone(store: MemoryStore, make_config: Configs) -> None:
+    assert "too few" in recording.reason_against(run_of(make_config(), store), ranks=1)
+    long = run_of(make_config(train__epochs=100), store)
+    assert recording.reason_against(long, ranks=1) == ""
+    assert "several ranks" in recording.reason_against(long, ranks=2)
+
+
 @pytest.mark.parametrize("attention", [None, {"kind": "multihead", "heads": 2}])
 def test_predictions_are_replayed_or_made_as_before(
     attention: dict[str, Any] | None,
