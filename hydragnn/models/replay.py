@@ -1,4 +1,4 @@
-"""Steps recorded once per size of batches as graphs of the device, and replayed."""
+"""Functions of batches, recorded as graphs of the device and replayed."""
 
 import sys
 from collections import Counter
@@ -30,7 +30,10 @@ class NotRecordable(Exception):
 
 
 class NoWaiting(TorchDispatchMode):
-    """Refuses what no recording can hold: values and sizes that the device alone knows, and copies from the host."""
+    """Mode that refuses what no recording can hold.
+
+    Values and sizes that the device alone knows, and copies from the host.
+    """
 
     WAITING = frozenset(
         {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero"}
@@ -55,7 +58,7 @@ class NoWaiting(TorchDispatchMode):
 
 
 class GraphRecorder:
-    """Records what a GPU is asked for as a graph of CUDA or HIP."""
+    """Recorder of a GPU's work as a graph of CUDA or HIP."""
 
     def __init__(self, device: torch.device) -> None:
         """All recordings share one pool of memory: one runs at a time."""
@@ -134,16 +137,16 @@ class Replays:
         ``what`` names the function. The next call of any function may overwrite the result.
         """
         batch = padded(batch, **self.options)
-        given = [*tensors_of(batch), *tensors]
+        inputs = [*tensors_of(batch), *tensors]
         names = *batch.nodes, *batch.edges, *batch.graphs, *batch.masks
-        key = (what, torch.is_grad_enabled(), names, *((value.shape, value.dtype) for value in given))
+        key = (what, torch.is_grad_enabled(), names, *((value.shape, value.dtype) for value in inputs))
         if key not in self.recordings:
             self.uses[key] += 1
             if self.uses[key] <= USES:
                 return function(batch.to(self.device), *tensors)
             self.recordings[key] = self.recorded(function, batch, tensors)
         recording = self.recordings[key]
-        copy_all(recording.inputs, given)
+        copy_all(recording.inputs, inputs)
         recording.replay()
         return recording.result
 
@@ -166,29 +169,32 @@ class Replays:
 
 def tensors_of(batch: GraphBatch) -> list[Tensor]:
     """Return all tensors of a batch, in a fixed order."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def note(value: Tensor) -> Tensor:
-        found.append(value)
+        tensors.append(value)
         return value
 
     batch.mapped(note)
-    return found
+    return tensors
 
 
-def copy_all(into: list[Tensor], given: list[Tensor]) -> None:
+def copy_all(into: list[Tensor], inputs: list[Tensor]) -> None:
     """Copy tensors by few calls where all lie on one device."""
-    if given[0].device != into[0].device:
-        for one, other in zip(into, given, strict=True):
+    if inputs[0].device != into[0].device:
+        for one, other in zip(into, inputs, strict=True):
             one.copy_(other)
         return
     for dtype in dict.fromkeys(value.dtype for value in into):
-        pairs = [(one, other) for one, other in zip(into, given, strict=True) if one.dtype == dtype]
+        pairs = [(one, other) for one, other in zip(into, inputs, strict=True) if one.dtype == dtype]
         torch._foreach_copy_([one for one, _ in pairs], [other for _, other in pairs])
 
 
 class ReplayedPrediction:
-    """Predictions of a model by replays; as the model computes them where it cannot be recorded."""
+    """Predictions of a model by replays.
+
+    As the model computes them where it cannot be recorded.
+    """
 
     def __init__(self, model: GraphModel, record: Recorder) -> None:
         self.model = model

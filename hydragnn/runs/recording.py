@@ -58,7 +58,10 @@ def with_note(run: Assembly, reason: str) -> Assembly:
 
 
 def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
-    """Return the replays of every branch, each compared with a step on a small batch."""
+    """Return the replays of every branch.
+
+    Each is compared with a step on a small batch.
+    """
     if run.context.compiled:
         raise NotRecordable("they are compiled")
     count = len(run.data.branches)
