@@ -17,8 +17,8 @@ from hydragnn.runs.memory import sample_of
 from hydragnn.training.context import TrainingContext
 from hydragnn.training.loop import replayed_gradient, replayed_predictions
 
-FEWEST = 200
-"""Steps of a run that records by itself; a recording takes as long as three steps, and sizes of batches differ."""
+FEWEST = 2000
+"""Steps of a run that records by itself: ten to twenty sizes of batches take up to ten seconds, and runs of 100 to 300 steps lost by it on an H200."""
 
 
 def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:

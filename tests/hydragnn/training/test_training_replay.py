@@ -132,7 +132,7 @@ def test_a_cpu_has_no_graphs_and_says_so_where_they_are_asked_for(store: MemoryS
 
 def test_a_run_records_by_itself_where_it_is_long_enough_and_alone(store: MemoryStore, make_config: Configs) -> None:
     assert "too few" in recording.reason_against(run_of(make_config(), store), ranks=1)
-    long = run_of(make_config(train__epochs=100), store)
+    long = run_of(make_config(train__epochs=1000), store)
     assert recording.reason_against(long, ranks=1) == ""
     assert "several ranks" in recording.reason_against(long, ranks=2)
 
