@@ -194,7 +194,7 @@ class Group:
                 return
             if error is not None:
                 if self.rank == 0 and isinstance(error, InputError):
-                    self.store.set("failure", str(error))
+                    self.store.set("failure", str(error).encode(errors="backslashreplace").decode())  # names of files
                     self._wait_for(self.size - 1, FAREWELL)
                 elif isinstance(error, InputError):
                     self.store.add("ranks that left", 1)

@@ -70,11 +70,16 @@ def test_ranks_share_claims_signals_notes_and_counts(pair: list[Group]) -> None:
     assert not one.is_last_at("unit") and other.is_last_at("unit")
 
 
-def test_a_failure_of_rank_0_ends_the_others(pair: list[Group]) -> None:
+@pytest.mark.parametrize(
+    "failure, sentence",
+    [("the disk is full", "the disk is full"), ("lat\udce9n is no run", r"lat\\udce9n is no run")],
+    ids=["a sentence", "a name that is no UTF-8"],
+)
+def test_a_failure_of_rank_0_ends_the_others(pair: list[Group], failure: str, sentence: str) -> None:
     one, other = pair
     other.close(InputError("the same"))
-    one.close(InputError("the disk is full"))
-    with pytest.raises(InputError, match="rank 0 ended: the disk is full"):
+    one.close(InputError(failure))
+    with pytest.raises(InputError, match=f"rank 0 ended: {sentence}"):
         other.is_signalled("merge")
 
 
