@@ -13,7 +13,7 @@ from hydragnn.graphs.topology import Topology
 UNIT = 8
 """Sizes are multiples of it."""
 
-STEP = 0.08
+STEP = 0.16
 """The next size is larger by at most this share, or by one unit."""
 
 
@@ -30,7 +30,7 @@ def padded_size(count: int) -> int:
     """Return the smallest size that holds ``count`` items.
 
     >>> padded_size(3), padded_size(2049), padded_size(75898)
-    (8, 2176, 79256)
+    (8, 2304, 80464)
     """
     return sizes()[bisect_left(sizes(), count)]
 

@@ -65,18 +65,25 @@ class GraphRecorder:
         self.device = device
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
+        self.prepared = False
 
     def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         """Return the replay and the tensors that it writes."""
         computing = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(computing)
-        with torch.cuda.stream(self.stream), NoWaiting():
-            run()  # libraries prepare what they need on this stream
-        computing.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        # other threads may ask the device for memory meanwhile
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            result = run()
+        with torch.cuda.stream(self.stream):
+            if not self.prepared:
+                with NoWaiting():
+                    run()  # libraries prepare what they need on this stream
+                self.prepared = True
+            # ``torch.cuda.graph`` would first give all free memory back to the driver, which takes longer than the rest
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")  # other threads may ask for memory
+            try:
+                result = run()
+            finally:
+                graph.capture_end()
+        computing.wait_stream(self.stream)
         return graph.replay, result
 
 

@@ -159,6 +159,7 @@ WITHOUT_TRACE = {
     "checkpoint_seconds",
     "tensorboard",
     "compile",
+    "graphs",
     "precision",
 }
 """Graphs that calibrate an ensemble, when files are written, and how the same steps are computed."""
