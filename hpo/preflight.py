@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.base.files import check_own, write_sealed
+from hydragnn.base.files import check_own, check_utf8, write_sealed
 from hydragnn.base.settings import refuse_idle
 from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
@@ -225,6 +225,7 @@ def check_folder(
 
     InputError for a folder that holds something else, or a campaign that is not to be resumed or has other settings.
     """
+    check_utf8(out)
     path = out / NAME
     if not path.exists():
         if out.exists() and (not out.is_dir() or any(entry.name not in LEFTOVERS for entry in out.iterdir())):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import Busy, InputError, Interrupted, nearest
 from hydragnn.base.files import (
+    check_utf8,
     empty_folders_removed,
     is_free,
     kind_of_folder,
@@ -141,6 +142,7 @@ def check_finished(run: Path) -> None:
 
 def check_out(out: Path) -> None:
     """Raise InputError where ``out`` exists and is no empty folder."""
+    check_utf8(out)
     if not is_free(out):
         kind = kind_of_folder(out)
         raise InputError(f"{out} exists already{kind and f' and is {kind}'}; choose another --out or delete it")

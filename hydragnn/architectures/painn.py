@@ -75,7 +75,9 @@ class PaiNNSettings(GeometricSettings):
     def kinks(self) -> str:
         """Description of the kinks of the paper's norm, and of vectors over their length."""
         if self.directions == "over_length":
-            return 'with directions = "over_length" vectors grow without bound where two atoms meet, and forces jump there'
+            return (
+                'with directions = "over_length" vectors grow without bound where two atoms meet, and forces jump there'
+            )
         if self.norm == "smooth":
             return ""
         return (

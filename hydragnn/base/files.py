@@ -151,6 +151,17 @@ def kind_of_folder(folder: Path) -> str:
     return next((kind for name, kind in KINDS.items() if (folder / name).is_file()), "")
 
 
+def check_utf8(folder: Path) -> None:
+    """Raise InputError for a folder whose path is no UTF-8: safetensors opens no file there."""
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError as error:
+        name = os.fsencode(folder).decode(errors="backslashreplace")
+        raise InputError(
+            f"the path of {name} is no UTF-8, and weights could not be read there; choose another --out"
+        ) from error
+
+
 def check_target(folder: Path, own: Collection[str], mark: str = "") -> None:
     """Raise InputError where a folder cannot take the files ``own``.
 

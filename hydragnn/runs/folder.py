@@ -11,6 +11,7 @@ import torch
 from hydragnn.base.errors import Busy, InputError
 from hydragnn.base.files import (
     check_no_link,
+    check_utf8,
     digest,
     empty_folders_removed,
     kind_of_folder,
@@ -66,6 +67,7 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
     That is where it holds something else, a run and nobody said resume, another run, or nothing to resume. An empty folder
     will do, and so will one that whoever starts the run has prepared with ``config.json``.
     """
+    check_utf8(out)
     if os.path.lexists(out) and not out.is_dir():
         raise InputError(f"{out} is a {'file' if out.exists() else 'broken link'}, not a folder; choose another --out")
     check_nothing_else(out, resume)

@@ -10,7 +10,12 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_json
 from hydragnn.base.terminal import PlainConsole, Printed, printing
+from hydragnn.config import parse_config
+from hydragnn.ensemble.building.build import check_out
+from hydragnn.hpo import campaign_settings, run_search
+from hydragnn.runs import train
 from hydragnn.scripts.__main__ import main
+from tests.charged_rings import write_rings
 
 
 def test_a_full_disk_under_a_log_ends_no_work_and_lost_results_are_an_error(
@@ -81,3 +86,22 @@ def test_a_folder_that_is_gone_and_a_user_without_a_home_are_told_what_to_do(
     with pytest.raises(SystemExit, match="2"):
         main()
     assert "is gone; cd to another" in capsys.readouterr().err
+
+
+def test_a_folder_whose_name_is_no_utf8_takes_no_weights_which_could_not_be_read_there(tmp_path: Path) -> None:
+    table = {
+        "data": {"store": str(write_rings(tmp_path / "rings.h5", 12))},
+        "model": {"kind": "gin"},
+        "heads": [{"kind": "scalar", "field": "moment"}],
+    }
+    search = {"trials": 2, "sampler": "random", "space": {"model.hidden_dim": {"type": "int", "low": 8, "high": 16}}}
+    out = tmp_path / "lat\udce9n"
+    makers = (
+        lambda: train(parse_config(table), out),
+        lambda: run_search(campaign_settings({**table, "search": search}, tmp_path / "CAMPAIGN.toml"), out),
+        lambda: check_out(out),
+    )
+    for make in makers:
+        with pytest.raises(InputError, match=r"lat\\xe9n is no UTF-8, and weights could not be read there"):
+            make()
+    assert not out.exists()
