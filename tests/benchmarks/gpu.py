@@ -382,10 +382,6 @@ def page(rows: Rows, options: argparse.Namespace) -> None:
     text = PAGE.read_text().partition("\n## Tables\n")[0]
     text += f"\n## Tables\n\n{about['date']}, {about['card']}, {about['cores']} cores. {versions}.\n"
     of_part["ops"] = op_sums(of_part["ops"])
-    for row in of_part["steps"]:
-        for way in WAYS:
-            if f"busy ms, {way}" in row:
-                row[f"busy %, {way}"] = 100 * row[f"busy ms, {way}"] / row[f"ms, {way}"]
     for row in of_part["runs"]:
         row |= {f"seconds, {way}": row["runs"][way].get("seconds") for way in WAYS}
     for title, part, names in TABLES:
@@ -416,13 +412,13 @@ WAYS = ("off", "on")
 TABLES = (
     ("Ops beside their reference in fp64", "ops", "case,ops,cases,worst,beyond,errors,other bits"),
     (
-        "Steps, without replays (off) and with (on)",
+        "Steps, without replays (off) and recorded at the first use of a size (again)",
         "steps",
-        "kind,graphs,nodes,hidden,precision,ms: off,busy %: off,launches: off,ms: on,busy %: on,GB: off,GB: on,recordings,validation off by,same bits",
+        "kind,graphs,precision,ms: off,ms: again,busy ms: off,busy ms: again,launches: off,GB: off,GB: again,recordings,validation off by,same bits",
     ),
     ("Steps of other packages", "steps", "peer,kind,graphs,ms,busy ms,launches"),
     ("Training runs", "runs", "kind,seconds: off,seconds: on,valid off by,same bits"),
-    ("A longer run", "speed", "kind,graphs,seconds of the command,seconds,graphs per second"),
+    ("A longer run", "speed", "kind,graphs,epochs,seconds of the command,seconds,graphs per second"),
     ("Dynamics by the calculator", "dynamics", "atoms,ms,graph ms,busy ms,launches"),
     ("Predictions of one crystal", "dynamics", "kind,atoms,ms: eager,ms: replayed,forces off by"),
 )
