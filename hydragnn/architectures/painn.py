@@ -74,16 +74,17 @@ class PaiNNSettings(GeometricSettings):
     @property
     def kinks(self) -> str:
         """Description of the kinks of the paper's norm, and of vectors over their length."""
+        kinks = []
         if self.directions == "over_length":
-            return (
+            kinks.append(
                 'with directions = "over_length" vectors grow without bound where two atoms meet, and forces jump there'
             )
-        if self.norm == "smooth":
-            return ""
-        return (
-            'with norm = "paper" forces change by a step of some 1e-4 A where vectors vanish by symmetry, so that force '
-            'constants of perfect crystals diverge down to there; norm = "smooth" has none'
-        )
+        if self.norm != "smooth":
+            kinks.append(
+                'with norm = "paper" forces change by a step of some 1e-4 A where vectors vanish by symmetry, so that force '
+                'constants of perfect crystals diverge down to there; norm = "smooth" has none'
+            )
+        return "; ".join(kinks)
 
 
 class PaiNNMessage(nn.Module):

@@ -27,13 +27,13 @@ def model_in(run: Path) -> TrainedModel:
 
 
 @pytest.fixture
-def judged(store: MemoryStore, make_config: Callable[..., Any], tmp_path: Path) -> Callable[[str], Any]:
+def metrics_of(store: MemoryStore, make_config: Callable[..., Any], tmp_path: Path) -> Callable[[str], Any]:
     """Metrics of the validation part for the model of a run, computed again."""
     return lambda name: evaluate(model_in(tmp_path / name), store, make_split(store, make_config().split).valid)
 
 
 def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(
-    trained: Trained, judged: Callable[[str], Any], tmp_path: Path
+    trained: Trained, metrics_of: Callable[[str], Any], tmp_path: Path
 ) -> None:
     record = trained(train__epochs=4)
     assert record.status == "finished" and record.epochs == 4
@@ -43,25 +43,25 @@ def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(
     for name in ("train/loss", "valid/loss", "learning_rate", "valid/energy/mae", "valid/energy/mae_per_node"):
         assert all(math.isfinite(value) for value in record.curves[name])
     assert record.best["valid/loss"] == min(record.curves["valid/loss"])
-    for field, metrics in judged("run").items():
+    for field, metrics in metrics_of("run").items():
         for name in ("mae", "rmse", "r2"):
             assert metrics[name] == pytest.approx(record.best[f"valid/{field}/{name}"], rel=1e-9)
 
 
 def test_the_best_epoch_is_kept_as_the_model_even_if_later_ones_are_worse(
-    trained: Trained, judged: Callable[[str], Any]
+    trained: Trained, metrics_of: Callable[[str], Any]
 ) -> None:
     record = trained(train__epochs=8, train__schedule="constant", train__learning_rate=0.2)
     losses = record.curves["valid/loss"]
     assert record.best["epoch"] == losses.index(min(losses)) + 1 < 8, "choose a rate at which later epochs are worse"
-    assert judged("run")["energy"]["mae"] == pytest.approx(record.best["valid/energy/mae"])
+    assert metrics_of("run")["energy"]["mae"] == pytest.approx(record.best["valid/energy/mae"])
 
 
-def test_validation_and_the_model_use_the_averaged_weights(trained: Trained, judged: Callable[[str], Any]) -> None:
+def test_validation_and_the_model_use_the_averaged_weights(trained: Trained, metrics_of: Callable[[str], Any]) -> None:
     record, plain = trained(train__ema_decay=0.99, train__epochs=2), trained("plain", train__epochs=2)
     assert record.curves["train/loss"] == plain.curves["train/loss"]  # training itself does not see the average
     assert record.curves["valid/loss"] != plain.curves["valid/loss"]
-    assert judged("run")["forces"]["mae"] == pytest.approx(record.best["valid/forces/mae"])
+    assert metrics_of("run")["forces"]["mae"] == pytest.approx(record.best["valid/forces/mae"])
 
 
 def test_the_validation_loss_is_the_weighted_sum_of_each_fields_mean_normalised_loss(
@@ -104,7 +104,7 @@ def test_a_gaussian_head_learns_its_spread(trained: Trained, store: MemoryStore,
     assert variance is not None and (variance > 0).all()
 
 
-def test_without_edges_the_neighbours_are_not_seen(trained: Trained, judged: Callable[[str], Any]) -> None:
+def test_without_edges_the_neighbours_are_not_seen(trained: Trained, metrics_of: Callable[[str], Any]) -> None:
     heads = [{"kind": "scalar", "field": "charge", "hidden_dims": [8]}]
     options = {"heads": heads, "train__epochs": 30, "train__learning_rate": 0.01}
     seeing = trained("seeing", **options)
@@ -112,7 +112,7 @@ def test_without_edges_the_neighbours_are_not_seen(trained: Trained, judged: Cal
     assert seeing.best["valid/charge/rmse"] < 0.7 * blind.best["valid/charge/rmse"]
     assert seeing.data_hash != blind.data_hash
     # the model leaves the edges out itself
-    assert judged("blind")["charge"]["rmse"] == pytest.approx(blind.best["valid/charge/rmse"])
+    assert metrics_of("blind")["charge"]["rmse"] == pytest.approx(blind.best["valid/charge/rmse"])
 
 
 BAD = {
