@@ -2,12 +2,9 @@
 
 import io
 import math
-import mmap
 import os
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import NO_LOCKS
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.formats.engine import StoreEngine
+from hydragnn.datasets.formats.mapped import ZERO, MappedFile, Places
 from hydragnn.datasets.formats.reservation import SLACK_BYTES, engine_errors, reserve
 from hydragnn.datasets.manifest import Layout, PartInfo
 
@@ -124,62 +122,21 @@ class Hdf5PartWriter(ReservedHdf5):
                 file[name][start:] = array
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ChunkPlaces:
-    """Byte offsets of an array's chunks, for reads a hundred times faster."""
-
-    rows: int
-    dtype: np.dtype[Any]
-    chunk: int
-    """Rows of a chunk."""
-    row_bytes: int
-    offsets: NDArray[np.int64]
-    """First byte of every chunk; -1 where it was never written and holds zeros."""
-
-    def joined(self, file: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bytearray:
-        """Return ascending runs of rows out of the mapped file, zeros beyond the last row."""
-        beyond = b""
-        if int(stops.max(initial=0)) > self.rows:
-            asked = int((stops - starts).sum())
-            starts, stops = starts.clip(max=self.rows), stops.clip(max=self.rows)
-            beyond = bytes((asked - int((stops - starts).sum())) * self.row_bytes)
-        some = stops > starts
-        starts, stops = starts[some], stops[some]
-        if not len(starts):
-            return bytearray(beyond)
-        first, last = starts // self.chunk, (stops - 1) // self.chunk
-        pieces = last - first + 1
-        if int(pieces.max()) > 1:  # cut runs where chunks end
-            number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces) + first.repeat(pieces)
-            starts = np.maximum(starts.repeat(pieces), number * self.chunk)
-            stops = np.minimum(stops.repeat(pieces), (number + 1) * self.chunk)
-            first = number
-        origin = self.offsets[first]
-        begin = origin + (starts - first * self.chunk) * self.row_bytes
-        end = begin + (stops - starts) * self.row_bytes
-        complete = int(origin.min()) >= 0
-        if int((end if complete else end[origin >= 0]).max(initial=0)) > len(file):
-            raise OSError("the file ends too early")
-        runs = map(file.__getitem__, map(slice, begin.tolist(), end.tolist()))
-        if complete:
-            return bytearray().join([*runs, beyond])
-        zeros = np.where(origin < 0, end - begin, 0).tolist()
-        return bytearray().join([*(bytes(length) if length else run for run, length in zip(runs, zeros)), beyond])
-
-
-def chunk_places(data: Any) -> ChunkPlaces | None:
+def chunk_places(data: Any) -> Places | None:
     """Return the offsets of chunks; None where only HDF5 can read them."""
     plain = data.chunks and not data.id.get_create_plist().get_nfilters() and data.chunks[1:] == data.shape[1:]
     if not plain or data.dtype.byteorder == ">" or data.dtype.hasobject or not POSITIONED:
         return None
-    offsets = np.full(-(-len(data) // data.chunks[0]), -1, dtype=np.int64)
+    chunk = data.chunks[0]
+    offsets = np.full(-(-len(data) // chunk), ZERO, dtype=np.int64)
 
-    def note(chunk: Any) -> None:
-        offsets[chunk.chunk_offset[0] // data.chunks[0]] = chunk.byte_offset
+    def note(one: Any) -> None:
+        offsets[one.chunk_offset[0] // chunk] = one.byte_offset
 
     data.id.chunk_iter(note)
     row_bytes = data.dtype.itemsize * math.prod(data.shape[1:])
-    return ChunkPlaces(rows=len(data), dtype=data.dtype, chunk=data.chunks[0], row_bytes=row_bytes, offsets=offsets)
+    bounds = np.minimum(np.arange(len(offsets) + 1) * chunk, len(data))
+    return Places(bounds=bounds, row_bytes=row_bytes, offsets=offsets, chunk=chunk)
 
 
 class Hdf5PartReader:
@@ -191,7 +148,7 @@ class Hdf5PartReader:
     def __init__(self, path: Path) -> None:
         """Open the file; InputError where it is not what was written."""
         self._path = path
-        self._places: dict[str, ChunkPlaces | None] = {}
+        self._places: dict[str, tuple[np.dtype[Any], Places | None]] = {}
         try:
             self._file = open_hdf5(path, "r")
         except BlockingIOError as error:
@@ -200,10 +157,7 @@ class Hdf5PartReader:
             raise InputError(
                 f"{path} cannot be read as HDF5 ({' '.join(str(error).split())}); copy the store again"
             ) from error
-        self._bytes = os.open(path, os.O_RDONLY)
-        self._closing = weakref.finalize(self, os.close, self._bytes)  # also where nobody closes the store
-        self._written = _state_of(self._bytes)
-        self._mapped: memoryview | None = None
+        self._bytes = MappedFile(path)
 
     def check(self, layout: Mapping[str, Layout]) -> None:
         """Raise InputError for missing arrays or another shape, dtype or length."""
@@ -226,21 +180,15 @@ class Hdf5PartReader:
     def joined(
         self, name: str, dtype: np.dtype[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> bytearray | None:
-        """Return runs of rows, copied out of the system's cache of files.
-
-        That memory is one for all processes of a node, and the system takes it back by itself. None where ``fill`` has to read.
-        """
+        """Return runs of rows out of the mapped file; None where ``fill`` has to read."""
         with self._reading(name):
             if name not in self._places:
-                self._places[name] = chunk_places(self._dataset(name))
-            places = self._places[name]
-            if places is None or places.dtype != dtype:
+                data = self._dataset(name)
+                self._places[name] = data.dtype, chunk_places(data)
+            stored, places = self._places[name]
+            if places is None or stored != dtype:
                 return None
-            if _state_of(self._bytes) != self._written:  # also since reading beyond its end would stop the process
-                raise OSError("the file was changed while it was read")
-            if self._mapped is None:
-                self._mapped = memoryview(mmap.mmap(self._bytes, 0, access=mmap.ACCESS_READ))
-            return places.joined(self._mapped, starts, stops)
+            return places.joined(memoryview(self._bytes.content), starts, stops)
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
@@ -270,14 +218,8 @@ class Hdf5PartReader:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._mapped = None
+        self._bytes.close()
         self._file.close()
-        self._closing()
-
-
-def _state_of(file: int) -> tuple[int, int, int]:
-    status = os.fstat(file)
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Hdf5Engine(StoreEngine):
