@@ -15,9 +15,9 @@ from hydragnn.base.errors import NO_MEMORY, InputError, Interrupted, SaidByFirst
 from hydragnn.base.machine import Workers
 from hydragnn.base.settings import store_override
 from hydragnn.base.terminal import PlainConsole, printing, visible
-from hydragnn.scripts import api
+from hydragnn.scripts import api, step_command
 from hydragnn.scripts.conformance_command import conformance
-from hydragnn.scripts.kernel_commands import bench, kernels
+from hydragnn.scripts.kernel_commands import kernels
 from hydragnn.scripts.run_sources import run_folder
 from hydragnn.scripts.showing import leave_together, run_summary, show_value
 
@@ -54,7 +54,7 @@ SHARED = (["train"], ["predict"], ["data", "build"])
 
 app.add_typer(data, name="data")
 app.add_typer(kernels, name="kernels")
-app.add_typer(bench, name="bench")
+app.add_typer(step_command.bench, name="bench")
 
 
 def workers_of(text: str | int) -> Workers:

@@ -89,12 +89,7 @@ def bench_kernels(
 
     from hydragnn.kernels.bench import BenchSettings, bench_rows, copy_bandwidth
 
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    place = device or (accelerator.type if accelerator else "cpu")
-    if place not in ("cpu", accelerator.type if accelerator else "cpu"):
-        raise InputError(
-            f"--device {place}: this machine has {accelerator.type if accelerator else 'no accelerator'}; leave --device out, or give cpu"
-        )
+    place = device_of(device)
     fast = place != "cpu"
     settings = BenchSettings(
         device=place,
@@ -120,6 +115,18 @@ def bench_kernels(
         times = f"{row.forward:9.3f} {row.with_gradient:9.3f} {row.twice:9.3f} {row.copy_share:10.0%}"
         others = "".join(f"  {key} {value:.3f}" for key, value in row.baselines.items())
         print(f"{row.op + ', ' + row.variant:50} {times}{others}", flush=True)
+
+
+def device_of(option: str) -> str:
+    """Return the device of ``--device``; the accelerator where it is empty."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    best = accelerator.type if accelerator else "cpu"
+    if option not in ("", "cpu", best):
+        has = accelerator.type if accelerator else "no accelerator"
+        raise InputError(f"--device {option}: this machine has {has}; leave --device out, or give cpu")
+    return option or best
 
 
 def _dtype(name: str) -> "torch.dtype":

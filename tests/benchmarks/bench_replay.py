@@ -11,7 +11,8 @@ import argparse
 import json
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import ase
@@ -31,6 +32,7 @@ from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.runs.recording import with_replays
 from hydragnn.runs.session import DTYPES
+from hydragnn.scripts.step_bench import busy
 from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import take_step, validate
 from tests.benchmarks.bench_pipeline import Quiet
@@ -106,22 +108,6 @@ def steps(run: Assembly, shares: Sequence[Share], number: int, device: str) -> t
     return torch.stack(results).cpu(), 1e3 * (time.perf_counter() - start) / (number - number // 2)
 
 
-def busy(work: Callable[[], object], repeats: int, device: str) -> tuple[float, float]:
-    """Return the milliseconds of a call in which the GPU works, and the number of its launches."""
-    if device == "cpu":
-        return 0.0, 0.0
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
-        for _ in range(repeats):
-            work()
-        wait(device)
-    spans = [event.time_range for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    total, reached = 0.0, float("-inf")
-    for span in sorted(spans, key=lambda span: span.start):
-        total += max(0.0, span.end - max(span.start, reached))
-        reached = max(reached, span.end)
-    return 1e-3 * total / repeats, len(spans) / repeats
-
-
 def row(kind: str, store: MemoryStore, options: argparse.Namespace) -> dict[str, Any]:
     """What is said of an architecture."""
     result: dict[str, Any] = {
@@ -157,9 +143,10 @@ def row(kind: str, store: MemoryStore, options: argparse.Namespace) -> dict[str,
             result[f"GB, {way}"] = round(torch.cuda.max_memory_reserved() / 1e9, 3)
         if way != "off":
             result["recordings"] = sum(len(replays.recordings) for replays in run.context.replays)
-        result[f"busy ms, {way}"], result[f"launches, {way}"] = busy(
-            lambda run=run, share=shares[0]: take_step(run.state, share, run.context, 1e-4), 2, options.device
-        )
+        result[f"busy ms, {way}"], result[f"launches, {way}"] = (0.0, 0.0)
+        if options.device != "cpu":
+            step = partial(take_step, run.state, shares[0], run.context, 1e-4)
+            result[f"busy ms, {way}"], result[f"launches, {way}"] = busy(step, 2)
         sizes = {(part.num_nodes, part.num_edges) for share in shares for part in share.parts}
         result["batches of other sizes"] = len(sizes)
     off, on = curves["off"], curves["on"]

@@ -21,13 +21,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from importlib.metadata import version
-from operator import itemgetter
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import ase
@@ -35,14 +33,14 @@ import numpy as np
 import tomli_w
 import torch
 from ase.build import bulk
-from torch import Tensor, nn
 
 from hydragnn.base.settings import read_toml
 from hydragnn.kernels import OPS
 from hydragnn.kernels.ops import case_graphs
 from hydragnn.record import read_record
 from hydragnn.scripts.demo import alloys
-from hydragnn.training.data import Share
+from hydragnn.scripts.step_bench import StepSettings, dynamics_rows, peer_measured
+from hydragnn.scripts.step_peers import PEERS
 from tests.benchmarks import bench_replay
 
 HERE = Path(__file__).resolve().parent
@@ -54,7 +52,6 @@ MODELS: dict[str, dict[str, Any]] = {
 KINDS = ("painn", "schnet", "egnn", "pna")
 WORKS = [f"{kind}:32:fp32" for kind in KINDS] + ["painn:256:fp32", "schnet:256:fp32", "mace:32:fp32"]
 WORKS += [f"{kind}:32:bf16" for kind in KINDS]
-Predict = Callable[[], Iterable[Tensor]]
 COMMAND = [sys.executable, "-m", "hydragnn.scripts"]
 
 
@@ -80,19 +77,6 @@ class Rows:
         except Exception as error:
             where = [f"{Path(one.filename).name}:{one.lineno}" for one in traceback.extract_tb(error.__traceback__)]
             self.write(**values, error=f"{type(error).__name__}: {error}"[:600], where=where[-6:])
-
-
-def milliseconds(work: Callable[[], object], repeats: int, device: str) -> float:
-    """Return the wall time of a call, the median of three turns."""
-    taken = []
-    for _ in range(3):
-        bench_replay.wait(device)
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            work()
-        bench_replay.wait(device)
-        taken.append((time.perf_counter() - begin) / repeats * 1e3)
-    return round(median(taken), 3)
 
 
 def machine(rows: Rows, options: argparse.Namespace) -> None:
@@ -266,111 +250,25 @@ def steps(rows: Rows, options: argparse.Namespace) -> None:
             rows.write(**({"warm": work} if options.warm else result))
             if precision == "fp32" and not options.warm:
                 run = bench_replay.run_of(kind, stores[count], own, "off")
-                peers(rows, kind, count, next(iter(run.data.epoch(0))), options)
+                settings = StepSettings(device=options.device, hidden=own.hidden)
+                for package in PEERS.get(kind, ()):
+                    figures = peer_measured(package, kind, next(iter(run.data.epoch(0))), settings)
+                    rows.write(peer=package, kind=kind, graphs=count, **figures)
         if not options.cpu:
             torch.cuda.empty_cache()
 
 
-def peer_of(name: str, kind: str, given: dict[str, Tensor], hidden: int) -> tuple[nn.Module, Predict]:
-    """Return another package's network and its energies and forces of a batch."""
-    if name == "PyTorch Geometric":
-        from tests.benchmarks.peer_geometric import of_its_own
-
-        return of_its_own(kind, given, hidden)
-    if name == "mace-torch":
-        from tests.benchmarks.peer_mace import potential_of
-
-        return potential_of(given, hidden, 3)
-    from tests.benchmarks.peer_schnetpack import inputs_of, network_of
-
-    model, inputs = network_of(kind, hidden), inputs_of(given)
-    return model, lambda: itemgetter("energy", "forces")(model(dict(inputs)))
-
-
-PEERS = {"schnet": ("PyTorch Geometric", "schnetpack"), "painn": ("schnetpack",), "mace": ("mace-torch",)}
-
-
-def peers(rows: Rows, kind: str, count: int, share: Share, options: argparse.Namespace) -> None:
-    """Measure steps of other packages on a batch."""
-    sys.path.append(str(HERE))  # peers import what lies beside them
-    batch = share.parts[0]
-    sizes = torch.bincount(batch.owner("node"))
-    given = {
-        "numbers": batch.nodes["atomic_numbers"],
-        "positions": batch.positions,
-        "senders": batch.senders,
-        "receivers": batch.receivers,
-        "shifts": batch.edge_shifts,
-        "graph": batch.owner("node"),
-        "cells": torch.zeros(len(sizes), 3, 3, device=batch.device),  # energies and forces follow from the shifts
-        "offsets": nn.functional.pad(sizes.cumsum(0), (1, 0)),
-    }
-    for name in PEERS.get(kind, ()):
-        about = {"peer": name, "kind": kind, "graphs": count}
-        try:
-            model, predict = peer_of(name, kind, given, 16 if options.cpu else HIDDEN)
-        except ImportError as error:
-            rows.write(**about, missing=str(error))
-            continue
-        with rows.trying(**about):
-            step = peer_step(model.to(options.device), predict)
-            step()
-            taken = milliseconds(step, 2 if options.cpu or kind == "mace" else 10, options.device)
-            working, launches = bench_replay.busy(step, 2, options.device)
-            rows.write(**about, **{"ms": taken, "busy ms": working, "launches": launches})
-
-
-def peer_step(model: nn.Module, predict: Predict) -> Callable[[], None]:
-    """Return a training step: forward, forces, backward, clipping and AdamW."""
-    weights = list(model.parameters())
-    optimizer = torch.optim.AdamW(weights, lr=1e-4, fused=True)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.stack([value.square().mean() for value in predict()]).sum().backward(inputs=weights)
-        nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-
-    return step
-
-
 def dynamics(rows: Rows, options: argparse.Namespace) -> None:
     """Measure steps of the ASE calculator, and predictions of its model both ways."""
-    sys.path.append(str(HERE))
-    from tests.benchmarks.bench_calculator import trained
-
-    with tempfile.TemporaryDirectory() as folder:
-        trained("painn", Path(folder), 16 if options.cpu else HIDDEN)
-        for repeats in ((2, 2, 2),) if options.cpu else ((4, 4, 4), (6, 12, 12), (14, 28, 28)):
-            with rows.trying(repeats=repeats):
-                rows.write(**calculated(Path(folder) / "run", repeats, options))
+    settings = StepSettings(device=options.device, hidden=16 if options.cpu else HIDDEN)
+    with rows.trying():
+        for row in dynamics_rows(replace(settings, atoms=(8,)) if options.cpu else settings):
+            rows.write(**row)
     store = bench_replay.labelled(crystals(20))
     for atoms in (32,) if options.cpu else (64, 864, 10976):
         with rows.trying(atoms=atoms):
             own = step_options(options, 4, "fp32", "--atoms", str(atoms))
             rows.write(**bench_replay.predictions("painn", store, own))
-
-
-def calculated(run: Path, repeats: tuple[int, int, int], options: argparse.Namespace) -> dict[str, Any]:
-    """Return milliseconds of a step of dynamics of copper, and of its parts."""
-    from ase import units
-    from ase.md.verlet import VelocityVerlet
-
-    from hydragnn.ensemble import calculator
-
-    atoms = bulk("Cu").repeat(repeats)
-    atoms.rattle(0.05, seed=0)
-    sigma = np.sqrt(units.kB * 300 / atoms.get_masses())[:, None]
-    atoms.set_velocities(np.random.default_rng(1).normal(size=(len(atoms), 3)) * sigma)
-    atoms.calc = calculator(run)
-    moving = VelocityVerlet(atoms, timestep=2 * units.fs)
-    moving.run(4)
-    many = 2 if options.cpu else 20 if len(atoms) < 1000 else 5
-    taken = milliseconds(partial(moving.run, many), 1, options.device) / many
-    working, launches = bench_replay.busy(partial(moving.run, 3), 1, options.device)
-    make = partial(atoms.calc.structures.graph, atoms, "the structure", atoms.calc.neighbours)
-    values = {"ms": taken, "graph ms": milliseconds(make, many, options.device), "busy ms": working / 3}
-    return {"atoms": len(atoms), **values, "launches": launches / 3}
 
 
 def page(rows: Rows, options: argparse.Namespace) -> None:

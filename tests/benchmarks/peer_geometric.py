@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from peer_ours import present
 from peer_worker import BLIND, CUTOFF, HIDDEN, LAYERS, RADIAL, Predict, arguments, serve, serve_all, tensors, weights
+from step_peers import geometric_schnet
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
@@ -73,20 +74,11 @@ def triplets(senders: Tensor, receivers: Tensor, shifts: Tensor, num_nodes: int)
     return receivers, senders, receivers[second], senders[second], senders[first], first, second
 
 
-def of_its_own(kind: str, given: dict[str, Tensor], hidden: int = HIDDEN) -> tuple[nn.Module, Predict]:
+def of_its_own(kind: str, given: dict[str, Tensor]) -> tuple[nn.Module, Predict]:
     """A network that it ships, from elements and edges to energies and forces."""
-    senders, receivers, graph = given["senders"], given["receivers"], given["graph"]
-
-    def lengths(positions: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-        vectors = positions[senders] + given["shifts"] - positions[receivers]
-        return torch.stack([senders, receivers]), vectors.norm(dim=-1)
-
     if kind == "schnet":
-        from torch_geometric.nn import SchNet
-
-        model = SchNet(hidden, hidden, LAYERS, RADIAL, CUTOFF, interaction_graph=lengths)
-    else:
-        model = dimenet(given)
+        return geometric_schnet(kind, given, hidden=HIDDEN, layers=LAYERS, radial=RADIAL, cutoff=CUTOFF)
+    graph, model = given["graph"], dimenet(given)
 
     def predict() -> list[Tensor]:
         positions = given["positions"].detach().requires_grad_()

@@ -5,35 +5,15 @@ python peer_schnetpack.py KIND FOLDER
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.utils.data.dataloader as dataloader
 from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, arguments, serve, serve_all, tensors, weights
+from step_peers import schnetpack_inputs, schnetpack_network
 from torch import Tensor, nn
-
-dataloader.T_co = getattr(dataloader, "T_co", None)  # schnetpack 2.1 imports it; torch 2.13 has no such name
-from schnetpack import atomistic, model, properties, representation  # noqa: E402
-from schnetpack.nn.cutoff import CosineCutoff  # noqa: E402
-from schnetpack.nn.radial import BesselRBF  # noqa: E402
 
 State = dict[str, Tensor]
 AMPLITUDE = (2 / CUTOFF) ** 0.5
 """Of our Bessel functions; theirs have none."""
-
-
-def inputs_of(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The batch by schnetpack's names."""
-    graph = given["graph"]
-    return {
-        properties.Z: given["numbers"],
-        properties.R: given["positions"],
-        properties.idx_i: given["receivers"],
-        properties.idx_j: given["senders"],
-        properties.offsets: given["shifts"],
-        properties.idx_m: graph,
-        properties.n_atoms: torch.bincount(graph),
-    }
 
 
 def schnet_weights(ours: State) -> State:
@@ -75,19 +55,9 @@ def painn_weights(ours: State) -> State:
     return {**state, "filter_net.weight": rows[:, :RADIAL] * AMPLITUDE, "filter_net.bias": rows[:, RADIAL]}
 
 
-def network_of(kind: str, hidden: int = HIDDEN) -> Any:
-    """The potential with weights of its own."""
-    common: dict[str, Any] = {"radial_basis": BesselRBF(RADIAL, CUTOFF), "cutoff_fn": CosineCutoff(CUTOFF)}
-    common["activation"] = torch.nn.functional.silu
-    encoder = {"painn": representation.PaiNN, "schnet": representation.SchNet}[kind](hidden, LAYERS, **common)
-    energy = atomistic.Atomwise(hidden, n_hidden=hidden, n_layers=2, output_key="energy")
-    forces = atomistic.Forces(energy_key="energy", force_key="forces")
-    return model.NeuralNetworkPotential(encoder, [atomistic.PairwiseDistances()], [energy, forces])
-
-
 def model_of(kind: str, ours: State) -> nn.Module:
     """The potential with our weights."""
-    potential = network_of(kind)
+    potential = schnetpack_network(kind, hidden=HIDDEN, layers=LAYERS, radial=RADIAL, cutoff=CUTOFF)
     encoder, energy = potential.representation, potential.output_modules[0]
     translated = {"painn": painn_weights, "schnet": schnet_weights}[kind](ours)
     table = ours["node_inputs.node_tables.0.table.weight"] + ours["node_inputs.origin"]
@@ -105,7 +75,7 @@ def main() -> None:
     kind, folder, _ = arguments()
 
     def serve_one(folder: Path) -> Path | None:
-        inputs, potential = inputs_of(tensors(folder)), model_of(kind, weights(folder, kind))
+        inputs, potential = schnetpack_inputs(tensors(folder)), model_of(kind, weights(folder, kind))
 
         def predict() -> list[Tensor]:
             results = potential(dict(inputs))

@@ -188,7 +188,7 @@ def test_every_command_teaches(call: Call) -> None:
         code, out, _ = call(command, "--help")
         assert code == 0
         assert "--json" in out or command in GROUPS
-    for group, command in (("kernels", "compile"), ("bench", "kernels")):
+    for group, command in (("kernels", "compile"), ("bench", "kernels"), ("bench", "steps")):
         assert "--json" in call(group, command, "--help")[1]
 
 
