@@ -1,8 +1,8 @@
 """Stores from files: ``hydragnn data build``."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany, made, made_together, nodes_of
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.registry import rule_of
 from hydragnn.datasets.tools import refuse_useless
@@ -18,9 +18,10 @@ from hydragnn.datasets.writer import StoreWriter
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate, unbatch
 
-TOGETHER, EDGES_TOGETHER = 64, 2**20
-"""At most so many graphs are checked and written together, and no more once they have so many edges."""
+TOGETHER, EDGES_TOGETHER = 256, 2**20
+"""Graphs are checked and written together until they are so many, or have so many edges."""
 
 
 def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[int], None] | None = None) -> None:
@@ -30,12 +31,13 @@ def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[in
     graphs. InputError for anything wrong in the files, naming the file and the graph; then no store is left behind.
     """
     out = Path(out)
-    graphs = graphs_of(settings)
-    first = next(graphs, None)
+    makers = makers_of(settings)
+    first = next(makers, None)
     if first is None:
         raise no_graphs(settings)
-    with one_thread(), store_writer(settings, out, fields_of(settings, first), first.dim) as writer:
-        for some in groups_of(chain([first], graphs)):
+    graph = first()
+    with one_thread(), store_writer(settings, out, fields_of(settings, graph), graph.dim) as writer:
+        for some in groups_of(made(chain([first], makers))):
             writer.write_graphs(some)
             if progress is not None:
                 progress(writer.graphs)
@@ -59,15 +61,16 @@ def one_thread() -> Iterator[None]:
 
 
 def groups_of(graphs: Iterable[GraphBatch]) -> Iterator[list[GraphBatch]]:
-    """Yield groups of consecutive graphs that are checked and written together."""
+    """Yield groups of consecutive batches that are checked and written together."""
     some: list[GraphBatch] = []
-    edges = 0
+    count = edges = 0
     for graph in graphs:
         some.append(graph)
+        count += len(graph)
         edges += graph.num_edges
-        if len(some) == TOGETHER or edges >= EDGES_TOGETHER:
+        if count >= TOGETHER or edges >= EDGES_TOGETHER:
             yield some
-            some, edges = [], 0
+            some, count, edges = [], 0, 0
     if some:
         yield some
 
@@ -85,32 +88,57 @@ def graphs_of(settings: BuildSettings) -> Iterator[GraphBatch]:
 
 def makers_of(settings: BuildSettings) -> Iterator[Make]:
     """Yield a maker for each graph, so that failures stay separate."""
-    widths = {name: getattr(settings, name) for name in ENCODINGS}
-
-    def complete(make: Make, number: int) -> GraphBatch:
-        graph = make()
-        with about(f"graph {number} of {', '.join(settings.files)}"):
-            graph = with_encodings(_scale_fields(graph, settings.fields), widths)
-            return graph if settings.coarsening is None else settings.coarsening.applied(graph)
-
     for number, make in enumerate(settings.makers()):
-        yield partial(complete, make, number)
+        yield Completed(settings, make, number)
+
+
+@dataclass(frozen=True, slots=True)
+class Completed(MakerOfMany):
+    """Maker of a graph with everything that the settings add to it."""
+
+    settings: BuildSettings
+    make: Make
+    number: int
+
+    def size(self) -> int:
+        """Return the nodes of the graph."""
+        return nodes_of(self.make)
+
+    def __call__(self) -> GraphBatch:
+        """Return the graph; InputError names its number and file."""
+        graph = self.make()
+        with about(f"graph {self.number} of {', '.join(self.settings.files)}"):
+            return self._completed(graph)
+
+    @classmethod
+    def together(cls, makers: Sequence["Completed"]) -> GraphBatch | None:
+        """Return the graphs of several makers; None where one has to be made alone."""
+        batch = made_together([one.make for one in makers])
+        return None if batch is None else makers[0]._completed(batch)
+
+    def _completed(self, batch: GraphBatch) -> GraphBatch:
+        settings = self.settings
+        widths = {name: getattr(settings, name) for name in ENCODINGS}
+        batch = with_encodings(_scale_fields(batch, settings.fields), widths)
+        if settings.coarsening is None:
+            return batch
+        return concatenate([settings.coarsening.applied(graph) for graph in unbatch(batch)])
 
 
 def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
-    """Return the graph in the units of the store, virials as stress."""
+    """Return the graphs in the units of the store, virials as stress."""
     changed = {}
     for field in fields:
         if field.name in graph.fields and (field.scale != 1.0 or field.convert):
             values = graph[field.name].double() * field.scale
             if field.convert == "virial":
-                volume = float(volumes(graph))
-                if not volume:
+                volume = volumes(graph)
+                if not bool(volume[graph.present(field.name)].all()):
                     raise InputError(
                         f"a virial in {field.name} becomes no stress, since there is no volume (no periodic axis, or a cell vector of "
                         "length zero); give the cell, or take the virial out of the structure and list the field as optional"
                     )
-                values = -values / volume
+                values = -values / torch.where(volume > 0, volume, 1.0)[:, None, None]
             changed[field.name] = values.to(graph[field.name].dtype)
     return graph.with_fields(changed) if changed else graph
 

@@ -25,7 +25,7 @@ from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import InputError
 from hydragnn.base.forked import workers_context
 from hydragnn.datasets.build import fields_of, graphs_of, groups_of, makers_of, no_graphs, store_writer
-from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.base import BuildSettings, Make, made
 from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import clear_unfinished, finish_store, only_maker
 from hydragnn.graphs.batch import GraphBatch
@@ -122,7 +122,7 @@ class Source:
             if number % LOOK == 0 and not self.tally.add(0):
                 return 0
         self.position = block.first + block.length
-        groups = groups_of(make() for make in islice(self.makers, block.length))
+        groups = groups_of(made(islice(self.makers, block.length)))
         some = next(groups, None)
         if some is None:
             return 0
@@ -130,7 +130,7 @@ class Source:
         with store_writer(self.settings, self.out, self.fields, self.dim, **part) as writer:
             while some is not None:
                 writer.write_graphs(some)
-                if not self.tally.add(len(some)):
+                if not self.tally.add(sum(map(len, some))):
                     break
                 some = next(groups, None)
         return writer.graphs

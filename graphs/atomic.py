@@ -1,6 +1,7 @@
 """Atoms as nodes, and pairs within a cutoff as edges."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,13 @@ REACH = 1 + 1e-6
 _STATE = ("numbers", "positions", "initial_charges", "initial_magmoms")
 _VOIGT = ((0, 5, 4), (5, 1, 3), (4, 3, 2))  # ASE's order: xx, yy, zz, yz, xz, xy
 _TIE = 1e-8  # Angstrom, or times a cutoff below 1; distances closer than this count as equal when neighbours are cut
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResults:
+    """Results that came with a structure, in place of a calculator: those of its positions as they are."""
+
+    results: dict[str, Any]
 
 
 def from_ase(
@@ -67,7 +75,7 @@ def from_ase(
         raise InputError(f"{name}, positions: NaN or infinite; remove the structure")
     search = neighbours or neighbour_list
     senders, receivers, shifts = search(positions, cell, periodic, cutoff, max_neighbours, name=name)
-    labels = _labels(atoms, fields, keys or {}, set(optional), name)
+    labels = labels_of(atoms, fields, keys or {}, set(optional), name)
     graph = graph_from_arrays(
         positions,
         senders,
@@ -119,9 +127,10 @@ def neighbour_list(
     return senders[order], receivers[order], shifts[order]
 
 
-def _labels(
+def labels_of(
     atoms: Atoms, fields: Iterable[Field], keys: Mapping[str, str], optional: Collection[str], name: str
 ) -> list[tuple[Field, Any]]:
+    """Return the fields that a structure has, with their values; InputError where one is missing."""
     labels: list[tuple[Field, Any]] = []
     for field in fields:
         if field.name == ATOMIC_NUMBERS:
@@ -193,7 +202,8 @@ def _stored_result(atoms: Atoms, key: str) -> Any:
     """
     from ase.calculators.singlepoint import SinglePointCalculator
 
-    if type(atoms.calc) is SinglePointCalculator and _is_same(atoms.calc.atoms, atoms):
+    known = type(atoms.calc) is SinglePointCalculator and _is_same(atoms.calc.atoms, atoms)
+    if known or isinstance(atoms.calc, ReadResults):
         value = atoms.calc.results[key]
         return value.copy() if isinstance(value, np.ndarray) else value
     return atoms.calc.get_property(key, atoms, allow_calculation=False)

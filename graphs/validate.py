@@ -82,7 +82,7 @@ def graph_from_arrays(
         edges=values["edge"],
         graphs=values["graph"],
     )
-    _check_axes(batch, name)
+    check_axes(batch, name)
     return batch
 
 
@@ -162,7 +162,17 @@ def check_structure(batch: GraphBatch) -> None:
             raise InputError(f"mask {mask} is not one bool per graph of a declared field; make it so")
     for field in batch.fields.values():
         _check_field(batch, field)
-    _check_axes(batch, "batch")
+    check_axes(batch, "batch")
+
+
+def check_axes(batch: GraphBatch, name: str) -> None:
+    """Raise InputError for vectors of another length than positions."""
+    for field in batch.fields.values():
+        if field.parity != "scalar" and batch.dim and field.shape[-1] != batch.dim:
+            raise InputError(
+                f"{name}, field {field.name}: a {field.parity} of length {field.shape[-1]} in {batch.dim} dimensions; "
+                f'give {batch.dim} components or declare parity="scalar"'
+            )
 
 
 def _declared(fields: Iterable[Field], raw_values: Mapping[Location, Mapping[str, Any]], name: str) -> dict[str, Field]:
@@ -346,15 +356,6 @@ def _check_field(batch: GraphBatch, field: Field) -> None:
         raise InputError(f"field {field.name}: shape {tuple(values.shape)} is not {expected}; reshape it")
     if values.dtype != field.torch_dtype:
         raise InputError(f"field {field.name}: {_short(values.dtype)} values but {field.dtype} declared; convert them")
-
-
-def _check_axes(batch: GraphBatch, name: str) -> None:
-    for field in batch.fields.values():
-        if field.parity != "scalar" and batch.dim and field.shape[-1] != batch.dim:
-            raise InputError(
-                f"{name}, field {field.name}: a {field.parity} of length {field.shape[-1]} in {batch.dim} dimensions; "
-                f'give {batch.dim} components or declare parity="scalar"'
-            )
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -2,9 +2,9 @@
 
 import re
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from io import StringIO
 from itertools import islice, takewhile
 from pathlib import Path
 from traceback import walk_tb
@@ -15,7 +15,7 @@ from pydantic import Field as Setting
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import knows_locks
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
-from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
 from hydragnn.datasets.sources.tables import find_files
 from hydragnn.graphs.batch import GraphBatch
 
@@ -43,8 +43,8 @@ class AseBuild(BuildSettings):
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each structure; InputError names file and structure."""
         for path in find_files(self.files):
-            for number, read in enumerate(_structures(path, self)):
-                yield partial(self._graph, read, path, number)
+            for number, (nodes, read) in enumerate(_structures(path, self)):
+                yield OneStructure(self, read, nodes, path, number)
 
     def count(self) -> int | None:
         """Return the number of structures; None where counting would read them."""
@@ -56,21 +56,55 @@ class AseBuild(BuildSettings):
 
         return (self.format or filetype(str(path))) == "extxyz"
 
-    def _graph(self, read: Callable[[], Any], path: Path, number: int) -> GraphBatch:
+    @property
+    def rule(self) -> dict[str, Any]:
+        """Return the arguments by which structures become graphs."""
+        return {
+            "cutoff": self.cutoff,
+            "fields": [field.field for field in self.fields],
+            "keys": {field.name: field.keys[0] for field in self.fields},
+            "optional": [field.name for field in self.fields if field.optional],
+            "max_neighbours": self.max_neighbours,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OneStructure(MakerOfMany):
+    """Maker of the graph of one structure."""
+
+    settings: AseBuild
+    read: Callable[[], Any]
+    nodes: int
+    path: Path
+    number: int
+
+    def size(self) -> int:
+        """Return the atoms of the structure."""
+        return self.nodes
+
+    def __call__(self) -> GraphBatch:
+        """Return the graph; InputError names file and structure."""
         from hydragnn.graphs.atomic import from_ase
 
-        atoms = read()
-        graph = from_ase(
-            atoms,
-            self.cutoff,
-            fields=[field.field for field in self.fields],
-            keys={field.name: field.keys[0] for field in self.fields},
-            optional=[field.name for field in self.fields if field.optional],
-            max_neighbours=self.max_neighbours,
-            name=f"{path.name}, structure {number}",
-        )
-        texts = {ATOMS: [atoms_text(atoms)]} if self.keeps_atoms else {}
-        return graph.with_texts(self.texts_of(atoms.info, frame_name(path, self.index, number)) | texts)
+        atoms = self.read()
+        graph = from_ase(atoms, name=f"{self.path.name}, structure {self.number}", **self.settings.rule)
+        return graph.with_texts(self._texts(atoms))
+
+    @classmethod
+    def together(cls, makers: Sequence["OneStructure"]) -> GraphBatch | None:
+        """Return the graphs of several structures; None where one has to be made alone."""
+        from hydragnn.graphs.together import from_ase_together
+
+        structures = [one.read() for one in makers]
+        batch = from_ase_together(structures, **makers[0].settings.rule)
+        if batch is None:
+            return None
+        texts = [one._texts(atoms) for one, atoms in zip(makers, structures)]
+        return batch.with_texts({key: [own[key][0] for own in texts] for key in texts[0]})
+
+    def _texts(self, atoms: Any) -> dict[str, list[str]]:
+        texts = {ATOMS: [atoms_text(atoms)]} if self.settings.keeps_atoms else {}
+        return self.settings.texts_of(atoms.info, frame_name(self.path, self.settings.index, self.number)) | texts
 
 
 def frame_name(path: Path, index: str, number: int) -> str:
@@ -85,8 +119,8 @@ def frame_name(path: Path, index: str, number: int) -> str:
     return f"{path.name}#{first + number * step}"
 
 
-def _structures(path: Path, settings: AseBuild) -> Iterator[Callable[[], Any]]:
-    """Yield a reader for each structure; extended XYZ is divided, not parsed."""
+def _structures(path: Path, settings: AseBuild) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """Yield number of atoms and reader of each structure; extended XYZ is divided, not parsed."""
     from ase.io import iread
     from ase.io.formats import open_with_compression
 
@@ -98,13 +132,13 @@ def _structures(path: Path, settings: AseBuild) -> Iterator[Callable[[], Any]]:
                 for text in frames_of_xyz(file):
                     _check_entries(text, keys, path, number)
                     if settings.index == ":":
-                        yield partial(_read_frame, text, path, number)
+                        yield int(text[: text.index("\n")]), partial(_read_frame, text, path, number)
                     number += 1
             if settings.index == ":":
                 return
             number = 0
         for atoms in iread(str(path), index=settings.index, format=settings.format, parallel=False):
-            yield partial(_itself, atoms)
+            yield len(atoms), partial(_itself, atoms)
             number += 1
     except InputError:
         raise
@@ -155,10 +189,10 @@ def _check_entries(text: str, keys: Collection[str], path: Path, number: int) ->
 
 
 def _read_frame(text: str, path: Path, number: int) -> Any:
-    from ase.io.extxyz import read_xyz
+    from hydragnn.datasets.sources.extxyz import read_frame
 
     try:
-        return next(read_xyz(StringIO(text), 0))
+        return read_frame(text)
     except Exception as error:  # whatever parsing raises
         raise _unreadable(path, number, error) from error
 

@@ -3,7 +3,7 @@
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,68 @@ from hydragnn.graphs.texts import NAME, as_text, name_among
 
 Make = Callable[[], GraphBatch]
 """Function that makes one graph of a source; InputError where that graph cannot be made."""
+
+TOGETHER, NODES_TOGETHER = 256, 2**14
+"""At most so many graphs, with so many nodes, are made at once where their makers can."""
+
+
+class MakerOfMany(ABC):
+    """Maker of one graph that makes those of others of its kind in the same go."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Return the nodes of the graph."""
+
+    @abstractmethod
+    def __call__(self) -> GraphBatch:
+        """Return the graph; InputError where it cannot be made."""
+
+    @classmethod
+    @abstractmethod
+    def together(cls, makers: Sequence[Any]) -> GraphBatch | None:
+        """Return the graphs of several makers as one batch; None or InputError where only single ones tell what is wrong."""
+
+
+def nodes_of(make: Make) -> int:
+    """Return the nodes of a graph to be made; ``NODES_TOGETHER`` where it is made alone."""
+    return make.size() if isinstance(make, MakerOfMany) else NODES_TOGETHER
+
+
+def made_together(makers: Sequence[Make]) -> GraphBatch | None:
+    """Return the graphs of makers of one kind as one batch; None where they have to be made one by one."""
+    first = makers[0]
+    if not isinstance(first, MakerOfMany) or len(makers) == 1:
+        return None
+    try:
+        return type(first).together(makers)
+    except InputError:
+        return None
+
+
+def groups_of_makers(makers: Iterable[Make]) -> Iterator[list[Make]]:
+    """Yield consecutive makers whose graphs are made at once.
+
+    >>> [len(some) for some in groups_of_makers([lambda: None] * 3)]
+    [1, 1, 1]
+    """
+    some: list[Make] = []
+    nodes = 0
+    for make in makers:
+        more = nodes_of(make)
+        if some and (len(some) == TOGETHER or nodes + more > NODES_TOGETHER):
+            yield some
+            some, nodes = [], 0
+        some.append(make)
+        nodes += more
+    if some:
+        yield some
+
+
+def made(makers: Iterable[Make]) -> Iterator[GraphBatch]:
+    """Yield the graphs of makers in order, several in a batch where that is faster; InputError for the first fault."""
+    for some in groups_of_makers(makers):
+        batch = made_together(some)
+        yield from ([batch] if batch is not None else (make() for make in some))
 
 
 class BuildSettings(Settings, ABC):

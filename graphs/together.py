@@ -1,0 +1,206 @@
+"""Graphs of many structures at once: those that ``from_ase`` makes one by one."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from jaxtyping import Bool, Float, Int64
+from numpy import ndarray
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hydragnn.base.errors import InputError
+from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, CLOSEST, REACH, labels_of, neighbour_list
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.problems import cell_problem
+from hydragnn.graphs.search import FARTHEST, completed_cell
+from hydragnn.graphs.topology import Topology
+from hydragnn.graphs.validate import TURNS, check_axes, into_cell
+
+SMALL = 64
+"""Atoms of a structure without periodic axes up to which all pairs are looked at, which is faster than any search."""
+
+PAIRS_AT_ONCE = 2**18
+"""Pairs whose distances are in memory at once."""
+
+CLEAR = 1e-3
+"""Volume of cell vectors of length 1 that leaves no doubt that they are independent."""
+
+Edges = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
+"""Senders and receivers inside their graph, and shifts."""
+
+
+def from_ase_together(
+    structures: Sequence[Atoms],
+    cutoff: float,
+    *,
+    fields: Iterable[Field] = (),
+    keys: Mapping[str, str] | None = None,
+    optional: Iterable[str] = (),
+    max_neighbours: int | None = None,
+) -> GraphBatch | None:
+    """Return the graphs of structures as one batch, without texts.
+
+    The arguments are those of ``from_ase``, and so is every bit. None where a structure is wrong or out of the ordinary:
+    ``from_ase`` says what, or makes its graph.
+    """
+    try:
+        return _together(structures, cutoff, tuple(fields), keys or {}, set(optional), max_neighbours)
+    except InputError:
+        return None
+
+
+def _together(
+    structures: Sequence[Atoms],
+    cutoff: float,
+    fields: Sequence[Field],
+    keys: Mapping[str, str],
+    optional: Collection[str],
+    max_neighbours: int | None,
+) -> GraphBatch | None:
+    counts = np.array([len(atoms) for atoms in structures], dtype=np.int64)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    positions = np.concatenate([np.asarray(atoms.positions, dtype=np.float64) for atoms in structures])
+    cells = np.stack([np.asarray(atoms.cell.array, dtype=np.float64) for atoms in structures])
+    periodic = np.stack([np.asarray(atoms.pbc, dtype=bool) for atoms in structures])
+    clear = cutoff > 0 and counts.all() and np.isfinite(positions).all() and np.isfinite(cells).all()
+    if not clear or _singular(cells, periodic):
+        return None
+    edges: list[Edges | None] = [None] * len(structures)
+    if max_neighbours is None and 0.1 <= cutoff <= 1e3:
+        for graphs in _sizes(counts, periodic):
+            found = _open_pairs(positions[offsets[graphs, None] + np.arange(counts[graphs[0]])], cutoff)
+            if found is None:
+                return None
+            for graph, one in zip(graphs.tolist(), found):
+                edges[graph] = one
+    for graph, known in enumerate(edges):
+        if known is None:
+            own = slice(offsets[graph], offsets[graph + 1])
+            positions[own], edges[graph] = _searched(
+                positions[own], cells[graph], periodic[graph], cutoff, max_neighbours
+            )
+    senders, receivers, shifts = (np.concatenate(column) for column in zip(*(one for one in edges if one is not None)))
+    edge_counts = [0 if one is None else len(one[0]) for one in edges]
+    base = offsets[:-1].repeat(edge_counts)
+    labels = [labels_of(atoms, fields, keys, optional, "structure") for atoms in structures]
+    columns = {
+        ATOMIC_NUMBERS: (ATOMIC_NUMBERS_FIELD, {k: np.asarray(atoms.numbers) for k, atoms in enumerate(structures)})
+    }
+    for graph, own_labels in enumerate(labels):
+        for field, value in own_labels:
+            columns.setdefault(field.name, (field, {}))[1][graph] = value
+    tensors: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
+    masks = {}
+    for name, (field, values) in columns.items():
+        tensor = _joined(field, values, counts)
+        if tensor is None:
+            return None
+        tensors[field.on][name] = tensor
+        if len(values) < len(structures):
+            masks[name] = torch.tensor([graph in values for graph in range(len(structures))])
+    batch = GraphBatch(
+        positions=torch.from_numpy(positions),
+        topology=Topology.square(torch.from_numpy(senders + base), torch.from_numpy(receivers + base), len(positions)),
+        edge_shifts=torch.from_numpy(shifts),
+        cell=torch.from_numpy(cells),
+        periodic=torch.from_numpy(periodic),
+        node_offsets=torch.from_numpy(offsets),
+        edge_offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(edge_counts, dtype=np.int64)])),
+        fields={name: field for name, (field, _) in columns.items()},
+        nodes=tensors["node"],
+        graphs=tensors["graph"],
+        masks=masks,
+    )
+    check_axes(batch, "structure")
+    return batch
+
+
+def _singular(cells: Float[ndarray, "graphs 3 3"], periodic: Bool[ndarray, "graphs 3"]) -> bool:
+    """Return True where the vectors along periodic axes of some cell may not be independent."""
+    lengths = np.maximum(np.linalg.norm(cells, axis=2), 1e-300)
+    doubtful = periodic.any(axis=1) & ~(
+        (np.abs(np.linalg.det(cells / lengths[:, :, None])) > CLEAR) & periodic.all(axis=1)
+    )
+    return any(
+        cell_problem(torch.from_numpy(cells[graph]), torch.from_numpy(periodic[graph]))
+        for graph in np.flatnonzero(doubtful).tolist()
+    )
+
+
+def _sizes(counts: Int64[ndarray, " graphs"], periodic: Bool[ndarray, "graphs 3"]) -> Iterator[NDArray[np.int64]]:
+    """Yield the small structures without periodic axes by number of atoms, not too many at once."""
+    small = np.flatnonzero((counts <= SMALL) & ~periodic.any(axis=1))
+    for count in np.unique(counts[small]).tolist():
+        graphs = small[counts[small] == count]
+        step = max(1, PAIRS_AT_ONCE // count**2)
+        yield from (graphs[first : first + step] for first in range(0, len(graphs), step))
+
+
+def _open_pairs(positions: Float[ndarray, "graphs nodes 3"], cutoff: float) -> list[Edges] | None:
+    """Return the edges of structures of one size, sorted; None where atoms meet or are too far away to tell."""
+    graphs, nodes, _ = positions.shape
+    if np.abs(positions).max() > FARTHEST * cutoff * REACH:
+        return None
+    squares = np.zeros((graphs, nodes, nodes))
+    for axis in range(3):
+        apart = positions[:, None, :, axis] - positions[:, :, None, axis]  # [graphs, receivers, senders]
+        squares += apart * apart
+    squares[:, np.arange(nodes), np.arange(nodes)] = np.inf
+    if squares.min() < 2 * min(CLOSEST, 1e-3 * cutoff) ** 2:
+        return None
+    graph, receivers, senders = np.nonzero(squares < (cutoff * REACH) ** 2)
+    stops = np.cumsum(np.bincount(graph, minlength=graphs)).tolist()
+    shifts = np.zeros((len(graph), 3))
+    return [(senders[a:b], receivers[a:b], shifts[a:b]) for a, b in zip([0, *stops], stops)]
+
+
+def _searched(
+    positions: Float[ndarray, "nodes 3"],
+    cell: Float[ndarray, "3 3"],
+    periodic: Bool[ndarray, " 3"],
+    cutoff: float,
+    max_neighbours: int | None,
+) -> tuple[NDArray[np.float64], Edges]:
+    """Return the positions, inside the cell where they were far away, and the edges of one structure."""
+    completed = completed_cell(cell, periodic, "structure")
+    senders, receivers, images = neighbour_list(positions, completed, periodic, cutoff, max_neighbours)
+    shifts = np.asarray(images @ completed, dtype=np.float64)
+    if periodic.any() and np.abs(positions).max() >= TURNS * np.abs(cell).max():
+        ends = torch.from_numpy(senders), torch.from_numpy(receivers)
+        moved = into_cell(
+            torch.from_numpy(positions.copy()),
+            *ends,
+            torch.from_numpy(shifts),
+            torch.from_numpy(cell),
+            torch.from_numpy(periodic),
+        )
+        positions, shifts = (tensor.numpy() for tensor in moved)
+    return positions, (senders, receivers, shifts)
+
+
+def _joined(field: Field, values: Mapping[int, Any], counts: Int64[ndarray, " graphs"]) -> Tensor | None:
+    """Return the values of a field of all graphs, zeros where there are none; None where a value needs a closer look."""
+    arrays = {graph: np.asarray(value) for graph, value in values.items()}
+    kinds = {array.dtype for array in arrays.values()}
+    if len(kinds) > 1 or {kind.kind for kind in kinds} - ({"i"} if field.classes else {"f", "i"}):
+        return None
+    items = counts if field.on == "node" else np.ones_like(counts)
+    for graph, array in arrays.items():
+        shape = (int(items[graph]), *field.shape)
+        if array.shape != shape:
+            if field.on == "node" or array.shape != field.shape:
+                return None
+            arrays[graph] = array[None]
+    absent = next(iter(kinds)).newbyteorder("=")
+    rows = [
+        arrays[graph] if graph in arrays else np.zeros((int(items[graph]), *field.shape), dtype=absent)
+        for graph in range(len(counts))
+    ]
+    tensor = torch.from_numpy(np.concatenate(rows)).to(field.torch_dtype)
+    if field.classes:
+        return tensor if not bool(((tensor < 0) | (tensor >= field.classes)).any()) else None
+    return tensor if bool(tensor.isfinite().all()) else None

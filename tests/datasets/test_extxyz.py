@@ -1,0 +1,87 @@
+"""Frames of extended XYZ are what ASE reads, whether it reads them or not."""
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ase.io.extxyz import read_xyz
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import open_store
+from hydragnn.datasets.build import build_store
+from hydragnn.datasets.sources.ase import AseBuild
+from hydragnn.datasets.sources.extxyz import NotPlain, _plain_frame, read_frame
+
+ATOM = "C 0.5 -1e-3 +.25\n"
+PLAIN = {
+    "no comment": "1\n\n" + ATOM,
+    "cell": '1\nLattice="4 0 0 0 5.5 0 0.1 0 6" energy=-1.5\n' + ATOM,
+    "axes": '1\nLattice="4 0 0 0 5 0 0 0 6" pbc="T F T"\n' + ATOM,
+    "axes as numbers": '1\nLattice="4 0 0 0 5 0 0 0 6" pbc="1 0 1"\n' + ATOM,
+    "stress and virial": '1\nLattice="4 0 0 0 5 0 0 0 6" stress="1 2 3 4 5 6 7 8 9.5" virial="1 2 3 4 5 6 7 8 9"\n'
+    + ATOM,
+    "words": '1\nname=mp-12 note="two words, 3" flag=T flags="T, F" uid=007 count=3 list="1,2 3" key=1e-3\n' + ATOM,
+    "columns": "2\nProperties=species:S:1:pos:R:3:forces:R:3:tag:I:1:site:S:1:charge:R:1:w:I:2\n"
+    "o 0 0 0 1 2 3 -4 A1 0.5 1 2\r\nH  1 0 0 4 5 6 7 B 0.25 3 4",
+    "twice": "1\nenergy=1.0 energy=2.0\n" + ATOM,
+}
+ODD = {
+    "escaped quote": '1\nnote="a \\"b\\" c"\n' + ATOM,
+    "brackets": "1\nlist=[1, 2] other={3 4}\n" + ATOM,
+    "single quotes": "1\nnote='a b'\n" + ATOM,
+    "bare word": "1\nfree energy=1\n" + ATOM,
+    "spaces around": "1\nenergy = 1.0\n" + ATOM,
+    "JSON": '1\nx="_JSON true"\n' + ATOM,
+    "not a number": "1\nenergy=nan\n" + ATOM,
+    "underscores": "1\nx=1_000\n" + ATOM,
+    "too many columns": "1\nenergy=1.0\nC 0 0 0 9\n",
+    "numbers of elements": "1\nProperties=Z:I:1:pos:R:3\n6 0 0 0\n",
+    "truth": "1\nProperties=species:S:1:pos:R:3:fixed:L:1\nC 0 0 0 T\n",
+    "vectors": "1\ncomment\nC 0 0 0\nVEC1 4 0 0\nVEC2 0 4 0\nVEC3 0 0 4\n",
+}
+
+
+def same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind == "f")
+
+
+@pytest.mark.parametrize("kind", [*PLAIN, *ODD])
+def test_a_frame_is_what_ase_reads(kind: str) -> None:
+    text = (PLAIN | ODD)[kind]
+    ours, theirs = read_frame(text), next(read_xyz(StringIO(text), 0))
+    assert ours == theirs
+    for one, other in ((ours.info, theirs.info), (ours.arrays, theirs.arrays)):
+        assert list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+        assert all(one[key].dtype == other[key].dtype for key in one if isinstance(one[key], np.ndarray))
+    results, expected = (getattr(atoms.calc, "results", {}) for atoms in (ours, theirs))
+    assert list(results) == list(expected) and all(
+        np.array_equal(results[key], expected[key], equal_nan=True) for key in results
+    )
+    if kind in ODD:
+        with pytest.raises((NotPlain, ValueError, KeyError)):
+            _plain_frame(text)
+    else:
+        _plain_frame(text)
+
+
+WRONG = {
+    "a row is missing a column": ("C 0 0 0\nC 0 0\n", "structure 1 cannot be read"),
+    "no number": ("C 0 0 0\nC 0 0 x\n", "structure 1 cannot be read"),
+    "no element": ("C 0 0 0\nQq 0 0 2\n", "structure 1 has an atom 'Qq', which is no chemical symbol"),
+    "two atoms at one place": ("C 0 0 0\nC 0 0 0\n", "a.xyz, structure 1: nodes 0 and 1 are 0 apart"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_fault_among_many_frames_names_file_and_frame(kind: str, tmp_path: Path) -> None:
+    rows, sentence = WRONG[kind]
+    good = "2\n\nC 0 0 0\nC 0 0 1.2\n"
+    (tmp_path / "a.xyz").write_text(good + f"2\n\n{rows}" + good)
+    with pytest.raises(InputError, match=sentence):
+        build_store(AseBuild(files=[str(tmp_path / "a.xyz")], cutoff=3.0), tmp_path / "store.h5")
+    assert not (tmp_path / "store.h5").exists()
+    (tmp_path / "a.xyz").write_text(3 * good)
+    build_store(AseBuild(files=[str(tmp_path / "a.xyz")], cutoff=3.0), tmp_path / "store.h5")
+    assert list(open_store(tmp_path / "store.h5").texts["name"]) == ["a.xyz#0", "a.xyz#1", "a.xyz#2"]
