@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 
 from hydragnn.datasets.packing import Budget, batches_in_order
@@ -63,9 +64,27 @@ class Chunks:
         return graphs
 
 
-def default_budget(sizes: Sizes) -> Budget:
-    """Return 64 graphs or about 100,000 edges per batch."""
-    return Budget(max_graphs=64, max_edges=max(100_000, int(sizes.edges.max(initial=0))))
+NODES, EDGES = 16_384, 100_000
+"""Nodes and edges of a batch on a CPU: thousands of small molecules, and within a second or so, so that ranks stay balanced. Time per edge hardly
+depends on them beyond a few thousand edges."""
+
+BYTES_PER_EDGE = 80_000
+"""Memory of a GPU per edge of a batch: MACE with 128 channels and forces takes less than half of it."""
+
+
+def device_limits() -> tuple[int, int]:
+    """Return nodes and edges that batches have on the device of members."""
+    if not torch.cuda.is_available():
+        return NODES, EDGES
+    share = max(1.0, torch.cuda.get_device_properties(0).total_memory / (BYTES_PER_EDGE * EDGES))
+    return int(NODES * share), int(EDGES * share)
+
+
+def default_budget(sizes: Sizes, limits: Sequence[int] | None = None) -> Budget:
+    """Return limits for nodes and edges that every graph keeps; by default those of the device."""
+    nodes, edges = limits or device_limits()
+    largest = int(sizes.nodes.max(initial=0)), int(sizes.edges.max(initial=0))
+    return Budget(max_nodes=max(nodes, largest[0]), max_edges=max(edges, largest[1]))
 
 
 def chunks_of(sizes: Sizes, numbers: Numbers | None, budget: Budget, failures: Mapping[int, str]) -> Chunks:

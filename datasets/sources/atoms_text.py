@@ -10,6 +10,9 @@ from hydragnn.base.errors import InputError
 ATOMS = "atoms"
 """Key of that text."""
 
+NOTHING = '{"info": {}, "arrays": {}, "results": {}}'
+"""That text of a structure that is its geometry alone."""
+
 GEOMETRY = ("numbers", "positions")
 PER_ATOM = ("forces", "stresses", "charges", "magmoms", "energies")
 READ_OTHERWISE = frozenset(("Lattice", "Properties", "pbc", "species", "symbols", "pos", "Z", "move_mask")).union(
@@ -29,6 +32,8 @@ def atoms_text(atoms: Any) -> str:
     if results.get("free_energy") == results.get("energy"):
         results.pop("free_energy", None)  # which ASE's readers add
     tables = {"info": dict(atoms.info), "arrays": arrays, "results": results}
+    if not any(tables.values()):
+        return NOTHING
 
     def plain(value: Any) -> Any:
         try:
@@ -37,13 +42,18 @@ def atoms_text(atoms: Any) -> str:
             return str(value)
         return value
 
-    return str(encode({name: {str(key): plain(v) for key, v in table.items()} for name, table in tables.items()}))
+    try:
+        return str(encode({name: {str(key): v for key, v in table.items()} for name, table in tables.items()}))
+    except TypeError:
+        return str(encode({name: {str(key): plain(v) for key, v in table.items()} for name, table in tables.items()}))
 
 
 def restore_atoms(atoms: Any, text: str, reserved: set[str]) -> None:
     """Restore what ``atoms_text`` kept; names ``taken`` and results get the ``PREFIX``."""
     from ase.io.jsonio import decode
 
+    if text == NOTHING:
+        return
     try:
         tables = {name: dict(table) for name, table in decode(text, always_array=False).items()}
         info, arrays, results = (tables[name] for name in ("info", "arrays", "results"))

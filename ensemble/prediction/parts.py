@@ -94,14 +94,20 @@ class Parts:
                 f"{self.folder} holds {foreign[0]}, which belongs to no prediction; choose another --out, or move it away"
             )
 
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Return what the folder was begun with; empty of a new one."""
+        path = self.folder / "identity.json"
+        entries = read_json(path) if path.is_file() else {}
+        return entries if isinstance(entries, dict) else {}
+
     def claim(self, identity: Mapping[str, Any]) -> None:
         """Write the prediction that owns the folder; InputError where another does."""
         path = self.folder / "identity.json"
         if not path.is_file():
             write_json(path, dict(identity))
             return
-        earlier_identity = read_json(path)
-        entries = earlier_identity if isinstance(earlier_identity, dict) else {}
+        entries = self.identity
         other = [name for name, value in identity.items() if entries.get(name) != value]
         if other:
             raise InputError(

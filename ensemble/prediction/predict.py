@@ -21,7 +21,7 @@ from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
 from hydragnn.distributed import threads_are_chosen
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.plan import Chunks, chunks_of, default_budget
+from hydragnn.ensemble.plan import Chunks, chunks_of, default_budget, device_limits
 from hydragnn.ensemble.prediction.formats import check_absent, sink_for
 from hydragnn.ensemble.prediction.group import FirstRankFailed, Group, join_parent, worker_group
 from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same, member_costs, room
@@ -39,7 +39,7 @@ from hydragnn.ensemble.prediction.sources import is_store
 from hydragnn.ensemble.prediction.work import Joiner, Worker
 from hydragnn.runs.signals import raise_signals
 
-VERSION = 10
+VERSION = 11
 """Of the folder of parts: another one is refused."""
 
 STAGES_OF_TIME = ("preparing", "predicting", "writing")
@@ -127,9 +127,12 @@ def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, An
         else:
             source = rule_for(job.source, ensemble).digest
         budget = job.batch.to_json() if job.batch else None
-        parts.claim({"format of parts": VERSION, "ensemble": ensemble.digest, "source": source, "batch budget": budget})
+        identity = {"format of parts": VERSION, "ensemble": ensemble.digest, "source": source, "batch budget": budget}
+        # a resumed prediction has the batches that it began with, on whatever device
+        limits = parts.identity.get("device limits") or device_limits()
+        parts.claim({**identity, "device limits": limits})
     digests = {"ensemble": ensemble.digest, "source": source}
-    return {"fresh": fresh, "finished": parts.clean(), "held": held, **digests}
+    return {"fresh": fresh, "finished": parts.clean(), "held": held, "limits": limits, **digests}
 
 
 def _predict_opened(
@@ -156,7 +159,7 @@ def _predict_opened(
         check_same(job.model, opening["ensemble"], ensemble.digest)
         graphs = inputs.graphs(group, check, opening["source"], fresh=opening["fresh"])
         sizes = graphs.store.sizes()
-        limits = job.batch.limits if job.batch else default_budget(sizes)
+        limits = job.batch.limits if job.batch else default_budget(sizes, opening["limits"])
         reasons = {number: unbuilt.reason for number, unbuilt in graphs.failures.items()}
         chunks = chunks_of(sizes, graphs.numbers, limits, reasons)
         parts = job.parts

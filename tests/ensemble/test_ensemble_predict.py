@@ -19,7 +19,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import rules, work
-from hydragnn.ensemble.prediction.formats.tables import as_ase
+from hydragnn.ensemble.prediction.formats.structures import as_ase
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays, to_pyg

@@ -9,7 +9,8 @@ from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction.formats.arrays import BpSink, NpzSink
 from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink, VirtualSink
 from hydragnn.ensemble.prediction.formats.sink import Heading, Sink
-from hydragnn.ensemble.prediction.formats.tables import CsvSink, XyzSink
+from hydragnn.ensemble.prediction.formats.structures import XyzSink
+from hydragnn.ensemble.prediction.formats.tables import CsvSink
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import length_in_angstrom
 

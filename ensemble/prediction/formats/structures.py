@@ -1,0 +1,227 @@
+"""Extended XYZ files of predictions: the bytes that ASE writes, made from whole batches."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as member
+from functools import cache, cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from ase.data import chemical_symbols
+from ase.io.extxyz import PROPERTY_NAME_MAP, escape, key_val_dict_to_str
+from numpy.typing import NDArray
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets.sources.atoms_text import ATOMS, one_line, restore_atoms
+from hydragnn.ensemble.prediction.formats.sink import Block, Piece, Sink, lines_array, texts
+from hydragnn.ensemble.predictions import estimates_of
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
+from hydragnn.graphs.units import in_ase_units
+from hydragnn.models import Target
+
+RESULTS: Mapping[str, tuple[Location, tuple[int, ...]]] = {
+    "energy": ("graph", ()),
+    "forces": ("node", (3,)),
+    "stress": ("graph", (3, 3)),
+}
+"""Results of calculators in a file of structures."""
+POWERS: Mapping[str, int] = {"energy": 0, "forces": 1, "stress": 3}
+"""Lengths by which energies are divided there."""
+COLUMNS = {"f": ("R", "%16.8f"), "i": ("I", "%8d"), "U": ("S", "%-2s"), "b": ("L", " %.1s")}
+"""Type and format of a column of extended XYZ, by kind of numpy's types."""
+
+
+class XyzSink(Sink):
+    """Extended XYZ.
+
+    Energy, forces and stress as results in ASE's units, everything else in ``info`` and ``arrays`` by name.
+
+    An energy, forces or a stress in a unit that is not known is called by it, as ``energy_in_UNIT``, since readers take the plain names for ASE's units.
+    The mean (of classes: the label) of a field has the field's name, the other quantities NAME_std and so on. Whatever else a
+    structure had in its file it keeps, results and names that predictions have with ``input_`` before them. A structure that
+    could not be built, or is not valid, has no atoms.
+    """
+
+    def open(self) -> None:
+        """Begin the file."""
+        self.file = self.temporary.open("wb")
+
+    @cached_property
+    def called(self) -> dict[str, tuple[str, float]]:
+        """Return name and factor of every field's numbers."""
+        return as_ase(self.heading.targets, self.heading.length)
+
+    @cached_property
+    def reserved(self) -> set[str]:
+        """Return the names of predictions in a structure."""
+        names = {
+            self.called[target.name][0] + ending
+            for target in self.heading.targets
+            for ending in ("", *(f"_{quantity}" for quantity in estimates_of(target).quantities))
+        }
+        return {"graph", "status", "domain", "domain_score", *names}
+
+    def piece(self, block: Block) -> Piece:
+        """Return the lines of structures."""
+        frames = list(_frames(block, self.heading.length))
+        own = {key: list(values) for key, values in block.predictions.texts.items()}
+        stored_atoms = own.pop(ATOMS, None)
+        results = self._predicted(block, frames)
+        for row, frame in enumerate(frames):
+            if stored_atoms is not None and stored_atoms[row]:
+                restore_atoms(frame, stored_atoms[row], self.reserved)
+            for key, values in own.items():
+                if (line := one_line(values[row])) and key not in self.reserved:
+                    frame.info.setdefault(one_line(key), line)
+            for name, value in results[row].items():
+                (frame.arrays if RESULTS[name][0] == "node" else frame.info)[name] = value
+        return {"structures": lines_array("".join(map(str, frames)))}
+
+    def _predicted(self, block: Block, frames: Sequence["Frame"]) -> list[dict[str, Any]]:
+        """Give structures their predictions; return those that are results of calculators."""
+        predictions = block.predictions
+        scores = predictions.domain_score.tolist()
+        facts = zip(block.numbers.tolist(), texts(predictions.status), texts(predictions.domain), scores)
+        for frame, (number, status, domain, score) in zip(frames, facts, strict=True):
+            frame.info |= {"graph": number, "status": status}
+            frame.info |= {"domain": domain} if domain else {}
+            frame.info |= {} if math.isnan(score) else {"domain_score": score}
+        results: list[dict[str, Any]] = [{} for _ in frames]
+        fine = predictions.ok
+        for name, estimate in predictions.fields.items():
+            called, factor = self.called[name]
+            node = estimate.field.on == "node"
+            counts = predictions.nodes_per_graph if node else np.ones(len(frames), dtype=np.int64)
+            stops = np.cumsum(counts)
+            for quantity in self.heading.quantities(estimate.target):
+                values = estimate[quantity] if factor == 1.0 else estimate[quantity] * factor
+                # no interval, or no stress without a volume
+                known = fine if values.dtype.kind != "f" else fine & _any_number(values, counts)
+                is_result = estimate.headline == quantity == "mean" and _is_result(called, estimate.field)
+                key = called if quantity == estimate.headline else f"{called}_{quantity}"
+                values = values.reshape(len(values), -1) if node and values.ndim > 2 else values
+                plain = None if node or values.ndim > 1 else values.tolist()
+                for row in np.flatnonzero(known).tolist():
+                    value = (
+                        plain[row] if plain else values[stops[row] - counts[row] : stops[row]] if node else values[row]
+                    )
+                    into = results[row] if is_result else frames[row].arrays if node else frames[row].info
+                    into[key] = value
+        return results
+
+    def write(self, piece: Piece) -> None:
+        """Append some structures."""
+        self.file.write(np.asarray(piece["structures"]).tobytes())
+
+    def close(self, *, complete: bool) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Frame:
+    """Structure of an extended XYZ file."""
+
+    symbols: list[str] = member(default_factory=list)
+    positions: NDArray[Any] = member(default_factory=lambda: np.zeros((0, 3)))
+    cell: list[float] = member(default_factory=list)
+    periodic: tuple[bool, ...] = (False, False, False)
+    info: dict[str, Any] = member(default_factory=dict)
+    arrays: dict[str, NDArray[Any]] = member(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def __str__(self) -> str:
+        """Return the lines that ASE writes, in a fifth of the time."""
+        columns: list[Any] = [self.symbols, *self.positions.T.tolist()]
+        kinds = []
+        for name, values in self.arrays.items():
+            own = values.reshape(len(values), -1).T.tolist()
+            kinds.append((name, values.dtype.kind, len(own)))
+            columns += own
+        properties, form = _form(tuple(kinds), len(self) > 0)
+        lattice = f'Lattice="{" ".join(map(str, self.cell))}" ' if any(self.cell) else ""
+        flags = " ".join("FT"[flag] for flag in self.periodic)
+        entries = [*(_entry(key, value) for key, value in self.info.items()), f'pbc="{flags}"']
+        words = " ".join(filter(None, entries))
+        return f"{len(self)}\n{lattice}{properties} {words}\n" + (form * len(self)) % tuple(
+            chain.from_iterable(zip(*columns))
+        )
+
+
+@cache
+def _form(arrays: tuple[tuple[str, str, int], ...], filled: bool) -> tuple[str, str]:
+    """Return the description of columns and the format of a line; ASE's empty symbols are numbers."""
+    columns = [("species", "S" if filled else "R", 1, "%-2s"), ("pos", "R", 3, COLUMNS["f"][1])]
+    columns += [
+        (PROPERTY_NAME_MAP.get(name, name), COLUMNS[kind][0], count, COLUMNS[kind][1]) for name, kind, count in arrays
+    ]
+    described = ":".join(f"{name}:{kind}:{count}" for name, kind, count, _ in columns)
+    return f"Properties={described}", " ".join(form for *_, count, form in columns for _ in range(count)) + "\n"
+
+
+def _entry(key: str, value: Any) -> str:
+    """Return an entry of the second line of a structure."""
+    if type(value) in (float, int):
+        return f"{escape(key)}={value}"
+    if type(value) is str:
+        return f"{escape(key)}={escape(value)}"
+    return str(key_val_dict_to_str({key: value}))
+
+
+def _any_number(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which graphs have a value that is a number."""
+    numbers = ~np.isnan(values.reshape(len(values), -1)).all(axis=1) if values.size else np.zeros(len(values), bool)
+    return np.bincount(np.repeat(np.arange(len(counts)), counts), numbers, minlength=len(counts)) > 0
+
+
+def _frames(block: Block, length: float) -> Iterator[Frame]:
+    """Give every structure without its predictions."""
+    read = block.graphs
+    if read is None:
+        yield from (Frame() for _ in range(len(block.predictions)))
+        return
+    batch = read.whole
+    names = [chemical_symbols[number] for number in batch[ATOMIC_NUMBERS].reshape(-1).tolist()]
+    positions, cells = batch.positions.numpy() * length, batch.cell.numpy() * length
+    starts, stops = batch.node_offsets[:-1].tolist(), batch.node_offsets[1:].tolist()
+    facts = zip(read.reasons, starts, stops, cells.reshape(-1, 9).tolist(), batch.periodic.tolist(), strict=True)
+    for reason, start, stop, cell, flags in facts:
+        if reason:
+            yield Frame()
+        else:
+            yield Frame(symbols=names[start:stop], positions=positions[start:stop], cell=cell, periodic=tuple(flags))
+
+
+def _is_result(name: str, field: Field) -> bool:
+    """Return True where a field is what ASE means by its name.
+
+    >>> _is_result("energy", Field(name="energy", on="graph")), _is_result("energy", Field(name="energy", on="node"))
+    (True, False)
+    """
+    return (field.on, field.shape) == RESULTS.get(name)
+
+
+def as_ase(targets: Sequence[Target], length: float) -> dict[str, tuple[str, float]]:
+    """Return name and factor of every field in a structure of ASE.
+
+    What has no unit fits the others, as in training. What has such a name and is something else has ``predicted_`` before it.
+    """
+    units = {one.name: one.field.unit for one in targets if _is_result(one.name, one.field)}
+    factors: dict[str, float] = {}
+    called = {
+        one.name: f"predicted_{one.name}" if one.name in RESULTS and not _is_result(one.name, one.field) else one.name
+        for one in targets
+    }
+    for name, unit in units.items():
+        try:
+            factors |= {name: in_ase_units(unit, name, f"field {name}")} if unit else {}
+        except InputError:
+            called[name] = re.sub(r"\W+", "_", f"{name}_in_{unit}").strip("_")
+    energy = next((size * length ** POWERS[name] for name, size in factors.items()), 1.0)
+    fitting = {name: energy / length ** POWERS[name] for name, unit in units.items() if not unit and factors}
+    return {name: (own, factors.get(name, fitting.get(name, 1.0))) for name, own in called.items()}
