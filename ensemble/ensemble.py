@@ -237,11 +237,10 @@ class Ensemble:
         return self._predict_screened(without_screening(batch))
 
     def _predict_atoms(self, frames: Sequence[Atoms]) -> Predictions:
-        graphs, failures = made_graphs(self.structures.makers(frames))
+        graphs, numbers, failures = made_graphs(list(self.structures.makers(frames)))
         if graphs:
-            numbers = np.array([number for number, _ in graphs])
             reasons = {number: unbuilt.reason for number, unbuilt in failures.items()}
-            return self._predict_store(MemoryStore([graph for _, graph in graphs]), numbers, reasons)
+            return self._predict_store(MemoryStore(graphs), np.array(numbers), reasons)
         if failures:
             return concatenate_predictions([self.nothing(0, 0, unbuilt.reason) for unbuilt in failures.values()])
         raise InputError("there is no structure to predict; give at least one")

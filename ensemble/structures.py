@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from ase import Atoms
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import CoarseningSettings, Make, open_store
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
+from hydragnn.datasets.sources.base import MakerOfMany, made_together
 from hydragnn.datasets.sources.registry import settings_of_rule
 from hydragnn.ensemble.manifest import Manifest
 from hydragnn.ensemble.members import Member
@@ -19,9 +19,11 @@ from hydragnn.graphs.atomic import from_ase, value_on
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.joining import concatenate, unbatch
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.skin import SkinList
 from hydragnn.graphs.texts import NAME, name_among
+from hydragnn.graphs.together import from_ase_together
 from hydragnn.graphs.units import LENGTH_UNIT, length_in_angstrom
 
 
@@ -56,12 +58,31 @@ class Structures:
             name=name,
             neighbours=neighbours,
         )
+        graph = self._completed(graph, keys)
+        return graph if self.coarsening is None else self.coarsening.applied(graph)
+
+    def graphs(self, structures: Sequence[Atoms]) -> GraphBatch | None:
+        """Return the graphs of several structures at once; None where ``graph`` has to make them one by one."""
+        keys = {field.name: self.key(structures[0], field) for field in self.fields}
+        if any(self.key(atoms, field) != keys[field.name] for field in self.fields for atoms in structures):
+            return None
+        batch = from_ase_together(
+            structures, self.cutoff, fields=self.fields, keys=keys, max_neighbours=self.max_neighbours
+        )
+        if batch is None:
+            return None
+        batch = self._completed(batch, keys)
+        if self.coarsening is None:
+            return batch
+        return concatenate([self.coarsening.applied(graph) for graph in unbatch(batch)])
+
+    def _completed(self, graph: GraphBatch, keys: Mapping[str, str]) -> GraphBatch:
+        """Return graphs in the units of training, with structural encodings."""
         scales = {one: scale for one, scale in self.scales.items() if keys[one] == self.keys.get(one, one)}
         if scales:
             scaled = {one: (graph[one].double() * scale).to(graph[one].dtype) for one, scale in scales.items()}
             graph = graph.with_fields(scaled)
-        graph = with_encodings(graph, self.encodings)
-        return graph if self.coarsening is None else self.coarsening.applied(graph)
+        return with_encodings(graph, self.encodings)
 
     def key(self, atoms: Atoms, field: Field) -> str:
         """Return the name of a field in a structure."""
@@ -79,19 +100,34 @@ class Structures:
         for number, atoms in enumerate(frames, start=first):
             texts = {NAME: name_among(atoms.info) or (f"{source}#{number}" if source else "")}
             texts |= {ATOMS: atoms_text(atoms)} if keep else {}
-            yield NamedMake(make=partial(self.graph, atoms, f"structure {number}"), texts=texts)
+            yield NamedMake(structures=self, atoms=atoms, number=number, texts=texts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NamedMake:
+class NamedMake(MakerOfMany):
     """Maker of a graph with texts, which are known even if it fails."""
 
-    make: Make
+    structures: Structures
+    atoms: Atoms
+    number: int
     texts: Mapping[str, str]
+
+    def size(self) -> int:
+        """Return the atoms of the structure."""
+        return len(self.atoms)
 
     def __call__(self) -> GraphBatch:
         """Return the graph; InputError where it cannot be made."""
-        return self.make().with_texts({key: [text] for key, text in self.texts.items()})
+        graph = self.structures.graph(self.atoms, f"structure {self.number}")
+        return graph.with_texts({key: [text] for key, text in self.texts.items()})
+
+    @classmethod
+    def together(cls, makers: Sequence["NamedMake"]) -> GraphBatch | None:
+        """Return the graphs of several structures; None where one has to be made alone."""
+        batch = makers[0].structures.graphs([one.atoms for one in makers])
+        if batch is None:
+            return None
+        return batch.with_texts({key: [one.texts[key] for one in makers] for key in makers[0].texts})
 
 
 def reads_atoms(manifest: Manifest) -> bool:
@@ -173,17 +209,22 @@ class Unbuilt:
     texts: Mapping[str, str] = member(default_factory=dict)
 
 
-def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[tuple[int, GraphBatch]], dict[int, Unbuilt]]:
-    """Return the graphs that can be made, by number, and the failures."""
-    graphs: list[tuple[int, GraphBatch]] = []
+def made_graphs(makers: Sequence[Make], first: int = 0) -> tuple[list[GraphBatch], list[int], dict[int, Unbuilt]]:
+    """Return the graphs that can be made, their numbers, and the failures."""
+    batch = made_together(makers)
+    if batch is not None:
+        return [batch], list(range(first, first + len(makers))), {}
+    graphs: list[GraphBatch] = []
+    numbers: list[int] = []
     failures: dict[int, Unbuilt] = {}
     for number, make in enumerate(makers, start=first):
         try:
-            graphs.append((number, make()))
+            graphs.append(make())
+            numbers.append(number)
         except InputError as error:
             texts = make.texts if isinstance(make, NamedMake) else {}
             failures[number] = Unbuilt(reason=str(error), texts=texts)
-    return graphs, failures
+    return graphs, numbers, failures
 
 
 def training_attributes(members: Sequence[Member], manifest: Manifest) -> Mapping[str, Any]:

@@ -1,9 +1,8 @@
 """Rules that make graphs of files, as in training or by BUILD.toml."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +14,9 @@ from hydragnn.base.files import digest
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
-from hydragnn.datasets.sources.ase import AseBuild, species_problem
+from hydragnn.datasets.sources.ase import AseBuild, frames_of_xyz, species_problem
+from hydragnn.datasets.sources.base import MakerOfMany, made_together, nodes_of
+from hydragnn.datasets.sources.extxyz import read_frame
 from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
 from hydragnn.datasets.sources.tables import find_files
 from hydragnn.ensemble.ensemble import Ensemble
@@ -26,8 +27,8 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS
 Block = tuple[int, int, int]
 """The number of its first graph, and its first and last byte in its file."""
 
-FRAMES = 256
-"""Structures in a block, unless that makes too many."""
+FRAMES, BYTES = 256, 2**19
+"""Structures and bytes in a block at least: each is a store of its own for a while."""
 
 BLOCKS = 512
 """Blocks at the most, since each becomes a part of a store."""
@@ -97,10 +98,31 @@ class FromFiles:
 
     def makers(self, block: Block) -> Iterator[Make]:
         """Give a maker for each graph with the inputs of members alone."""
-        return (partial(self._inputs_of, make) for make in makers_of(self.settings))
+        return (InputsMake(make, self.inputs) for make in makers_of(self.settings))
 
-    def _inputs_of(self, make: Make) -> GraphBatch:
-        graph = make()
+
+@dataclass(frozen=True, slots=True)
+class InputsMake(MakerOfMany):
+    """Maker of a graph with the inputs of members alone."""
+
+    make: Make
+    inputs: frozenset[str]
+
+    def size(self) -> int:
+        """Return the nodes of the graph."""
+        return nodes_of(self.make)
+
+    def __call__(self) -> GraphBatch:
+        """Return the graph; InputError where it cannot be made."""
+        return self._inputs_of(self.make())
+
+    @classmethod
+    def together(cls, makers: Sequence["InputsMake"]) -> GraphBatch | None:
+        """Return the graphs of several makers; None where one has to be made alone."""
+        batch = made_together([one.make for one in makers])
+        return None if batch is None else makers[0]._inputs_of(batch)
+
+    def _inputs_of(self, graph: GraphBatch) -> GraphBatch:
         return graph.with_fields(drop=[name for name in graph.fields if name not in self.inputs])
 
 
@@ -166,7 +188,7 @@ def blocks_of(path: Path) -> list[Block]:
     if starts is None:
         return [(0, 0, path.stat().st_size)]
     count = len(starts) - 1
-    step = max(FRAMES, -(-count // BLOCKS))
+    step = max(FRAMES, -(-count // BLOCKS), count * BYTES // (starts[-1] + 1))
     return [(first, starts[first], starts[min(first + step, count)]) for first in range(0, count, step)]
 
 
@@ -187,7 +209,7 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms]:
             with path.open("rb") as file:
                 file.seek(start)
                 text = file.read(stop - start).decode()
-            structures = iread(StringIO(text), index=":", format="extxyz", parallel=False)
+            structures = map(read_frame, frames_of_xyz(StringIO(text)))
         for atoms in structures:
             yield atoms
             number += 1

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -18,13 +17,11 @@ from hydragnn.datasets import GraphStore, StoreWriter, open_store
 from hydragnn.datasets.formats.engine import part_name
 from hydragnn.datasets.manifest import read_manifest, write_manifest
 from hydragnn.datasets.part_texts import texts_path
+from hydragnn.datasets.sources.base import groups_of_makers
 from hydragnn.distributed.launch import unique_name
 from hydragnn.ensemble.prediction.rules import Block, Rule
 from hydragnn.ensemble.structures import Unbuilt, made_graphs
 from hydragnn.graphs.joining import concatenate
-
-TOGETHER = 32
-"""Graphs that are made before they are written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -88,22 +85,22 @@ class Building:
         with self._writing():
             out.parent.mkdir(parents=True)
         writer: StoreWriter | None = None
-        makers = self.rule.makers(block)
+        groups = groups_of_makers(self.rule.makers(block))
         try:
             while True:
                 try:
-                    some = list(islice(makers, TOGETHER))
-                    graphs, failed = made_graphs(some, first)
+                    some = next(groups, None)
                 except InputError as error:
                     return {"error": str(error)}
-                if not some:
+                if some is None:
                     break
+                graphs, made, failed = made_graphs(some, first)
                 if graphs:
-                    batch = concatenate([graph for _, graph in graphs])
+                    batch = concatenate(graphs)
                     fields, attributes = list(batch.fields.values()), self.rule.attributes
                     writer = writer or StoreWriter(out, fields, dim=batch.dim, attributes=attributes)
                     writer.write(batch)
-                numbers += [number for number, _ in graphs]
+                numbers += made
                 failures |= {str(number): asdict(unbuilt) for number, unbuilt in failed.items()}
                 first += len(some)
             if writer:

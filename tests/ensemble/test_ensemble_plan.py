@@ -72,6 +72,12 @@ def test_no_graph_is_too_large_for_the_default_budget() -> None:
     assert not any(chunk.reason for chunk in chunks_of(sizes, np.arange(2), default_budget(sizes), {}))
 
 
+def test_a_batch_of_small_graphs_has_thousands_of_them() -> None:
+    sizes = Sizes(nodes=np.full(20_000, 6), edges=np.full(20_000, 30))
+    counts = chunks_of(sizes, None, default_budget(sizes), {}).counts()
+    assert 2000 < counts[0] < 3000
+
+
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=60), st.integers(1, 9))
 def test_longest_first_is_within_four_thirds_of_the_bound_that_nobody_beats(costs: list[float], workers: int) -> None:
     longest_first = makespan(sorted(costs, reverse=True), workers)

@@ -11,17 +11,21 @@ from typing import Any, Never
 import h5py
 import numpy as np
 import pytest
+import torch
 from ase import Atoms, units
+from ase.build import bulk
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.prediction import predict as predict_module
 from hydragnn.ensemble.prediction import rules, work
 from hydragnn.ensemble.prediction.formats.structures import as_ase
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.ensemble.screening import outcome_of
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays, to_pyg
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import Target
@@ -96,7 +100,7 @@ def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble: Path, stored: Path, tm
 
 def _predict_with_few_files(ensemble: Path, structures: Path, out: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    rules.FRAMES = 2
+    rules.FRAMES, rules.BYTES = 2, 1
     predict_to_file(ensemble, structures, out, batch=BATCH)
 
 
@@ -233,6 +237,67 @@ def test_structures_keep_what_they_had(ensemble: Path, frames: list[Atoms], tmp_
     assert back[2].info["name"] == "in.xyz#2"
     if not as_build:
         assert (len(back[1]), back[1].info["config_type"], back[1].info["name"]) == (0, "kind 1", "in.xyz#1")
+
+
+@pytest.mark.parametrize("suffix", [".xyz", ".traj"])
+def test_structures_are_written_as_ase_writes_them(
+    ensemble: Path, frames: list[Atoms], tmp_path: Path, suffix: str
+) -> None:
+    labelled(frames, tmp_path / "in.xyz")
+    given = [*read(tmp_path / "in.xyz", index=":"), bulk("Cu", cubic=True) * (2, 1, 1), *frames[5:9]]
+    write(tmp_path / f"given{suffix}", given)
+    predict_to_file(ensemble, tmp_path / f"given{suffix}", tmp_path / "out.xyz")
+    back = read(tmp_path / "out.xyz", index=":")
+    assert sum(map(len, back)) == sum(map(len, given)) - len(given[1])
+    for atoms in back:
+        if atoms.calc is not None:
+            atoms.calc.results.pop("free_energy", None)  # which ASE's reader adds
+        if "site" in atoms.arrays:
+            atoms.arrays["site"] = atoms.arrays["site"].astype(str)  # objects have no width
+    write(tmp_path / "again.xyz", back)
+    assert (tmp_path / "again.xyz").read_text() == (tmp_path / "out.xyz").read_text()
+
+
+def test_a_resumed_prediction_has_the_batches_of_the_device_that_it_began_on(
+    ensemble: Path, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predict(out: str, limits: tuple[int, int], *, resume: bool = False) -> None:
+        monkeypatch.setattr(predict_module, "device_limits", lambda: limits)
+        predict_to_file(ensemble, structures, tmp_path / out, resume=resume)
+
+    predict("whole.h5", (20, 300))
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        calls = iter(range(3))
+        patch.setattr(
+            work, "outcome_of", lambda *given: outcome_of(*given) if next(calls, None) is not None else stop()
+        )
+        predict("parts.h5", (20, 300))
+    predict("parts.h5", (1000, 10_000), resume=True)
+    assert (tmp_path / "parts.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def test_structures_made_at_once_are_those_made_one_by_one(ensemble: Path, frames: list[Atoms]) -> None:
+    structures = Ensemble.load(ensemble).structures
+    some = [*frames[:6], bulk("Cu", cubic=True)]
+    batch = structures.graphs(some)
+    assert batch is not None
+    single = concatenate([structures.graph(atoms, "one") for atoms in some])
+    for name in (
+        "positions",
+        "senders",
+        "receivers",
+        "edge_shifts",
+        "cell",
+        "periodic",
+        "node_offsets",
+        "edge_offsets",
+    ):
+        assert torch.equal(getattr(batch, name), getattr(single, name)), name
+    assert torch.equal(batch["atomic_numbers"], single["atomic_numbers"])
 
 
 def test_results_in_files_of_structures_are_in_ases_units_or_have_another_name() -> None:

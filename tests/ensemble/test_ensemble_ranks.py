@@ -299,7 +299,8 @@ def test_members_a_rank_can_hold_follow_from_the_free_memory(tmp_path: Path, mon
 def test_a_file_that_was_cut_off_says_which_structure_is_torn(
     structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydragnn.ensemble.prediction.rules.FRAMES", 4)
+    monkeypatch.setattr(blocks, "FRAMES", 4)
+    monkeypatch.setattr(blocks, "BYTES", 1)
     torn = tmp_path / "torn.xyz"
     torn.write_bytes(structures.read_bytes())
     *_, (first, start, stop) = blocks_of(torn)
@@ -324,6 +325,7 @@ def test_blocks_of_a_file_hold_every_structure_once_and_the_same(
     structures: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "FRAMES", 7)
+    monkeypatch.setattr(blocks, "BYTES", 1)
     actual = blocks_of(structures)
     assert [first for first, _, _ in actual] == [0, 7, 14, 21, 28, 35]
     back = [atoms for block in actual for atoms in frames_of(structures, block)]
@@ -347,6 +349,7 @@ def test_blocks_that_are_built_survive_an_interruption(
     ensemble: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "FRAMES", 7)
+    monkeypatch.setattr(blocks, "BYTES", 1)
     monkeypatch.setattr(work, "outcome_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     out = tmp_path / "out.npz"
     with pytest.raises(Exception, match="--resume"):
@@ -356,6 +359,7 @@ def test_blocks_that_are_built_survive_an_interruption(
     before = (parts / "block-00003" / "notes.json").stat().st_mtime_ns
     monkeypatch.undo()
     monkeypatch.setattr(blocks, "FRAMES", 7)
+    monkeypatch.setattr(blocks, "BYTES", 1)
     with monkeypatch.context() as patch:
         patch.setattr(schedule, "PAUSES", (0.0, 0.0))
         built_blocks = []

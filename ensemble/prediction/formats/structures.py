@@ -186,10 +186,11 @@ def _frames(block: Block, length: float) -> Iterator[Frame]:
         yield from (Frame() for _ in range(len(block.predictions)))
         return
     batch = read.whole
-    names = [chemical_symbols[number] for number in batch[ATOMIC_NUMBERS].reshape(-1).tolist()]
+    names = [chemical_symbols[number] for number in batch[ATOMIC_NUMBERS].reshape(-1).numpy().tolist()]
     positions, cells = batch.positions.numpy() * length, batch.cell.numpy() * length
-    starts, stops = batch.node_offsets[:-1].tolist(), batch.node_offsets[1:].tolist()
-    facts = zip(read.reasons, starts, stops, cells.reshape(-1, 9).tolist(), batch.periodic.tolist(), strict=True)
+    bounds = batch.node_offsets.numpy().tolist()
+    cell_rows, flags_of = cells.reshape(-1, 9).tolist(), batch.periodic.numpy().tolist()
+    facts = zip(read.reasons, bounds[:-1], bounds[1:], cell_rows, flags_of, strict=True)
     for reason, start, stop, cell, flags in facts:
         if reason:
             yield Frame()
