@@ -13,7 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.field import LOCATIONS, Field, Location
 from hydragnn.graphs.texts import NAME, Texts, label
-from hydragnn.graphs.topology import Topology, reverse_of
+from hydragnn.graphs.topology import Topology, note_ascending, reverse_of
 
 FAR = 10.0
 """A graph is far where its first node is so many times farther from the origin than from its other nodes and its edges' images."""
@@ -116,7 +116,9 @@ class GraphBatch:
 
         def owners() -> Tensor:
             graphs = torch.arange(self.num_graphs, device=self.device)
-            return torch.repeat_interleave(graphs, self.counts(location), output_size=self.num_items(location))
+            result = torch.repeat_interleave(graphs, self.counts(location), output_size=self.num_items(location))
+            note_ascending(result, self.num_graphs, self.offsets(location))
+            return result
 
         return self._derive("owner", location, owners)
 
@@ -129,6 +131,11 @@ class GraphBatch:
         names an edge that has none.
         """
         return self._derive("reverse", "edge", lambda: reverse_of(self.topology, self.edge_shifts))
+
+    def prepare(self) -> None:
+        """Derive on a CPU what a GPU would sort and count."""
+        self.topology.prepare()
+        self.owner("node")
 
     def forget_derived(self) -> None:
         """Free what was derived from offsets and edges."""
@@ -281,6 +288,8 @@ class GraphBatch:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "GraphBatch":
         """Return the batch on ``device`` with floats in ``dtype``; None keeps either."""
         batch = self if dtype is None else self.near_origin(dtype)
+        if device is not None and torch.device(device).type not in ("cpu", "meta"):
+            batch.prepare()
         return batch.mapped(lambda value: value.to(device=device, dtype=dtype if value.is_floating_point() else None))
 
     def near_origin(self, dtype: torch.dtype) -> "GraphBatch":
@@ -331,6 +340,9 @@ class GraphBatch:
             masks=map_all(self.masks),
         )
         changed._derived.update(map_all(self._derived))
+        for location in ("node", "edge"):
+            if ("owner", location) in changed._derived:
+                note_ascending(changed.owner(location), self.num_graphs, changed.offsets(location))
         return changed
 
 

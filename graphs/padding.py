@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch, volumes
-from hydragnn.graphs.topology import Topology
+from hydragnn.graphs.topology import LONG, Topology
 
 UNIT = 8
 """Sizes are multiples of it."""
@@ -40,12 +40,15 @@ def padded(batch: GraphBatch, extent: float, *, volume: bool = False, reverse: b
 
     The first graph behind the others has all further nodes, each like the first node of the batch, and all further edges, which join nodes to
     themselves through shifts of nearly the ``extent``, forth and back in turn; further graphs are empty. No node has many more edges than
-    those of the batch: its states must not overflow, since zero times infinity is no zero. ``volume`` and ``reverse``: with volumes and reverse
-    edges, which are computed here because the host waits for them.
+    those of the batch: its states must not overflow, since zero times infinity is no zero, and no row becomes long. ``volume`` and
+    ``reverse``: with volumes and reverse edges, which are computed here because the host waits for them.
     """
     edges, graphs = padded_size(batch.num_edges), padded_size(len(batch) + 1)
     more_edges, more_graphs = edges - batch.num_edges, graphs - len(batch)
     most = 2 * max(1, batch.num_edges // max(batch.num_nodes, 1))
+    longest = batch.topology.longest
+    if longest is not None:
+        most = min(most, max(LONG, *longest))
     nodes = padded_size(batch.num_nodes + 1 + more_edges // most)
     more_nodes = nodes - batch.num_nodes
     loops = batch.num_nodes + torch.arange(more_edges, device=batch.device) * more_nodes // max(more_edges, 1)
@@ -70,6 +73,10 @@ def padded(batch: GraphBatch, extent: float, *, volume: bool = False, reverse: b
         },
         texts={},
     )
+    if longest is not None:
+        object.__setattr__(result.topology, "_longest", tuple(max(most, one) for one in longest))
+    if batch.positions.is_cpu:
+        result.prepare()
     if volume:
         result._derived["volume", "graph"] = _longer(volumes(batch), more_graphs)
     if reverse:

@@ -3,16 +3,21 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from dataclasses import field as member
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hydragnn.base.errors import InputError
 
 STEPS = 1e5
 """Steps of the largest shift; shifts that differ do so by a whole cell."""
+
+LONG = 512
+"""A row of more edges is long: on a GPU several programs sum it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
@@ -32,6 +37,7 @@ class Topology:
     num_pairs: int = 0
     """How many weights there are then."""
     _derived: dict[str, Tensor] = member(init=False, default_factory=dict)
+    _longest: tuple[int, int] | None = member(init=False, default=None)
 
     @classmethod
     def square(cls, senders: Tensor, receivers: Tensor, num_nodes: int) -> "Topology":
@@ -69,6 +75,7 @@ class Topology:
             raise IndexError(f"a pair of {self} does not exist; pairs are numbered from 0 to {num_pairs - 1}")
         shared = replace(self, pair=pair, num_pairs=num_pairs)
         object.__setattr__(shared, "_derived", self._derived)  # it follows from the edges, which are the same
+        object.__setattr__(shared, "_longest", self._longest)
         return shared
 
     @property
@@ -89,6 +96,8 @@ class Topology:
     @property
     def sorted_senders(self) -> Int[Tensor, " edges"]:
         """Senders in the order ``by_sender``."""
+        if "by_sender" in self._derived:
+            return self._derive("sorted_senders", lambda: self.senders.index_select(0, self.by_sender))
         return self._derive("sorted_senders", lambda: self._sort_by_sender()[0])
 
     @property
@@ -144,12 +153,51 @@ class Topology:
         return self._derived[name]
 
     @property
+    def longest(self) -> tuple[int, int] | None:
+        """Edges of the longest row and column; None where no CPU has seen the edges.
+
+        The host never waits for it: it is counted on a CPU and moves with the edges.
+        """
+        if self._longest is None and type(self.senders) is Tensor and self.senders.is_cpu:
+            ends = (end.detach().numpy() for end in (self.receivers, self.senders))
+            row, column = (int(np.bincount(end).max()) if len(end) else 0 for end in ends)
+            object.__setattr__(self, "_longest", (row, column))
+        return self._longest
+
+    def long_ends(self, limit: int = LONG) -> tuple[bool, bool]:
+        """Return whether a row and a column may have more edges than ``limit``."""
+        row, column = (self.num_edges,) * 2 if self.num_edges <= limit or self.longest is None else self.longest
+        return row > limit, column > limit
+
+    def prepare(self) -> None:
+        """Derive what kernels of a GPU read, on the CPU where the edges still are.
+
+        One pass over the edges in place of a sort on the device.
+        """
+        if self.longest is None or "by_sender" in self._derived:
+            return
+        from scipy.sparse import csr_array
+
+        offsets, numbers = self.row_offsets, np.arange(self.num_edges)
+        rows = (numbers, self.senders.numpy(), offsets.numpy())
+        columns = csr_array(rows, shape=(self.num_rows, self.num_columns)).tocsc()  # in each the edges keep their order
+        arrays = {
+            "by_sender": columns.data,
+            "receivers_by_sender": columns.indices,
+            "column_offsets": columns.indptr,
+        }
+        self._derived.update({name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()})
+        note_ascending(self.receivers, self.num_rows, offsets, self.longest[0])
+
+    @property
     def index_arrays(self) -> dict[str, Tensor]:
         """Derived arrays by the name of their property."""
         return self._derived
 
     def to(self, device: torch.device | str | None) -> "Topology":
         """Return the same edges on ``device``, with derived arrays."""
+        if device is not None and torch.device(device).type not in ("cpu", "meta"):
+            self.prepare()
         return self.mapped(lambda value: value.to(device))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Topology":
@@ -171,7 +219,38 @@ class Topology:
             num_pairs=self.num_pairs,
         )
         changed._derived.update({name: noted(value) for name, value in self._derived.items()})
-        return self if same else changed
+        if same:
+            return self
+        if self._longest is not None:
+            object.__setattr__(changed, "_longest", self._longest)
+            if "row_offsets" in changed._derived:
+                note_ascending(changed.receivers, self.num_rows, changed.row_offsets, self._longest[0])
+        return changed
+
+
+class Ascending(NamedTuple):
+    """Offsets of ascending rows, their number and the items of the longest, if known."""
+
+    rows: int
+    offsets: Tensor
+    longest: int | None
+
+
+_ascending: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""By array of the row of each item, for as long as it lives."""
+
+
+def note_ascending(items: Int[Tensor, " items"], rows: int, offsets: Tensor, longest: int | None = None) -> None:
+    """Note that the rows of items ascend, so that nobody sorts them."""
+    if torch.compiler.is_compiling() or type(items) is not Tensor or items.is_inference():
+        return
+    _ascending[items] = (items._version, Ascending(rows, offsets, longest))
+
+
+def ascending(items: Int[Tensor, " items"], rows: int) -> Ascending | None:
+    """Return what was noted of the rows of items; None where nothing was."""
+    version, noted = _ascending.get(items, (None, None))
+    return noted if noted is not None and version == items._version and noted.rows == rows else None
 
 
 def relation_topology(topology: Topology, relation: Int[Tensor, " edges"], relations: int) -> Topology:

@@ -8,9 +8,10 @@ from torch import Tensor
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.activation import silu
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, Form
+from hydragnn.kernels.family import ANYWHERE, Form, on_accelerators
 from hydragnn.kernels.function_sums import FunctionSum
 from hydragnn.kernels.outer import outer_sum
+from hydragnn.kernels.triton import forms as triton_forms
 
 
 def activated_sum(
@@ -34,6 +35,10 @@ def composed(messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
 
 
 SUM = FunctionSum(
-    composed=composed, value=cpu.activated_sum, gradient=cpu.activated_gradient, second=cpu.activated_second
+    composed=composed,
+    value=cpu.activated_sum,
+    gradient=cpu.activated_gradient,
+    second=cpu.activated_second,
+    function=triton_forms.SILU,
 )
-FORMS: Mapping[str, Form] = {ANYWHERE: composed, "cpu": SUM.compiled_or_composed}
+FORMS: Mapping[str, Form] = {ANYWHERE: composed, "cpu": SUM.compiled_or_composed, **on_accelerators(SUM.in_triton)}

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, FUSABLE, Form, add, as_operators, form_on
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, Form, add, as_operators, form_on, on_accelerators
+from hydragnn.kernels.triton import forms as triton_forms
 
 
 def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -158,5 +159,6 @@ CURVATURE_FORMS: Mapping[str, Form] = {ANYWHERE: curvature, "cpu": cpu.or_plain(
 OF_SLOPE_FORMS: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {
     ANYWHERE: slope_gradients,
     "cpu": cpu.or_plain(cpu.silu_slope_gradient, slope_gradients),
+    **on_accelerators(triton_forms.silu_slope_gradients),  # type: ignore[arg-type]
 }
 SILU_FORMS: Mapping[str, Form] = {ANYWHERE: _Value.apply, FUSABLE: nn.functional.silu}

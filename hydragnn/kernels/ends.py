@@ -77,6 +77,11 @@ def sum_to_items(messages: Tensor, topology: Topology) -> Tensor:
     return form_on(SUM_FORMS, messages.device.type)(messages, (topology.pair, topology.num_pairs))
 
 
+def items_in_triton(items: Tensor, topology: Topology) -> Tensor:
+    """Return the item of each edge's pair; without pairs return them unchanged."""
+    return items if topology.pair is None else triton_forms.gather(items, topology.pair)
+
+
 def spread_to_edges(items: Tensor, topology: Topology) -> Tensor:
     """Return the item of each edge's pair; without pairs return them unchanged."""
     return items if topology.pair is None else items.index_select(0, topology.pair)
@@ -112,12 +117,26 @@ ENDS = Family(
             items=("columns", "weights"),
         ),
         "senders": Member(
-            forms={ANYWHERE: lambda x, t: x.index_select(0, t.senders)}, derivatives=(SENT,), items=("columns",)
+            forms={
+                ANYWHERE: lambda x, t: x.index_select(0, t.senders),
+                **on_accelerators(lambda x, t: triton_forms.gather(x, t.senders)),
+            },
+            derivatives=(SENT,),
+            items=("columns",),
         ),
         "receivers": Member(
-            forms={ANYWHERE: lambda g, t: g.index_select(0, t.receivers)}, derivatives=(RECEIVED,), items=("rows",)
+            forms={
+                ANYWHERE: lambda g, t: g.index_select(0, t.receivers),
+                **on_accelerators(lambda g, t: triton_forms.gather(g, t.receivers)),
+            },
+            derivatives=(RECEIVED,),
+            items=("rows",),
         ),
-        "items": Member(forms={ANYWHERE: spread_to_edges}, derivatives=(ITEMS,), items=("weights",)),
+        "items": Member(
+            forms={ANYWHERE: spread_to_edges, **on_accelerators(items_in_triton)},
+            derivatives=(ITEMS,),
+            items=("weights",),
+        ),
         "to items": Member(forms={ANYWHERE: sum_to_items}, derivatives=(("items", (INCOMING,)),), items=("edges",)),
         "to receivers": Member(
             forms={

@@ -110,6 +110,8 @@ class Member:
     derivatives: tuple[tuple[str, tuple[int, ...]], ...]
     together: Mapping[str, Gradients] = field(default_factory=dict)
     """By kind of device, a form that computes all derivatives in one pass."""
+    tangents: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    """By kind of device, the derivative of the value along directions ``along`` of its tensors, in one pass."""
     items: tuple[str, ...] = ()
     """Items that each tensor has one of: ``rows`` (receivers), ``columns`` (senders), ``edges`` or ``weights`` (of edges or their pairs) of its topology; () without one."""
 
@@ -154,7 +156,11 @@ class Family:
         """Calls a member as an operator of torch, where ``library.py`` made one of it."""
         self._values = {name: _value(member) for name, member in members.items()}
         self._shells = {name: _shell(name, member, self).apply for name, member in members.items()}
-        self._together = {name: _together(name, member, self) for name, member in members.items() if member.together}
+        self._together = {
+            name: _together(name, member, self)
+            for name, member in members.items()
+            if member.together or member.tangents
+        }
 
     def __call__(self, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
         """Return the op ``name`` of the tensors, with derivatives of every order."""
@@ -173,7 +179,8 @@ class Family:
         ``known`` are the tensors, if any derivative reads them, and the incoming gradient, last.
         """
         member = self.members[name]
-        if all(needed) and not _open_blocks and _kind(operands[INCOMING]) in member.together:
+        kind = _kind(operands[INCOMING])
+        if all(needed) and not _open_blocks and (kind in member.together or kind in member.tangents):
             values: Sequence[Tensor] = self._together[name].apply(structure, *operands)
             return values
         recorded = torch.is_grad_enabled()  # a gradient that is not has no need of a function of autograd
@@ -232,6 +239,42 @@ def _shell(name: str, member: Member, family: Family) -> type[Function]:
     return Shell
 
 
+def _along(
+    name: str,
+    family: Family,
+    operands: Sequence[Tensor],
+    incoming: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    structure: Any,
+) -> Iterator[Tensor | None]:
+    """Yield the gradients of all derivatives of a member by its operands.
+
+    What tensor i receives from all of them is the derivative of its own one along the incoming gradients; what the incoming gradient
+    receives is that of the member.
+    """
+    member, kind = family.members[name], _kind(operands[INCOMING])
+    directions = (*incoming, None)
+    maps = (*member.derivatives, (name, tuple(range(len(incoming)))))
+    for (derivative, arguments), operand, wanted in zip(maps, operands, needed, strict=True):
+        tensors = [operands[argument] for argument in arguments]
+        along = [directions[argument] for argument in arguments]
+        present = [place for place, direction in enumerate(along) if direction is not None]
+        if not wanted or not present:
+            yield None
+            continue
+        form = family.members[derivative].tangents.get(kind)
+        if form is not None and len(present) > 1:
+            yield form(*tensors, structure, along=along).to(operand.dtype)
+            continue
+        parts = (
+            family._values[derivative](
+                structure, *[along[place] if place == one else tensor for place, tensor in enumerate(tensors)]
+            )
+            for one in present
+        )
+        yield sum(parts).to(operand.dtype)
+
+
 def _together(name: str, member: Member, family: Family) -> type[Function]:
     """Return one autograd function for all derivatives of a member."""
 
@@ -249,12 +292,15 @@ def _together(name: str, member: Member, family: Family) -> type[Function]:
             ctx.save_for_backward(*operands)
             ctx.structure = structure
             ctx.set_materialize_grads(False)
-            values = member.together[_kind(operands[INCOMING])](*operands, structure)
+            form = member.together.get(_kind(operands[INCOMING]))
+            values = None if form is None else form(*operands, structure)
             return one_by_one(operands, structure) if values is None else values
 
         @staticmethod
         def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
             operands, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+            if not torch.is_grad_enabled() and not _open_blocks and _kind(operands[INCOMING]) in member.tangents:
+                return None, *_along(name, family, operands, incoming, needed, ctx.structure)
             totals: list[Tensor | None] = [None] * len(operands)
             for (derivative, arguments), u in zip(member.derivatives, incoming):
                 if u is None:

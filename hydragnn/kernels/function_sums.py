@@ -18,7 +18,8 @@ from torch.autograd import Function
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu.compiled import serves
-from hydragnn.kernels.family import ANYWHERE, as_operators, check_items, form_on
+from hydragnn.kernels.family import ANYWHERE, as_operators, check_items, form_on, on_accelerators
+from hydragnn.kernels.triton import forms as triton_forms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,12 +34,22 @@ class FunctionSum:
     """Both gradients, of (a, w, g, topology)."""
     second: Callable[..., tuple[Tensor, ...]]
     """The gradients of ``gradient``, of (a, w, g, u, v, topology)."""
+    function: int
+    """Number of the function in Triton's kernels, which take the place of the loops on ROCm and CUDA."""
 
     def __call__(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
         """Return the sum by the form of the device."""
-        forms = {ANYWHERE: self.composed, "cpu": self.compiled_or_composed}
+        forms = {ANYWHERE: self.composed, "cpu": self.compiled_or_composed, **on_accelerators(self.in_triton)}
         form = self.composed if as_operators() else form_on(forms, messages.device.type)
         return form(messages, weights, topology)
+
+    def in_triton(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
+        """Return the sum by Triton's kernels, which take messages and weights of one dtype."""
+        if messages.dim() != 2 or messages.dtype != weights.dtype:
+            return self.composed(messages, weights, topology)
+        check_items(("edges", "edges"), (messages, weights), topology)
+        value: Tensor = _Sum.apply(_InTriton(self.composed, self.function), topology, messages, weights)
+        return value
 
     def compiled_or_composed(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
         """Return the sum by the compiled loop if it serves."""
@@ -49,11 +60,29 @@ class FunctionSum:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class _InTriton:
+    """The loops of a function as Triton's kernels."""
+
+    composed: Callable[[Tensor, Tensor, Topology], Tensor]
+    function: int
+
+    def value(self, a: Tensor, w: Tensor, topology: Topology) -> Tensor:
+        return triton_forms.function_sum(a, w, topology, self.function)
+
+    def gradient(self, a: Tensor, w: Tensor, g: Tensor, topology: Topology) -> tuple[Tensor, ...]:
+        return triton_forms.function_gradient(a, w, g, topology, self.function)
+
+    def second(self, a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topology: Topology) -> tuple[Tensor, ...]:
+        of_edges = triton_forms.function_gradient(a, w, g, topology, self.function, along=(u, v))
+        return *of_edges, triton_forms.function_sum(a, w, topology, self.function, along=(u, v))
+
+
 class _Sum(Function):
     """The sum."""
 
     @staticmethod
-    def forward(ctx: Any, op: FunctionSum, topology: Topology, a: Tensor, w: Tensor) -> Tensor:
+    def forward(ctx: Any, op: FunctionSum | _InTriton, topology: Topology, a: Tensor, w: Tensor) -> Tensor:
         ctx.op, ctx.topology = op, topology
         ctx.save_for_backward(a, w)
         return op.value(a, w, topology)
@@ -67,7 +96,9 @@ class _Gradient(Function):
     """a' and w'."""
 
     @staticmethod
-    def forward(ctx: Any, op: FunctionSum, topology: Topology, a: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, op: FunctionSum | _InTriton, topology: Topology, a: Tensor, w: Tensor, g: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.op, ctx.topology = op, topology
         ctx.save_for_backward(a, w, g)
         return op.gradient(a, w, g, topology)
@@ -82,7 +113,7 @@ class _Second(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, op: FunctionSum, topology: Topology, a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor
+        ctx: Any, op: FunctionSum | _InTriton, topology: Topology, a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.op, ctx.topology = op, topology
         ctx.save_for_backward(a, w, g, u, v)
@@ -101,7 +132,7 @@ class _Second(Function):
             return None, None, *inputs
 
 
-def _second(op: FunctionSum, operands: Sequence[Tensor], topology: Topology) -> Sequence[Tensor]:
+def _second(op: FunctionSum | _InTriton, operands: Sequence[Tensor], topology: Topology) -> Sequence[Tensor]:
     """Return the derivative of the gradient of the composition."""
     a, w, g, u, v = operands
     first = torch.autograd.grad(op.composed(a, w, topology), (a, w), g, create_graph=True)

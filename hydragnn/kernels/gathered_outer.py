@@ -82,6 +82,7 @@ GATHERED_OUTER = Family(
                 ("contract_along", (0, 1, INCOMING)),
             ),
             together={"cpu": cpu.sum_along_gradients},
+            tangents=on_accelerators(triton_forms.sum_along),
             items=("columns", "weights", "edges"),
         ),
         "collect_along": Member(
@@ -91,6 +92,7 @@ GATHERED_OUTER = Family(
                 ("contract_along", (INCOMING, 0, 2)),
                 ("sum_along", (INCOMING, 0, 1)),
             ),
+            tangents=on_accelerators(triton_forms.collect_along),
             items=("weights", "edges", "rows"),
         ),
         "multiply_along": Member(
@@ -100,6 +102,7 @@ GATHERED_OUTER = Family(
                 ("contract_along", (0, INCOMING, 2)),
                 ("sum_along", (0, INCOMING, 1)),
             ),
+            tangents=on_accelerators(gives_weights(triton_forms.multiply_along, 3)),
             items=("columns", "edges", "rows"),
         ),
         "contract_along": Member(
@@ -109,6 +112,7 @@ GATHERED_OUTER = Family(
                 ("multiply_along", (0, INCOMING, 2)),
                 ("sum_along", (0, 1, INCOMING)),
             ),
+            tangents=on_accelerators(triton_forms.contract_along),
             items=("columns", "weights", "rows"),
         ),
     }

@@ -18,6 +18,7 @@ from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.op import Case
 from hydragnn.kernels.ops import OPS, random_graph
 from hydragnn.kernels.triton import launch as triton_launch
+from hydragnn.kernels.triton.forms import POWERS
 
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "sm_80", "sm_90")
 """MI200, MI300, MI350, A100, H100 and H200."""
@@ -63,19 +64,30 @@ class Compiled:
         return {**asdict(self), "constants": dict(self.constants), "loads": dict(self.loads), "faults": self.faults}
 
 
+def _times(constants: Mapping[str, Any], bit: int) -> int:
+    """Return how often a tensor is read: twice with a direction of its own."""
+    return 2 if constants["TANGENTS"] & bit else 1
+
+
 READS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
-    "sum_rows": lambda c: c["INNER"] * (c["GROUP"] if c["X_AXES"] else 1) + (c["WEIGHT"] == 2),
-    "sum_windows": lambda c: 2 * READS["sum_rows"](c),
+    "sum_rows": lambda c: (
+        c["INNER"] * (c["GROUP"] if c["X_AXES"] else 1) * _times(c, 1) + (c["WEIGHT"] == 2) * _times(c, 2)
+    ),
+    "sum_windows": lambda c: READS["sum_rows"](c),
     "join_windows": lambda c: 1,
-    "multiply_ends": lambda c: c["AXES"] * (1 + c["GATHER"]) + c["FACTOR"],
-    "dot_ends": lambda c: 1 + c["GROUP"] + c["WEIGHT"],
+    "multiply_ends": lambda c: c["AXES"] * (_times(c, 2) + c["GATHER"] * _times(c, 1)) + c["FACTOR"] * _times(c, 4),
+    "dot_ends": lambda c: _times(c, 1) + c["GROUP"] * _times(c, 2) + c["WEIGHT"] * _times(c, 4),
     "add_ends": lambda c: 1 + c["RECEIVED"] + c["CARRIED"],
+    "function_gradient": lambda c: 1 + (3 if c["FUNCTION"] == POWERS else 1) + c["TANGENTS"],
+    "silu_slope_gradients": lambda c: 3,
     "reduce_rows": lambda c: 1,
     "reduce_rows_gradient": lambda c: 1,
+    "reduce_rows_second": lambda c: 2,
     "reduce_windows": lambda c: 1,
     "join_reductions": lambda c: 2 * c["MOMENTS"] + c["LOW"] + c["HIGH"],
     "reduce_windows_gradient": lambda c: 1,
     "softmax_rows": lambda c: 2,
+    "softmax_rows_gradient": lambda c: 3 + c["CURVED"],
     "softmax_windows": lambda c: 1,
     "join_softmax": lambda c: 2,
     "softmax_parts": lambda c: 1,
@@ -160,14 +172,16 @@ class _Collector(triton_launch.Launcher):
         self.new.append(Compiled(**result, **about))
 
     def launched_in(self, call: Any, case: Case) -> list[Compiled]:
-        """Yield the kernels that a call and its derivative launch first."""
+        """Yield the kernels that a call and its two derivatives launch first."""
         tensors = tuple(tensor.detach().requires_grad_() for tensor in case.tensors)
         self.new = []
         with taken_for("meta", "cuda"), triton_launch.launched_by(self):
             call(*case.tensors, *case.rest)  # no gradient is recorded
             value = call(*tensors, *case.rest)
             parts = value if isinstance(value, tuple) else (value,)
-            torch.autograd.grad([part.sum() for part in parts], tensors)
+            scalar = sum((part.square().sum() for part in parts), tensors[0].new_zeros(()))
+            first = torch.autograd.grad(scalar, tensors, create_graph=True)
+            torch.autograd.grad([part.square().sum() for part in first], tensors, allow_unused=True)
         return self.new
 
 

@@ -10,6 +10,7 @@ from torch.autograd import Function
 from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order, to_winner
 from hydragnn.kernels.segment_order import segment_order
 from hydragnn.kernels.triton import reductions as triton_reductions
+from hydragnn.kernels.triton.forms import may_be_long
 
 
 def extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> tuple[Tensor, Tensor]:
@@ -27,7 +28,10 @@ def extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str, rec
 
 
 def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, extremes: bool) -> tuple[Tensor, ...]:
-    """Return mean and variance of each node's messages, and extremes on request."""
+    """Return mean and variance of each node's messages, and extremes on request.
+
+    Moments are of the dtype of sums: what is computed from them is rounded once.
+    """
     recorded = torch.is_grad_enabled() and messages.requires_grad
     values: tuple[Tensor, ...] = _Statistics.apply(messages, receivers, num_nodes, extremes, recorded)
     return values
@@ -38,9 +42,9 @@ class _Statistics(Function):
     def forward(
         ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, extremes: bool, recorded: bool
     ) -> tuple[Tensor, ...]:
-        inputs, winners = segment_order(receivers, num_nodes), extremes and recorded
+        order, winners = segment_order(receivers, num_nodes), extremes and recorded
         moments, *result = triton_reductions.reductions(
-            messages, *inputs, moments=True, low=extremes, high=extremes, winners=winners
+            messages, order, moments=True, low=extremes, high=extremes, winners=winners
         )
         assert moments is not None
         ctx.save_for_backward(messages, moments[0], *(pair[1] for pair in result if pair is not None))
@@ -66,13 +70,17 @@ class _StatisticsGradient(Function):
         ctx.save_for_backward(messages, mean, to_variance, *of_extremes[2:])
         ctx.segments = segments
         extremes = (of_extremes[0], of_extremes[1], of_extremes[2], of_extremes[3]) if of_extremes else None
-        inputs = segment_order(*segments)
-        return triton_reductions.reductions_gradient(messages, *inputs, mean, (to_mean, to_variance), extremes)
+        order = segment_order(*segments)
+        return triton_reductions.reductions_gradient(messages, order, mean, (to_mean, to_variance), extremes)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         messages, mean, to_variance, *edges = ctx.saved_tensors
         segments, count = ctx.segments, messages.shape[0]
+        order = segment_order(*segments)
+        if not (torch.is_grad_enabled() or may_be_long(order)):
+            second = triton_reductions.reductions_second(v, messages, order, mean, to_variance, tuple(edges))
+            return *second[:2], None, *second[2:], *(None for _ in edges)
         share = 1 / counts_in_order(segments[0], segments[1], mean)
         slope = 2 * share * to_variance
         sums = SUMS("sum", (v,), segments)
@@ -92,7 +100,7 @@ def values(messages: Tensor, segments: tuple[Tensor, int], names: tuple[str, ...
     """The named ones of mean and variance, low and high, without derivatives."""
     moments, low, high = _reduced(messages, segments, names, winners=False)
     result = {**_named(("mean", "variance"), moments), **_named(("low",), low), **_named(("high",), high)}
-    return tuple(result[name] for name in names)
+    return tuple(result[name].to(messages.dtype) for name in names)
 
 
 def gradient(
@@ -112,15 +120,15 @@ def gradient(
         return to_winner(arrived[extremes[0]], (edges[0], messages.shape[0]))
     rest = (arrived["low"], arrived["high"], edges[0], edges[1]) if extremes else None
     moments = arrived["mean"], arrived["variance"]
-    return triton_reductions.reductions_gradient(messages, *segment_order(*segments), mean, moments, rest)
+    return triton_reductions.reductions_gradient(messages, segment_order(*segments), mean, moments, rest)
 
 
 def _reduced(
     messages: Tensor, segments: tuple[Tensor, int], names: tuple[str, ...], *, winners: bool
 ) -> tuple[triton_reductions.Pair, ...]:
     moments, low, high = ("mean" in names, "low" in names, "high" in names)
-    inputs = segment_order(*segments)
-    return triton_reductions.reductions(messages, *inputs, moments=moments, low=low, high=high, winners=winners)
+    order = segment_order(*segments)
+    return triton_reductions.reductions(messages, order, moments=moments, low=low, high=high, winners=winners)
 
 
 def _named(names: tuple[str, ...], pair: triton_reductions.Pair) -> dict[str, Tensor]:

@@ -110,16 +110,19 @@ OUTER = Family(
         "outer_sum": Member(
             forms=OUTER_SUM_FORMS,
             derivatives=(("along_directions", (1, INCOMING)), ("along_channels", (0, INCOMING))),
+            tangents=on_accelerators(triton_forms.outer_sum),
             items=("edges", "edges"),
         ),
         "along_directions": Member(
             forms=ALONG_DIRECTIONS_FORMS,
             derivatives=(("along_channels", (INCOMING, 1)), ("outer_sum", (INCOMING, 0))),
+            tangents=on_accelerators(triton_forms.along_directions),
             items=("edges", "rows"),
         ),
         "along_channels": Member(
             forms=ALONG_CHANNELS_FORMS,
             derivatives=(("along_directions", (INCOMING, 1)), ("outer_sum", (0, INCOMING))),
+            tangents=on_accelerators(triton_forms.along_channels),
             items=("edges", "rows"),
         ),
     }

@@ -17,7 +17,7 @@ def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor:
 
 def sum_in_order(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor:
     """Sum messages at receivers in Triton, edge after edge."""
-    return triton_forms.sum_in_order(messages, *segment_order(*segments))
+    return triton_forms.sum_in_order(messages, segment_order(*segments))
 
 
 def spread_to_edges(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
@@ -25,6 +25,12 @@ def spread_to_edges(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
     return received.index_select(0, segments[0])
 
 
+def spread_in_triton(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
+    """Return the row of each edge's receiver, by a vector of a row at a time."""
+    return triton_forms.gather(received, segments[0])
+
+
+SPREAD_FORMS = {ANYWHERE: spread_to_edges, **on_accelerators(spread_in_triton)}
 SUM_FORMS = {
     ANYWHERE: sum_to_receivers,
     "cpu": cpu.or_plain(cpu.sum_to_receivers, sum_to_receivers),
@@ -33,7 +39,7 @@ SUM_FORMS = {
 SUMS = Family(
     {
         "sum": Member(forms=SUM_FORMS, derivatives=(("spread", (INCOMING,)),)),
-        "spread": Member(forms={ANYWHERE: spread_to_edges}, derivatives=(("sum", (INCOMING,)),)),
+        "spread": Member(forms=SPREAD_FORMS, derivatives=(("sum", (INCOMING,)),)),
     }
 )
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, Form
+from hydragnn.kernels.family import ANYWHERE, Form, on_accelerators
 from hydragnn.kernels.function_sums import FunctionSum
 from hydragnn.kernels.outer import outer_sum
+from hydragnn.kernels.triton import forms as triton_forms
 
 POWER = 4
 
@@ -45,5 +46,11 @@ def composed(deviations: Tensor, weights: Tensor, topology: Topology) -> Tensor:
     return torch.stack([outer_sum(each, weights, topology).squeeze(1) for each in grown])
 
 
-SUMS = FunctionSum(composed=composed, value=cpu.power_sums, gradient=cpu.power_gradient, second=cpu.power_second)
-FORMS: Mapping[str, Form] = {ANYWHERE: composed, "cpu": SUMS.compiled_or_composed}
+SUMS = FunctionSum(
+    composed=composed,
+    value=cpu.power_sums,
+    gradient=cpu.power_gradient,
+    second=cpu.power_second,
+    function=triton_forms.POWERS,
+)
+FORMS: Mapping[str, Form] = {ANYWHERE: composed, "cpu": SUMS.compiled_or_composed, **on_accelerators(SUMS.in_triton)}

@@ -6,15 +6,18 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hydragnn.graphs.topology import searched_offsets
+from hydragnn.graphs.topology import ascending, searched_offsets
 
 
 class SegmentOrder(NamedTuple):
     """Edges by receiver: their numbers, their receivers and where each node's begin."""
 
-    order: Tensor
+    order: Tensor | None
+    """None where receivers ascend: the edges themselves."""
     owners: Tensor
     offsets: Tensor
+    longest: int | None
+    """Edges of the longest row, if a CPU has seen them."""
 
 
 _orders: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -23,10 +26,13 @@ _orders: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def segment_order(receivers: Tensor, num_nodes: int) -> SegmentOrder:
     """Return the stable order of edges by receiver, computed once."""
+    noted = ascending(receivers, num_nodes)
+    if noted is not None:
+        return SegmentOrder(None, receivers, noted.offsets, noted.longest)
     cached: tuple[int, int, SegmentOrder] | None = _orders.get(receivers)
     if cached is not None and cached[:2] == (num_nodes, receivers._version):
         return cached[2]
     owners, order = torch.sort(receivers, stable=True)
     offsets = searched_offsets(owners, num_nodes)
-    _orders[receivers] = (num_nodes, receivers._version, SegmentOrder(order, owners, offsets))
+    _orders[receivers] = (num_nodes, receivers._version, SegmentOrder(order, owners, offsets, None))
     return _orders[receivers][2]

@@ -96,7 +96,7 @@ def segment_variance(
 
     Mean 1e3 with deviation 1e-2 keeps its digits in float32, which E[x^2] - E[x]^2 does not.
     """
-    return statistics(messages, receivers, num_nodes, MOMENTS)[1]
+    return statistics(messages, receivers, num_nodes, MOMENTS)[1].to(messages.dtype)
 
 
 def segment_std(
@@ -108,7 +108,8 @@ def segment_std(
 
     Atomics: none, and the same bits again.
     """
-    return (segment_variance(messages, receivers, num_nodes) + floor).sqrt()
+    variance = statistics(messages, receivers, num_nodes, MOMENTS)[1]
+    return (variance + floor).sqrt().to(messages.dtype)
 
 
 def segment_statistics(
@@ -121,7 +122,7 @@ def segment_statistics(
     Atomics: none, and the same bits again.
     """
     mean, variance, low, high = statistics(messages, receivers, num_nodes, (*MOMENTS, *LOW, *HIGH))
-    return mean, low, high, (variance + floor).sqrt()
+    return mean.to(messages.dtype), low, high, (variance + floor).sqrt().to(messages.dtype)
 
 
 def segment_softmax(

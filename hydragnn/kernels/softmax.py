@@ -19,6 +19,7 @@ from hydragnn.kernels.per_receiver import SUM_FORMS, SUMS
 from hydragnn.kernels.segment_order import segment_order
 from hydragnn.kernels.statistics import Segments, scattered_extreme
 from hydragnn.kernels.triton import reductions as triton_reductions
+from hydragnn.kernels.triton.forms import may_be_long
 
 
 def shares(scores: Tensor, segments: Segments) -> Tensor:
@@ -46,7 +47,17 @@ def _row_sums(values: Tensor, segments: Segments) -> Tensor:
 
 
 def _in_triton(scores: Tensor, segments: Segments) -> Tensor:
-    return triton_reductions.softmax(scores, *segment_order(*segments))
+    return triton_reductions.softmax(scores, segment_order(*segments))
+
+
+def _gradient_in_triton(y: Tensor, u: Tensor, segments: Segments) -> Tensor:
+    order = segment_order(*segments)
+    return gradient(y, u, segments) if may_be_long(order) else triton_reductions.softmax_gradient(y, u, None, order)
+
+
+def _curvature_in_triton(y: Tensor, u: Tensor, v: Tensor, segments: Segments) -> Tensor:
+    order = segment_order(*segments)
+    return curvature(y, u, v, segments) if may_be_long(order) else triton_reductions.softmax_gradient(y, u, v, order)
 
 
 def _forms(plain: Form, compiled: Callable[..., Tensor | None]) -> Mapping[str, Form]:
@@ -77,8 +88,14 @@ def _of_curvature(record: CallRecord, segments: Segments) -> Tensors:
 SOFTMAX_FORMS: Mapping[str, Any] = {**_forms(shares, cpu.softmax), **on_accelerators(_in_triton)}
 SOFTMAX = Nonlinear(name="softmax", forms=SOFTMAX_FORMS, gradients=_of_scores, keeps_tensors=False)
 GRADIENT = Nonlinear(
-    name="softmax_gradient", forms=_forms(gradient, cpu.softmax_gradient), gradients=_of_gradient, tensors=2
+    name="softmax_gradient",
+    forms={**_forms(gradient, cpu.softmax_gradient), **on_accelerators(_gradient_in_triton)},
+    gradients=_of_gradient,
+    tensors=2,
 )
 CURVATURE = Nonlinear(
-    name="softmax_curvature", forms=_forms(curvature, cpu.softmax_curvature), gradients=_of_curvature, tensors=3
+    name="softmax_curvature",
+    forms={**_forms(curvature, cpu.softmax_curvature), **on_accelerators(_curvature_in_triton)},
+    gradients=_of_curvature,
+    tensors=3,
 )

@@ -203,24 +203,28 @@ def _trilinear(per: Per) -> Family:
     """Return the family of three ops for one kind of weight."""
     products = {name: partial(form, per=per) for name, form in EDGE_PRODUCT_FORMS.items()}
     together: Mapping[str, Mapping[str, Gradients]] = {name: {} for name in TOGETHER} if per == "edge" else TOGETHER
+    product_along = gives_weights(partial(triton_forms.edge_product, per=per), 2)
     return Family(
         {
             "row_sum": Member(
                 forms=ROW_SUM_FORMS,
                 derivatives=(("column_sum", (INCOMING, 1)), ("edge_product", (0, INCOMING))),
                 together=together["row_sum"],
+                tangents=on_accelerators(triton_forms.row_sum),
                 items=("columns", "weights"),
             ),
             "column_sum": Member(
                 forms=COLUMN_SUM_FORMS,
                 derivatives=(("row_sum", (INCOMING, 1)), ("edge_product", (INCOMING, 0))),
                 together=together["column_sum"],
+                tangents=on_accelerators(triton_forms.column_sum),
                 items=("rows", "weights"),
             ),
             "edge_product": Member(
                 forms=products,
                 derivatives=(("column_sum", (1, INCOMING)), ("row_sum", (0, INCOMING))),
                 together=together["edge_product"],
+                tangents=on_accelerators(product_along),
                 items=("columns", "rows"),
             ),
         }

@@ -146,7 +146,8 @@ class Replays:
         batch = padded(batch, **self.options)
         inputs = [*tensors_of(batch), *tensors]
         names = *batch.nodes, *batch.edges, *batch.graphs, *batch.masks
-        key = (what, torch.is_grad_enabled(), names, *((value.shape, value.dtype) for value in inputs))
+        long = batch.topology.long_ends()  # kernels of long rows are launched where there may be any
+        key = (what, torch.is_grad_enabled(), names, long, *((value.shape, value.dtype) for value in inputs))
         if key not in self.recordings:
             self.uses[key] += 1
             if self.uses[key] <= USES:

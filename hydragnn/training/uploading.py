@@ -16,6 +16,7 @@ def upload(batch: GraphBatch, device: torch.device) -> GraphBatch:
     CUDA waits until the stream is idle (CUDA Runtime API, "API synchronization behavior").
     """
     module: Any = torch.get_device_module(device)
+    batch.prepare()
     copying, computing = _copy_stream(device), module.current_stream(device)
     pinned = batch.mapped(lambda tensor: tensor.pin_memory() if tensor.is_cpu else tensor)  # what is there stays there
     with module.stream(copying):

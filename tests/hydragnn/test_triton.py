@@ -15,12 +15,13 @@ from hydragnn.kernels.offline import READS, Compiled, read_amd
 from hydragnn.kernels.op import Errors
 from hydragnn.kernels.ops import case_graphs, random_graph
 from hydragnn.kernels.triton import edges as triton_edges
+from hydragnn.kernels.triton import elementwise as triton_elementwise
 from hydragnn.kernels.triton import segments as triton_segments
 from hydragnn.kernels.triton import sums as triton_sums
 from hydragnn.kernels.triton import windows as triton_windows
 from hydragnn.kernels.triton.tiles import TILES, tile_shape
 from tests.forked import Forked
-from tests.hydragnn.triton_interpreted import ROOTS
+from tests.hydragnn.triton_interpreted import ROOTS, STRIDED
 
 VARIANTS = sum(len(op.variants) for op in OPS.values())
 REDUCTIONS = sum(name.startswith("segment") for name in OPS)
@@ -29,6 +30,7 @@ CHECKS = {
     "corners": VARIANTS * 4,
     "widths": VARIANTS * 3,
     "long": VARIANTS + 2 * REDUCTIONS + 4 + 3,
+    "strided": sum(map(len, STRIDED.values())),
 }
 
 
@@ -168,7 +170,7 @@ def test_kernels_compile_beside_the_checks_of_annotations() -> None:
     """Triton reads the names in a kernel from its globals, so that nothing may be wrapped around it."""
     kernels = [
         getattr(module, name)
-        for module in (triton_sums, triton_edges, triton_segments, triton_windows)
+        for module in (triton_sums, triton_edges, triton_elementwise, triton_segments, triton_windows)
         for name in dir(module)
         if isinstance(getattr(module, name), triton.JITFunction)
     ]

@@ -1,6 +1,6 @@
 """Runs the Triton forms of ops in Triton's interpreter and prints what differs from the references, as JSON.
 
-TRITON_INTERPRET=1 python tests/hydragnn/triton_interpreted.py derivatives|corners|widths|long
+TRITON_INTERPRET=1 python tests/hydragnn/triton_interpreted.py derivatives|corners|widths|long|strided
 A process of its own, since Triton decides when it is imported whether it interprets.
 """
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,6 +134,45 @@ def axes() -> Iterator[tuple[str, float, float]]:
         yield f"{axes} axes", float(difference.abs().max()), op.tolerance[torch.float64]
 
 
+STRIDED = {
+    "gather_multiply_sum": (
+        "channels, weight per channel",
+        "vectors, weight per head",
+        "vectors, shared weight per channel",
+    ),
+    "scatter_multiply_sum": ("vectors, weight per channel",),
+    "edge_product": ("vectors, per channel", "vectors, per head"),
+    "gather_add": ("both ends and edges",),
+    "gather_outer_sum": ("directions", "directions, shared weight"),
+    "outer_sum": ("directions",),
+    "along_directions": ("directions",),
+    "along_channels": ("directions",),
+    "segment_sum": ("channels",),
+    "segment_statistics": ("channels", "heads"),
+    "segment_softmax": ("channels",),
+    "activated_sum": ("messages",),
+    "power_sums": ("deviations",),
+}
+"""Variants of ops whose kernels read parts of wider tensors where they lie."""
+
+
+def strided() -> Iterator[tuple[str, float, float]]:
+    """Derivatives of parts of wider tensors, of edges that a CPU has seen: nothing is sorted, and no row is long."""
+
+    def part(value: Any) -> Any:
+        wide = isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
+        return torch.cat([value, value], -1)[..., : value.shape[-1]] if wide else value
+
+    for name, variants in STRIDED.items():
+        edges = graph(5, 5, [((7 * e + e * e) % 5, e // 4) for e in range(16)])
+        edges.prepare()
+        call = OPS[name].call
+        op = replace(OPS[name], call=lambda *inputs, call=call: call(*map(part, inputs)))
+        cases = dict(op.cases({"parts": edges}, 4))
+        for variant in variants:
+            yield f"{name} {variant}", max(op.compare(cases[f"parts, {variant}"])), op.tolerance[torch.float64]
+
+
 @contextmanager
 def rows_longer_than(edges: int) -> Iterator[None]:
     before = triton_launch.LONG
@@ -148,6 +188,7 @@ SUITES = {
     "corners": corners,
     "widths": widths,
     "long": long,
+    "strided": strided,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -10,43 +10,77 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
+from hydragnn.kernels.segment_order import SegmentOrder
 from hydragnn.kernels.triton import launch as triton_launch
-from hydragnn.kernels.triton.launch import constants_of, launch, sum_dtype
+from hydragnn.kernels.triton.launch import by_axes, constants_of, launch, sum_dtype
+from hydragnn.kernels.triton.tiles import WIDEST
+
+Tangents = Sequence[Tensor | None]
+"""Directions of an op's tensors, for the derivative of its value along them; None where a tensor stays as it is."""
+NONE: Tangents = (None, None, None)
 
 
-def row_sum(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+def row_sum(x: Tensor, weight: Tensor | None, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Sum weighted states of senders per row."""
-    return _sum(Summands(*_by_row(topology), topology.senders, x=x, weight=weight, numbers=topology.pair))
+    return _sum(
+        Summands(
+            *by_row(topology),
+            topology.senders,
+            x=x,
+            weight=weight,
+            numbers=topology.pair,
+            d_x=along[0],
+            d_weight=along[1],
+        )
+    )
 
 
-def column_sum(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+def column_sum(g: Tensor, weight: Tensor | None, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Sum weighted states of receivers per column."""
     numbers = None if weight is None else _weights_by_column(topology)
-    return _sum(Summands(*_by_column(topology), topology.receivers_by_sender, x=g, weight=weight, numbers=numbers))
+    index = topology.receivers_by_sender
+    return _sum(
+        Summands(*by_column(topology), index, x=g, weight=weight, numbers=numbers, d_x=along[0], d_weight=along[1])
+    )
 
 
-def outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
+def outer_sum(messages: Tensor, directions: Tensor, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Sum messages times directions per row, of one read of the messages."""
-    return _sum_outer(Summands(*_by_row(topology), None, x=messages, along=directions), messages.dtype)
+    inputs = Summands(*by_row(topology), None, x=messages, along=directions, d_x=along[0], d_along=along[1])
+    return _sum_outer(inputs, messages.dtype)
 
 
-def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor:
+def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Sum weighted states of senders times directions per row."""
-    rows, pair = _by_row(topology), topology.pair
-    inputs = Summands(*rows, topology.senders, x=x, weight=weight, numbers=pair, along=directions)
+    inputs = Summands(
+        *by_row(topology),
+        topology.senders,
+        x=x,
+        weight=weight,
+        numbers=topology.pair,
+        along=directions,
+        d_x=along[0],
+        d_weight=along[1],
+        d_along=along[2],
+    )
     return _sum_outer(inputs, torch.promote_types(x.dtype, weight.dtype))
 
 
-def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+def collect_along(
+    weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology, along: Tangents = NONE
+) -> Tensor:
     """Sum projected, weighted vectors of receivers per column."""
     inputs = Summands(
-        *_by_column(topology),
+        *by_column(topology),
         topology.receivers_by_sender,
         x=vectors,
         weight=weight,
         numbers=_weights_by_column(topology),
         along=directions,
         order=topology.by_sender,
+        d_weight=along[0],
+        d_along=along[1],
+        d_x=along[2],
     )
     kind = torch.promote_types(weight.dtype, vectors.dtype)
     out = weight.new_empty(topology.num_columns, weight.shape[1], dtype=kind)
@@ -54,80 +88,178 @@ def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology:
     return out
 
 
-def edge_product(x: Tensor, g: Tensor, topology: Topology, per: str) -> Tensor:
+def edge_product(x: Tensor, g: Tensor, topology: Topology, per: str, along: Tangents = NONE) -> Tensor:
     """Multiply the states of both ends."""
     kind = torch.promote_types(x.dtype, g.dtype)
     if per == "head":
         heads, width = x.shape[-2], x.shape[1:-2].numel() * x.shape[-1]  # a head's channels of all axes are one sum
         out = x.new_empty(topology.num_edges, heads, 1, dtype=kind)
-        lhs, rhs = (end.movedim(-2, 1) for end in (x, g))
-        _dot_ends(topology, lhs, rhs, None, out, width, heads, gather=True, left_axes=True)
+        ends, changes = (_head_first(x), _head_first(g)), tuple(map(_head_first, along))
+        _dot_ends(topology, *ends, None, out, width, heads, gather=True, left_axes=True, along=changes)
         return out
     if per == "channel":
         channels = x.shape[-1]
         out = x.new_empty(topology.num_edges, channels, dtype=kind)
-        _multiply_ends(topology, x, g, None, out, x.shape[1:-1].numel(), gather=True)
+        _multiply_ends(topology, x, g, None, out, x.shape[1:-1].numel(), gather=True, along=along)
         return out
     out = x.new_empty(topology.num_edges, dtype=kind)
-    _dot_ends(topology, x, g, None, out, x.shape[1:].numel(), 1, gather=True)
+    _dot_ends(topology, x, g, None, out, x.shape[1:].numel(), 1, gather=True, along=along)
     return out
 
 
-def along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+def _head_first(end: Tensor | None) -> Tensor | None:
+    return None if end is None else end.movedim(-2, 1)
+
+
+def along_directions(directions: Tensor, vectors: Tensor, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Project vectors of receivers on directions of edges."""
     out = vectors.new_empty(topology.num_edges, vectors.shape[-1])
-    _multiply_ends(topology, directions, vectors, None, out, vectors.shape[1], gather=False)
+    _multiply_ends(topology, directions, vectors, None, out, vectors.shape[1], gather=False, along=along)
     return out
 
 
-def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+def multiply_along(
+    x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology, along: Tangents = NONE
+) -> Tensor:
     """Multiply states of senders with projected vectors of receivers."""
     kind = torch.promote_types(x.dtype, vectors.dtype)
     out = vectors.new_empty(topology.num_edges, vectors.shape[-1], dtype=kind)
-    _multiply_ends(topology, directions, vectors, x, out, vectors.shape[1], gather=False)
+    changes = along[1], along[2], along[0]
+    _multiply_ends(topology, directions, vectors, x, out, vectors.shape[1], gather=False, along=changes)
     return out
 
 
-def along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+def along_channels(messages: Tensor, vectors: Tensor, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Contract vectors of receivers with messages."""
     kind = torch.promote_types(messages.dtype, vectors.dtype)
     out = vectors.new_empty(topology.num_edges, vectors.shape[1], dtype=kind)
-    _dot_ends(topology, messages, vectors, None, out, vectors.shape[-1], vectors.shape[1], gather=False)
+    _dot_ends(topology, messages, vectors, None, out, vectors.shape[-1], vectors.shape[1], gather=False, along=along)
     return out
 
 
-def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Contract vectors of receivers with weighted states of senders."""
     kind = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), vectors.dtype)
     out = vectors.new_empty(topology.num_edges, vectors.shape[1], dtype=kind)
-    _dot_ends(topology, x, vectors, weight, out, vectors.shape[-1], vectors.shape[1], gather=True)
+    changes = along[0], along[2], along[1]
+    _dot_ends(topology, x, vectors, weight, out, vectors.shape[-1], vectors.shape[1], gather=True, along=changes)
     return out
 
 
 def gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor:
     """Add the states of both ends and of the edge."""
+    return _add_ends(topology.senders, topology.receivers, received, sent, edges)
+
+
+def gather(items: Tensor, index: Tensor) -> Tensor:
+    """Return the item of every index; narrow ones and numbers other than floats by ``index_select``."""
+    if items.shape[1:].numel() < NARROW or not items.is_floating_point():
+        return items.index_select(0, index)
+    return _add_ends(index, index, None, items, None)
+
+
+NARROW = 4
+"""Items of fewer numbers are no vector load."""
+
+
+def _add_ends(
+    senders: Tensor, receivers: Tensor, received: Tensor | None, sent: Tensor, edges: Tensor | None
+) -> Tensor:
+    from hydragnn.kernels.triton import edges as kernels
+
     kind = sent.dtype
     for tensor in (received, edges):
         kind = kind if tensor is None else torch.promote_types(kind, tensor.dtype)
-    out = sent.new_empty(topology.num_edges, *sent.shape[1:], dtype=kind)
+    out, channels = sent.new_empty(len(senders), *sent.shape[1:], dtype=kind), sent.shape[1:].numel()
+    if not out.numel():
+        return out
+    inputs = [by_axes(sent if tensor is None else tensor, 1, channels) for tensor in (sent, received, edges)]
+    rows = [row for _, row, _ in inputs]
+    options, tiles = constants_of("edges", (sent, received, edges, out), channels, 1, rows)
+    vector, grid = options["VEC"], (-(-len(senders) // options["BE"]), tiles)
+    sizes = (channels // vector, len(senders), *(row // vector for row in rows))
+    arguments = (senders.contiguous(), receivers.contiguous(), *(tensor for tensor, _, _ in inputs), out, *sizes)
     requested = {"RECEIVED": received is not None, "CARRIED": edges is not None}
-    _launch_edges("add_ends", topology, (sent, received, edges), out, sent.shape[1:].numel(), requested)
+    launch(kernels.add_ends, grid, arguments, {**options, **requested})
     return out
+
+
+def function_sum(x: Tensor, weight: Tensor, topology: Topology, function: int, along: Tangents = NONE) -> Tensor:
+    """Sum weighted functions of messages per row; one sum for each where there are three."""
+    inputs = Summands(
+        *by_row(topology),
+        None,
+        x=x,
+        weight=weight.reshape(-1),
+        d_x=along[0],
+        d_weight=None if along[1] is None else along[1].reshape(-1),
+        function=function,
+    )
+    axes = FUNCTIONS[function]
+    out = x.new_empty(topology.num_rows, axes, x.shape[1])
+    _launch_sums(inputs, out, x.shape[1], axes)
+    return out.squeeze(1) if axes == 1 else out.transpose(0, 1)
+
+
+SILU, POWERS = 1, 2
+FUNCTIONS: Mapping[int, int] = {SILU: 1, POWERS: 3}
+"""Results of every function."""
+
+
+def function_gradient(
+    x: Tensor, weight: Tensor, g: Tensor, topology: Topology, function: int, along: Tangents = NONE
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of messages and weights, or theirs along two directions."""
+    from hydragnn.kernels.triton import edges as kernels
+
+    x, weight, channels, edges = x.contiguous(), weight.contiguous(), x.shape[1], topology.num_edges
+    out, out_weight = torch.empty_like(x), torch.empty_like(weight)
+    if not channels or not edges:
+        return out, out_weight.zero_()
+    g = g if g.stride(-1) == 1 else g.contiguous()
+    strides = g.stride(-2), g.stride(0) if g.dim() == 3 else channels
+    options, _ = constants_of("edges", (x, weight, g), channels, 1, strides)
+    units = (channels // options["VEC"], edges, *(stride // options["VEC"] for stride in strides))
+    changes = tuple(x if tensor is None else tensor.contiguous() for tensor in along[:2])
+    inputs = (topology.receivers, x, weight, g, *changes, out, out_weight, *units)
+    constants = {**options, "FUNCTION": function, "TANGENTS": along[0] is not None}
+    launch(kernels.function_gradient, (-(-edges // options["BE"]),), inputs, constants)
+    return out, out_weight
+
+
+def silu_slope_gradients(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return g u silu''(x) and u silu'(x), element by element."""
+    from hydragnn.kernels.triton import elementwise as kernels
+
+    x, g, u = x.contiguous(), g.contiguous(), u.contiguous()
+    of_x, of_g = torch.empty_like(x), torch.empty_like(g)
+    count = x.numel()
+    if count:
+        options, _ = constants_of("edges", (x, g, u), WIDEST, 1, (count,))
+        blocks = -(-count // (options["BE"] * options["BF"]))
+        launch(kernels.silu_slope_gradients, (blocks,), (x, g, u, of_x, of_g, count // options["VEC"]), options)
+    return of_x, of_g
 
 
 def sum_to_receivers(messages: Tensor, topology: Topology) -> Tensor:
     """Sum messages per row."""
-    return _sum(Summands(*_by_row(topology), None, x=messages))
+    return _sum(Summands(*by_row(topology), None, x=messages))
 
 
 def sum_to_senders(messages: Tensor, topology: Topology) -> Tensor:
     """Sum messages per column."""
-    return _sum(Summands(*_by_column(topology), topology.by_sender, x=messages))
+    return _sum(Summands(*by_column(topology), topology.by_sender, x=messages))
 
 
-def sum_in_order(messages: Tensor, order: Tensor, owners: Tensor, offsets: Tensor) -> Tensor:
+def sum_in_order(messages: Tensor, order: SegmentOrder) -> Tensor:
     """Sum messages per row, where ``order`` sorts them by row."""
-    return _sum(Summands(offsets, owners, order, x=messages))
+    return _sum(Summands(order.offsets, order.owners if may_be_long(order) else None, order.order, x=messages))
+
+
+def may_be_long(order: SegmentOrder) -> bool:
+    """Return True unless no row has more edges than one program sums."""
+    longest = order.owners.shape[0] if order.longest is None else order.longest
+    return longest > triton_launch.LONG
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +270,8 @@ class Summands:
     """
 
     offsets: Tensor
-    owners: Tensor
+    owners: Tensor | None
+    """None where no row is long."""
     index: Tensor | None
     """The item of x at a position; the position itself where it is None."""
     _: KW_ONLY
@@ -150,14 +283,21 @@ class Summands:
     """One number per edge and axis."""
     order: Tensor | None = None
     """The edge at a position; the position itself where it is None."""
+    d_x: Tensor | None = None
+    d_weight: Tensor | None = None
+    d_along: Tensor | None = None
+    """Directions: with any, the sum is that of derivatives of the products."""
+    function: int = 0
 
 
-def _by_row(topology: Topology) -> tuple[Tensor, Tensor]:
-    return topology.row_offsets, topology.receivers
+def by_row(topology: Topology) -> tuple[Tensor, Tensor | None]:
+    """Return the offsets of rows, and their edges' owners where a row may be long."""
+    return topology.row_offsets, topology.receivers if topology.long_ends(triton_launch.LONG)[0] else None
 
 
-def _by_column(topology: Topology) -> tuple[Tensor, Tensor]:
-    return topology.column_offsets, topology.sorted_senders
+def by_column(topology: Topology) -> tuple[Tensor, Tensor | None]:
+    """Return the same of columns."""
+    return topology.column_offsets, topology.sorted_senders if topology.long_ends(triton_launch.LONG)[1] else None
 
 
 def _weights_by_column(topology: Topology) -> Tensor:
@@ -195,14 +335,55 @@ def _launch_sums(
 
     if not out.numel():
         return
-    long = triton_launch.LONG
-    offsets, edges, rows = inputs.offsets.contiguous(), inputs.owners.shape[0], out.shape[0]
+    long, group = triton_launch.LONG, _group(axes)
+    offsets, rows = inputs.offsets.contiguous(), out.shape[0]
+    read, strides = _read_by(inputs, offsets, channels, max(inner, axes if x_axes else 1), x_axes or inner > 1)
+    tensors = (inputs.x, inputs.weight, inputs.along, out)
+    options, tiles = constants_of("sums", tensors, channels, max(group, min(inner, 2)), strides)
+    constants = {**options, **_constants_of_sum(inputs, axes, group, inner, x_axes), "SPLIT": long}
+    groups = axes // group
+    sizes = (channels // options["VEC"], inputs.x.shape[-1], *(stride // options["VEC"] for stride in strides))
+    launch(kernels.sum_rows, (rows, tiles, groups), (offsets, *read, out, *sizes), constants)
+    if inputs.owners is None or inputs.owners.shape[0] <= long:
+        return
+    edges = inputs.owners.shape[0]
+    windows = -(-edges // long)
+    partial = out.new_empty(windows, 2, channels * axes, dtype=sum_dtype(inputs.x, inputs.weight, inputs.along))
+    arrays = (offsets, inputs.owners, *read, partial, *sizes, edges)
+    launch(kernels.sum_windows, (2 * windows, tiles, groups), arrays, constants)
+    join, tiles = constants_of("sums", (partial, out), channels * axes, 1)
+    units = channels * axes // join["VEC"]
+    launch(kernels.join_windows, (rows, tiles), (offsets, partial, out, units), {**join, "SPLIT": long})
+
+
+def _read_by(
+    inputs: Summands, absent: Tensor, channels: int, axes: int, by_axis: bool
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Return the arrays that sums read, and the strides of those that may be strided."""
+    items = [(None, 0, 0) if one is None else by_axes(one, axes, channels) for one in (inputs.x, inputs.d_x)]
+    wide = inputs.weight is not None and inputs.weight.dim() == 2
+    weights = [
+        (None, 0, 0) if one is None else by_axes(one, 1, channels) if wide else (one.contiguous(), 0, 0)
+        for one in (inputs.weight, inputs.d_weight)
+    ]
+    (x, x_row, x_axis), (d_x, d_row, d_axis) = items
+    (weight, w_row, _), (d_weight, dw_row, _) = weights
+    x_axis, d_axis = (x_axis, d_axis) if by_axis else (0, 0)
+
+    def plain(tensor: Tensor | None) -> Tensor:
+        return absent if tensor is None else tensor.contiguous()
+
+    indices = plain(inputs.index), plain(inputs.order), plain(inputs.numbers)
+    states = (absent if one is None else one for one in (weight, x, d_weight, d_x))
+    held = dict(zip(("weight", "x", "d_weight", "d_x"), states))
+    along, d_along = plain(inputs.along), plain(inputs.d_along)
+    read = (*indices, held["weight"], along, held["x"], held["d_weight"], d_along, held["d_x"])
+    return read, (x_row, x_axis, w_row, d_row, d_axis, dw_row)
+
+
+def _constants_of_sum(inputs: Summands, axes: int, group: int, inner: int, x_axes: bool) -> dict[str, Any]:
     weight = inputs.weight
-    group = _group(axes)
-    options, tiles = constants_of("sums", (inputs.x, weight, inputs.along, out), channels, max(group, min(inner, 2)))
-    constants = {
-        **options,
-        "SPLIT": long,
+    return {
         "GATHER": inputs.index is not None,
         "ORDER": inputs.order is not None,
         "NUMBERED": inputs.numbers is not None and weight is not None,
@@ -212,21 +393,13 @@ def _launch_sums(
         "AXES": axes,
         "GROUP": group,
         "X_AXES": x_axes,
+        "FUNCTION": inputs.function,
+        "TANGENTS": _bits(inputs.d_x, inputs.d_weight, inputs.d_along),
     }
-    units, groups = channels // options["VEC"], axes // group
-    arrays = inputs.index, inputs.order, inputs.numbers, weight, inputs.along, inputs.x
-    read = tuple(offsets if tensor is None else tensor.contiguous() for tensor in arrays)
-    width = inputs.x.shape[-1]
-    launch(kernels.sum_rows, (rows, tiles, groups), (offsets, *read, out, units, width), constants)
-    if edges <= long:
-        return
-    windows = -(-edges // long)
-    partial = out.new_empty(windows, 2, channels * axes, dtype=sum_dtype(inputs.x, weight, inputs.along))
-    sizes = (units, width, edges)
-    launch(kernels.sum_windows, (windows, tiles, groups), (offsets, inputs.owners, *read, partial, *sizes), constants)
-    join, tiles = constants_of("sums", (partial, out), channels * axes, 1)
-    units = channels * axes // join["VEC"]
-    launch(kernels.join_windows, (rows, tiles), (offsets, partial, out, units), {**join, "SPLIT": long})
+
+
+def _bits(*tangents: Tensor | None) -> int:
+    return sum(1 << place for place, tensor in enumerate(tangents) if tensor is not None)
 
 
 def _group(axes: int) -> int:
@@ -235,10 +408,18 @@ def _group(axes: int) -> int:
 
 
 def _multiply_ends(
-    topology: Topology, lhs: Tensor, rhs: Tensor, factor: Tensor | None, out: Tensor, axes: int, *, gather: bool
+    topology: Topology,
+    lhs: Tensor,
+    rhs: Tensor,
+    factor: Tensor | None,
+    out: Tensor,
+    axes: int,
+    *,
+    gather: bool,
+    along: Tangents,
 ) -> None:
     constants = {"GATHER": gather, "FACTOR": factor is not None, "AXES": axes}
-    _launch_edges("multiply_ends", topology, (lhs, rhs, factor), out, out.shape[-1], constants)
+    _launch_edges("multiply_ends", topology, (lhs, rhs, factor), along, out, out.shape[-1], constants)
 
 
 def _dot_ends(
@@ -251,24 +432,25 @@ def _dot_ends(
     axes: int,
     *,
     gather: bool,
+    along: Tangents,
     left_axes: bool = False,
 ) -> None:
-    pair = None if weight is None else topology.pair
     constants = {
         "GATHER": gather,
-        "PAIR": pair is not None,
+        "PAIR": weight is not None and topology.pair is not None,
         "WEIGHT": weight is not None,
         "LEFT_AXES": left_axes,
         "AXES": axes,
         "GROUP": 1 if left_axes else _group(axes),
     }
-    _launch_edges("dot_ends", topology, (lhs, rhs, pair, weight), out, channels, constants)
+    _launch_edges("dot_ends", topology, (lhs, rhs, weight), along, out, channels, constants)
 
 
 def _launch_edges(
     name: str,
     topology: Topology,
-    tensors: tuple[Tensor | None, ...],
+    tensors: tuple[Tensor, Tensor, Tensor | None],
+    along: Tangents,
     out: Tensor,
     channels: int,
     constants: Mapping[str, Any],
@@ -281,13 +463,25 @@ def _launch_edges(
     if not channels:
         out.zero_()
         return
+    axes, dots = constants["AXES"], name == "dot_ends"
+    sizes_of = (axes if constants["LEFT_AXES" if dots else "GATHER"] else 1, axes, 1)
+    per_axis = not dots and not constants["GATHER"]  # lhs has one number per edge and axis
+    arrays, strides = [], []
+    for number, (tensor, parts) in enumerate(zip((*tensors, *(*along, None)[:3]), 2 * sizes_of)):
+        if tensor is None or (per_axis and number % 3 == 0):
+            held = (out if tensor is None else tensor.contiguous()), 0, 0
+        else:
+            held = by_axes(tensor, parts, channels)
+        arrays.append(held[0])
+        strides += held[1:] if number % 3 < 2 else held[1:2]
     group = constants.get("GROUP", 1)
-    options, tiles = constants_of("edges", (*tensors, out), channels, group)
-    units, edges = channels // options["VEC"], topology.num_edges
+    options, tiles = constants_of("edges", (*tensors, out), channels, group, strides)
+    units, edges, vector = channels // options["VEC"], topology.num_edges, options["VEC"]
     blocks = -(-edges // options["BE"])
-    first = tensors[0]
-    assert first is not None
-    read = tuple((first if tensor is None else tensor).contiguous() for tensor in tensors)
-    inputs = (topology.senders, topology.receivers, *read, out, units, edges)
-    grid = (blocks, constants["AXES"] // group if name == "dot_ends" else tiles)
-    launch(getattr(kernels, name), grid, inputs, {**options, **constants})
+    if dots:
+        pair = topology.pair if constants["PAIR"] else topology.receivers
+        assert pair is not None
+        arrays.insert(2, pair)
+    inputs = (topology.senders, topology.receivers, *arrays, out, units, edges, *(one // vector for one in strides))
+    requested = {**constants, "TANGENTS": _bits(*(*along, None)[:3])}
+    launch(getattr(kernels, name), (blocks, axes // group if dots else tiles), inputs, {**options, **requested})

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hydragnn.graphs.topology import LONG as LONG_ROW
 from hydragnn.kernels.triton.tiles import architecture_of, tile_of, tile_shape
 
-LONG = 512
+LONG = LONG_ROW
 """A row of more edges is summed by several programs."""
 
 
@@ -21,7 +23,7 @@ class Launcher:
 
     def architecture(self, device: torch.device) -> str:
         """Return the architecture of a device, e.g. ``gfx90a`` or ``sm_90``."""
-        return architecture_of(device)
+        return _architecture(device)
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], inputs: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Launch a kernel with its arguments and constants."""
@@ -31,6 +33,11 @@ class Launcher:
                 kernel[grid](*inputs, **options)
         else:
             kernel[grid](*inputs, **options)
+
+
+@lru_cache
+def _architecture(device: torch.device) -> str:
+    return architecture_of(device)
 
 
 _launcher: list[Launcher] = [Launcher()]
@@ -57,21 +64,46 @@ def sum_dtype(*tensors: Tensor | None) -> torch.dtype:
     return torch.float64 if double else torch.float32
 
 
-def constants_of(group: str, tensors: Sequence[Tensor | None], channels: int, axes: int) -> tuple[dict[str, Any], int]:
-    """Return the constants of all kernels, and the number of tiles."""
+def constants_of(
+    group: str, tensors: Sequence[Tensor | None], channels: int, axes: int, strides: Sequence[int] = ()
+) -> tuple[dict[str, Any], int]:
+    """Return the constants of all kernels, and the number of tiles.
+
+    ``strides``, in numbers, tell with the channels how many numbers a load may take at once.
+    """
+    present = [tensor for tensor in tensors if tensor is not None]
+    large = any(tensor.numel() >= 2**31 for tensor in present)
+    double = sum_dtype(*present) == torch.float64
+    architecture = _launcher[-1].architecture(present[0].device)
+    options, tiles = _constants(group, architecture, math.gcd(channels, 16, *strides), channels, axes, double, large)
+    return dict(options), tiles
+
+
+@lru_cache(maxsize=4096)
+def _constants(
+    group: str, architecture: str, vector: int, channels: int, axes: int, double: bool, large: bool
+) -> tuple[dict[str, Any], int]:
     import triton.language as tl
 
-    present = [tensor for tensor in tensors if tensor is not None]
-    tile = tile_of(group, _launcher[-1].architecture(present[0].device))
-    double = sum_dtype(*present) == torch.float64
+    tile = tile_of(group, architecture)
     edges, wide = tile_shape(tile, channels, 2 * axes if double else axes)
     options = {
-        "VEC": math.gcd(channels, 16),
+        "VEC": vector,
         "ACC": tl.float64 if double else tl.float32,
-        "OFF": tl.int64 if any(tensor.numel() >= 2**31 for tensor in present) else tl.int32,
+        "OFF": tl.int64 if large else tl.int32,
         "BE": edges,
         "BF": wide,
         "num_warps": tile.warps,
         "enable_fp_fusion": True,
     }
     return options, -(-channels // wide)
+
+
+def by_axes(tensor: Tensor, axes: int, channels: int) -> tuple[Tensor, int, int]:
+    """Return a tensor of rows x axes x channels with the strides of rows and axes; a copy where channels lie apart."""
+    if not tensor.is_contiguous():
+        parts = tensor.reshape(tensor.shape[0], axes, channels)
+        if parts.stride(2) == 1 and tensor.shape[0]:
+            return parts, parts.stride(0), parts.stride(1) if axes > 1 else channels
+        tensor = tensor.contiguous()
+    return tensor, axes * channels, channels

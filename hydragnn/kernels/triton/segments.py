@@ -23,7 +23,7 @@ def short_row(offsets, row, SPLIT: tl.constexpr):
 @triton.jit
 def reduce_edges(first, last, order, x, f, C,
                  MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
-                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                 ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Reduce positions first to last, per place of the tile.
 
     Mean, squared deviations and count; extremes and their first edges.
@@ -38,7 +38,7 @@ def reduce_edges(first, last, order, x, f, C,
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         valid = p < last
-        e = tl.load(order + p, mask=valid, other=0).to(tl.int32)
+        e = tl.load(order + p, mask=valid, other=0).to(tl.int32) if ORDER else p.to(tl.int32)
         mask = valid[:, None] & (f < C)[None, :]
         v = tl.load(x + (e.to(OFF)[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
         if MOMENTS:
@@ -95,7 +95,7 @@ def store_extreme(value, edge, at, extreme, held, held_at, exists, none, mask, W
 def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edge, units, none,
                 MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
                 SPLIT: tl.constexpr, VEC: tl.constexpr,
-                ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store moments and extremes of every row, in one pass.
 
     Extremes have their first edge if ``WINNERS``.
@@ -107,7 +107,7 @@ def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edg
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     first, last = short_row(offsets, row, SPLIT)
     centre, squares, count, least, least_at, most, most_at = reduce_edges(
-        first, last, order, x, f, C, MOMENTS, LOW, HIGH, WINNERS, ACC, OFF, BE, BF)  # fmt: skip
+        first, last, order, x, f, C, MOMENTS, LOW, HIGH, WINNERS, ORDER, ACC, OFF, BE, BF)  # fmt: skip
     at = row.to(OFF) * C + f
     mask = f < C
     if MOMENTS:
@@ -119,24 +119,24 @@ def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edg
 
 
 @triton.jit
-def spread_edges(first, last, edges, at, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high,
-                 out, f, C, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
+def spread_edges(first, last, edges, at, g_at, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high,
+                 out, f, C, ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
                  EXTREMES: tl.constexpr):  # fmt: skip
     """Store the gradient of the messages of a row."""
     column = f < C
     share = 1.0 / tl.maximum(edges, 1).to(ACC)
     middle = tl.load(mean + at, mask=column, other=0.0).to(ACC)
-    level = tl.load(to_mean + at, mask=column, other=0.0).to(ACC) * share
-    slope = tl.load(to_variance + at, mask=column, other=0.0).to(ACC) * (2.0 * share)
+    level = tl.load(to_mean + g_at, mask=column, other=0.0).to(ACC) * share
+    slope = tl.load(to_variance + g_at, mask=column, other=0.0).to(ACC) * (2.0 * share)
     if EXTREMES:
-        least = tl.load(to_low + at, mask=column, other=0.0).to(ACC)
-        most = tl.load(to_high + at, mask=column, other=0.0).to(ACC)
+        least = tl.load(to_low + g_at, mask=column, other=0.0).to(ACC)
+        most = tl.load(to_high + g_at, mask=column, other=0.0).to(ACC)
         least_at = tl.load(low_edge + at, mask=column, other=-1).to(tl.int32)
         most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         valid = p < last
-        e = tl.load(order + p, mask=valid, other=0).to(tl.int32)
+        e = tl.load(order + p, mask=valid, other=0).to(tl.int32) if ORDER else p.to(tl.int32)
         mask = valid[:, None] & column[None, :]
         place = e.to(OFF)[:, None] * C + f[None, :]
         v = tl.load(x + place, mask=mask, other=0.0).to(ACC)
@@ -148,28 +148,114 @@ def spread_edges(first, last, edges, at, order, x, mean, low_edge, high_edge, to
 
 
 @triton.jit(do_not_specialize=SIZES)
-def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high, out, units,
+def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high, out, units, g_row,
                          EXTREMES: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
-                         ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                         ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store the gradient of messages from the results of ``reduce_rows``."""
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     first, last = short_row(offsets, row, SPLIT)
-    spread_edges(first, last, last - first, row.to(OFF) * C + f, order, x, mean, low_edge, high_edge,
-                 to_mean, to_variance, to_low, to_high, out, f, C, ACC, OFF, BE, BF, EXTREMES)  # fmt: skip
+    spread_edges(first, last, last - first, row.to(OFF) * C + f, row.to(OFF) * (g_row * VEC).to(OFF) + f, order, x, mean, low_edge, high_edge,
+                 to_mean, to_variance, to_low, to_high, out, f, C, ORDER, ACC, OFF, BE, BF, EXTREMES)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=SIZES)
+def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_edge, out, of_mean, of_to_mean, of_to_variance,
+                       of_low, of_high, units, EXTREMES: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
+                       ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """Store what v gives messages, mean and gradients through ``reduce_rows_gradient``, in one pass over a row."""
+    row = tl.program_id(0)
+    C = (units * VEC).to(OFF)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    column = f < C
+    first = tl.load(offsets + row).to(tl.int32)
+    last = tl.load(offsets + row + 1).to(tl.int32)
+    at = row.to(OFF) * C + f
+    share = 1.0 / tl.maximum(last - first, 1).to(ACC)
+    middle = tl.load(mean + at, mask=column, other=0.0).to(ACC)
+    slope = tl.load(to_variance + at, mask=column, other=0.0).to(ACC) * (2.0 * share)
+    total = tl.full([BE, BF], 0.0, ACC)
+    turned = total
+    least = total
+    most = total
+    if EXTREMES:
+        least_at = tl.load(low_edge + at, mask=column, other=-1).to(tl.int32)
+        most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
+    for start in range(first, last, BE):
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(tl.int32) if ORDER else p.to(tl.int32)
+        mask = valid[:, None] & column[None, :]
+        place = e.to(OFF)[:, None] * C + f[None, :]
+        held = tl.load(v + place, mask=mask, other=0.0).to(ACC)
+        message = tl.load(x + place, mask=mask, other=0.0).to(ACC)
+        total += held
+        turned += held * (message - middle[None, :])
+        if EXTREMES:
+            least += tl.where(e[:, None] == least_at[None, :], held, 0.0)
+            most += tl.where(e[:, None] == most_at[None, :], held, 0.0)
+        tl.store(out + place, (held * slope[None, :]).to(out.dtype.element_ty), mask=mask)
+    sums = tl.sum(total, 0)
+    kind = of_mean.dtype.element_ty
+    tl.store(of_mean + at, (-sums * slope).to(kind), mask=column)
+    tl.store(of_to_mean + at, (sums * share).to(kind), mask=column)
+    tl.store(of_to_variance + at, (tl.sum(turned, 0) * (2.0 * share)).to(kind), mask=column)
+    if EXTREMES:
+        tl.store(of_low + at, tl.sum(least, 0).to(of_low.dtype.element_ty), mask=column)
+        tl.store(of_high + at, tl.sum(most, 0).to(of_high.dtype.element_ty), mask=column)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def softmax_rows_gradient(offsets, order, x, u, v, out, units, CURVED: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
+                          ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """Store x (u - sum of x u) of every row of shares x.
+
+    Where ``CURVED``, u v - v (sum of x u) - u (sum of x v).
+    """
+    C = (units * VEC).to(OFF)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    first = tl.load(offsets + tl.program_id(0)).to(tl.int32)
+    last = tl.load(offsets + tl.program_id(0) + 1).to(tl.int32)
+    total = tl.full([BE, BF], 0.0, ACC)
+    other = total
+    for start in range(first, last, BE):
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
+        mask = valid[:, None] & (f < C)[None, :]
+        place = e[:, None] * C + f[None, :]
+        share = tl.load(x + place, mask=mask, other=0.0).to(ACC)
+        total += share * tl.load(u + place, mask=mask, other=0.0).to(ACC)
+        if CURVED:
+            other += share * tl.load(v + place, mask=mask, other=0.0).to(ACC)
+    of_u = tl.sum(total, 0)[None, :]
+    of_v = tl.sum(other, 0)[None, :]
+    for start in range(first, last, BE):
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
+        mask = valid[:, None] & (f < C)[None, :]
+        place = e[:, None] * C + f[None, :]
+        one = tl.load(u + place, mask=mask, other=0.0).to(ACC)
+        if CURVED:
+            two = tl.load(v + place, mask=mask, other=0.0).to(ACC)
+            result = one * two - two * of_u - one * of_v
+        else:
+            result = tl.load(x + place, mask=mask, other=0.0).to(ACC) * (one - of_u)
+        tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def exponentials(first, last, order, x, f, C,
-                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                 ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Return the largest number and the sum of exp(x - largest)."""
     most = tl.full([BE, BF], -3.0e38, ACC)
     total = tl.full([BE, BF], 0.0, ACC)
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         valid = p < last
-        e = tl.load(order + p, mask=valid, other=0).to(OFF)
+        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
         mask = valid[:, None] & (f < C)[None, :]
         v = tl.load(x + (e[:, None] * C + f[None, :]), mask=mask, other=float("-inf")).to(ACC)
         higher = tl.maximum(most, v)
@@ -181,12 +267,12 @@ def exponentials(first, last, order, x, f, C,
 
 @triton.jit
 def store_shares(first, last, order, x, out, largest, scale, f, C,
-                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                 ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store exp(x - largest) * scale at positions first to last."""
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         valid = p < last
-        e = tl.load(order + p, mask=valid, other=0).to(OFF)
+        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
         mask = valid[:, None] & (f < C)[None, :]
         place = e[:, None] * C + f[None, :]
         v = tl.load(x + place, mask=mask, other=float("-inf")).to(ACC)
@@ -195,11 +281,11 @@ def store_shares(first, last, order, x, out, largest, scale, f, C,
 
 @triton.jit(do_not_specialize=SIZES)
 def softmax_rows(offsets, order, x, out, units, SPLIT: tl.constexpr, VEC: tl.constexpr,
-                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                 ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store the softmax of every row; the second read may be cached."""
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     first, last = short_row(offsets, tl.program_id(0), SPLIT)
-    largest, sums = exponentials(first, last, order, x, f, C, ACC, OFF, BE, BF)
+    largest, sums = exponentials(first, last, order, x, f, C, ORDER, ACC, OFF, BE, BF)
     scale = 1.0 / tl.where(sums == 0.0, 1.0, sums)  # no edges, or no channel of this number
-    store_shares(first, last, order, x, out, largest, scale, f, C, ACC, OFF, BE, BF)
+    store_shares(first, last, order, x, out, largest, scale, f, C, ORDER, ACC, OFF, BE, BF)

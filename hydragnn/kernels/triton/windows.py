@@ -47,13 +47,13 @@ def _slot(window, first, SPLIT: tl.constexpr):
 def reduce_windows(offsets, owners, order, x, partial, partial_edge, units, num_edges,
                    MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
                    SPLIT: tl.constexpr, VEC: tl.constexpr,
-                   ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                   ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Reduce every slot to moments, extremes and their first edges."""
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     _row, _first, _last, begin, end = _part(offsets, owners, num_edges, SPLIT)
     centre, squares, count, least, least_at, most, most_at = reduce_edges(
-        begin, end, order, x, f, C, MOMENTS, LOW, HIGH, WINNERS, ACC, OFF, BE, BF)  # fmt: skip
+        begin, end, order, x, f, C, MOMENTS, LOW, HIGH, WINNERS, ORDER, ACC, OFF, BE, BF)  # fmt: skip
     at = tl.program_id(0).to(OFF) * (4 * C) + f
     edge_at = tl.program_id(0).to(OFF) * (2 * C) + f
     mask = f < tl.where(end > begin, C, 0)
@@ -77,7 +77,7 @@ def reduce_windows(offsets, owners, order, x, partial, partial_edge, units, num_
 def join_reductions(offsets, partial, partial_edge, mean, variance, low, high, low_edge, high_edge, units, none,
                     MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
                     SPLIT: tl.constexpr, VEC: tl.constexpr,
-                    ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                    ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Long rows from their slots, window after window."""
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
@@ -130,24 +130,24 @@ def join_reductions(offsets, partial, partial_edge, mean, variance, low, high, l
 
 @triton.jit(do_not_specialize=SIZES)
 def reduce_windows_gradient(offsets, owners, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high,
-                            out, units, num_edges, EXTREMES: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
-                            ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                            out, units, g_row, num_edges, EXTREMES: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
+                            ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store the gradient of the messages of long rows."""
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     row, first, last, begin, end = _part(offsets, owners, num_edges, SPLIT)
-    spread_edges(begin, end, last - first, row.to(OFF) * C + f, order, x, mean, low_edge, high_edge,
-                 to_mean, to_variance, to_low, to_high, out, f, C, ACC, OFF, BE, BF, EXTREMES)  # fmt: skip
+    spread_edges(begin, end, last - first, row.to(OFF) * C + f, row.to(OFF) * (g_row * VEC).to(OFF) + f, order, x, mean, low_edge, high_edge,
+                 to_mean, to_variance, to_low, to_high, out, f, C, ORDER, ACC, OFF, BE, BF, EXTREMES)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
 def softmax_windows(offsets, owners, order, x, partial, units, num_edges, SPLIT: tl.constexpr, VEC: tl.constexpr,
-                    ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                    ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Largest number of every slot, and the sum of exp(x - largest)."""
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     _row, _first, _last, begin, end = _part(offsets, owners, num_edges, SPLIT)
-    largest, sums = exponentials(begin, end, order, x, f, C, ACC, OFF, BE, BF)
+    largest, sums = exponentials(begin, end, order, x, f, C, ORDER, ACC, OFF, BE, BF)
     at = partial + tl.program_id(0).to(OFF) * (2 * C) + f
     mask = f < tl.where(end > begin, C, 0)
     tl.store(at, largest, mask=mask)
@@ -156,7 +156,7 @@ def softmax_windows(offsets, owners, order, x, partial, units, num_edges, SPLIT:
 
 @triton.jit(do_not_specialize=SIZES)
 def join_softmax(offsets, partial, units, SPLIT: tl.constexpr, VEC: tl.constexpr,
-                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                 ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store the largest number and inverse sum of every long row."""
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
@@ -184,7 +184,7 @@ def join_softmax(offsets, partial, units, SPLIT: tl.constexpr, VEC: tl.constexpr
 
 @triton.jit(do_not_specialize=SIZES)
 def softmax_parts(offsets, owners, order, x, partial, out, units, num_edges, SPLIT: tl.constexpr, VEC: tl.constexpr,
-                  ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                  ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store the shares of long rows from their first slots."""
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -193,4 +193,4 @@ def softmax_parts(offsets, owners, order, x, partial, out, units, num_edges, SPL
     place = partial + _slot(first // SPLIT, first, SPLIT).to(OFF) * (2 * C) + f
     largest = tl.load(place, mask=mask, other=0.0)
     scale = tl.load(place + C, mask=mask, other=0.0)
-    store_shares(begin, end, order, x, out, largest, scale, f, C, ACC, OFF, BE, BF)
+    store_shares(begin, end, order, x, out, largest, scale, f, C, ORDER, ACC, OFF, BE, BF)
