@@ -1,6 +1,8 @@
 """Commands ``hydragnn kernels`` and ``hydragnn bench kernels``."""
 
 import json
+import sys
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,7 @@ from hydragnn.base.errors import InputError
 if TYPE_CHECKING:
     import torch
 
+    from hydragnn.kernels.bench import BenchSettings
     from hydragnn.kernels.offline import Compiled
 
 kernels = typer.Typer(no_args_is_help=True, help="Kernels of accelerators.")
@@ -73,17 +76,19 @@ def bench_kernels(
     dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float32",
     repeats: Annotated[int, typer.Option(min=1, help="Times are medians of so many.")] = 10,
     baselines: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            "--baselines/--no-baselines", help="Also torch's scatters, eager and compiled. Default: on accelerators."
+            "--baselines/--no-baselines",
+            help="Also torch's scatters, eager and compiled, which takes minutes. Default: no.",
         ),
-    ] = None,
+    ] = False,
     only: Only = "",
     as_json: AsJson = False,
 ) -> None:
     """Time every gather and scatter with its derivatives.
 
-    Also as a share of the bytes per second of a copy.
+    Also as a share of the bytes per second of a copy. Kernels are compiled first, in processes; rows are printed as they are measured, with --json
+    as one line each after a line about the machine.
     """
     import torch
 
@@ -99,14 +104,17 @@ def bench_kernels(
         dtype=_dtype(dtype),
         repeats=repeats,
         only=only,
-        baselines=fast if baselines is None else baselines,
+        baselines=baselines,
     )
+    if place == "cuda":
+        _compile_early(settings)
     bandwidth = copy_bandwidth(settings)
     rows = bench_rows(settings, bandwidth)
     name = torch.cuda.get_device_name() if place == "cuda" else f"{place}, {torch.get_num_threads()} threads"
     if as_json:
-        about = {"device": name, "copy_bytes_per_second": bandwidth, "rows": [asdict(row) for row in rows]}
-        print(json.dumps(about))
+        print(json.dumps({"device": name, "copy_bytes_per_second": bandwidth}), flush=True)
+        for row in rows:
+            print(json.dumps(asdict(row)), flush=True)
         return
     print(f"{name}: a copy moves {bandwidth / 1e9:.1f} GB/s")
     print(f"{settings.nodes} nodes, {settings.nodes * degree} edges, {channels} channels, {dtype}; milliseconds")
@@ -127,6 +135,22 @@ def device_of(option: str) -> str:
         has = accelerator.type if accelerator else "no accelerator"
         raise InputError(f"--device {option}: this machine has {has}; leave --device out, or give cpu")
     return option or best
+
+
+def _compile_early(settings: "BenchSettings") -> None:
+    """Compile kernels in processes; where that fails, the first launch compiles them."""
+    import torch
+
+    from hydragnn.kernels.offline import compile_in_processes
+    from hydragnn.kernels.triton.tiles import architecture_of
+
+    began, architecture = time.perf_counter(), architecture_of(torch.device(settings.device))
+    try:
+        count = compile_in_processes(architecture, settings.channels, settings.dtype, settings.only)
+    except (InputError, OSError, RuntimeError) as error:
+        print(f"note: kernels are compiled one after the other: {error}", file=sys.stderr, flush=True)
+        return
+    print(f"{count} kernels in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
 
 
 def _dtype(name: str) -> "torch.dtype":

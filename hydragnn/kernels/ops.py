@@ -64,7 +64,7 @@ HEADS, PER = 2, get_args(trilinear.Per)
 
 def _shared(edges: Topology) -> Topology:
     """Return the edges with one weight for every two."""
-    return edges.sharing(torch.arange(edges.num_edges) // 2, (edges.num_edges + 1) // 2 + 1)
+    return edges.sharing(edges.edge_numbers // 2, (edges.num_edges + 1) // 2 + 1)
 
 
 def _sharing(make: Make) -> Make:

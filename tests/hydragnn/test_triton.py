@@ -11,7 +11,7 @@ import triton
 
 from hydragnn.conformance.atomics import unordered_on_a_gpu
 from hydragnn.kernels import OPS
-from hydragnn.kernels.offline import READS, Compiled, read_amd
+from hydragnn.kernels.offline import READS, Compiled, compile_in_processes, read_amd
 from hydragnn.kernels.op import Errors
 from hydragnn.kernels.ops import case_graphs, random_graph
 from hydragnn.kernels.triton import edges as triton_edges
@@ -117,6 +117,15 @@ def test_kernels_compile_for_machines_that_are_not_here(
         code, output = compile_kernels(architecture, only, dtype, channels, tmp_path)
         assert code == 2, output
         assert "without its assembler text" in output and "set TRITON_CACHE_DIR to another folder" in output
+
+
+def test_kernels_compile_in_processes_into_the_cache_of_a_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert compile_in_processes("gfx90a", 16, torch.float32, "activated_sum") > 2
+    assert any(tmp_path.rglob("*.hsaco"))
+    assert compile_in_processes("gfx1100", 16, torch.float32) == 0
 
 
 def test_every_tile_has_two_edges_at_least() -> None:

@@ -1,7 +1,7 @@
 """The command line: what bad input gets is one sentence, exit code 2 and nothing half-written."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from hydragnn.base.files import write_json
 from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import Field
 from hydragnn.kernels import OPS
+from hydragnn.kernels.bench import BenchRow
 from hydragnn.scripts.showing import show_value
 from tests import charged_rings as rings
 from tests.charged_rings import ring
@@ -223,9 +224,27 @@ def test_every_op_is_timed_beside_a_copy(call: Call, more: tuple[str, ...]) -> N
     assert code == 0, err
     assert all(name in out for name in OPS)
     if more:
-        said = json.loads(out)
-        assert said["copy_bytes_per_second"] > 0
-        assert all(row["forward"] > 0 and row["twice"] > 0 and row["copy_share"] > 0 for row in said["rows"])
+        about, *rows = map(json.loads, out.splitlines())
+        assert about["copy_bytes_per_second"] > 0
+        assert all(row["forward"] > 0 and row["twice"] > 0 and row["copy_share"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["text", "json"])
+def test_rows_are_printed_before_the_next_is_measured(
+    call: Call, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr("builtins.print", lambda *text, **_: printed.append(str(text[0])))
+
+    def rows(*_: object) -> Iterator[BenchRow]:
+        for op in ("first", "second", "third"):
+            yield BenchRow(op=op, variant="", forward=1.0, with_gradient=1.0, twice=1.0, copy_share=1.0, baselines={})
+            assert op in printed[-1]
+
+    monkeypatch.setattr("hydragnn.kernels.bench.bench_rows", rows)
+    small = ("--device", "cpu", "--nodes", "5", "--degree", "2", "--channels", "2", "--repeats", "1")
+    code, _, err = call("bench", "kernels", *small, *more)
+    assert code == 0 and "third" in printed[-1], err
 
 
 def test_baselines_of_torch_are_timed_beside_an_op(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +252,7 @@ def test_baselines_of_torch_are_timed_beside_an_op(call: Call, monkeypatch: pyte
     small = ("--device", "cpu", "--nodes", "5", "--degree", "2", "--channels", "2", "--repeats", "1", "--baselines")
     code, out, err = call("bench", "kernels", *small, "--only", "along_channels", "--json")
     assert code == 0, err
-    (row,) = json.loads(out)["rows"]
+    _, row = map(json.loads, out.splitlines())
     assert set(row["baselines"]) == {"torch", "torch.compile"} and min(row["baselines"].values()) > 0
 
 
