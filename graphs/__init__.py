@@ -1,8 +1,10 @@
 """Graphs at three scales: batches, fields, builders."""
 
+from typing import TYPE_CHECKING
+
+from hydragnn.base.imports import names_in
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase, neighbour_list
 from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label, volumes
-from hydragnn.graphs.continuum import from_mesh, used_points
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings, with_laplacian_encoding, with_random_walk_encoding
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
 from hydragnn.graphs.joining import concatenate, unbatch
@@ -30,3 +32,8 @@ from hydragnn.graphs.relations import (
 from hydragnn.graphs.texts import Texts
 from hydragnn.graphs.topology import Topology
 from hydragnn.graphs.validate import field_values, graph_from_arrays, validate
+
+if TYPE_CHECKING:
+    from hydragnn.graphs.continuum import from_mesh, used_points
+
+__getattr__ = names_in(__name__, {"continuum": ("from_mesh", "used_points")})  # imports meshio on first use

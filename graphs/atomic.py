@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
-from ase.io.extxyz import REV_PROPERTY_NAME_MAP
 from jaxtyping import Float, Int
 from numpy import ndarray
 
@@ -178,6 +177,10 @@ def _place(field: Field) -> str:
 def _stored_label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
     """Return a value of the calculator's results, under ASE's names too."""
     results = getattr(atoms.calc, "results", {})
+    if not results:
+        return None
+    from ase.io.extxyz import REV_PROPERTY_NAME_MAP  # half a second, which runs need not wait for
+
     also = REV_PROPERTY_NAME_MAP.get(key, key) if field.on == "node" else key
     stored = next((known for known in (key, also) if known in results), None)
     if stored is None:

@@ -23,8 +23,8 @@ from scipy.stats import rankdata
 
 from hydragnn.hpo.sampling.sampler import History, RandomSampler, Sampler
 from hydragnn.hpo.scheduling.scheduler import Trial
-from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange, Parameter
-from hydragnn.hpo.space.points import Point, Space, point_key, random_point, value_at
+from hydragnn.hpo.space.parameters import Choices, Parameter
+from hydragnn.hpo.space.points import Point, Space, fractions_of, point_key, random_point, value_at
 
 Matrix = NDArray[np.float64]
 
@@ -78,17 +78,6 @@ class Coordinates:
                 rows[:, column] = 0.5
                 rows[active, column] = fractions_of(parameter, np.array(values, dtype=np.float64))
         return rows
-
-
-def fractions_of(parameter: FloatRange | IntRange, values: Matrix) -> Matrix:
-    """Return the positions of values in a range, on its scale.
-
-    >>> fractions_of(FloatRange(low=1e-4, high=1e-2, log=True), np.array([1e-3])).round(12).tolist()
-    [0.5]
-    """
-    ends = np.array([parameter.low, parameter.high], dtype=np.float64)
-    (low, high), positions = (np.log(ends), np.log(values)) if parameter.log else (ends, values)
-    return np.asarray((positions - low) / (high - low) if high > low else np.full_like(positions, 0.5))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hydragnn.hpo.scheduling.scheduler import Trial
@@ -19,17 +20,22 @@ def frozen_trial(space: Space, rungs: tuple[int, ...], trial: Trial, unfinished:
 
     ``unfinished``: the state of one that has not come to its end.
     """
-    states = {"finished": TrialState.COMPLETE, "failed": TrialState.FAIL, "lost": TrialState.FAIL}
-    outcome = states.get(trial.status, unfinished)
+    state = outcome(trial, unfinished)
     failure = {} if trial.failure is None else {"failure": f"{trial.failure.kind}: {trial.failure.message}"}
     return create_trial(
-        state=outcome,
-        value=trial.value if outcome in (TrialState.COMPLETE, TrialState.PRUNED) else None,
+        state=state,
+        value=trial.value if state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
         params={path: optuna_value(space.parameters[path], value) for path, value in trial.values.items()},
         distributions={path: distribution(space.parameters[path]) for path in trial.values},
         intermediate_values=dict(zip(rungs, trial.results)),
         user_attrs={"origin": trial.origin, **failure},
     )
+
+
+def outcome(trial: Trial, unfinished: TrialState) -> TrialState:
+    """Return the state of a trial in Optuna's terms."""
+    states = {"finished": TrialState.COMPLETE, "failed": TrialState.FAIL, "lost": TrialState.FAIL}
+    return states.get(trial.status, unfinished)
 
 
 def valued_trial(space: Space, values: Point, value: float) -> FrozenTrial:
@@ -41,16 +47,21 @@ def valued_trial(space: Space, values: Point, value: float) -> FrozenTrial:
     )
 
 
-def study_of(trials: Iterable[FrozenTrial]) -> optuna.Study:
+def study_of(trials: Iterable[FrozenTrial], storage: BaseStorage | None = None) -> optuna.Study:
     """Return a minimising study in memory that holds the trials."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created" at every request otherwise
     try:
-        study = optuna.create_study()
+        study = optuna.create_study(storage=storage)
     finally:
         optuna.logging.set_verbosity(verbosity)
     study.add_trials(trials)
     return study
+
+
+def distributions(space: Space) -> Distributions:
+    """Return the ranges of a space by path."""
+    return {path: distribution(parameter) for path, parameter in space.parameters.items()}
 
 
 def distribution(parameter: Parameter) -> BaseDistribution:

@@ -1,18 +1,26 @@
 """Tree-structured Parzen estimators, by Optuna."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution
+from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from hydragnn.hpo.sampling.optuna_trials import Distributions, distribution, frozen_trial, study_of
-from hydragnn.hpo.sampling.sampler import History, Sampler
+from hydragnn.hpo.sampling.optuna_trials import (
+    Distributions,
+    distribution,
+    distributions,
+    optuna_value,
+    outcome,
+    study_of,
+)
+from hydragnn.hpo.sampling.sampler import DRAWS, History, Sampler
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.parameters import Choices, Parameter
-from hydragnn.hpo.space.points import Point, Space
+from hydragnn.hpo.space.points import Point, Space, near_point
 
 VALUED = (TrialState.COMPLETE, TrialState.PRUNED)
 """States of trials with a value."""
@@ -21,14 +29,22 @@ VALUED = (TrialState.COMPLETE, TrialState.PRUNED)
 class ParzenEstimators(Sampler):
     """Joint tree-structured Parzen estimators (Bergstra et al. 2011).
 
-    The study of a history is kept while trials are only added to it, as they are within one answer.
+    The study of a history is kept while trials are only added to it, as they are within one answer. A point that cannot be used
+    gives way to one near it, since estimators that have converged give the same few points at every draw.
     """
 
     def __init__(self) -> None:
         self._begin()
+        self._point: Point = {}
 
     def propose(self, history: History, number: int) -> Point:
-        """Return the point of a fresh Optuna sampler over the history."""
+        """Return the point of a fresh Optuna sampler; at further draws, points ever farther from it."""
+        if not history.draw:
+            self._point = self._drawn(history, number)
+            return self._point
+        return near_point(history.space, self._point, 2 * history.draw / DRAWS, history.generator(number))
+
+    def _drawn(self, history: History, number: int) -> Point:
         self._learn(history)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate, constant_liar
@@ -40,34 +56,64 @@ class ParzenEstimators(Sampler):
             )
         return _suggest(history.space, self._study, self._asked, self._groups)
 
-    def _begin(self) -> None:
+    def _begin(self, space: Space | None = None) -> None:
         self._learned: tuple[Trial, ...] = ()
-        self._study = study_of([])
+        self._allowed = distributions(space) if space is not None else {}
+        self._memory = Memory()
+        self._study = study_of([], self._memory)
         self._study.ask()
-        self._asked = self._study.get_trials(deepcopy=False)[-1]
+        self._asked = self._memory.get_trial(0)
         self._groups: list[Distributions] = []
 
     def _learn(self, history: History) -> None:
-        if history.trials[: len(self._learned)] != self._learned:
-            self._begin()
-        new = [
-            frozen_trial(history.space, history.rungs, one, TrialState.PRUNED if one.results else TrialState.RUNNING)
-            for one in history.trials[len(self._learned) :]  # a rung that was passed counts
-        ]
-        self._study.add_trials(new)
+        if not self._learned or history.trials[: len(self._learned)] != self._learned:
+            self._begin(history.space)
+        new = [self._trial_of(history, trial) for trial in history.trials[len(self._learned) :]]
+        self._memory.trials += new
         self._learned = history.trials
         if any(trial.state in VALUED for trial in new):
-            self._groups = _occurring_together(history.space, self._study)
+            self._groups = _occurring_together(self._memory.trials, self._allowed)
+
+    def _trial_of(self, history: History, trial: Trial) -> FrozenTrial:
+        """Return a trial as the estimators see it, without the checks and the copies of a study's own."""
+        state = outcome(
+            trial, TrialState.PRUNED if trial.results else TrialState.RUNNING
+        )  # a rung that was passed counts
+        return FrozenTrial(
+            number=trial.number + 1,  # the trial that is asked for has 0
+            state=state,
+            value=trial.value if state in VALUED else None,
+            datetime_start=None,
+            datetime_complete=None,
+            params={path: optuna_value(history.space.parameters[path], v) for path, v in trial.values.items()},
+            distributions={path: self._allowed[path] for path in trial.values},
+            user_attrs={},
+            system_attrs={},
+            intermediate_values=dict(zip(history.rungs, trial.results)),
+            trial_id=trial.number + 1,
+        )
 
 
-def _occurring_together(space: Space, study: optuna.Study) -> list[Distributions]:
+class Memory(InMemoryStorage):
+    """Storage of a study whose trials are a list of which nothing is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trials: list[FrozenTrial] = []
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """Return the trials in these states."""
+        return [trial for trial in self.trials if states is None or trial.state in states]
+
+
+def _occurring_together(trials: Iterable[FrozenTrial], allowed: Distributions) -> list[Distributions]:
     """Return groups of parameters that always occur together."""
-    trials = study.get_trials(deepcopy=False, states=VALUED)
     groups: list[frozenset[str]] = []
-    for names in dict.fromkeys(frozenset(trial.params) for trial in trials):
+    for names in dict.fromkeys(frozenset(trial.params) for trial in trials if trial.state in VALUED):
         parts = [part for group in groups for part in (group & names, group - names)]
         groups = [part for part in (*parts, names.difference(*groups)) if part]
-    allowed = {path: distribution(parameter) for path, parameter in space.parameters.items()}
     return [{path: allowed[path] for path in sorted(group) if not allowed[path].single()} for group in groups]
 
 

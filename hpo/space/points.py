@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.hpo.space.parameters import Choice, Choices, FloatRange, IntRange, Parameter
@@ -136,6 +137,36 @@ def random_point(space: Space, generator: np.random.Generator, fixed: Point | No
     def value_of(path: str, parameter: Parameter) -> Any:
         fraction = float(generator.random())  # drawn in any case, so that given values do not shift the others
         return fixed[path] if path in fixed else value_at(parameter, fraction)
+
+    return space.point(value_of)
+
+
+def fractions_of(parameter: FloatRange | IntRange, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the positions of values in a range, on its scale.
+
+    >>> fractions_of(FloatRange(low=1e-4, high=1e-2, log=True), np.array([1e-3])).round(12).tolist()
+    [0.5]
+    """
+    ends = np.array([parameter.low, parameter.high], dtype=np.float64)
+    (low, high), positions = (np.log(ends), np.log(values)) if parameter.log else (ends, values)
+    return np.asarray((positions - low) / (high - low) if high > low else np.full_like(positions, 0.5))
+
+
+def near_point(space: Space, point: Point, distance: float, generator: np.random.Generator) -> Point:
+    """Return a point with one value or more drawn anew, near the old ones.
+
+    ``distance``: from 0, where one value moves a little, to 1, where most are drawn from everywhere.
+    """
+    moved = generator.choice(list(point))
+
+    def value_of(path: str, parameter: Parameter) -> Any:
+        draw, step, fraction = generator.random(), generator.normal(), float(generator.random())
+        if path in point and path != moved and draw >= distance:
+            return point[path]
+        if path in point and not isinstance(parameter, Choices):
+            old = float(fractions_of(parameter, np.array(point[path], dtype=np.float64)))
+            fraction = min(max(old + (0.1 + distance) * step, 0.0), 1.0 - 1e-9)
+        return value_at(parameter, fraction)
 
     return space.point(value_of)
 

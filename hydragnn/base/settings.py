@@ -46,9 +46,7 @@ class ActsWith:
 class Settings(pydantic.BaseModel):
     """Base of configuration models: frozen, no unknown keys, documented attributes."""
 
-    model_config = pydantic.ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
-    )
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     acts_with: ClassVar[Mapping[str, ActsWith]] = {}
     """Settings that act only under a condition, besides those of base classes; ``train.stage_two`` is one of the section ``train``."""

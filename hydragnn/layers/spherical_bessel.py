@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from scipy.special import spherical_jn
 from torch import Tensor, nn
 
 
@@ -23,6 +22,7 @@ def bessel_zeros(max_ell: int, count: int) -> NDArray[np.float64]:
     [[3.1416, 6.2832], [4.4934, 7.7253]]
     """
     from scipy.optimize import brentq  # a quarter of a second, which few commands need
+    from scipy.special import spherical_jn
 
     zeros = np.pi * np.arange(1, count + max_ell + 1)
     rows = [zeros[:count]]
@@ -41,6 +41,8 @@ def chebyshev_table(max_ell: int, count: int) -> NDArray[np.float64]:
 
     As many polynomials as all digits of float64 need. These functions of x are orthonormal on the unit ball for every l.
     """
+    from scipy.special import spherical_jn
+
     zeros = bessel_zeros(max_ell, count)
     points = int(zeros.max()) + 64  # coefficients fall faster than exponentially past half of the largest frequency
     angles = math.pi * (np.arange(points) + 0.5) / points

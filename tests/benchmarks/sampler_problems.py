@@ -1,6 +1,7 @@
 """What bench_samplers lets samplers search: spaces with conditions, each with a function that stands for trials.
 
 ``bowls`` is made: seven numbers, three of which belong to one choice each of a category; a sum of squares whose optimum is 0.
+``grid`` is one of 1,875 points, so that configurations come again: four whole numbers and a category, with the same sum of squares.
 ``alloys`` was recorded: a random forest fitted to the 120 trials of ``alloys-search.toml``, which are in ``alloys-trials.csv``. This writes that file:
 
     PYTHONPATH=. python tests/benchmarks/sampler_problems.py CAMPAIGN tests/benchmarks/alloys-trials.csv
@@ -20,7 +21,7 @@ from sklearn.ensemble import RandomForestRegressor
 from hydragnn.hpo import campaign_history, read_campaign
 from hydragnn.hpo.costs import features
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.space.points import Point, Space, random_point, space_of
+from hydragnn.hpo.space.points import Point, Space, all_points, random_point, space_of
 
 HERE = Path(__file__).resolve().parent
 
@@ -30,6 +31,11 @@ BOWLS: dict[str, Any] = {
     "kind": {"type": "categorical", "choices": KINDS},
     **{f"x{number}": NUMBER for number in range(4)},
     **{f"only_{kind}": {**NUMBER, "when": {"kind": kind}} for kind in KINDS},
+}
+
+GRID: dict[str, Any] = {
+    "kind": {"type": "categorical", "choices": KINDS},
+    **{f"x{number}": {"type": "int", "low": 0, "high": 4, "step": 1} for number in range(4)},
 }
 
 TREES = 300
@@ -71,6 +77,25 @@ def bowls() -> Problem:
     return Problem(space=space_of(settings.search.space), table=BOWLS, of_seed=of_seed)
 
 
+def grid() -> Problem:
+    """A bowl for each kind on whole numbers, less the lowest value of all points."""
+    settings = campaign_settings({"search": {"space": GRID}}, Path("GRID.toml"))
+    space = space_of(settings.search.space)
+
+    def of_seed(seed: int) -> Value:
+        draw = np.random.default_rng([seed, 97])
+        centres, floors = draw.uniform(0.5, 3.5, 4) / 4, np.array([0.0, 0.1, 0.2])[draw.permutation(3)]
+
+        def value(point: Point) -> float:
+            row = np.array([point[f"x{number}"] for number in range(4)]) / 4
+            return float(floors[KINDS.index(point["kind"])] + ((row - centres) ** 2).sum())
+
+        lowest = min(map(value, all_points(space) or []))
+        return lambda point: value(point) - lowest
+
+    return Problem(space=space, table=GRID, of_seed=of_seed)
+
+
 def alloys() -> Problem:
     """A forest of other trees for every seed, less its lowest value over many random configurations."""
     settings = read_campaign(HERE / "alloys-search.toml")
@@ -88,7 +113,7 @@ def alloys() -> Problem:
     return Problem(space=space, table=settings.search.to_json()["space"], of_seed=of_seed)
 
 
-PROBLEMS: dict[str, Callable[[], Problem]] = {"bowls": bowls, "alloys": alloys}
+PROBLEMS: dict[str, Callable[[], Problem]] = {"bowls": bowls, "grid": grid, "alloys": alloys}
 
 
 def recorded_trials(file: Path) -> tuple[list[Point], list[float]]:

@@ -24,10 +24,11 @@ from hydragnn.hpo.sampling.sampler import (
     learns,
     proposals,
 )
+from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Event, Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.search_settings import WIDE
-from hydragnn.hpo.space.points import is_point, point_key, space_of
+from hydragnn.hpo.space.points import is_point, near_point, point_key, random_point, space_of
 
 RATE = {"type": "float", "low": 1e-5, "high": 1e-1, "log": True}
 SPACE = {
@@ -105,6 +106,32 @@ def test_a_finite_space_is_exhausted_without_repetition(settings: Any) -> None:
         state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=1.0), 0.0)
     assert sorted(seen) == [8, 24, 40]
     assert proposals(campaign, history_of(campaign, space, state), 3, 1, keys(state)) == []
+
+
+def test_estimators_are_asked_once_where_their_point_is_known_and_points_near_it_come_next(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = {f"model.{name}": {"type": "int", "low": 1, "high": 9, "step": 1} for name in ("hidden_dim", "num_layers")}
+    campaign, drawn, best = settings(sampler="tpe", space=grid), [], {"model.hidden_dim": 5, "model.num_layers": 5}
+    space = space_of(campaign.search.space)
+    monkeypatch.setattr(ParzenEstimators, "_drawn", lambda self, history, number: drawn.append(number) or best)
+    history = History(space=space, trials=(Trial(number=0, status="paused", values=best, results=(0.0,)),), rungs=(1,))
+    points = proposals(campaign, history, 1, 8, {point_key(best)})
+    assert drawn == list(range(1, 9)), "one draw each"
+    assert len({point_key(point) for point in points} | {point_key(best)}) == 9
+    away = [[abs(point[path] - best[path]) for path in best] for point in points]
+    assert sum(min(steps) == 0 and max(steps) <= 3 for steps in away) >= 6, "one parameter changes, and little"
+    monkeypatch.undo()
+    assert points != proposals(campaign, history, 10, 8, {point_key(best)}), "every trial has its own"
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.5, 1.0])
+def test_a_point_near_another_is_one_of_the_space_whatever_conditions_change(settings: Any, distance: float) -> None:
+    space, generator = space_of(settings(space=SPACE).search.space), np.random.default_rng(0)
+    point = random_point(space, generator)
+    for _ in range(100):
+        point = near_point(space, point, distance, generator)
+        assert is_point(space, point)
 
 
 def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_best(settings: Any) -> None:
