@@ -17,6 +17,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.datasets import GraphStore, MemoryStore
+from hydragnn.ensemble.committee import Committee, in_company
 from hydragnn.ensemble.domain import GraphView, graph_doubts, state_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.estimates import Estimate
@@ -46,7 +47,9 @@ class Ensemble:
 
     def __init__(self, members: Sequence[Member], manifest: Manifest, identity: str) -> None:
         """Take checked members; ``load`` and ``build_ensemble`` check."""
-        self.members = members
+        if isinstance(members, MemberCache):
+            members.join(Committee(members))
+        self.members = members if isinstance(members, MemberCache) else in_company(members)[0]
         self.manifest = manifest
         self.digest = identity
         self.names = tuple(entry.name for entry in manifest.members)

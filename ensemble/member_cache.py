@@ -2,13 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
 import torch
 
 from hydragnn.base.machine import free_memory
-from hydragnn.ensemble.members import Member
+from hydragnn.ensemble.members import Company, Member
 
 SHARE = 0.5
 """Part of a rank's memory that members may take; the rest is for batches."""
@@ -24,6 +25,12 @@ class MemberCache(Sequence[Member]):
         """Take functions that load members; without ``held`` all stay in memory."""
         self._loaders, self._held = tuple(loaders), held or len(loaders)
         self._loaded: OrderedDict[int, Member] = OrderedDict()
+        self._company: Company | None = None
+
+    def join(self, company: Company) -> None:
+        """Load members in this company from now on."""
+        self._company = company
+        self._loaded.clear()
 
     def hold(self, held: int) -> None:
         """Keep at most so many from now on."""
@@ -47,7 +54,7 @@ class MemberCache(Sequence[Member]):
         if number not in self._loaded:
             while len(self._loaded) >= self._held:
                 self._loaded.popitem(last=False)
-            self._loaded[number] = self._loaders[number]()
+            self._loaded[number] = replace(self._loaders[number](), number=number, company=self._company)
         self._loaded.move_to_end(number)
         return self._loaded[number]
 

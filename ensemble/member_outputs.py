@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, pack
 from hydragnn.ensemble.calibration.protocol import Part
+from hydragnn.ensemble.committee import in_company
 from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.members import Member, Outcome, join_outcomes
 from hydragnn.ensemble.plan import default_budget
@@ -82,6 +83,7 @@ def member_outputs(
     """Predict these graphs with every member; batches are built once."""
     if not len(graphs):
         raise InputError("there are no graphs to predict in this part of the data; give the split a larger fraction")
+    members, committee = in_company(members)
     targets = members[0].targets
     parts_of_member: list[list[Outcome]] = [[] for _ in members]
     labels: dict[str, list[Array]] = {target.name: [] for target in targets}
@@ -106,7 +108,7 @@ def member_outputs(
         edges_per_graph=sizes.edges[graphs],
         outcomes=tuple(join_outcomes(parts) for parts in parts_of_member),
         labels={name: np.concatenate(values) for name, values in labels.items()},
-        seconds=tuple(seconds),
+        seconds=committee.shared(seconds),
     )
 
 

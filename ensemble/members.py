@@ -1,5 +1,6 @@
 """One member: a trained model, its run, and its weight."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,10 @@ class Member:
     record: RunRecord
     latent: LatentSpace | None = None
     """Moments of the final states of its training graphs."""
+    number: int = 0
+    """Its position among all members."""
+    company: "Company | None" = None
+    """What may compute it together with others; None for a member by itself."""
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -53,6 +58,14 @@ class Outcome:
     """One per graph; empty where all went well."""
     distances: Float[np.ndarray, " graphs"]
     """Distance of final states from those of training, see ``LatentSpace``; NaN where unknown."""
+
+
+class Company(ABC):
+    """Members some of which may be computed as one."""
+
+    @abstractmethod
+    def outcome(self, member: Member, batch: GraphBatch) -> Outcome | None:
+        """Return a member's predictions; None where it is computed alone."""
 
 
 def load_member(
@@ -138,10 +151,16 @@ def shared_inputs(members: Sequence[Member]) -> dict[str, Field]:
 
 def outcome(member: Member, batch: GraphBatch) -> Outcome:
     """Return the member's predictions for a batch; failures stay with their graph."""
+    together = None if member.company is None else member.company.outcome(member, batch)
+    return outcome_alone(member, batch) if together is None else together
+
+
+def outcome_alone(member: Member, batch: GraphBatch) -> Outcome:
+    """The same without the member's company."""
     try:
-        predictions, states = member.model.predict_with_states(_seen(member, batch))
+        predictions, states = member.model.predict_with_states(seen(member, batch))
     except (InputError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, InputError) and not _is_lack_of_memory(error):
+        if not isinstance(error, InputError) and not is_lack_of_memory(error):
             raise
         if batch.num_graphs == 1:
             blanks = {
@@ -151,12 +170,23 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
             text = " ".join(str(error).split()) or type(error).__name__
             reason = text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
             return Outcome(predictions=blanks, reasons=(reason,), distances=np.array([np.nan]))
-        return join_outcomes([outcome(member, half) for half in _halves(batch)])
+        return join_outcomes([outcome_alone(member, half) for half in _halves(batch)])
+    return finished_outcome(member.targets, member.latent, batch, predictions, states)
+
+
+def finished_outcome(
+    targets: Sequence[Target],
+    latent: LatentSpace | None,
+    batch: GraphBatch,
+    predictions: Mapping[str, Distribution],
+    states: Float[Tensor, "nodes channels"],
+) -> Outcome:
+    """Return the outcome of predictions in physical units and final states."""
     outputs = {name: one.detach().to("cpu", torch.float64) for name, one in predictions.items()}
     distances = np.full(len(batch), np.nan)
-    if member.latent is not None:
-        distances = member.latent.distances(states, batch.owner("node"), len(batch))
-    return _without_undefined_stress(_finite_only(outputs, distances, member.targets, batch), member.targets, batch)
+    if latent is not None:
+        distances = latent.distances(states, batch.owner("node"), len(batch))
+    return _without_undefined_stress(_finite_only(outputs, distances, targets, batch), targets, batch)
 
 
 def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
@@ -165,14 +195,14 @@ def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes chan
     MemoryError or RuntimeError where a graph is too large.
     """
     try:
-        return member.model.states(_seen(member, batch)).cpu()
+        return member.model.states(seen(member, batch)).cpu()
     except (MemoryError, RuntimeError) as error:
-        if batch.num_graphs == 1 or not _is_lack_of_memory(error):
+        if batch.num_graphs == 1 or not is_lack_of_memory(error):
             raise
         return torch.cat([final_states(member, half) for half in _halves(batch)])
 
 
-def _seen(member: Member, batch: GraphBatch) -> GraphBatch:
+def seen(member: Member, batch: GraphBatch) -> GraphBatch:
     """Return the batch with or without edges, as in the member's training."""
     return batch if member.config.data.edges else without_edges(batch)
 
@@ -192,7 +222,7 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def _is_lack_of_memory(error: BaseException) -> bool:
+def is_lack_of_memory(error: BaseException) -> bool:
     """Return True where a smaller batch may help."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 

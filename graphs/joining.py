@@ -11,7 +11,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import join_texts
-from hydragnn.graphs.topology import Topology
+from hydragnn.graphs.topology import Topology, repeated_offsets, tiled
 
 
 def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
@@ -53,6 +53,42 @@ def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
         masks=masks,
         texts=join_texts([(batch.texts, batch.num_graphs) for batch in batches]),
     )
+
+
+def repeated(batch: GraphBatch, copies: int) -> GraphBatch:
+    """Return so many copies of all graphs as one batch, without texts.
+
+    What follows from edges and offsets is taken over, not sought again.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> repeated(graph_from_arrays(torch.zeros(2, 3), [0, 1], [1, 0]), 2).receivers.tolist()
+    [0, 1, 2, 3]
+    """
+
+    def copied(value: Tensor) -> Tensor:
+        return value.repeat(copies, *[1] * (value.ndim - 1))
+
+    whole = replace(
+        batch,
+        positions=copied(batch.positions),
+        topology=batch.topology.repeated(copies),
+        edge_shifts=copied(batch.edge_shifts),
+        cell=copied(batch.cell),
+        periodic=copied(batch.periodic),
+        node_offsets=repeated_offsets(batch.node_offsets, copies, batch.num_nodes),
+        edge_offsets=repeated_offsets(batch.edge_offsets, copies, batch.num_edges),
+        nodes={name: copied(value) for name, value in batch.nodes.items()},
+        edges={name: copied(value) for name, value in batch.edges.items()},
+        graphs={name: copied(value) for name, value in batch.graphs.items()},
+        masks={name: copied(value) for name, value in batch.masks.items()},
+        texts={},
+    )
+    steps = {"counts": 0, "volume": 0, "owner": batch.num_graphs, "reverse": batch.num_edges}
+    for (what, location), value in batch._derived.items():
+        if what in steps:
+            step = steps[what]
+            whole._derived[what, location] = tiled(value, copies, step) if step else copied(value)
+    return whole
 
 
 def _joined_offsets(offsets: list[Tensor], bases: list[int]) -> Tensor:

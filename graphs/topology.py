@@ -78,6 +78,32 @@ class Topology:
         object.__setattr__(shared, "_longest", self._longest)
         return shared
 
+    def repeated(self, copies: int) -> "Topology":
+        """Return the edges of so many copies of all nodes, with derived arrays.
+
+        >>> Topology.square(torch.tensor([1, 0]), torch.tensor([0, 1]), 2).repeated(3).senders.tolist()
+        [1, 0, 3, 2, 5, 4]
+        """
+        rows, columns, edges = self.num_rows, self.num_columns, self.num_edges
+        whole = Topology(
+            senders=tiled(self.senders, copies, columns),
+            receivers=tiled(self.receivers, copies, rows),
+            num_columns=copies * columns,
+            num_rows=copies * rows,
+            pair=None if self.pair is None else tiled(self.pair, copies, self.num_pairs),
+            num_pairs=copies * self.num_pairs,
+        )
+        derived = {
+            "row_offsets": repeated_offsets(self.row_offsets, copies, edges),
+            "column_offsets": repeated_offsets(self.column_offsets, copies, edges),
+            "by_sender": tiled(self.by_sender, copies, edges),
+            "sorted_senders": tiled(self.sorted_senders, copies, columns),
+        }
+        if "largest_ends" in self._derived and rows == columns:
+            derived["largest_ends"] = self.largest_ends + ((copies - 1) * rows if edges else 0)
+        whole._derived.update(derived)
+        return whole
+
     @property
     def row_offsets(self) -> Int[Tensor, " rows_plus_one"]:
         """Row pointer: row i owns the edges ``row_offsets[i]`` to ``row_offsets[i + 1]``."""
@@ -251,6 +277,25 @@ def ascending(items: Int[Tensor, " items"], rows: int) -> Ascending | None:
     """Return what was noted of the rows of items; None where nothing was."""
     version, noted = _ascending.get(items, (None, None))
     return noted if noted is not None and version == items._version and noted.rows == rows else None
+
+
+def tiled(numbers: Int[Tensor, " items"], copies: int, step: int) -> Int[Tensor, " all_items"]:
+    """Return numbers of as many copies, each ``step`` higher than the last.
+
+    >>> tiled(torch.tensor([0, 2]), copies=2, step=3).tolist()
+    [0, 2, 3, 5]
+    """
+    first = torch.arange(0, copies * step, step, device=numbers.device) if step else numbers.new_zeros(copies)
+    return (first.unsqueeze(1) + numbers).flatten()
+
+
+def repeated_offsets(offsets: Int[Tensor, " rows_plus_one"], copies: int, items: int) -> Int[Tensor, " all_plus_one"]:
+    """Return the offsets of as many copies of rows with ``items`` in all.
+
+    >>> repeated_offsets(torch.tensor([0, 2, 3]), copies=2, items=3).tolist()
+    [0, 2, 3, 5, 6]
+    """
+    return torch.cat([offsets[:1], tiled(offsets[1:], copies, items)])
 
 
 def relation_topology(topology: Topology, relation: Int[Tensor, " edges"], relations: int) -> Topology:

@@ -21,7 +21,7 @@ from hydragnn.models.build import build_from_description
 from hydragnn.models.description import degree_statistics
 from hydragnn.runs.compile_choice import choose_compiling
 from hydragnn.runs.plan import BranchPlan, described_branches, plan_run
-from hydragnn.training.stack import check_layers
+from hydragnn.training.stack import check_trained
 
 MOST = 8
 """Trials of a process, which is how many were measured."""
@@ -93,7 +93,7 @@ def one_shape(configs: Sequence[AnyConfig]) -> tuple[BranchPlan, GraphBatch]:
         raise NotStackable(f"batches are large: {work:,.0f} edges times channels, and above {WORK:,} the gain is small")
     some = np.linspace(0, len(branch.store) - 1, SAMPLE).astype(np.int64)
     sample = branch.store.read(np.unique(some), list(branch.model.fields))
-    check_layers(build_from_description(replace(branch.model, statistics=degree_statistics([sample])), seed=0))
+    check_trained(build_from_description(replace(branch.model, statistics=degree_statistics([sample])), seed=0))
     return branch, sample
 
 

@@ -76,8 +76,8 @@ class TrainedModel:
 
     def predict_with_states(self, batch: GraphBatch) -> tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]:
         """The same, and what ``states`` gives."""
-        batch = self._seen(batch)
-        inputs = self._normalised(batch)
+        batch = self.seen(batch)
+        inputs = self.normalised(batch)
         predictions, states = self.function(inputs) if self.function else eager_prediction(self.model, inputs)
         return {
             target.name: denormalise(predictions[target.name], target.field, self.normalisation, batch)
@@ -89,7 +89,7 @@ class TrainedModel:
 
         InputError where the batch lacks an input.
         """
-        inputs, model = self._normalised(self._seen(batch)).to(self.device), self.model.eval()
+        inputs, model = self.normalised(self.seen(batch)).to(self.device), self.model.eval()
         with torch.no_grad():
             return model.encode(inputs, model.message_graph(inputs, model.edge_vectors(inputs)))[0]
 
@@ -123,13 +123,13 @@ class TrainedModel:
         """Return what models share that differ in weights only."""
         return self.model.description, self.dtype, self.device
 
-    def _seen(self, batch: GraphBatch) -> GraphBatch:
+    def seen(self, batch: GraphBatch) -> GraphBatch:
         """Return the batch with the model's inputs; InputError for missing ones."""
         visible = batch if self.model.description.edges else without_edges(batch)
         self.check(visible)
         return visible
 
-    def _normalised(self, batch: GraphBatch) -> GraphBatch:
+    def normalised(self, batch: GraphBatch) -> GraphBatch:
         """Return the normalised batch in the model's dtype, on its device unless predictions are replayed."""
         self.model.levels(batch)  # which the batch keeps, for other members that see it
         of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}

@@ -1,40 +1,26 @@
-"""Several models of one shape as one, with stacked weights."""
+"""Models of several runs as one, which share memory with it."""
 
-import copy
 import math
 from collections.abc import Sequence
 from itertools import chain
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from hydragnn.architectures import architectures
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
-from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Field
+from hydragnn.graphs.field import LOCATIONS, Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
-from hydragnn.layers import MessageGraph
-from hydragnn.layers.stacked import STACKED, NotStackable
+from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import Distribution, GraphModel
+from hydragnn.models.stacked import check_alike, check_layers, inputs_of, of_inputs, stacked_copy
 from hydragnn.training.context import TrainingContext
 from hydragnn.training.parameters import FlatParameters
 from hydragnn.training.state import TrainState
 
 BEYOND = 10.0
 """Longest edges of a batch that reach beyond the cutoff."""
-
-
-class StackedModel(GraphModel):
-    """A model whose layers are ``STACKED``."""
-
-    def message_graph(
-        self, batch: GraphBatch, vectors: Tensor | None, of_pairs: Tensor | None = None, *, derived_once: bool = False
-    ) -> MessageGraph:
-        """Return the message graph, without pairs of edges."""
-        graph = super().message_graph(batch, vectors, of_pairs, derived_once=derived_once)
-        graph.cache["pairs"] = None
-        return graph
 
 
 class Stack:
@@ -49,24 +35,21 @@ class Stack:
             models.append(state.model)
             parameters.append(state.parameters)
         check_alike(models)
+        check_trained(models[0])
         first = parameters[0]
         weights = first.vector.new_zeros(len(models), len(first.vector))
         gradient = torch.zeros_like(weights)
         for number, own in enumerate(parameters):
             own.move_to(weights[number], gradient[number])
-        self.model = copy.deepcopy(models[0])
-        become_stacked(self.model)
-        self.weights: list[Tensor] = []
+        named: dict[str, Tensor] = {}
         self.gradients: list[Tensor] = []
         for name, shape, start in first.layout:
             columns = slice(start, start + math.prod(shape))
-            path, _, leaf = name.rpartition(".")
-            weight = nn.Parameter(weights[:, columns].view(len(models), *shape))
-            setattr(self.model.get_submodule(path), leaf, weight)
-            self.weights.append(weight)
+            named[name] = weights[:, columns].view(len(models), *shape)
             self.gradients.append(gradient[:, columns].view(len(models), *shape))
-        fields = models[0].description.fields
-        self.inputs = {field.name for field in models[0].description.input_fields} | (fields.keys() & {ATOMIC_NUMBERS})
+        self.model = stacked_copy(models[0], named)
+        self.weights = [self.model.get_parameter(name) for name in named]
+        self.inputs = inputs_of(models[0])
 
     def predict(self, batches: Sequence[GraphBatch]) -> list[dict[str, Distribution]]:
         """Predict each model's own batch, in order."""
@@ -89,44 +72,16 @@ class Stack:
             own.copy_(new)
 
 
-def check_alike(models: Sequence[GraphModel]) -> None:
-    """Raise NotStackable unless the models are alike and stackable."""
-    first = models[0]
-    if any(model.description != first.description for model in models):
-        raise NotStackable("models of different shapes are trained one after the other")
-    check_layers(first)
-
-
-def check_layers(model: GraphModel) -> None:
-    """Raise NotStackable for layers without stacked form."""
-    settings = model.description.model
-    if settings.dropout:
+def check_trained(model: GraphModel) -> None:
+    """Raise NotStackable for a model that cannot be trained in a stack."""
+    if model.description.model.dropout:
         raise NotStackable("random numbers of dropout belong to one run; without dropout, runs are trained together")
-    attends, sees = settings.global_attention is not None or settings.pooling is not None, model.encoder.sees
-    if attends or "edge_kinds" in sees or type(model.encoder) not in architectures().values():
-        raise NotStackable(f"the layers of {settings.kind} are not known to work on several models at once")
-    for module in model.modules():
-        if next(module.parameters(recurse=False), None) is not None and type(module) not in STACKED:
-            raise NotStackable(f"weights of {type(module).__name__} have no stacked form")
+    check_layers(model)
 
 
 def stackable(context: TrainingContext) -> bool:
     """Return True where a run's steps may be stacked."""
     return not context.compiled and context.settings.precision != "bf16"
-
-
-def become_stacked(model: GraphModel) -> None:
-    """Turn a model and its layers into their stacked classes."""
-    for module in model.modules():
-        stacked = STACKED.get(type(module))
-        if stacked is not None:
-            object.__setattr__(module, "__class__", stacked)
-    object.__setattr__(model, "__class__", StackedModel)
-
-
-def of_inputs(batch: GraphBatch, inputs: set[str]) -> GraphBatch:
-    """The batch with its input fields alone."""
-    return batch.with_fields(drop=[name for name in batch.fields if name not in inputs])
 
 
 def side_by_side(batches: Sequence[GraphBatch]) -> GraphBatch:

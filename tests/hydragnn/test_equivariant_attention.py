@@ -21,7 +21,7 @@ from hydragnn.graphs.joining import concatenate
 from hydragnn.layers import equivariant_attention
 from hydragnn.models import GraphModel, build_model, parse_head
 from hydragnn.models.compiled import NotCompiled, compiled_model
-from hydragnn.training.stack import NotStackable, check_layers
+from hydragnn.training.stack import NotStackable, check_trained
 
 REACH = 6.0
 """Angstrom; the edges of the structures end at ``NEAR``."""
@@ -208,4 +208,4 @@ def test_its_steps_are_neither_compiled_nor_stacked() -> None:
     with pytest.raises(NotCompiled, match="as many pairs as positions say"):
         compiled_model(model)
     with pytest.raises(NotStackable):
-        check_layers(model)
+        check_trained(model)

@@ -1,0 +1,94 @@
+"""Several models of one shape as one, with stacked weights."""
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hydragnn.architectures import architectures
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
+from hydragnn.graphs.joining import repeated
+from hydragnn.graphs.topology import tiled
+from hydragnn.kernels import Pairs, pairs_of
+from hydragnn.layers import MessageGraph, RadialFilters
+from hydragnn.layers.stacked import STACKED, NotStackable
+from hydragnn.models.graph_model import GraphModel
+
+
+class StackedModel(GraphModel):
+    """A model whose layers are ``STACKED``."""
+
+    def message_graph(
+        self, batch: GraphBatch, vectors: Tensor | None, of_pairs: Tensor | None = None, *, derived_once: bool = False
+    ) -> MessageGraph:
+        """Return the message graph, with the pairs of edges that the batch brings."""
+        graph = super().message_graph(batch, vectors, of_pairs, derived_once=derived_once)
+        graph.cache["pairs"] = batch._derived.get(PAIRS)
+        return graph
+
+
+PAIRS: tuple[str, Location] = ("pairs", "edge")
+"""Key under which a batch keeps its pairs of edges."""
+
+
+def copies_of(batch: GraphBatch, copies: int, *, paired: bool) -> GraphBatch:
+    """Return copies of a batch, one for each member, with pairs of edges as in the batch if asked for."""
+    whole = repeated(batch, copies)
+    pairs = pairs_of(edge_vectors(batch), batch.topology) if paired and batch.dim else None
+    if pairs is not None:
+        whole._derived[PAIRS] = Pairs(
+            first=tiled(pairs.first, copies, batch.num_edges), pair=tiled(pairs.pair, copies, len(pairs.first))
+        )
+    return whole
+
+
+def stacked_copy(model: GraphModel, weights: Mapping[str, Tensor]) -> StackedModel:
+    """Return a copy with weights ``[members, ...]`` and layers that take them."""
+    result = copy.deepcopy(model)
+    for module in result.modules():
+        stacked = STACKED.get(type(module))
+        if stacked is not None:
+            object.__setattr__(module, "__class__", stacked)
+        if isinstance(module, RadialFilters):
+            module.tables = ()  # of one member's filters
+    object.__setattr__(result, "__class__", StackedModel)
+    assert isinstance(result, StackedModel)
+    for name, weight in weights.items():
+        path, _, leaf = name.rpartition(".")
+        setattr(result.get_submodule(path), leaf, nn.Parameter(weight))
+    return result
+
+
+def check_alike(models: Sequence[GraphModel]) -> None:
+    """Raise NotStackable unless the models are alike and stackable."""
+    first = models[0]
+    if any(model.description != first.description for model in models):
+        raise NotStackable("models of different shapes are computed one after the other")
+    check_layers(first)
+    constants = dict(first.named_buffers())
+    if any(not torch.equal(value, constants[name]) for model in models for name, value in model.named_buffers()):
+        raise NotStackable("models with different constants are computed one after the other")
+
+
+def check_layers(model: GraphModel) -> None:
+    """Raise NotStackable for layers without stacked form."""
+    settings = model.description.model
+    attends, sees = settings.global_attention is not None or settings.pooling is not None, model.encoder.sees
+    if attends or "edge_kinds" in sees or type(model.encoder) not in architectures().values():
+        raise NotStackable(f"the layers of {settings.kind} are not known to work on several models at once")
+    for module in model.modules():
+        if next(module.parameters(recurse=False), None) is not None and type(module) not in STACKED:
+            raise NotStackable(f"weights of {type(module).__name__} have no stacked form")
+
+
+def inputs_of(model: GraphModel) -> set[str]:
+    """Return the names of the fields that layers read."""
+    description = model.description
+    return {field.name for field in description.input_fields} | (description.fields.keys() & {ATOMIC_NUMBERS})
+
+
+def of_inputs(batch: GraphBatch, inputs: set[str]) -> GraphBatch:
+    """The batch with its input fields alone."""
+    return batch.with_fields(drop=[name for name in batch.fields if name not in inputs])

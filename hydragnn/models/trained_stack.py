@@ -1,0 +1,129 @@
+"""Trained models of one shape that predict a batch as one."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Location
+from hydragnn.layers.stacked import NotStackable
+from hydragnn.models.compiled_prediction import Predicted, eager_prediction
+from hydragnn.models.distributions import Distribution, Point
+from hydragnn.models.flat_batch import random_batch
+from hydragnn.models.replay import NotRecordable, ReplayedPrediction, Replays, recorder_on, replays_of
+from hydragnn.models.stacked import check_alike, copies_of, inputs_of, of_inputs, stacked_copy
+from hydragnn.models.trained import TrainedModel, denormalise
+
+SIZES: Mapping[Location, int] = {"node": 12, "edge": 60, "graph": 3}
+"""Of the batch on which a stack is compared with its first and last member."""
+
+
+class TrainedStack:
+    """Models of one description, dtype and device; each predicts what it would alone, to rounding."""
+
+    def __init__(self, models: Sequence[TrainedModel]) -> None:
+        """Stack the weights; NotStackable for models that cannot be computed as one."""
+        first = self.first = models[0]
+        if any(model.alike != first.alike for model in models):
+            raise NotStackable("models of different shapes are computed one after the other")
+        if not first.model.description.edges:
+            raise NotStackable("models without edges are computed one after the other")
+        check_alike([model.model for model in models])
+        self.normalisations = [one.normalisation for one in models]
+        names = [name for name, _ in first.model.named_parameters()]
+        weights = {name: torch.stack([one.model.get_parameter(name) for one in models]) for name in names}
+        self.model = stacked_copy(first.model, weights).eval().requires_grad_(False)
+        self.inputs = inputs_of(first.model)
+        scales = [{name: one.normalisation.scales.get(name) for name in self.inputs} for one in models]
+        self.share_inputs = all(of_model == scales[0] for of_model in scales)
+        self.replays: Replays | None = None
+        self.check(models)
+        if isinstance(first.function, ReplayedPrediction) and self.share_inputs:
+            self.replays = replays_of(first.model, recorder_on(first.device))
+
+    def check(self, models: Sequence[TrainedModel]) -> None:
+        """Raise NotStackable unless members and stack agree to rounding on a random batch."""
+        first, extent = self.first, getattr(self.first.settings, "cutoff", None) or 1.0
+        batch = random_batch(first.model.description.input_fields, first.dim, extent, SIZES, first.dtype)
+        batch = batch.to(first.device)
+        try:
+            ours, states = self.predicted([batch])
+        except Exception as error:  # whatever a user's layers may raise on rows of several members
+            raise NotStackable(f"as one they raise {error!r}") from error
+        count = len(models)
+        for number in (0, count - 1):
+            theirs, exact = eager_prediction(models[number].model, batch)
+            pairs = {name: (part(ours[name], number, count), theirs[name]) for name in theirs}
+            pairs["states"] = (part(Point(mean=states), number, count), Point(mean=exact))
+            for name, (one, other) in pairs.items():
+                values = other.tensors()
+                for what, value in one.tensors().items():
+                    share = float((value - values[what]).norm() / values[what].norm().clamp_min(1e-30))
+                    if not share <= torch.finfo(value.dtype).eps ** 0.5:
+                        raise NotStackable(f"as one, {name} ({what}) would be wrong by {share:.1e}")
+
+    def predict_with_states(
+        self, batch: GraphBatch
+    ) -> list[tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]]:
+        """Return what each model predicts in physical units, with its states."""
+        batch = self.first.seen(batch)
+        scales = self.normalisations[:1] if self.share_inputs else self.normalisations
+        models = [replace(self.first, normalisation=one) for one in scales]
+        inputs = [of_inputs(model.normalised(batch), self.inputs) for model in models]
+        if self.replays is None:
+            predictions, states = self.predicted([one.to(self.first.device) for one in inputs])
+        else:
+            predictions, states = self.replayed(self.replays, inputs[0])
+        # once for all, not tensor by tensor of every member
+        predictions = {name: one.to(batch.device, torch.float64) for name, one in predictions.items()}
+        own = {target.name: batch.num_items(target.field.on) for target in self.first.targets}
+        count = len(self.normalisations)
+        return [
+            (
+                {
+                    target.name: denormalise(
+                        part(predictions[target.name], number, count, own[target.name]),
+                        target.field,
+                        normalisation,
+                        batch,
+                    )
+                    for target in self.first.targets
+                },
+                states.unflatten(0, (count, -1))[number, : batch.num_nodes],
+            )
+            for number, normalisation in enumerate(self.normalisations)
+        ]
+
+    def predicted(self, inputs: Sequence[GraphBatch]) -> Predicted:
+        """Return predictions and states of all members, one after the other, from normalised inputs: of all, or of each."""
+        whole = copies_of(inputs[0], len(self.normalisations), paired=True)
+        if len(inputs) > 1:
+            numbers = [name for name in self.inputs if not whole.fields[name].classes]
+            whole = whole.with_fields({name: torch.cat([one[name] for one in inputs]) for name in numbers})
+        return eager_prediction(self.model, whole)
+
+    def replayed(self, replays: Replays, inputs: GraphBatch) -> Predicted:
+        """The same by a recording; as it is computed where there can be none."""
+
+        def predict(batch: GraphBatch) -> Any:
+            return self.predicted([batch.to(self.first.device)])
+
+        try:
+            predictions, states = replays("stacked prediction", predict, inputs)
+        except (NotRecordable, RuntimeError) as error:
+            note = f"note: predictions of members as one are not replayed as graphs of the device: {error}"
+            print(note, file=sys.stderr, flush=True)
+            self.replays = None
+            return predict(inputs)
+        # tensors of their own, since the next replay overwrites these
+        return {name: values.mapped(torch.clone) for name, values in predictions.items()}, states.clone()
+
+
+def part(whole: Distribution, number: int, count: int, rows: int | None = None) -> Distribution:
+    """Return one member's rows of a prediction of all, without padding."""
+    return whole.mapped(lambda values: values.unflatten(0, (count, -1))[number, :rows])
