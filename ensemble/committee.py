@@ -13,7 +13,7 @@ from hydragnn.models.compiled_prediction import CompiledPrediction
 from hydragnn.models.trained_stack import TrainedStack
 
 WORK = {"cpu": 1 << 17, "cuda": 1 << 21}
-"""Edges of a batch times channels: up to here members are computed as one. On a CPU eight took at most .7 of their time one after the other (docs/measurements/ensembles.md)."""
+"""Edges of a batch times channels: up to here members are computed as one. On a CPU eight took at most .7 of their time one after the other (docs/measurements/prediction.md)."""
 
 WEIGHTS = 1 << 26
 """Bytes of weights up to which members are computed as one: all are in memory then, whatever ``held`` says."""

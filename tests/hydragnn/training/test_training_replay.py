@@ -15,6 +15,7 @@ from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
 from hydragnn.kernels.family import taken_for
 from hydragnn.models import TrainedModel, replay
+from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs import recording, train
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
@@ -158,6 +159,27 @@ def test_predictions_are_replayed_or_made_as_before(
             torch.testing.assert_close(ours[0][name].tensors(), prediction.tensors(), rtol=1e-12, atol=1e-12)
     assert bool(recorder.recorded) == (attention is None)
     assert capsys.readouterr().err.count("predictions are not replayed") == (attention is not None)
+
+
+def test_members_as_one_are_replayed_as_one(
+    store: MemoryStore, make_config: Configs, recorder: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = []
+    for seed in range(3):
+        run = run_of(make_config("painn", train__seed=seed), store)
+        plain = TrainedModel(
+            model=run.state.model, normalisation=run.data.branches[0].normalisation, dtype=torch.float64
+        )
+        models.append(replace(plain, function=replay.ReplayedPrediction(run.state.model, recorder)))
+    stack = TrainedStack(models)
+    for graphs in ([0, 1, 2], [3], [5, 4]):
+        batch = store.read(graphs)
+        for (ours, states), model in zip(stack.predict_with_states(batch), models):
+            theirs, exact = replace(model, function=None).predict_with_states(batch)
+            torch.testing.assert_close(states, exact, rtol=1e-12, atol=1e-12)
+            for name, prediction in theirs.items():
+                torch.testing.assert_close(ours[name].tensors(), prediction.tensors(), rtol=1e-12, atol=1e-12)
+    assert recorder.recorded and capsys.readouterr().err == ""
 
 
 def test_the_stand_in_refuses_what_a_graph_of_a_device_cannot_hold() -> None:
