@@ -16,5 +16,6 @@ def parallelize(model: nn.Module, ranks: Ranks, placement: DevicePlacement, sett
     # 1. device and numbers, before the vector is made, so that it lies there
     model.to(device=placement.device, dtype=placement.dtype)
     # 2. one vector of weights and one of gradients, with optimizer, best weights and average
-    # 3. gradients are summed over ranks once per step, after the last micro-batch; losses are divided by global counts
-    return FlatParameters(model, settings, reduce=ranks.sum_in_place)
+    # 3. gradients are summed over ranks once per step, in buckets that begin while the backward pass of the last micro-batch
+    # goes on; losses are divided by global counts
+    return FlatParameters(model, settings, begin_sum=ranks.begin_sum if ranks.size > 1 else None)

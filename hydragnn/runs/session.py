@@ -10,6 +10,7 @@ import torch
 
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.config import AnyConfig
+from hydragnn.distributed.affinity import bind_near
 from hydragnn.distributed.ranks import Ranks, join_ranks, own_gpu
 from hydragnn.record import RunRecord
 from hydragnn.runs.assembly import Assembly, assemble
@@ -197,11 +198,12 @@ def select_device(device: torch.device | str | None) -> torch.device:
 
 
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
-    """Return this rank's GPU where there are several ranks."""
+    """Return this rank's GPU where there are several ranks, bound to the cores beside it."""
     if device.type != "cuda" or ranks.size == 1:
         return device
     own = own_gpu(ranks.local_rank)
     torch.cuda.set_device(own)
+    bind_near(own)
     return own
 
 

@@ -130,7 +130,9 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     state.parameters.zero_gradient()
     loss = torch.zeros_like(counts[0])
     seed_step(context.settings.seed, state.epoch, state.step, context.rank, context.device)
-    for part in share.parts:
+    for number, part in enumerate(share.parts, start=1):
+        if number == len(share.parts) and not context.replays:  # a recording of collectives was not seen
+            state.parameters.expect_sum()
         sums, part_loss = replayed_gradient(state, share.branch, part, context, scale[own])
         loss += part_loss
         state.totals[0, own] += sums.to(torch.float64)

@@ -1,7 +1,7 @@
 """Weights with gradient, optimizer and average, as ranks hold them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -12,6 +12,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from hydragnn.config import TrainSettings
+from hydragnn.training.buckets import Begin, Buckets
 
 ALIGNMENT = 64
 """Bytes; every weight begins on such a boundary, so that matrix kernels give the same bits in every process."""
@@ -42,6 +43,9 @@ class Parameters(Protocol):
     def zero_gradient(self) -> None:
         """Forget the gradient of the step before."""
 
+    def expect_sum(self) -> None:
+        """Let the next backward pass begin the sum over ranks, being the last of the step."""
+
     def sum_gradient(self) -> None:
         """Sum the gradients of all ranks."""
 
@@ -70,18 +74,15 @@ class Parameters(Protocol):
 class FlatParameters:
     """All weights as one vector, which the parameters are views of.
 
-    Every rank holds all weights. One reduction over ranks, one norm, one optimizer kernel and one average serve any number
-    of layers. The vector has zeros between weights (for alignment); their gradient is zero, so they stay zero.
+    Every rank holds all weights. One norm, one optimizer kernel and one average serve any number of layers. The vector has zeros between weights (for alignment); their gradient is zero, so they stay zero.
     """
 
-    def __init__(
-        self, model: nn.Module, settings: TrainSettings, reduce: Callable[[Tensor], Tensor] = lambda values: values
-    ) -> None:
+    def __init__(self, model: nn.Module, settings: TrainSettings, begin_sum: Begin | None = None) -> None:
         """Move the parameters into the vector; all have one dtype.
 
-        ``reduce`` sums a tensor over all ranks in place; without it there is one rank.
+        ``begin_sum`` starts a sum over ranks in place; without it there is one rank.
         """
-        self.clip_norm, self.decay, self.reduce = settings.clip_norm, settings.ema_decay, reduce
+        self.clip_norm, self.decay = settings.clip_norm, settings.ema_decay
         self.layout, total = aligned_layout(model)
         first = next(model.parameters())
         self.vector = torch.zeros(total, dtype=first.dtype, device=first.device)
@@ -90,6 +91,8 @@ class FlatParameters:
         for parameter, (_, _, start) in zip(self.parameters, self.layout):
             self.vector[start : start + parameter.numel()] = parameter.detach().flatten()
         self._make_views()
+        starts = [start for _, _, start in self.layout]
+        self.buckets = Buckets(self.parameters, starts, total, begin_sum) if begin_sum else None
         self.optimizer = OPTIMIZERS[settings.optimizer](self.vector, self.gradient, settings.weight_decay)
         self.average_vector = self.vector.clone() if settings.ema_decay else None
         self.best_vector = self.vector.clone()
@@ -103,9 +106,15 @@ class FlatParameters:
         """Forget the gradient of the step before."""
         self.gradient.zero_()
 
+    def expect_sum(self) -> None:
+        """Let the next backward pass begin the sum over ranks."""
+        if self.buckets:
+            self.buckets.expect(self.gradient)
+
     def sum_gradient(self) -> None:
         """Add up the gradients of all ranks."""
-        self.reduce(self.gradient)
+        if self.buckets:
+            self.buckets.finish(self.gradient)
 
     def clip(self) -> Float[Tensor, ""]:
         """Shorten the gradient to the largest norm allowed; give the norm before."""

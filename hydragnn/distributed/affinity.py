@@ -1,0 +1,32 @@
+"""Cores beside a GPU: a process that feeds it from another socket is slower."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+PCI = Path("/sys/bus/pci/devices")
+
+
+def bind_near(gpu: torch.device, devices: Path = PCI) -> None:
+    """Bind this process to the cores beside its GPU.
+
+    Nothing happens where a launcher has bound it already, or where the system does not tell which cores these are.
+    """
+    properties = torch.cuda.get_device_properties(gpu)
+    with suppress(OSError, AttributeError, ValueError):  # another system, driver or version of torch
+        address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        near = cores_in((devices / address / "local_cpulist").read_text(encoding="ascii"))
+        if near and near < os.sched_getaffinity(0):
+            os.sched_setaffinity(0, near)
+
+
+def cores_in(text: str) -> set[int]:
+    """Return the numbers in a list of Linux.
+
+    >>> sorted(cores_in("0-2,8"))
+    [0, 1, 2, 8]
+    """
+    pairs = [part.partition("-") for part in text.split(",") if part.strip()]
+    return {number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)}
