@@ -85,7 +85,7 @@ READS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
     "silu_slope_gradients": lambda c: 3,
     "reduce_rows": lambda c: 1,
     "reduce_rows_gradient": lambda c: 1,
-    "reduce_rows_second": lambda c: 2,
+    "reduce_rows_second": lambda c: 3,
     "reduce_windows": lambda c: 1,
     "join_reductions": lambda c: 2 * c["MOMENTS"] + c["LOW"] + c["HIGH"],
     "reduce_windows_gradient": lambda c: 1,

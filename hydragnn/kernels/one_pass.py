@@ -79,8 +79,10 @@ class _StatisticsGradient(Function):
         segments, count = ctx.segments, messages.shape[0]
         order = segment_order(*segments)
         if not (torch.is_grad_enabled() or may_be_long(order)):
-            second = triton_reductions.reductions_second(v, messages, order, mean, to_variance, tuple(edges))
-            return *second[:2], None, *second[2:], *(None for _ in edges)
+            of_messages, *others = triton_reductions.reductions_second(
+                v, messages, order, mean, to_variance, tuple(edges)
+            )
+            return of_messages, None, None, *others, *(None for _ in edges)  # with that of the mean
         share = 1 / counts_in_order(segments[0], segments[1], mean)
         slope = 2 * share * to_variance
         sums = SUMS("sum", (v,), segments)

@@ -21,6 +21,7 @@ from hydragnn.kernels.triton import sums as triton_sums
 from hydragnn.kernels.triton import windows as triton_windows
 from hydragnn.kernels.triton.tiles import TILES, tile_shape
 from tests.forked import Forked
+from tests.hydragnn.training.launches import launches_of
 from tests.hydragnn.triton_interpreted import ROOTS, STRIDED
 
 VARIANTS = sum(len(op.variants) for op in OPS.values())
@@ -126,6 +127,18 @@ def test_kernels_compile_in_processes_into_the_cache_of_a_bench(
     assert compile_in_processes("gfx90a", 16, torch.float32, "activated_sum") > 2
     assert any(tmp_path.rglob("*.hsaco"))
     assert compile_in_processes("gfx1100", 16, torch.float32) == 0
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["short rows", "a long row"])
+def test_windows_of_long_rows_are_launched_only_where_a_row_is_long(long: bool) -> None:
+    nodes, degree = (2, 600) if long else (200, 6)
+    edges = random_graph(nodes, degree)
+    x, weight = torch.ones(nodes, 4), torch.ones(edges.num_edges, 4)
+    edges.prepare()
+    kernels, _ = launches_of(lambda: OPS["gather_multiply_sum"].call(x, weight, edges))
+    assert kernels["sum_rows"] == 1 and kernels["sum_windows"] == kernels["join_windows"] == long
+    kernels, _ = launches_of(lambda: OPS["segment_softmax"].call(weight, edges.receivers, nodes))
+    assert kernels["softmax_rows"] == 1 and kernels["softmax_parts"] == long and not kernels["sort"]
 
 
 def test_every_tile_has_two_edges_at_least() -> None:

@@ -86,12 +86,12 @@ def reductions_second(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of ``reductions_gradient``, without long rows.
 
-    Those of messages, mean, and the gradients of mean, variance and, where there are ``edges`` of them, extremes.
+    Those of messages, and of the gradients of mean, variance and, where there are ``edges`` of them, extremes.
     """
     from hydragnn.kernels.triton import segments
 
     x, mean = x.contiguous(), mean.contiguous()
-    out, results = torch.empty_like(x), [torch.empty_like(mean) for _ in range(3)]
+    out, results = torch.empty_like(x), [torch.empty_like(mean) for _ in range(2)]
     results += [torch.empty_like(mean, dtype=x.dtype) for _ in edges]
     held = tuple(edge.contiguous() for edge in edges) or (mean, mean)
     inputs = (v.contiguous(), x, mean, to_variance.contiguous(), *held, out, *results, *(() if edges else (mean, mean)))

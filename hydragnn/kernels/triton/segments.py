@@ -161,10 +161,13 @@ def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, 
 
 
 @triton.jit(do_not_specialize=SIZES)
-def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_edge, out, of_mean, of_to_mean, of_to_variance,
+def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_edge, out, of_to_mean, of_to_variance,
                        of_low, of_high, units, EXTREMES: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
                        ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Store what v gives messages, mean and gradients through ``reduce_rows_gradient``, in one pass over a row."""
+    """Store the gradients of ``reduce_rows_gradient``, of messages with those of their mean.
+
+    Where both were stored, lower precision would round away their sum.
+    """
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -195,11 +198,17 @@ def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_e
         if EXTREMES:
             least += tl.where(e[:, None] == least_at[None, :], held, 0.0)
             most += tl.where(e[:, None] == most_at[None, :], held, 0.0)
-        tl.store(out + place, (held * slope[None, :]).to(out.dtype.element_ty), mask=mask)
-    sums = tl.sum(total, 0)
-    kind = of_mean.dtype.element_ty
-    tl.store(of_mean + at, (-sums * slope).to(kind), mask=column)
-    tl.store(of_to_mean + at, (sums * share).to(kind), mask=column)
+    average = tl.sum(total, 0) * share
+    for start in range(first, last, BE):
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
+        mask = valid[:, None] & column[None, :]
+        place = e[:, None] * C + f[None, :]
+        held = tl.load(v + place, mask=mask, other=0.0).to(ACC)
+        tl.store(out + place, ((held - average[None, :]) * slope[None, :]).to(out.dtype.element_ty), mask=mask)
+    kind = of_to_mean.dtype.element_ty
+    tl.store(of_to_mean + at, average.to(kind), mask=column)
     tl.store(of_to_variance + at, (tl.sum(turned, 0) * (2.0 * share)).to(kind), mask=column)
     if EXTREMES:
         tl.store(of_low + at, tl.sum(least, 0).to(of_low.dtype.element_ty), mask=column)
