@@ -266,13 +266,12 @@ def _along(
         if form is not None and len(present) > 1:
             yield form(*tensors, structure, along=along).to(operand.dtype)
             continue
-        parts = (
-            family._values[derivative](
-                structure, *[along[place] if place == one else tensor for place, tensor in enumerate(tensors)]
-            )
-            for one in present
-        )
-        yield sum(parts).to(operand.dtype)
+        total: Tensor | None = None
+        for one in present:
+            inputs = [along[place] if place == one else tensor for place, tensor in enumerate(tensors)]
+            total = add(total, family._values[derivative](structure, *inputs))
+        assert total is not None
+        yield total.to(operand.dtype)
 
 
 def _together(name: str, member: Member, family: Family) -> type[Function]:

@@ -94,7 +94,7 @@ def edge_product(x: Tensor, g: Tensor, topology: Topology, per: str, along: Tang
     if per == "head":
         heads, width = x.shape[-2], x.shape[1:-2].numel() * x.shape[-1]  # a head's channels of all axes are one sum
         out = x.new_empty(topology.num_edges, heads, 1, dtype=kind)
-        ends, changes = (_head_first(x), _head_first(g)), tuple(map(_head_first, along))
+        ends, changes = (x.movedim(-2, 1), g.movedim(-2, 1)), tuple(map(_head_first, along))
         _dot_ends(topology, *ends, None, out, width, heads, gather=True, left_axes=True, along=changes)
         return out
     if per == "channel":
@@ -466,7 +466,8 @@ def _launch_edges(
     axes, dots = constants["AXES"], name == "dot_ends"
     sizes_of = (axes if constants["LEFT_AXES" if dots else "GATHER"] else 1, axes, 1)
     per_axis = not dots and not constants["GATHER"]  # lhs has one number per edge and axis
-    arrays, strides = [], []
+    arrays: list[Tensor] = []
+    strides: list[int] = []
     for number, (tensor, parts) in enumerate(zip((*tensors, *(*along, None)[:3]), 2 * sizes_of)):
         if tensor is None or (per_axis and number % 3 == 0):
             held = (out if tensor is None else tensor.contiguous()), 0, 0
