@@ -74,7 +74,11 @@ class GATv2Layer(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """Increments of degree 0."""
-        return {0: self.mixed(states[0], graph) + self.bias}
+        return {0: self.biased(self.mixed(states[0], graph))}
+
+    def biased(self, states: Float[Tensor, "nodes channels"]) -> Float[Tensor, "nodes channels"]:
+        """Return h_i + b."""
+        return states + self.bias
 
     def mixed(self, states: Float[Tensor, "nodes inputs"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
         """Equation 7 of all heads, side by side."""
@@ -115,6 +119,10 @@ class GATv2Layer(nn.Module):
         hidden = nn.functional.leaky_relu(joined, self.negative_slope).unflatten(
             -1, (self.heads, -1)
         )  # [items, heads, width]
+        return self.weighted(hidden)
+
+    def weighted(self, hidden: Float[Tensor, "items heads width"]) -> Float[Tensor, "items heads"]:
+        """Return the products with the learned vector of each head."""
         return (hidden * self.attention).sum(-1)
 
     def weigh(

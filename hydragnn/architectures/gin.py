@@ -1,8 +1,9 @@
 """Graph isomorphism network: GIN (Xu et al. 2019, arXiv:1810.00826, equation 4.1)."""
 
 import torch
+from jaxtyping import Float
 from pydantic import Field as Setting
-from torch import nn
+from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec
 from hydragnn.kernels import gather_multiply_sum
@@ -34,7 +35,11 @@ class GINLayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """Increments of degree 0."""
         received = gather_multiply_sum(states[0], None, graph.topology)  # [nodes, channels]
-        return {0: self.network((1 + self.epsilon) * states[0] + received)}  # eq. 4.1; [nodes, channels]
+        return {0: self.network(self.own_share(states[0]) + received)}  # eq. 4.1; [nodes, channels]
+
+    def own_share(self, states: Float[Tensor, "nodes channels"]) -> Float[Tensor, "nodes channels"]:
+        """Return (1 + e) h_i."""
+        return (1 + self.epsilon) * states
 
 
 class GIN(Architecture):

@@ -29,16 +29,16 @@ from tests.hydragnn.training.launches import launches_of
 
 Configs = Callable[..., RunConfig]
 WITHOUT_FORCES = {"kind": "energy", "field": "energy", "references": True, "hidden_dims": [8]}
-ALONE = {"gin": "weights of GINLayer", "gatv2": "weights of GATv2Layer"}
 MEMBERS = 8
 EXACT = 1e-12
 
 
-def runs_of(model: str, make_config: Configs, store: MemoryStore) -> list[Assembly]:
+def runs_of(model: str, make_config: Configs, store: MemoryStore, **changes: Any) -> list[Assembly]:
     """Eight runs that differ in seed, rate, optimiser, weight decay and clipping."""
     heads = [WITHOUT_FORCES, CHARGE] if model in ("gin", "sage", "mfc") else [ENERGY, CHARGE]
     placement = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
-    optimizers = ("adamw", "sgd")
+    # Adam divides gradients that are zero but for rounding by themselves; the shares of GATv2 have such
+    optimizers = ("sgd", "sgd") if model == "gatv2" else ("adamw", "sgd")
     configs = [
         make_config(
             model,
@@ -48,6 +48,7 @@ def runs_of(model: str, make_config: Configs, store: MemoryStore) -> list[Assemb
             train__weight_decay=0.01 * seed,
             train__clip_norm=0.1 * seed,
             train__ema_decay=0.9,
+            **changes,
         )
         for seed in range(MEMBERS)
     ]
@@ -75,7 +76,7 @@ def steps_of(runs: Sequence[Assembly], *, stacked: bool) -> list[StepResult]:
     return results
 
 
-@pytest.mark.parametrize("model", sorted(set(MODELS) - {"relational", *ALONE}))
+@pytest.mark.parametrize("model", sorted(set(MODELS) - {"relational"}))
 def test_eight_runs_as_one_take_the_steps_of_each(model: str, make_config: Configs, store: MemoryStore) -> None:
     """Loss, norm of the gradient, weights and averaged weights, with forces where the model has some; and predictions with stress."""
     as_one, alone = runs_of(model, make_config, store), runs_of(model, make_config, store)
@@ -109,10 +110,9 @@ def check_launches(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
     assert sum(of_all.values()) < 4 / 3 * sum(of_one.values()) and not unordered
 
 
-@pytest.mark.parametrize("model", sorted(ALONE))
-def test_layers_with_weights_of_their_own_are_computed_one_after_the_other(
-    model: str, make_config: Configs, store: MemoryStore
+def test_layers_without_a_stacked_form_are_computed_one_after_the_other(
+    make_config: Configs, store: MemoryStore
 ) -> None:
-    runs = runs_of(model, make_config, store)
-    with pytest.raises(NotStackable, match=ALONE[model]):
+    runs = runs_of("gatv2", make_config, store, model__wide_heads=True)
+    with pytest.raises(NotStackable, match="weights of WideLayer have no stacked form"):
         Stack([run.state for run in runs])
