@@ -318,12 +318,23 @@ class GraphBatch:
         moved._derived.update(self._derived)  # nothing that follows from offsets and edges
         return moved
 
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, in a fixed order."""
+        tensors: list[Tensor] = []
+
+        def note(value: Tensor) -> Tensor:
+            tensors.append(value)
+            return value
+
+        self.mapped(note)
+        return tensors
+
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GraphBatch":
         """Return the batch with ``change``, which keeps values, done to every tensor."""
 
         def map_all(values: Mapping[Any, Any]) -> dict[Any, Any]:
-            levels = {name: value.mapped(change) for name, value in values.items() if isinstance(value, Levels)}
-            return {n: change(value) if isinstance(value, Tensor) else value for n, value in values.items()} | levels
+            others = {name: value.mapped(change) for name, value in values.items() if hasattr(value, "mapped")}
+            return {n: change(value) if isinstance(value, Tensor) else value for n, value in values.items()} | others
 
         changed = replace(
             self,

@@ -1,6 +1,7 @@
 """Batches padded to a few sizes by graphs that change no number."""
 
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -8,7 +9,11 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch, volumes
+from hydragnn.graphs.coarse import Level, Levels, Merging, level_of_clusters
+from hydragnn.graphs.field import LOCATIONS, Location
+from hydragnn.graphs.levels import CLUSTERS, LEVELS, levels_of
 from hydragnn.graphs.topology import LONG, Topology
+from hydragnn.graphs.wider import pairs_key, pairs_of_nodes
 
 UNIT = 8
 """Sizes are multiples of it."""
@@ -17,49 +22,113 @@ STEP = 0.16
 """The next size is larger by at most this share, or by one unit."""
 
 
+PHASES = [(1 + STEP) ** (number / 16) for number in range(16)]
+"""Where sizes may begin, so that those of a store's batches lie just below one."""
+
+FROM = 256
+"""Smaller sizes are the same in all phases."""
+
+
 @cache
-def sizes() -> list[int]:
+def sizes(phase: float = 1.0) -> list[int]:
     """Return all sizes, ascending."""
     result = [UNIT]
     while result[-1] < 2**40:
-        result.append(result[-1] + max(UNIT, int(result[-1] * STEP) // UNIT * UNIT))
+        begins = phase > 1 and result[-1] >= FROM > result[-2]
+        result.append(result[-1] + max(UNIT, int(result[-1] * (phase - 1 if begins else STEP)) // UNIT * UNIT))
     return result
 
 
-def padded_size(count: int) -> int:
+def padded_size(count: int, phase: float = 1.0) -> int:
     """Return the smallest size that holds ``count`` items.
 
     >>> padded_size(3), padded_size(2049), padded_size(75898)
     (8, 2304, 80464)
     """
-    return sizes()[bisect_left(sizes(), count)]
+    return sizes(phase)[bisect_left(sizes(phase), count)]
 
 
-def padded(batch: GraphBatch, extent: float, *, volume: bool = False, reverse: bool = False) -> GraphBatch:
+Phases = tuple[float, float]
+"""Of the sizes of nodes and edges."""
+
+
+def best_phases(nodes: Sequence[int], edges: Sequence[int]) -> Phases:
+    """Return the phases that pad batches of these sizes least.
+
+    >>> best_phases([2048] * 9, [75898] * 9) == best_phases([2048], [75898])
+    True
+    """
+
+    def growth(phase: float, items: Sequence[int]) -> float:
+        return sum(padded_size(count, phase) / max(count, 1) for count in items)
+
+    of_edges = min(PHASES, key=lambda phase: growth(phase, edges))
+    rows = [_rows_for(n, e, padded_size(e, of_edges)) for n, e in zip(nodes, edges)]
+    return min(PHASES, key=lambda phase: growth(phase, rows)), of_edges
+
+
+REAL: tuple[str, Location] = ("real", "graph")
+"""Where a padded batch keeps how many nodes, edges and graphs the batch had."""
+
+OF_SIZES = ("counts", "owner", "bounds")
+"""What a batch derives from offsets alone."""
+
+
+def real_items(batch: GraphBatch, location: Location) -> int:
+    """Return the number of items without those that pad the batch."""
+    real: dict[Location, int] | None = batch._derived.get(REAL)
+    return batch.num_items(location) if real is None else real[location]
+
+
+def is_padded(batch: GraphBatch) -> bool:
+    """Return True for what ``padded`` returned."""
+    return REAL in batch._derived
+
+
+def padded(
+    batch: GraphBatch,
+    extent: float,
+    *,
+    phases: Phases = (1.0, 1.0),
+    volume: bool = False,
+    reverse: bool = False,
+    multiple: int = 1,
+    spare: bool = False,
+    levels: int = 0,
+    kinds: Sequence[str] = (),
+    pairs: Sequence[float | None] = (),
+) -> GraphBatch:
     """Return the batch with graphs, nodes and edges that have no labels.
 
     The first graph behind the others has all further nodes, each like the first node of the batch, and all further edges, which join nodes to
     themselves through shifts of nearly the ``extent``, forth and back in turn; further graphs are empty. No node has many more edges than
-    those of the batch: its states must not overflow, since zero times infinity is no zero, and no row becomes long. ``volume`` and
-    ``reverse``: with volumes and reverse edges, which are computed here because the host waits for them.
+    those of the batch: its states must not overflow, since zero times infinity is no zero, and no row becomes long.
+
+    What has sizes that the data decide comes with the batch, padded likewise: ``volume`` and ``reverse`` edges, so many ``levels`` with edges of
+    these ``kinds`` apart, and all ``pairs`` of nodes within these cutoffs. ``phases`` are those of sizes. The number of nodes is a ``multiple``, and one
+    edge at least is ``spare``.
     """
-    edges, graphs = padded_size(batch.num_edges), padded_size(len(batch) + 1)
+    tables = {cutoff: pairs_of_nodes(batch, cutoff) for cutoff in pairs}
+    of_levels = levels_of(batch, levels, kinds) if levels else ()
+    # merged edges that are none need a finer edge that is none
+    edges, graphs = padded_size(batch.num_edges + (spare or levels > 0), phases[1]), padded_size(len(batch) + 1)
     more_edges, more_graphs = edges - batch.num_edges, graphs - len(batch)
-    most = 2 * max(1, batch.num_edges // max(batch.num_nodes, 1))
     longest = batch.topology.longest
+    most = _most_edges(batch.num_nodes, batch.num_edges)
     if longest is not None:
         most = min(most, max(LONG, *longest))
-    nodes = padded_size(batch.num_nodes + 1 + more_edges // most)
+    rows = [batch.num_nodes + 1 + more_edges // most]
+    rows += [_rows_for(batch.num_nodes, table.shape[1], padded_size(table.shape[1])) for table in tables.values()]
+    nodes = padded_size(max(rows), phases[0])
+    nodes += -nodes % multiple
     more_nodes = nodes - batch.num_nodes
-    loops = batch.num_nodes + torch.arange(more_edges, device=batch.device) * more_nodes // max(more_edges, 1)
-    shifts = batch.edge_shifts.new_zeros(more_edges, batch.dim)
-    shifts[::2, :1], shifts[1::2, :1] = 0.9 * extent, -0.9 * extent
+    loops = spread_over(more_edges, batch.num_nodes, nodes, batch.device)
     present = torch.arange(graphs, device=batch.device) < len(batch)
     result = replace(
         batch,
         positions=_longer(batch.positions, more_nodes),
         topology=Topology.square(torch.cat([batch.senders, loops]), torch.cat([batch.receivers, loops]), nodes),
-        edge_shifts=torch.cat([batch.edge_shifts, shifts]),
+        edge_shifts=_with_vectors(batch.edge_shifts, more_edges, extent),
         cell=_longer(batch.cell, more_graphs),
         periodic=_longer(batch.periodic, more_graphs),
         node_offsets=torch.cat([batch.node_offsets, batch.node_offsets.new_full((more_graphs,), nodes)]),
@@ -77,12 +146,98 @@ def padded(batch: GraphBatch, extent: float, *, volume: bool = False, reverse: b
         object.__setattr__(result.topology, "_longest", tuple(max(most, one) for one in longest))
     if batch.positions.is_cpu:
         result.prepare()
+    result._derived[REAL] = {location: batch.num_items(location) for location in LOCATIONS}
     if volume:
         result._derived["volume", "graph"] = _longer(volumes(batch), more_graphs)
     if reverse:
         themselves = torch.arange(batch.num_edges, edges, device=batch.device)
         result._derived["reverse", "edge"] = torch.cat([batch.reverse_edges, themselves])
+    for cutoff, table in tables.items():
+        more = padded_size(table.shape[1]) - table.shape[1]
+        ends = spread_over(more, batch.num_nodes, nodes, batch.device)
+        others = torch.stack([ends, ends, *ends.new_zeros(3, more)])
+        others[2] = 1 - 2 * (torch.arange(more, device=batch.device) % 2)  # through one image, forth and back in turn
+        result._derived[pairs_key(cutoff)] = torch.cat([table, others], dim=1)
+    if levels:
+        result._derived[LEVELS] = Levels(
+            levels=tuple(_padded_levels(of_levels, batch, result, extent)), fields=frozenset({CLUSTERS, *kinds})
+        )
     return result
+
+
+def as_padded(batch: GraphBatch) -> GraphBatch:
+    """Return a copy that knows no more than ``padded`` gave it, in a fixed order."""
+    topology, arrays = replace(batch.topology), batch.topology.index_arrays
+    topology.index_arrays.update({name: arrays[name] for name in sorted(arrays)})
+    object.__setattr__(topology, "_longest", batch.topology.longest)
+    result = replace(batch, topology=topology)
+    known = [key for key in batch._derived if key[0] not in OF_SIZES]
+    result._derived.update({key: batch._derived[key] for key in sorted(known)})
+    return result
+
+
+def _rows_for(nodes: int, edges: int, all_edges: int) -> int:
+    """Return how many nodes there must be, so that none of the further ones has many edges."""
+    return nodes + 1 + (all_edges - edges) // _most_edges(nodes, edges)
+
+
+def _most_edges(nodes: int, edges: int) -> int:
+    return 2 * max(1, edges // max(nodes, 1))
+
+
+def spread_over(count: int, first: int, end: int, device: torch.device) -> Tensor:
+    """Return ascending numbers from ``first`` to before ``end``, each as often as others."""
+    return first + torch.arange(count, device=device) * (end - first) // max(count, 1)
+
+
+def _with_vectors(vectors: Tensor, more: int, extent: float) -> Tensor:
+    """Return the vectors, and others along one axis, forth and back in turn."""
+    others = vectors.new_zeros(more, vectors.shape[1])
+    others[::2, :1], others[1::2, :1] = 0.9 * extent, -0.9 * extent
+    return torch.cat([vectors, others])
+
+
+def _padded_levels(
+    levels: Sequence[Level], batch: GraphBatch, padded_batch: GraphBatch, extent: float
+) -> Iterator[Level]:
+    """Yield coarser levels with clusters for all further nodes."""
+    graphs, edges = padded_batch.num_graphs, batch.num_edges
+    all_nodes, all_edges = padded_batch.num_nodes, padded_batch.num_edges
+    for level in levels:
+        counts = edges, all_nodes, all_edges
+        edges, longer = level.topology.num_edges, _padded_level(level, *counts, graphs, extent)
+        all_nodes, all_edges = longer.topology.num_rows, longer.topology.num_edges
+        yield longer
+
+
+def _padded_level(level: Level, edges: int, all_nodes: int, all_edges: int, graphs: int, extent: float) -> Level:
+    """Return the level for a finer graph that had ``edges`` and has more."""
+    device, nodes = level.owner.device, level.leaving.num_rows
+    coarse, clusters, kept = level.topology.num_edges, len(level.owner), len(level.merging.finer)
+    all_coarse = padded_size(coarse + 1)
+    all_clusters = padded_size(_rows_for(clusters, coarse, all_coarse))
+    parent = torch.cat([level.parent, spread_over(all_nodes - nodes, clusters, all_clusters, device)])
+    loops = spread_over(all_coarse - coarse, clusters, all_clusters, device)
+    more = padded_size(kept) - kept
+    counts = torch.nn.functional.pad(level.nodes_per_graph, (0, graphs - len(level.nodes_per_graph)))
+    counts[len(level.nodes_per_graph)] = all_clusters - clusters
+    kinds = {name: _longer(value, all_coarse - coarse) for name, value in level.edge_kinds.items()}
+    return level_of_clusters(
+        parent=parent,
+        order=torch.cat([level.joining.senders, torch.arange(nodes, all_nodes, device=device)]),
+        members=torch.bincount(parent, minlength=all_clusters),
+        topology=Topology.square(
+            torch.cat([level.topology.senders, loops]), torch.cat([level.topology.receivers, loops]), all_clusters
+        ),
+        nodes_per_graph=counts,
+        merging=Merging(
+            finer=torch.cat([level.merging.finer, spread_over(more, edges, all_edges, device)]),
+            coarser=torch.cat([level.merging.coarser, spread_over(more, coarse, all_coarse, device)]),
+            num_edges=all_coarse,
+        ),
+        edge_kinds=kinds,
+        vectors=None if level.vectors is None else _with_vectors(level.vectors, all_coarse - coarse, extent),
+    )
 
 
 def _longer(values: Tensor, more: int) -> Tensor:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Location
 from hydragnn.graphs.search import completed_cell, edge_order, pairs_within
 from hydragnn.graphs.topology import Topology
 
@@ -32,25 +32,35 @@ def wider(batch: GraphBatch, cutoff: float | None) -> GraphBatch:
     >>> wider(chain, 2.5).num_edges, wider(chain, None).num_edges
     (4, 6)
     """
-    # receiver, sender and the image of the sender in cell vectors; [5, pairs]
-    key = "all pairs" if cutoff is None else f"{WITHIN}{cutoff}"
-    table: Tensor = batch._derive(
-        key, "edge", lambda: _all_pairs(batch) if cutoff is None else _pairs_within(batch, cutoff)
-    )
+    table = pairs_of_nodes(batch, cutoff)
     receivers, senders, images = table[0], table[1], table[2:]
+    topology = Topology.square(senders, receivers, batch.num_nodes)
     owner = batch.owner("node").index_select(0, receivers)
     cells = batch.cell.to(batch.positions.dtype).index_select(0, owner)[:, :, : batch.dim]  # [pairs, 3, dim]
     return replace(
         batch,
-        topology=Topology.square(senders, receivers, batch.num_nodes),
+        topology=topology,
         edge_shifts=(images.T.to(cells.dtype).unsqueeze(2) * cells).sum(1),
-        edge_offsets=pad(torch.bincount(owner, minlength=batch.num_graphs).cumsum(0), (1, 0)),
+        edge_offsets=topology.row_offsets.index_select(0, batch.node_offsets),
         fields={},
         nodes={},
         edges={},
         graphs={},
         masks={},
     )
+
+
+def pairs_key(cutoff: float | None) -> tuple[str, Location]:
+    """Return where a batch keeps its pairs."""
+    return "all pairs" if cutoff is None else f"{WITHIN}{cutoff}", "edge"
+
+
+def pairs_of_nodes(batch: GraphBatch, cutoff: float | None) -> Int[Tensor, "5 pairs"]:
+    """Return receiver, sender and the image of the sender in cell vectors; kept with the batch."""
+    table: Tensor = batch._derive(
+        *pairs_key(cutoff), lambda: _all_pairs(batch) if cutoff is None else _pairs_within(batch, cutoff)
+    )
+    return table
 
 
 def _all_pairs(batch: GraphBatch) -> Int[Tensor, "5 pairs"]:

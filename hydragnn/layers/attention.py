@@ -86,7 +86,11 @@ def attention_in_parts(
     if len(parts) == 1:
         return attention_in_full(queries, keys, values, mask)
     return torch.cat(
-        [checkpoint(attention_in_full, part, keys, values, mask, use_reentrant=False) for part in parts], 2
+        [
+            checkpoint(attention_in_full, part, keys, values, mask, use_reentrant=False, preserve_rng_state=False)
+            for part in parts
+        ],
+        2,
     )
 
 

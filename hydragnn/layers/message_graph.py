@@ -108,8 +108,8 @@ class MessageGraph:
         """
         vectors = self.known_vectors("vectors")
         shifted = replace(self, vectors=gather_add(-displacements, displacements, vectors, self.topology))
-        if "pairs" in self.cache:
-            shifted.cache["pairs"] = self.cache["pairs"]  # an edge and its reverse stay each other's
+        # an edge and its reverse stay each other's, and graphs have as many nodes
+        shifted.cache.update({key: self.cache[key] for key in ("pairs", "buckets") if key in self.cache})
         return shifted
 
     @property

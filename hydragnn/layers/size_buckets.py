@@ -1,8 +1,8 @@
 """Graphs of similar sizes in one padded array."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,6 +18,10 @@ MORE_PER_NODE = 4
 
 MOST = 4096
 """but never more than this many: about what a call takes in time, and few bytes where arrays of pairs are kept."""
+
+
+SHARED = 64
+"""Nodes at most of those that pad a batch, in one row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -44,6 +48,16 @@ class SizeBuckets:
     buckets: Sequence[Bucket]
     row: Int[Tensor, " nodes"] | None
     """The row of every node, through all buckets; None where nodes lie in this order, without rows of zeros."""
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "SizeBuckets":
+        """Return the buckets with ``change``, which keeps values, done to every tensor."""
+
+        def of(values: Tensor | None) -> Tensor | None:
+            return None if values is None else change(values)
+
+        return SizeBuckets(
+            buckets=[replace(bucket, is_node=of(bucket.is_node)) for bucket in self.buckets], row=of(self.row)
+        )
 
     def spread(self, values: Float[Tensor, "nodes channels"]) -> list[Tensor]:
         """Return padded arrays ``[graphs, size, channels]`` of every bucket."""
@@ -90,6 +104,46 @@ def size_buckets(counts: Int[Tensor, " graphs"], owner: Int[Tensor, " nodes"]) -
     if not buckets:  # a batch without nodes
         buckets.append(Bucket(graphs=0, size=1, is_node=None))
     return SizeBuckets(buckets=buckets, row=None if len(sizes) == 1 else row)
+
+
+def padded_buckets(counts: Int[Tensor, " graphs"], nodes: int, size_of: Callable[[int], int]) -> SizeBuckets:
+    """Return buckets of few sizes and numbers of graphs, for a batch padded to ``nodes``.
+
+    Sizes are powers of two and the middles between them, numbers of graphs those of ``size_of``. Nodes that pad the batch are in a bucket of their own.
+
+    >>> of_three = padded_buckets(torch.tensor([2, 9, 3]), 20, lambda count: -(-count // 2) * 2)
+    >>> [(bucket.graphs, bucket.size) for bucket in of_three.buckets]
+    [(2, 4), (2, 12), (1, 1)]
+    """
+    own = counts.tolist()
+    ends = [ladder_size(count) for count in own]
+    sizes = sorted({end for count, end in zip(own, ends) if count})
+    buckets, begin, first = [], 0, [0] * len(own)
+    for size in sizes:
+        mine = [number for number, (count, end) in enumerate(zip(own, ends)) if count and end == size]
+        graphs = size_of(len(mine))
+        for place, number in enumerate(mine):
+            first[number] = begin + place * size
+        filled = torch.tensor([own[number] for number in mine] + [1] * (graphs - len(mine)))
+        buckets.append(Bucket(graphs=graphs, size=size, is_node=torch.arange(size) < filled.unsqueeze(1)))
+        begin += graphs * size
+    others = max(1, nodes // SHARED)
+    buckets.append(Bucket(graphs=others, size=1, is_node=None))
+    starts = torch.tensor(first, dtype=torch.int64).repeat_interleave(torch.tensor(own, dtype=torch.int64))
+    offsets = torch.tensor([0, *own[:-1]], dtype=torch.int64).cumsum(0).repeat_interleave(torch.tensor(own))
+    row = starts + torch.arange(len(starts)) - offsets
+    row = torch.cat([row, begin + torch.arange(nodes - len(row)) % others])
+    return SizeBuckets(buckets=buckets, row=row).mapped(lambda values: values.to(counts.device))
+
+
+def ladder_size(count: int) -> int:
+    """Return the next power of two or middle between two, from 4 on.
+
+    >>> [ladder_size(count) for count in (1, 5, 7, 9, 13, 64, 65)]
+    [4, 6, 8, 12, 16, 64, 96]
+    """
+    power = max(4, 1 << (count - 1).bit_length())
+    return power * 3 // 4 if count <= power * 3 // 4 and power > 4 else power
 
 
 def bucket_sizes(sizes: Sequence[int], repeats: Sequence[int]) -> list[int]:

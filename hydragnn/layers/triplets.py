@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from hydragnn.graphs.padding import padded_size, spread_over
 from hydragnn.kernels import Topology, along_directions, outer_sum, segment_sum, spread
 from hydragnn.layers.harmonics import SphericalHarmonics
-from hydragnn.layers.message_graph import MessageGraph, lengths_and_directions
+from hydragnn.layers.message_graph import MessageGraph, lengths_and_directions, triplets_of
 
 GENERIC = (0.5698402909980532, 0.7548776662466927, 0.3247179572447460)
 """A direction that no two images of a node share a component along, but for accidents of one in a million."""
@@ -127,10 +128,7 @@ class TripletSumsAtReceivers(nn.Module):
     ) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"], list[Float[Tensor, "triplets 1"]]]:
         """Return both edges of every triplet, and harmonics of its angle."""
         vectors = graph.known_vectors("triplets")
-        reverse, has_reverse = graph.once("reverses", lambda: reverses_of(vectors, graph.topology))
-        first, second = graph.triplets
-        onward = (first != reverse.index_select(0, second)) | ~has_reverse.index_select(0, second)
-        first, second = first[onward], second[onward]
+        first, second = graph.once("onward", lambda: onward_triplets(vectors, graph.topology))
         across = spread(vectors, first) + spread(vectors, second)  # from i to k
         directions = lengths_and_directions(across)[1]
         x = (spread(graph.directions, second) * directions).sum(-1, keepdim=True)  # cos a; [triplets, 1]
@@ -138,6 +136,20 @@ class TripletSumsAtReceivers(nn.Module):
         for ell in range(1, len(self.scales)):
             values.append(((2 * ell + 1) * x * values[-1] - ell * values[-2]) / (ell + 1))  # Legendre polynomials
         return first, second, [scale * value for scale, value in zip(self.scales, values)]
+
+
+def onward_triplets(vectors: Float[Tensor, "edges dim"], topology: Topology) -> Int[Tensor, "2 triplets"]:
+    """Return both edges of every triplet that does not lead back; the second ones ascend."""
+    reverse, has_reverse = reverses_of(vectors, topology)
+    first, second = triplets_of(topology)
+    onward = (first != reverse.index_select(0, second)) | ~has_reverse.index_select(0, second)
+    return torch.stack([first[onward], second[onward]])
+
+
+def padded_triplets(triplets: Int[Tensor, "2 triplets"], edges: int, all_edges: int) -> Int[Tensor, "2 more"]:
+    """Return the triplets of a batch of ``edges``, and others among those that pad it."""
+    more = padded_size(triplets.shape[1]) - triplets.shape[1]
+    return torch.cat([triplets, spread_over(more, edges, all_edges, triplets.device).expand(2, -1)], dim=1)
 
 
 def edges_by_sender(topology: Topology) -> tuple[Topology, Int[Tensor, " edges"]]:

@@ -1,5 +1,6 @@
 """Wrappers of layers: residual with norm and dropout, checkpointing."""
 
+import torch
 from torch import Tensor, nn
 
 from hydragnn.layers.message_graph import MessageGraph, States
@@ -48,4 +49,6 @@ class Checkpointed(nn.Module):
             parameter.requires_grad for parameter in self.layer.parameters()
         ):
             return compute(*states.values())
-        return checkpoint(compute, *states.values(), use_reentrant=False)
+        # which is set on the host; layers that draw are compared before they are recorded, and differ
+        recorded = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        return checkpoint(compute, *states.values(), use_reentrant=False, preserve_rng_state=not recorded)

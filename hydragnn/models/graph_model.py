@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.coarse import Level
-from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.graphs.levels import levels_of
 from hydragnn.graphs.wider import wider
 from hydragnn.kernels import first_derivatives
@@ -19,6 +19,11 @@ from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
 from hydragnn.models.heads import HeadContext, HeadSettings
 from hydragnn.models.wrapping import basis_of_pairs, wrap_layers
+
+BUCKETS: tuple[str, Location] = ("buckets", "node")
+TRIPLETS: tuple[str, Location] = ("onward", "edge")
+WITH_BATCH = (BUCKETS, TRIPLETS)
+"""What a batch may bring that layers would make otherwise, and wait for sizes."""
 
 
 class GraphModel(nn.Module):
@@ -116,7 +121,7 @@ class GraphModel(nn.Module):
         ``of_pairs`` are vectors of the pairs of attention; absent: those of the positions.
         """
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
-        return MessageGraph(
+        graph = MessageGraph(
             topology=batch.topology,
             owner=batch.owner("node"),
             nodes_per_graph=batch.counts("node"),
@@ -131,6 +136,8 @@ class GraphModel(nn.Module):
             wider=self.graph_of_pairs(batch, of_pairs),
             derived_once=derived_once,
         )
+        graph.cache.update({key[0]: value for key, value in batch._derived.items() if key in WITH_BATCH})
+        return graph
 
     def graph_of_pairs(self, batch: GraphBatch, vectors: Float[Tensor, "pairs dim"] | None) -> MessageGraph | None:
         """Return the graph of attention's pairs; None where it has none."""

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.padding import padded
-from hydragnn.models.compiled import NotCompiled, of_known_sizes
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.padding import Phases, as_padded, is_padded, padded, padded_size, real_items
+from hydragnn.layers.attention import GraphAttention
+from hydragnn.layers.size_buckets import padded_buckets
+from hydragnn.layers.triplets import TripletSumsAtReceivers, onward_triplets, padded_triplets
 from hydragnn.models.compiled_prediction import Predicted, eager_prediction
-from hydragnn.models.graph_model import GraphModel
+from hydragnn.models.graph_model import BUCKETS, TRIPLETS, GraphModel
 from hydragnn.models.heads.modules import EdgeHead, IndexedNodeHead
 
 Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
@@ -23,6 +25,13 @@ Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
 
 USES = 2
 """Batches of a size that are computed as they are before one is recorded, which takes as long as three: some sizes come once or twice."""
+
+
+MOST = 128
+"""Recordings that are kept; each has a batch of its own on the device, and a graph of a thousand kernels."""
+
+LATER = 1000
+"""Uses after which a size that could not be recorded is tried again."""
 
 
 class NotRecordable(Exception):
@@ -36,7 +45,8 @@ class NoWaiting(TorchDispatchMode):
     """
 
     WAITING = frozenset(
-        {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero"}
+        {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
+        | {"equal", "is_nonzero"}
     )
 
     def __torch_dispatch__(
@@ -103,24 +113,57 @@ class Recording:
     result: Any
 
 
-def replays_of(model: GraphModel, record: Recorder) -> "Replays":
-    """Return the replays of a model's functions, nothing recorded yet."""
-    description = model.description
-    try:
-        of_known_sizes(description)
-    except NotCompiled as error:
-        raise NotRecordable(str(error)) from error
-    if any(isinstance(part, IndexedNodeHead) for part in model.modules()):
-        raise NotRecordable("a head with per_index needs graphs of equal size, which a padded batch does not have")
-    if description.model.checkpoint_activations:
-        raise NotRecordable("with model.checkpoint_activations layers are computed twice")
-    return Replays(
-        record,
-        next(model.parameters()).device,
-        extent=getattr(description.model, "cutoff", None) or 1.0,
-        volume=any("stress" in head.derivatives for head in description.heads),
-        reverse=any(isinstance(part, EdgeHead) and part.symmetry for part in model.modules()),
-    )
+def replays_of(model: GraphModel, record: Recorder, phases: Phases = (1.0, 1.0)) -> "Replays":
+    """Return the replays of a model's functions, nothing recorded yet; ``phases`` are those of sizes."""
+    if model.description.model.checkpoint_activations and has_dropout(model):
+        raise NotRecordable("with model.checkpoint_activations dropout is drawn twice")
+    return Replays(record, next(model.parameters()).device, padding_of(model, phases))
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Return True where a step draws numbers."""
+    return any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules())
+
+
+def padding_of(model: GraphModel, phases: Phases = (1.0, 1.0)) -> Callable[[GraphBatch], GraphBatch]:
+    """Return what pads batches for a model.
+
+    They bring all whose sizes the data decide, so that the host waits for none: reverse edges, volumes, coarser levels,
+    pairs and buckets of attention, triplets.
+    """
+    description, parts = model.description, [*model.modules()]
+    settings = description.model
+    attention, pooling = settings.global_attention, settings.pooling
+    triplets = any(isinstance(part, TripletSumsAtReceivers) for part in parts)
+    indexed = [part.nodes for part in parts if isinstance(part, IndexedNodeHead)]
+    buckets = any(isinstance(part, GraphAttention) for part in parts)
+    options: dict[str, Any] = {
+        "phases": phases,
+        "extent": getattr(settings, "cutoff", None) or 1.0,
+        "volume": any("stress" in head.derivatives for head in description.heads),
+        "reverse": any(isinstance(part, EdgeHead) and part.symmetry for part in parts),
+        "multiple": indexed[0] if indexed else 1,
+        "spare": triplets,
+        "levels": pooling.levels if pooling else 0,
+        "kinds": description.kind_fields,
+        "pairs": [attention.cutoff] if attention and attention.has_pairs else [],
+    }
+
+    def pad(batch: GraphBatch) -> GraphBatch:
+        if is_padded(batch):
+            return batch
+        for head in parts if indexed else ():
+            if isinstance(head, IndexedNodeHead):
+                head.check(batch)
+        result = padded(batch, **options)
+        if buckets:
+            result._derived[BUCKETS] = padded_buckets(batch.counts("node"), result.num_nodes, padded_size)
+        if triplets:
+            table = onward_triplets(edge_vectors(batch).detach(), batch.topology)
+            result._derived[TRIPLETS] = padded_triplets(table, batch.num_edges, result.num_edges)
+        return result
+
+    return pad
 
 
 class Replays:
@@ -129,34 +172,51 @@ class Replays:
     Every batch is padded, recorded or not, so that bits do not depend on what came before.
     """
 
-    def __init__(
-        self, record: Recorder, device: torch.device, *, extent: float, volume: bool = False, reverse: bool = False
-    ) -> None:
-        """Pad batches by ``padded`` with these options, where they lie, and compute on ``device``."""
-        self.record, self.device = record, device
-        self.options: dict[str, Any] = {"extent": extent, "volume": volume, "reverse": reverse}
+    def __init__(self, record: Recorder, device: torch.device, pad: Callable[[GraphBatch], GraphBatch]) -> None:
+        """Compute on ``device`` what ``pad`` has padded, where it lies."""
+        self.record, self.device, self.pad = record, device, pad
         self.recordings: dict[Any, Recording] = {}
         self.uses: Counter[Any] = Counter()
+        self.lenient = False
+        """True once a size that cannot be recorded is computed as it is, for lack of memory above all."""
 
     def __call__(self, what: Any, function: Callable[..., Any], batch: GraphBatch, *tensors: Tensor) -> Any:
         """Return ``function`` of the padded batch and the tensors.
 
         ``what`` names the function. The next call of any function may overwrite the result.
         """
-        batch = padded(batch, **self.options)
-        inputs = [*tensors_of(batch), *tensors]
-        names = *batch.nodes, *batch.edges, *batch.graphs, *batch.masks
+        batch = as_padded(self.pad(batch))
+        inputs = [*batch.tensors(), *tensors]
+        names = *batch.nodes, *batch.edges, *batch.graphs, *batch.masks, *batch._derived, *batch.topology.index_arrays
         long = batch.topology.long_ends()  # kernels of long rows are launched where there may be any
         key = (what, torch.is_grad_enabled(), names, long, *((value.shape, value.dtype) for value in inputs))
-        if key not in self.recordings:
-            self.uses[key] += 1
-            if self.uses[key] <= USES:
-                return function(batch.to(self.device), *tensors)
-            self.recordings[key] = self.recorded(function, batch, tensors)
-        recording = self.recordings[key]
+        if key not in self.recordings and not self.can_record(key, function, batch, tensors):
+            return function(batch.to(self.device), *tensors)
+        recording = self.recordings[key] = self.recordings.pop(key)  # the last used one comes last
         copy_all(recording.inputs, inputs)
         recording.replay()
         return recording.result
+
+    def can_record(
+        self, key: Any, function: Callable[..., Any], batch: GraphBatch, tensors: tuple[Tensor, ...]
+    ) -> bool:
+        """Record a size that has come often enough; return False where it was not recorded."""
+        self.uses[key] += 1
+        if self.uses[key] <= USES:
+            return False
+        while len(self.recordings) >= MOST:  # the least recently used one goes
+            oldest = next(iter(self.recordings))
+            del self.recordings[oldest], self.uses[oldest]
+        try:
+            self.recordings[key] = self.recorded(function, batch, tensors)
+        except (NotRecordable, RuntimeError) as error:
+            if not self.lenient:
+                raise
+            print(f"note: batches of a size are not replayed for now: {error}", file=sys.stderr, flush=True)
+            self.recordings.clear()  # which gives memory back, if that was what there is too little of
+            self.uses[key] = -LATER
+            return False
+        return True
 
     def recorded(self, function: Callable[..., Any], batch: GraphBatch, tensors: tuple[Tensor, ...]) -> Recording:
         """Return the recording of a function for batches of this size.
@@ -172,19 +232,7 @@ class Replays:
 
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             replay, result = self.record(run)
-        return Recording(inputs=[*tensors_of(resident), *others], replay=replay, result=result)
-
-
-def tensors_of(batch: GraphBatch) -> list[Tensor]:
-    """Return all tensors of a batch, in a fixed order."""
-    tensors: list[Tensor] = []
-
-    def note(value: Tensor) -> Tensor:
-        tensors.append(value)
-        return value
-
-    batch.mapped(note)
-    return tensors
+        return Recording(inputs=[*resident.tensors(), *others], replay=replay, result=result)
 
 
 def copy_all(into: list[Tensor], inputs: list[Tensor]) -> None:
@@ -223,8 +271,8 @@ class ReplayedPrediction:
             print(f"note: predictions are not replayed as graphs of the device: {error}", file=sys.stderr, flush=True)
             self.replays = None
             return predict(batch)
-        own = {target.name: slice(batch.num_items(target.field.on)) for target in self.model.description.targets}
+        own = {target.name: slice(real_items(batch, target.field.on)) for target in self.model.description.targets}
         # tensors of their own, since the next replay overwrites these
         return {name: values.rows(own[name]).mapped(torch.clone) for name, values in predictions.items()}, states[
-            : batch.num_nodes
+            : real_items(batch, "node")
         ].clone()

@@ -52,6 +52,7 @@ from hydragnn.training.class_metrics import balanced_weights
 from hydragnn.training.data import BranchData, DevicePlacement, Feed, RunData
 from hydragnn.training.evaluate import errors_on, flat_metrics, trivial_predictor
 from hydragnn.training.metrics import RunningMoments, moments_of
+from hydragnn.training.uploading import ahead, tensors_of_parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -276,7 +277,8 @@ class ValidationParts:
 
     def __iter__(self) -> Iterator[GraphBatch]:
         """The shares in the parts in which they are computed."""
-        return (part for parts in self.feed.epoch(0) for part in parts)
+        device = self.feed.placement.device
+        return (part for parts in ahead(self.feed.epoch(0), device, tensors_of_parts) for part in parts)
 
 
 def is_in_page_cache(store: GraphStore) -> bool:

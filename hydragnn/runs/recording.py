@@ -1,24 +1,30 @@
 """Recorded steps of a run, on all ranks or none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_problem
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.padding import Phases, best_phases
 from hydragnn.models import GraphModel, replay
-from hydragnn.models.replay import NotRecordable, Recorder, Replays, recorder_on, replays_of
+from hydragnn.models.replay import NotRecordable, Recorder, Replays, has_dropout, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.compilation import keep_beating
 from hydragnn.runs.memory import sample_of
+from hydragnn.runs.preparation import ValidationParts
 from hydragnn.training.context import TrainingContext
+from hydragnn.training.data import Feed
 from hydragnn.training.loop import replayed_gradient, replayed_predictions
 
 FEWEST = 500
 """Steps of a run that records by itself: 264 steps of PaiNN and their recordings took 13 s on an H200, and 18 s without."""
+
+LOOKED_AT = 1000
+"""Batches of the first epoch by which sizes are chosen."""
 
 
 def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:
@@ -36,9 +42,26 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> 
         except (NotRecordable, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
         reason = shared_problem(reason, ranks, device)
-    if reason is None:
-        return replace(run, context=replace(run.context, replays=replays), record=replace(run.record, graphs=True))
-    return with_note(run, reason)
+    return with_note(run, reason) if reason is not None else replaying_run(run, replays)
+
+
+def replaying_run(run: Assembly, replays: tuple[Replays, ...]) -> Assembly:
+    """Return the run with these replays and with padded batches."""
+    branches = []
+    for branch, own in zip(run.data.branches, replays, strict=True):
+        own.lenient = True
+        padding = replace(branch.train.placement, pad=own.pad)
+        if isinstance(branch.valid, ValidationParts):
+            valid: Iterable[GraphBatch] = ValidationParts(branch.valid.feed.placed(padding))
+        else:
+            valid = tuple(map(own.pad, branch.valid))
+        branches.append(replace(branch, train=branch.train.placed(padding), valid=valid))
+    return replace(
+        run,
+        data=replace(run.data, branches=tuple(branches)),
+        context=replace(run.context, replays=replays),
+        record=replace(run.record, graphs=True),
+    )
 
 
 def reason_against(run: Assembly, ranks: int) -> str:
@@ -66,11 +89,24 @@ def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
         raise NotRecordable("they are compiled")
     count = len(run.data.branches)
     models = [run.state.of_branch(number) for number in range(count)]
-    replays = tuple(replays_of(model, record) for model in models if isinstance(model, GraphModel))
+    replays = tuple(
+        replays_of(model, record, phases_of(branch.train))
+        for branch, model in zip(run.data.branches, models, strict=True)
+        if isinstance(model, GraphModel)
+    )
     replaying = replace(run.context, replays=replays)
     for number in range(count):
         check_equal(run, number, replaying)
     return replays
+
+
+def phases_of(feed: Feed) -> Phases:
+    """Return the phases of sizes that pad a rank's batches of the first epoch least."""
+    loader, sizes = feed.loader, feed.loader.sizes
+    parts = loader.ranks * feed.placement.micro_batches
+    batches = loader.batches(0)[:LOOKED_AT]
+    nodes, edges = ([int(of[batch].sum()) // parts for batch in batches] for of in (sizes.nodes, sizes.edges))
+    return best_phases(nodes, edges)
 
 
 def check_equal(run: Assembly, number: int, replaying: TrainingContext) -> None:
@@ -81,7 +117,7 @@ def check_equal(run: Assembly, number: int, replaying: TrainingContext) -> None:
     state, own = run.state, run.context.branches[number]
     batch = sample_of(run.data.branches[number].train)
     scale = run.context.loss_weights[own] / len(batch)
-    state.model.train(not any(isinstance(part, nn.Dropout) and part.p for part in state.model.modules()))
+    state.model.train(not has_dropout(state.model))
     try:
         ours = numbers_of(run, number, batch, run.context, scale)
         for _ in range(replay.USES + 1):

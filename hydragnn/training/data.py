@@ -1,6 +1,6 @@
 """Data of the loop: normalised batches in parts on the device."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import field as member
 from fractions import Fraction
@@ -31,6 +31,8 @@ class DevicePlacement:
     """Parts in which a batch is computed, one after the other, so that only one needs memory."""
     memory: MemoryLimit | None = None
     """What a part may take; more parts are made where they take more."""
+    pad: Callable[[GraphBatch], GraphBatch] | None = None
+    """Pads parts before they go to the device, for steps that are replayed there."""
 
     def parts(self, batch: GraphBatch) -> tuple[GraphBatch, ...]:
         """Return the batch in parts on the device; none without graphs.
@@ -40,9 +42,11 @@ class DevicePlacement:
         pieces = micro_batches(batch, self.micro_batches)
         if self.memory is not None:
             pieces = parts_within(pieces, batch, self.memory)
-        if self.device.type == "cuda":
-            return tuple(upload(part.to(dtype=self.dtype), self.device) for part in pieces)
-        return tuple(part.to(self.device, self.dtype) for part in pieces)
+        if self.device.type != "cuda" and self.pad is None:
+            return tuple(part.to(self.device, self.dtype) for part in pieces)
+        parts = [part.to(dtype=self.dtype) for part in pieces]
+        parts = parts if self.pad is None else [self.pad(part) for part in parts]
+        return tuple(upload(part, self.device) if self.device.type == "cuda" else part for part in parts)
 
 
 class Feed:
@@ -57,6 +61,10 @@ class Feed:
         self.normalisation = normalisation
         self.placement = placement
         self._counted = (-1, 0)
+
+    def placed(self, placement: DevicePlacement) -> "Feed":
+        """Return the same batches on another placement."""
+        return Feed(self.loader, self.normalisation, placement)
 
     def steps(self, epoch: int) -> int:
         """Batches of an epoch, over all ranks."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import Interrupted
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.padding import real_items
 from hydragnn.models import Distribution, Target
 from hydragnn.training.context import Callback, Diverged, StepResult, TrainingContext
 from hydragnn.training.data import RunData, Share
@@ -18,6 +20,7 @@ from hydragnn.training.loss import label_counts, loss_sums
 from hydragnn.training.metrics import Errors
 from hydragnn.training.schedule import learning_rate, out_of_patience
 from hydragnn.training.state import TrainState, seed_step
+from hydragnn.training.uploading import ahead, download, tensors_of_parts
 
 Ended = Literal["finished", "stopped", "paused"]
 
@@ -79,15 +82,18 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
     """
     steps = data.steps(state.epoch)
     queued, interrupted = None, False
-    for share in data.epoch(state.epoch, start=state.step):
-        rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
-        result = yield StepRequest(share=share, rate=rate)
-        flag = context.reduce(torch.full_like(result.loss, float(callback.interrupted)))
-        previous, queued = queued, (result, flag)
-        interrupted, loss = read_step(previous, state.epoch)
-        callback.on_step_end(state, steps, sum(part.num_graphs for part in share.parts), loss)
-        if interrupted:
-            break
+    with closing(
+        ahead(data.epoch(state.epoch, start=state.step), context.device, lambda share: tensors_of_parts(share.parts))
+    ) as shares:
+        for share in shares:
+            rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
+            result = yield StepRequest(share=share, rate=rate)
+            flag = context.reduce(torch.full_like(result.loss, float(callback.interrupted)))
+            previous, queued = queued, numbers_of(result, flag)
+            interrupted, loss = read_step(previous, state.epoch)
+            callback.on_step_end(state, steps, sum(real_items(part, "graph") for part in share.parts), loss)
+            if interrupted:
+                break
     interrupted |= read_step(queued, state.epoch)[0]
     if interrupted:
         callback.save(state)
@@ -95,7 +101,16 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
     return context.weighted_mean(context.weights_in(state.epoch), context.reduce(state.totals.clone()))
 
 
-def read_step(queued: tuple[StepResult, Tensor] | None, epoch: int) -> tuple[bool, float | None]:
+Queued = tuple[int, Callable[[], list[float]]]
+"""Number of a step, and what waits for its numbers."""
+
+
+def numbers_of(result: StepResult, flag: Tensor) -> Queued:
+    """Return norm, loss and interruption of a step, on their way to the host."""
+    return result.step, download(torch.stack([result.norm.to(torch.float64), result.loss, flag]))
+
+
+def read_step(queued: Queued | None, epoch: int) -> tuple[bool, float | None]:
     """Wait for a step; return the interruption and this rank's loss.
 
     The loss is None without a step.
@@ -104,10 +119,10 @@ def read_step(queued: tuple[StepResult, Tensor] | None, epoch: int) -> tuple[boo
     """
     if queued is None:
         return False, None
-    result, flag = queued
-    norm, loss, interrupted = torch.stack([result.norm.to(torch.float64), result.loss, flag]).tolist()
+    step, read = queued
+    norm, loss, interrupted = read()
     if not math.isfinite(norm):
-        raise Diverged(f"the gradient is {norm} in step {result.step} of epoch {epoch + 1}")
+        raise Diverged(f"the gradient is {norm} in step {step} of epoch {epoch + 1}")
     return interrupted > 0, loss
 
 

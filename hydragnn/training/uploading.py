@@ -1,12 +1,85 @@
 """Batches on their way to a GPU while it computes."""
 
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch
+
+AHEAD = frozenset({"cuda"})
+"""Devices beside which a thread makes the next batch; on a CPU it would take the cores from the step."""
+
+READING = Lock()
+"""Of runs that share a process one reads at a time."""
+
+T = TypeVar("T")
+
+
+def ahead(
+    items: Iterator[T], device: torch.device, tensors: Callable[[T], Iterable[Tensor]]
+) -> Generator[T, None, None]:
+    """Return the items in their order, each made by a thread while the one before is used.
+
+    What the thread copies to a GPU waits for no step. Errors are raised where the item would have come. The thread is gone when
+    the generator is closed.
+    """
+    if device.type not in AHEAD:
+        yield from items
+        return
+    made = _made_on_gpu if device.type == "cuda" else _made
+    with ThreadPoolExecutor(1, "batches") as thread:
+        upcoming = thread.submit(made, items, device)
+        while (result := upcoming.result()) is not None:
+            (item, event), upcoming = result, thread.submit(made, items, device)
+            if event is not None:
+                computing = torch.get_device_module(device).current_stream(device)
+                computing.wait_event(event)
+                for tensor in tensors(item):
+                    tensor.record_stream(computing)
+            yield item
+
+
+def tensors_of_parts(parts: Iterable[GraphBatch]) -> list[Tensor]:
+    """Return all tensors of some batches."""
+    return [tensor for part in parts for tensor in part.tensors()]
+
+
+def _made(items: Iterator[T], device: torch.device) -> tuple[T, Any] | None:
+    """Return the next item; None at the end."""
+    with READING:
+        for item in items:
+            return item, None
+    return None
+
+
+def _made_on_gpu(items: Iterator[T], device: torch.device) -> tuple[T, Any] | None:
+    """Return the next item and the event after which it is on the device."""
+    module: Any = torch.get_device_module(device)
+    with module.device(device), module.stream(_copy_stream(device)):
+        made = _made(items, device)
+        return None if made is None else (made[0], module.current_stream(device).record_event())
+
+
+def download(values: Tensor) -> Callable[[], list[float]]:
+    """Return what waits for the values alone, and not for what is queued behind them."""
+    if values.device.type != "cuda":
+        result: Callable[[], list[float]] = values.tolist
+        return result
+    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    here.copy_(values, non_blocking=True)
+    there: Any = torch.cuda.current_stream(values.device).record_event()
+
+    def read() -> list[float]:
+        there.synchronize()
+        numbers: list[float] = here.tolist()
+        return numbers
+
+    return read
 
 
 def upload(batch: GraphBatch, device: torch.device) -> GraphBatch:

@@ -12,6 +12,7 @@ from hydragnn.architectures import Architecture, ArchitectureSettings
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.padding import is_padded
 from hydragnn.kernels import segment_sum, silu, spread
 from hydragnn.layers import EdgeInputs, GatedProducts, GatedVectors, MessageGraph, Pool, States, mlp, pool_nodes
 from hydragnn.models.distributions import VARIANCE_FLOOR, Categorical, Distribution, Normal, Number, Point
@@ -140,7 +141,7 @@ class IndexedNodeHead(nn.Module):
         """Predict every node; InputError for another number of nodes."""
         self.check(batch)
         # [nodes, graphs, channels], nodes of one graph first: the axis of the networks
-        values = states[0].reshape(batch.num_graphs, self.nodes, states[0].shape[-1]).transpose(0, 1)
+        values = states[0].reshape(-1, self.nodes, states[0].shape[-1]).transpose(0, 1)
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases)):
             values = silu(values) if number else values
             values = torch.baddbmm(bias.unsqueeze(1), values, weight)  # [nodes, graphs, width]
@@ -148,7 +149,9 @@ class IndexedNodeHead(nn.Module):
         return prediction
 
     def check(self, batch: GraphBatch) -> None:
-        """Raise InputError for a graph with another number of nodes."""
+        """Raise InputError for a graph with another number of nodes, but for those that pad the batch."""
+        if is_padded(batch):
+            return
         counts = batch.counts("node")
         other = (counts != self.nodes).nonzero()
         if len(other):

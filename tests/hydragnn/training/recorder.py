@@ -83,9 +83,13 @@ class StandIn:
     def __init__(self) -> None:
         self.recorded: list[Calls] = []
         self.replays = 0
+        self.room = 1_000_000
+        """Recordings after which there is no memory for more."""
 
     def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         """Return the replay and the tensors that it writes."""
+        if len(self.recorded) >= self.room:
+            raise torch.OutOfMemoryError("there is no memory left")
         with forms_of_a_device():
             run()
         with watched() as first:

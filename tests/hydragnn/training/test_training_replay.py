@@ -1,16 +1,20 @@
 """Steps recorded once and replayed: the same numbers, and nothing that a graph of a device cannot do."""
 
+import random
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hydragnn.base.errors import Interrupted
-from hydragnn.config import RunConfig
+from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
 from hydragnn.kernels.family import taken_for
@@ -45,23 +49,53 @@ def run_of(config: RunConfig, store: MemoryStore, micro_batches: int = 1) -> Ass
     return with_replays(assemble(plan_run(config, store), placement, Ranks(), lambda: None), Ranks(), lambda: None)
 
 
-@pytest.mark.parametrize("model", sorted(set(MODELS) - {"relational"}))
-def test_replayed_steps_are_the_steps(model: str, store: MemoryStore, make_config: Configs, recorder: StandIn) -> None:
-    """Labels are missing here and there, and batches are computed in two parts; one of the models attends to all nodes."""
-    heads = [WITHOUT_FORCES, CHARGE] if model in ("gin", "sage", "mfc") else [ENERGY, CHARGE]
-    options: dict[str, Any] = {"train__ema_decay": 0.9, "train__optimizer": "sgd"}
-    if model == "schnet":
-        options["model__global_attention"] = {"kind": "linear", "heads": 2}
+ATTENDING = {kind: {"kind": kind, "heads": 2} for kind in ("linear", "multihead", "equivariant")}
+KINDS = {"data__inputs": ["atomic_numbers", "relation"]}
+POOLING = {"model__pooling": {"levels": 1}, "model__num_layers": 3}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {}) for kind in MODELS},
+    "relational": ("relational", KINDS),
+    "linear attention": ("schnet", {"model__global_attention": ATTENDING["linear"]}),
+    "multihead attention": ("egnn", {"model__global_attention": ATTENDING["multihead"]}),
+    "equivariant attention": ("painn", {"model__global_attention": {**ATTENDING["equivariant"], "cutoff": 4.0}}),
+    "all pairs": ("schnet", {"model__global_attention": ATTENDING["equivariant"]}),
+    "pooling": ("painn", POOLING),
+    "pooling of kinds": ("relational", POOLING | KINDS),
+    "checkpointing": ("painn", {"model__checkpoint_activations": True}),
+    "angles at receivers": ("dimenet", {"model__angle": "at_receiver"}),
+    "bf16": ("painn", {"train__precision": "bf16"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_replayed_steps_are_the_steps(case: str, material: ModuleType, make_config: Configs, recorder: StandIn) -> None:
+    """Labels are missing here and there, gradients clipped, weights averaged, and batches computed in two parts."""
+    model, changes = CASES[case]
+    forces = model not in ("gin", "sage", "mfc", "relational") and "model__pooling" not in changes
+    heads = [ENERGY if forces else WITHOUT_FORCES, CHARGE]
+    options: dict[str, Any] = {"train__ema_decay": 0.9, "train__optimizer": "sgd", "train__clip_norm": 0.1}
+    if len(case) % 2:  # either of both
+        options["train__optimizer"] = "adamw"
+    store = material.clusters(40, related="relational" in (case, model) or "pooling" in case)
     plain, replayed = (
-        run_of(make_config(model, heads, train__graphs=way, **options), store, 2) for way in ("off", "on")
+        run_of(make_config(model, heads, train__graphs=way, **options, **changes), store, 2) for way in ("off", "on")
     )
     assert replayed.record.graphs and not plain.record.graphs, replayed.record.notes
-    for share in list(plain.data.epoch(0))[:1]:
-        ours, theirs = (take_step(run.state, share, run.context, 1e-3) for run in (replayed, plain))
-        torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-12, atol=0)
-        torch.testing.assert_close(ours.norm, theirs.norm, rtol=1e-12, atol=0)
+    exact = {"rtol": 1e-2, "atol": 1e-3} if case == "bf16" else {"rtol": 1e-11, "atol": 1e-12}
+    for ours, theirs in [*zip(replayed.data.epoch(0), plain.data.epoch(0))][:1]:
+        new, old = (take_step(r.state, share, r.context, 1e-3) for r, share in ((replayed, ours), (plain, theirs)))
+        torch.testing.assert_close(new.loss, old.loss, rtol=max(1e-12, 0.1 * exact["rtol"]), atol=0)
+        torch.testing.assert_close(new.norm, old.norm, rtol=max(1e-12, exact["rtol"] / 10), atol=0)
+        assert float(old.norm) > 0.1, "no gradient was clipped"
+    moved = {name: tensor.double() for name, tensor in replayed.state.tensors().items()}
     for name, tensor in plain.state.tensors().items():
-        torch.testing.assert_close(replayed.state.tensors()[name], tensor, rtol=1e-11, atol=1e-12)
+        # where there is no gradient, AdamW divides rounding by rounding
+        sees = plain.state.parameters.gradient.abs() > 1e-9 if tensor.dim() and case != "bf16" else slice(None)
+        torch.testing.assert_close(
+            moved[name][sees] if tensor.dim() else moved[name],
+            tensor[sees].double() if tensor.dim() else tensor.double(),
+            **exact,
+        )
     assert recorder.replays >= len(recorder.recorded) > 0
 
 
@@ -77,6 +111,61 @@ def test_runs_that_replay_have_the_curves_of_others_and_resume_to_the_same_bits(
         train(config, cut, store=store, resume=True, progress=SignalAt(1.5, signal.SIGTERM))
     assert train(config, cut, store=store, resume=True).status == "finished"
     assert_same_end(tmp_path / "whole", cut)
+
+
+def test_a_kill_and_a_resume_of_replayed_runs_change_no_bit(
+    store: MemoryStore, make_config: Configs, launch: Callable[..., Any], tmp_path: Path, recorder: StandIn
+) -> None:
+    """Killed at a random moment after a checkpoint, in a process of its own each time; resumed here, where sizes are recorded sooner."""
+    config = make_config("egnn", **{**HARD, "train__epochs": 6}, train__graphs="on")
+    with taken_for("cpu", "xpu"):  # where the stand-in computes
+        train(config, tmp_path / "whole", store=store)
+    cut = tmp_path / "cut"
+    for pause in (random.random() * 0.3, random.random() * 0.3):
+        resume = (cut / "config.json").exists()
+        process = launch({cut: config}, "--replayed", *(["--resume"] if resume else []))
+        while process.poll() is None and not [*(cut / "checkpoints").glob("0*")]:
+            time.sleep(0.01)
+        time.sleep(pause)
+        process.kill()
+        process.communicate()
+    with taken_for("cpu", "xpu"):
+        assert train(config, cut, store=store, resume=True).graphs
+    assert_same_end(tmp_path / "whole", cut)
+
+
+def test_branches_have_recordings_of_their_own(
+    material: ModuleType, make_config: Configs, recorder: StandIn, tmp_path: Path
+) -> None:
+    stores = {"metals": material.clusters(20), "oxides": material.clusters(12, seed=7)}
+    curves = []
+    for way in ("off", "on"):
+        one = make_config("painn", train__graphs=way, train__optimizer="sgd", train__epochs=2).to_json()
+        own = {key: one.pop(key) for key in ("data", "split", "heads")}
+        heads = [{**WITHOUT_FORCES, "forces": "forces"}]
+        branches = [{"name": "metals", **own}, {"name": "oxides", **own, "heads": heads}]
+        record = train(BranchedConfig.parse({**one, "branches": branches}), tmp_path / way, store=stores)
+        curves.append(record.curves)
+    assert record.graphs and len(recorder.recorded) > 2
+    for name, values in curves[0].items():
+        assert curves[1][name] == pytest.approx(values, rel=1e-10), name
+
+
+def test_few_recordings_are_kept_where_there_is_no_room_for_more(
+    store: MemoryStore, make_config: Configs, recorder: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that was not used for longest goes, and what finds no memory is computed as it is, with the same bits."""
+    config = make_config(**{**HARD, "train__epochs": 2}, train__graphs="on")
+    with taken_for("cpu", "xpu"):
+        train(config, tmp_path / "all", store=store)
+        every = len(recorder.recorded)
+        monkeypatch.setattr(replay, "MOST", 2)
+        train(config, tmp_path / "two", store=store)
+        assert len(recorder.recorded) - every > every
+        recorder.room = len(recorder.recorded) + 4
+        train(config, tmp_path / "none", store=store)
+    assert_same_end(tmp_path / "all", tmp_path / "two")
+    assert_same_end(tmp_path / "all", tmp_path / "none")
 
 
 def test_bits_do_not_depend_on_when_a_size_is_recorded(
@@ -106,23 +195,36 @@ def test_validation_by_replays_gives_the_same_metrics(
 
 
 @pytest.mark.parametrize(
-    "changes, reason",
+    "model, changes, reason",
     [
-        ({"model__global_attention": {"kind": "multihead", "heads": 2}}, "makes the host wait"),
-        (
-            {"model__global_attention": {"kind": "equivariant", "heads": 2, "cutoff": 4.0}},
-            "as many pairs as positions say",
-        ),
-        ({"heads": [{**CHARGE, "hidden_dims": [], "per_index": 5}]}, "needs graphs of equal size"),
-        ({"model__checkpoint_activations": True}, "layers are computed twice"),
+        ("gin", {**POOLING, "model__global_attention": ATTENDING["multihead"]}, "makes the host wait"),
+        ("relational", {**KINDS, "model__schedule": [0, 1], "model__level": "relation"}, "makes the host wait"),
+        ("schnet", {"model__checkpoint_activations": True, "model__dropout": 0.1}, "dropout is drawn twice"),
     ],
 )
 def test_what_cannot_be_recorded_runs_as_it_is_and_says_why(
-    changes: dict[str, Any], reason: str, store: MemoryStore, make_config: Configs, recorder: StandIn
+    model: str,
+    changes: dict[str, Any],
+    reason: str,
+    material: ModuleType,
+    make_config: Configs,
+    recorder: StandIn,
 ) -> None:
-    run = run_of(make_config(train__graphs="on", **changes), store)
+    heads = [WITHOUT_FORCES, CHARGE]
+    run = run_of(make_config(model, heads, train__graphs="on", **changes), material.clusters(40, related=True))
     assert not run.record.graphs and reason in run.record.notes[-1]
     assert not run.context.replays
+
+
+def test_a_network_for_each_node_is_replayed(make_config: Configs, recorder: StandIn, material: ModuleType) -> None:
+    graphs = material.clusters(40)
+    size = int(np.bincount(graphs.sizes().nodes).argmax())
+    store = MemoryStore(graphs.read(np.flatnonzero(graphs.sizes().nodes == size)))
+    heads = [{**CHARGE, "hidden_dims": [], "per_index": size}]
+    plain, replayed = (run_of(make_config("schnet", heads, train__graphs=way), store) for way in ("off", "on"))
+    assert replayed.record.graphs, replayed.record.notes
+    new, old = (take_step(run.state, next(run.data.epoch(0)), run.context, 1e-3) for run in (replayed, plain))
+    torch.testing.assert_close((new.loss, new.norm), (old.loss, old.norm), rtol=1e-12, atol=0)
 
 
 def test_a_cpu_has_no_graphs_and_says_so_where_they_are_asked_for(store: MemoryStore, make_config: Configs) -> None:
@@ -157,8 +259,7 @@ def test_predictions_are_replayed_or_made_as_before(
         torch.testing.assert_close(ours[1], theirs[1], rtol=1e-12, atol=1e-12)
         for name, prediction in theirs[0].items():
             torch.testing.assert_close(ours[0][name].tensors(), prediction.tensors(), rtol=1e-12, atol=1e-12)
-    assert bool(recorder.recorded) == (attention is None)
-    assert capsys.readouterr().err.count("predictions are not replayed") == (attention is not None)
+    assert recorder.recorded and "not replayed" not in capsys.readouterr().err
 
 
 def test_members_as_one_are_replayed_as_one(

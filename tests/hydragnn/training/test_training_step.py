@@ -19,7 +19,7 @@ from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.training.context import Diverged
 from hydragnn.training.data import DevicePlacement, Share
-from hydragnn.training.loop import read_step, take_step
+from hydragnn.training.loop import numbers_of, read_step, take_step
 from tests.hydragnn.training.conftest import ENERGY
 from tests.hydragnn.training.launches import launches_of
 
@@ -104,7 +104,7 @@ def test_what_diverged_is_told_when_the_step_is_read(store: MemoryStore, make_co
         next(run.state.model.parameters()).fill_(math.inf)
     result = take_step(run.state, next(run.data.epoch(0)), run.context, 1e-3)
     with pytest.raises(Diverged, match="in step 1 of epoch 1"):
-        read_step((result, torch.zeros(())), epoch=0)
+        read_step(numbers_of(result, torch.zeros(())), epoch=0)
 
 
 def test_weights_that_diverged_in_the_last_step_before_an_end_are_not_saved(

@@ -1,7 +1,10 @@
 """Batches go to a GPU while it computes: on a stand-in that notes the order of calls where there is none, and on a GPU where there is one."""
 
+import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from hydragnn.base.errors import Interrupted
+from hydragnn.datasets import MemoryStore
 from hydragnn.graphs import Field
 from hydragnn.graphs.batch import LOCATIONS, GraphBatch
 from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.runs import train
 from hydragnn.training import data, uploading
 from hydragnn.training.data import DevicePlacement
-from hydragnn.training.uploading import upload
+from hydragnn.training.uploading import ahead, upload
+from tests.hydragnn.training.test_checkpoint_resume import HARD, SignalAt, assert_same_end
 
 CPU = torch.device("cpu")
 FIELDS = [
@@ -45,6 +52,9 @@ class Stream:
     def __init__(self, name: str, calls: list[tuple[Any, ...]]) -> None:
         self.name, self.calls = name, calls
 
+    def record_event(self) -> str:
+        return f"event of {self.name}"
+
     def wait_stream(self, other: "Stream") -> None:
         self.calls.append(("wait", self.name, other.name))
 
@@ -62,7 +72,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
         current.pop()
 
     module = SimpleNamespace(
-        Stream=lambda device: Stream("copying", noted), current_stream=lambda device: current[-1], stream=stream
+        Stream=lambda device: Stream("copying", noted),
+        current_stream=lambda device: current[-1],
+        stream=stream,
+        device=nullcontext,
     )
     copy = Tensor.to
 
@@ -146,6 +159,54 @@ def test_batches_of_a_gpu_are_uploaded_in_the_precision_of_the_run(
     DevicePlacement(device=torch.device("cuda", 1), dtype=torch.float64).parts(batch)
     ((part, device),) = sent
     assert device == torch.device("cuda", 1) and part.positions.dtype == torch.float64 and part.positions.device == CPU
+
+
+@pytest.fixture
+def on_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Batches of CPUs are made by threads, too, and none is left behind."""
+    monkeypatch.setattr(uploading, "AHEAD", frozenset({"cpu"}))
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+def test_a_thread_is_one_item_ahead_and_leaves_errors_to_who_asks(on_threads: None) -> None:
+    makers: list[str] = []
+
+    def items() -> Iterator[int]:
+        for number in range(4):
+            makers.append(threading.current_thread().name)
+            yield number
+        raise OSError("no fifth")
+
+    read = []
+    with pytest.raises(OSError, match="no fifth"):
+        for number in ahead(items(), CPU, lambda number: ()):
+            read.append(number)
+            assert len(makers) <= number + 2
+    assert read == [0, 1, 2, 3] and all(name.startswith("batches") for name in makers)
+    with closing(ahead(items(), CPU, lambda number: ())) as some:
+        assert next(some) == 0
+    assert list(ahead((number for number in range(3)), CPU, lambda number: ())) == [0, 1, 2]
+
+
+def test_runs_with_a_thread_have_the_same_bits_and_stop_when_they_are_asked(
+    on_threads: None, store: MemoryStore, make_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(**{**HARD, "train__epochs": 2}, data__window=10)
+    train(config, tmp_path / "thread", store=store, until=1)
+    with pytest.raises(Interrupted, match="a checkpoint was written"):
+        train(config, tmp_path / "thread", store=store, resume=True, progress=SignalAt(1.4, signal.SIGINT))
+    train(config, tmp_path / "thread", store=store, resume=True)
+    monkeypatch.setattr(uploading, "AHEAD", frozenset())
+    train(config, tmp_path / "no thread", store=store)
+    assert_same_end(tmp_path / "no thread", tmp_path / "thread")
+
+
+def test_a_gpu_gets_what_a_thread_made_by_an_event(batch: GraphBatch, calls: list[tuple[Any, ...]]) -> None:
+    there, event = uploading._made_on_gpu(iter([upload(batch, CPU)]), CPU) or ((), None)
+    assert event == "event of copying" and tensors_of(there)
+    assert uploading._made_on_gpu(iter(()), CPU) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of NVIDIA or AMD")

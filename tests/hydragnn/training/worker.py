@@ -84,10 +84,20 @@ def main() -> int:
     parser.add_argument("--related", action="store_true")
     parser.add_argument("--until", type=int, default=None)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--replayed", action="store_true", help="by the stand-in, at the first use of a size")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--attempt", type=int, default=None)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.replayed:
+        from hydragnn.kernels.family import taken_for
+        from hydragnn.models import replay
+        from hydragnn.runs import recording
+        from tests.hydragnn.training.recorder import StandIn
+
+        recording.recorder_on, replay.USES = lambda device: StandIn(), 1
+        forms = taken_for("cpu", "xpu")  # where the stand-in computes, to the end
+        forms.__enter__()
     records = []
     try:
         with join_ranks(options.runs[0]):
