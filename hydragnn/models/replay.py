@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,16 @@ from hydragnn.models.compiled_prediction import Predicted, eager_prediction
 from hydragnn.models.graph_model import BUCKETS, TRIPLETS, GraphModel
 from hydragnn.models.heads.modules import EdgeHead, IndexedNodeHead
 
-Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
-"""Takes a function of no arguments; returns what computes it again in the same memory, and its result, which stays there."""
+
+@runtime_checkable
+class Recorder(Protocol):
+    """Recorder of functions without arguments."""
+
+    def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+        """Return what computes the function again in the same memory, and its result, which stays there."""
+
+    def reserved(self) -> int:
+        """Return the bytes that the process keeps on the device, recordings among them."""
 
 
 USES = 2
@@ -95,6 +103,10 @@ class GraphRecorder:
                 graph.capture_end()
         computing.wait_stream(self.stream)
         return graph.replay, result
+
+    def reserved(self) -> int:
+        """Return the bytes of the allocator."""
+        return torch.cuda.memory_reserved(self.device)
 
 
 def recorder_on(device: torch.device) -> Recorder:

@@ -12,15 +12,18 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError, about
 from hydragnn.datasets import MemoryStore, Sizes
-from hydragnn.datasets.footprint import MemoryLimit, bytes_of, footprint_from_json, in_words
+from hydragnn.datasets.footprint import Footprint, MemoryLimit, bytes_of, footprint_from_json, in_words
 from hydragnn.datasets.levels import pieces_of
 from hydragnn.datasets.normalisation import normalise
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.coarse import Levels
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import CLUSTERS, levels_of
-from hydragnn.models import ModelDescription
+from hydragnn.graphs.padding import STEP
+from hydragnn.models import GraphModel, ModelDescription
+from hydragnn.models.replay import NotRecordable, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.plan import RunPlan
 from hydragnn.training.data import BranchData, Feed
@@ -33,6 +36,15 @@ SAMPLE = 8
 
 LEVELS_OF = 64
 """Graphs whose coarser levels stand for those of all, where levels are made in every step."""
+
+COPIES = 64
+"""Of the sample, at most, in a batch that is recorded to see what it takes."""
+
+GAPS = 1.2
+"""What recordings of several sizes take over the largest of them: on an H200 memory grew up to 2.5 times by padding and recordings."""
+
+HELD = 16
+"""Batches that recordings keep, of the size of the largest."""
 
 BALANCED = 0.97
 """Of the memory of several ranks, what a batch fills: shares are not exactly equal."""
@@ -61,7 +73,9 @@ def within_memory(
     for number, branch in enumerate(run.data.branches):
         heartbeat()
         with about(f"branch {branch.name}" if branch.name else ""):
-            value = first_ranks_value(partial(footprint_in_training, run, number, models[number]), ranks, device)
+            recorded = limit if members == 1 and run.context.settings.graphs == "on" else 0
+            measure = partial(footprint_in_training, run, number, models[number], recorded)
+            value = first_ranks_value(measure, ranks, device)
             within = MemoryLimit(footprint=with_fixed(footprint_from_json(value), fixed), size=limit)
             filled, shared = None, replace(within, size=limit // members)
             if plan.fills_memory:
@@ -123,8 +137,11 @@ def shares_of_levels(feed: Feed, model: ModelDescription) -> tuple[Shares, ...]:
     return shares_of(levels, loader.sizes.nodes[some], loader.sizes.edges[some])
 
 
-def footprint_in_training(run: Assembly, number: int, model: ModelDescription) -> dict[str, Any]:
-    """Return the footprint of steps on a branch as JSON, by probes."""
+def footprint_in_training(run: Assembly, number: int, model: ModelDescription, recorded: int = 0) -> dict[str, Any]:
+    """Return the footprint of steps on a branch as JSON, by probes.
+
+    ``recorded`` is the limit of memory where steps are recorded.
+    """
     branch, context, state = run.data.branches[number], run.context, run.state
     predict, own = context.predictor(state, number), context.branches[number]
     scale = torch.zeros_like(context.loss_weights[own])  # probes leave a gradient of zero
@@ -136,8 +153,45 @@ def footprint_in_training(run: Assembly, number: int, model: ModelDescription) -
     with torch.random.fork_rng(devices=devices):
         state.parameters.zero_gradient()
         footprint = footprint_of(step, sample_of(branch.train), shares_of_levels(branch.train, model))
+        if recorded:
+            footprint = with_recordings(footprint, run, number, step, recorded)
         state.parameters.zero_gradient()
     return footprint.to_json()
+
+
+def with_recordings(
+    footprint: Footprint, run: Assembly, number: int, step: Callable[[GraphBatch], Tensor], limit: int
+) -> Footprint:
+    """Return the footprint with what recordings keep, as it is where nothing can be recorded.
+
+    Steps before a recording keep their memory beside it. The recordings share theirs, which is that of the largest and gaps; a batch of about an eighth of
+    the ``limit`` is recorded to see what the allocator takes for it. Each has a batch of its own.
+    """
+    model = run.state.of_branch(number)
+    assert isinstance(model, GraphModel)
+    sample = sample_of(run.data.branches[number].train)
+    copies = int(max(1, min(COPIES, limit / 8 // max(1.0, bytes_for(footprint, sample)))))
+    try:
+        record = recorder_on(run.context.device)
+        replays = replays_of(model, record)
+        batch = replays.pad(concatenate([sample] * copies))
+        step(batch)
+        before = record.reserved()
+        replays.recorded(step, batch, ())
+        share = (record.reserved() - before) / bytes_for(footprint, batch)
+    except (NotRecordable, RuntimeError):  # then with_replays will say why
+        return footprint
+    factor = (1 + STEP) * (1 + GAPS * max(1.0, share))
+    return replace(
+        footprint,
+        forms=tuple(tuple(factor * a + HELD * b for a, b in zip(form, footprint.kept)) for form in footprint.forms),
+    )
+
+
+def bytes_for(footprint: Footprint, batch: GraphBatch) -> float:
+    """Return the peak memory of a batch."""
+    nodes, edges = (batch.counts(location).cpu().numpy() for location in ("node", "edge"))
+    return footprint.bytes(Sizes(nodes=nodes, edges=edges), np.arange(len(nodes)))
 
 
 def sample_of(feed: Feed) -> GraphBatch:

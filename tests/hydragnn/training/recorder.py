@@ -14,6 +14,7 @@ from hydragnn.kernels import family
 from hydragnn.kernels.family import taken_for
 from hydragnn.models import Distribution
 from hydragnn.models.replay import NotRecordable, NoWaiting
+from hydragnn.training.memory import allocations
 
 FROM_HOST = {torch.tensor, torch.as_tensor, torch.from_numpy, Tensor.new_tensor, Tensor.tolist, Tensor.cpu}
 
@@ -82,16 +83,21 @@ class StandIn:
 
     def __init__(self) -> None:
         self.recorded: list[Calls] = []
-        self.replays = 0
+        self.replays = self.pool = 0
         self.room = 1_000_000
         """Recordings after which there is no memory for more."""
+
+    def reserved(self) -> int:
+        """Return what a device might keep for recordings: the memory that the largest had at once, and half as much again."""
+        return self.pool
 
     def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         """Return the replay and the tensors that it writes."""
         if len(self.recorded) >= self.room:
             raise torch.OutOfMemoryError("there is no memory left")
         with forms_of_a_device():
-            run()
+            changes = allocations(run, torch.device("cpu"))
+        self.pool = max(self.pool, int(1.5 * changes.cumsum().max(initial=0)))
         with watched() as first:
             result = run()
         self.recorded.append(first)

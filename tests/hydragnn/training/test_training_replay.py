@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,12 +21,13 @@ from hydragnn.distributed import Ranks
 from hydragnn.kernels.family import taken_for
 from hydragnn.models import TrainedModel, replay
 from hydragnn.models.trained_stack import TrainedStack
-from hydragnn.runs import recording, train
+from hydragnn.runs import memory, recording, train
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.runs.recording import with_replays
-from hydragnn.training.data import DevicePlacement
+from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import take_step
+from hydragnn.training.memory import allocations
 from tests.hydragnn.training.conftest import CHARGE, ENERGY, MODELS
 from tests.hydragnn.training.recorder import StandIn, watched
 from tests.hydragnn.training.test_checkpoint_resume import HARD, SignalAt, assert_same_end
@@ -166,6 +168,36 @@ def test_few_recordings_are_kept_where_there_is_no_room_for_more(
         train(config, tmp_path / "none", store=store)
     assert_same_end(tmp_path / "all", tmp_path / "two")
     assert_same_end(tmp_path / "all", tmp_path / "none")
+
+
+@pytest.mark.parametrize("budget", [{"max_graphs": 28}, {"budget": "auto"}], ids=["parts", "batches that fill"])
+def test_recordings_count_where_memory_is_limited(
+    budget: dict[str, Any],
+    store: MemoryStore,
+    make_config: Configs,
+    recorder: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights, the largest plain step, the pool of all recordings and their batches fit together; batches are smaller for it."""
+    monkeypatch.setattr(memory, "recorder_on", lambda device: StandIn())
+    changes = {"batch__memory": "3 MB", **{f"batch__{key}": value for key, value in budget.items()}}
+    parts = []
+    for way in ("off", "on"):
+        config = make_config("painn", train__graphs=way, **changes)
+        plan, placement = plan_run(config, store), DevicePlacement(device=CPU, dtype=torch.float64)
+        run = assemble(plan, placement, Ranks(), lambda: None)
+        run = with_replays(memory.within_memory(run, plan, Ranks(), {}, lambda: None), Ranks(), lambda: None)
+        parts.append([part for share in run.data.epoch(0) for part in share.parts])
+    assert run.record.graphs and len(parts[1]) > len(parts[0])
+    recorder.pool = 0
+    steps = [partial(take_step, run.state, Share(branch=0, parts=(part,)), run.context, 0.0) for part in parts[1]]
+    monkeypatch.setattr(replay, "USES", 1)
+    run.context.replays[0].recordings.clear()
+    plain = max(int(allocations(step, CPU).cumsum().max()) for step in steps)
+    for step in steps:
+        step()
+    held = sum(one.nbytes for each in run.context.replays[0].recordings.values() for one in each.inputs)
+    assert recorder.recorded and memory.size_of_state(run) + plain + recorder.pool + held <= 3_000_000
 
 
 def test_bits_do_not_depend_on_when_a_size_is_recorded(
