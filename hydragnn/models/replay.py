@@ -137,6 +137,14 @@ def has_dropout(model: nn.Module) -> bool:
     return any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules())
 
 
+def brings_sizes(model: GraphModel) -> bool:
+    """Return True where batches bring sizes that the data decide, which copies of a batch do not."""
+    settings = model.description.model
+    attends = settings.global_attention is not None and settings.global_attention.kind != "linear"
+    parts = IndexedNodeHead, TripletSumsAtReceivers
+    return attends or settings.pooling is not None or any(isinstance(part, parts) for part in model.modules())
+
+
 def padding_of(model: GraphModel, phases: Phases = (1.0, 1.0)) -> Callable[[GraphBatch], GraphBatch]:
     """Return what pads batches for a model.
 

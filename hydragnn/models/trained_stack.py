@@ -15,7 +15,7 @@ from hydragnn.layers.stacked import NotStackable
 from hydragnn.models.compiled_prediction import Predicted, eager_prediction
 from hydragnn.models.distributions import Distribution, Point
 from hydragnn.models.flat_batch import random_batch
-from hydragnn.models.replay import NotRecordable, ReplayedPrediction, Replays, replays_of
+from hydragnn.models.replay import NotRecordable, ReplayedPrediction, Replays, brings_sizes, replays_of
 from hydragnn.models.stacked import check_alike, copies_of, inputs_of, of_inputs, stacked_copy
 from hydragnn.models.trained import TrainedModel, denormalise
 
@@ -44,7 +44,7 @@ class TrainedStack:
         self.replays: Replays | None = None
         self.check(models)
         of_first = first.function.replays if isinstance(first.function, ReplayedPrediction) else None
-        if of_first is not None and self.share_inputs:
+        if of_first is not None and self.share_inputs and not brings_sizes(first.model):
             self.replays = replays_of(first.model, of_first.record)
 
     def check(self, models: Sequence[TrainedModel]) -> None:
