@@ -240,7 +240,7 @@ class Ensemble:
         return self._predict_screened(without_screening(batch))
 
     def _predict_atoms(self, frames: Sequence[Atoms]) -> Predictions:
-        graphs, numbers, failures = made_graphs(list(self.structures.makers(frames)))
+        graphs, numbers, failures = made_graphs(self.structures.makers(frames))
         if graphs:
             reasons = {number: unbuilt.reason for number, unbuilt in failures.items()}
             return self._predict_store(MemoryStore(graphs), np.array(numbers), reasons)

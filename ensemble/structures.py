@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ase import Atoms
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import CoarseningSettings, Make, open_store
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
-from hydragnn.datasets.sources.base import MakerOfMany, made_together
+from hydragnn.datasets.sources.base import MakerOfMany, groups_of_makers, pieces_of
 from hydragnn.datasets.sources.registry import settings_of_rule
 from hydragnn.ensemble.manifest import Manifest
 from hydragnn.ensemble.members import Member
@@ -209,21 +210,24 @@ class Unbuilt:
     texts: Mapping[str, str] = member(default_factory=dict)
 
 
-def made_graphs(makers: Sequence[Make], first: int = 0) -> tuple[list[GraphBatch], list[int], dict[int, Unbuilt]]:
+def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[GraphBatch], list[int], dict[int, Unbuilt]]:
     """Return the graphs that can be made, their numbers, and the failures."""
-    batch = made_together(makers)
-    if batch is not None:
-        return [batch], list(range(first, first + len(makers))), {}
     graphs: list[GraphBatch] = []
     numbers: list[int] = []
     failures: dict[int, Unbuilt] = {}
-    for number, make in enumerate(makers, start=first):
-        try:
-            graphs.append(make())
-            numbers.append(number)
-        except InputError as error:
-            texts = make.texts if isinstance(make, NamedMake) else {}
-            failures[number] = Unbuilt(reason=str(error), texts=texts)
+    place = first
+    for some, batch in chain.from_iterable(map(pieces_of, groups_of_makers(makers))):
+        if batch is not None:
+            graphs.append(batch)
+            numbers += range(place, place + len(some))
+        for number, make in enumerate(some if batch is None else (), start=place):
+            try:
+                graphs.append(make())
+                numbers.append(number)
+            except InputError as error:
+                texts = make.texts if isinstance(make, NamedMake) else {}
+                failures[number] = Unbuilt(reason=str(error), texts=texts)
+        place += len(some)
     return graphs, numbers, failures
 
 

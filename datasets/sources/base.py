@@ -59,6 +59,20 @@ def made_together(makers: Sequence[Make]) -> GraphBatch | None:
         return None
 
 
+FEW = 8
+"""Graphs that are made one by one where they cannot be made together; more are halved first, to find what hinders it."""
+
+
+def pieces_of(makers: Sequence[Make]) -> Iterator[tuple[Sequence[Make], GraphBatch | None]]:
+    """Yield makers in order, with their graphs or, where they have to be made one by one, None."""
+    batch = made_together(makers)
+    if batch is None and len(makers) > FEW:
+        yield from pieces_of(makers[: len(makers) // 2])
+        yield from pieces_of(makers[len(makers) // 2 :])
+    else:
+        yield makers, batch
+
+
 def groups_of_makers(makers: Iterable[Make]) -> Iterator[list[Make]]:
     """Yield consecutive makers whose graphs are made at once.
 
@@ -80,9 +94,9 @@ def groups_of_makers(makers: Iterable[Make]) -> Iterator[list[Make]]:
 
 def made(makers: Iterable[Make]) -> Iterator[GraphBatch]:
     """Yield the graphs of makers in order, several in a batch where that is faster; InputError for the first fault."""
-    for some in groups_of_makers(makers):
-        batch = made_together(some)
-        yield from ([batch] if batch is not None else (make() for make in some))
+    for group in groups_of_makers(makers):
+        for some, batch in pieces_of(group):
+            yield from ([batch] if batch is not None else (make() for make in some))
 
 
 class BuildSettings(Settings, ABC):

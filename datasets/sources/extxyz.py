@@ -27,6 +27,7 @@ _TRUTH = {
     for value in (True, False)
     for word in (str(value), str(value)[0], str(value).lower(), str(value).upper())
 }
+_AS_READ = ("energy", "magmom", "free_energy")
 _NUMBERS_IN_WORDS = re.compile(r"(?:nan|inf|infinity|_json)", re.IGNORECASE)
 
 
@@ -68,7 +69,9 @@ def _plain_frame(text: str) -> Atoms:
         if key == "stress":
             results[key] = results[key][[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
     if results:
-        atoms.calc = ReadResults(results)
+        atoms.calc = ReadResults(
+            {key: value if key in _AS_READ else np.array(value, float) for key, value in results.items()}
+        )
     return atoms
 
 

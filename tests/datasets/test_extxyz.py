@@ -12,6 +12,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import open_store
 from hydragnn.datasets.build import build_store
 from hydragnn.datasets.sources.ase import AseBuild
+from hydragnn.datasets.sources.base import FEW, pieces_of
 from hydragnn.datasets.sources.extxyz import NotPlain, _plain_frame, read_frame
 
 ATOM = "C 0.5 -1e-3 +.25\n"
@@ -25,6 +26,7 @@ PLAIN = {
     "words": '1\nname=mp-12 note="two words, 3" flag=T flags="T, F" uid=007 count=3 list="1,2 3" key=1e-3\n' + ATOM,
     "columns": "2\nProperties=species:S:1:pos:R:3:forces:R:3:tag:I:1:site:S:1:charge:R:1:w:I:2\n"
     "o 0 0 0 1 2 3 -4 A1 0.5 1 2\r\nH  1 0 0 4 5 6 7 B 0.25 3 4",
+    "whole results": '1\nProperties=species:S:1:pos:R:3:magmoms:I:1 energy=3 dipole="1 2 3"\nC 0 0 0 2\n',
     "twice": "1\nenergy=1.0 energy=2.0\n" + ATOM,
 }
 ODD = {
@@ -56,9 +58,8 @@ def test_a_frame_is_what_ase_reads(kind: str) -> None:
         assert list(one) == list(other) and all(same(one[key], other[key]) for key in one)
         assert all(one[key].dtype == other[key].dtype for key in one if isinstance(one[key], np.ndarray))
     results, expected = (getattr(atoms.calc, "results", {}) for atoms in (ours, theirs))
-    assert list(results) == list(expected) and all(
-        np.array_equal(results[key], expected[key], equal_nan=True) for key in results
-    )
+    assert list(results) == list(expected) and all(same(results[key], expected[key]) for key in results)
+    assert all(np.asarray(results[key]).dtype == np.asarray(expected[key]).dtype for key in results)
     if kind in ODD:
         with pytest.raises((NotPlain, ValueError, KeyError)):
             _plain_frame(text)
@@ -85,3 +86,14 @@ def test_a_fault_among_many_frames_names_file_and_frame(kind: str, tmp_path: Pat
     (tmp_path / "a.xyz").write_text(3 * good)
     build_store(AseBuild(files=[str(tmp_path / "a.xyz")], cutoff=3.0), tmp_path / "store.h5")
     assert list(open_store(tmp_path / "store.h5").texts["name"]) == ["a.xyz#0", "a.xyz#1", "a.xyz#2"]
+
+
+def test_one_fault_among_many_frames_leaves_the_others_together(tmp_path: Path) -> None:
+    good = "2\n\nC 0 0 0\nC 0 0 1.2\n"
+    (tmp_path / "a.xyz").write_text(70 * good + "2\n\nC 0 0 0\nC 0 0 0\n" + 57 * good)
+    pieces = [*pieces_of([*AseBuild(files=[str(tmp_path / "a.xyz")], cutoff=3.0).makers()])]
+    assert sum(len(makers) for makers, _ in pieces) == 128
+    ((alone, _),) = [(makers, batch) for makers, batch in pieces if batch is None]
+    assert len(alone) <= FEW
+    with pytest.raises(InputError, match="structure 70: nodes 0 and 1"):
+        [make() for make in alone]
