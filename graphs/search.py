@@ -85,8 +85,8 @@ def _by_vesin(places: ndarray, vectors: ndarray, periodic: ndarray, reach: float
     from vesin import NeighborList
 
     engine = NeighborList(cutoff=reach, full_list=True, n_threads=1)
-    first, second, shifts, lengths = engine.compute(places, vectors, list(periodic), "ijSd")
-    return first.astype(np.int64), second.astype(np.int64), shifts.astype(np.int64), lengths
+    first, second, shifts, lengths = engine.compute(places, vectors, periodic, "ijSd", copy=False)  # views of the engine
+    return first.astype(np.int64), second.astype(np.int64), shifts.astype(np.int64), lengths.copy()
 
 
 def _by_tree(places: ndarray, vectors: ndarray, periodic: ndarray, reach: float) -> Pairs:

@@ -147,7 +147,7 @@ def main() -> None:
     measure(options.graphs, [32, 128, 512], options.rounds, Figures(columns, options.json))
     print("\nmicroseconds per graph")
     each = dict.fromkeys(("write", "read a block", "read a random batch", "load"), "8.2f")
-    measure_engines(options.graphs, 10, Figures({"engine": "6", **each, "MB on disk": ".1f"}))
+    measure_engines(options.graphs, 30, Figures({"engine": "6", **each, "MB on disk": ".1f"}))
 
 
 if __name__ == "__main__":
