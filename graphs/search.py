@@ -85,7 +85,9 @@ def _by_vesin(places: ndarray, vectors: ndarray, periodic: ndarray, reach: float
     from vesin import NeighborList
 
     engine = NeighborList(cutoff=reach, full_list=True, n_threads=1)
-    first, second, shifts, lengths = engine.compute(places, vectors, periodic, "ijSd", copy=False)  # views of the engine
+    first, second, shifts, lengths = engine.compute(
+        places, vectors, periodic, "ijSd", copy=False
+    )  # views of the engine
     return first.astype(np.int64), second.astype(np.int64), shifts.astype(np.int64), lengths.copy()
 
 

@@ -60,7 +60,7 @@ def _plain_frame(text: str) -> Atoms:
     cell = info.pop("Lattice").T if "Lattice" in info else None
     pbc = info.pop("pbc", None if cell is None else True)
     numbers = [atomic_numbers[symbol.capitalize()] for symbol in arrays.pop("symbols").tolist()]
-    atoms = Atoms(np.array(numbers), positions=arrays.pop("positions"), cell=cell, pbc=pbc, info=info)
+    atoms = Atoms(numbers=np.array(numbers), positions=arrays.pop("positions"), cell=cell, pbc=pbc, info=info)
     results = {name: arrays.pop(name) for name in [name for name in arrays if name in RESULTS]}
     for name, values in arrays.items():
         atoms.new_array(name, values)
