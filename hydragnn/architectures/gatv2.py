@@ -16,7 +16,7 @@ from hydragnn.architectures.base import (
     radial_basis,
 )
 from hydragnn.base.errors import InputError
-from hydragnn.kernels import SiLU, gather_add, gather_multiply_sum, segment_max, segment_mean, segment_sum
+from hydragnn.kernels import SiLU, gather_add, gather_multiply_sum, segment_max, segment_mean, segment_sum, spread
 from hydragnn.layers import MessageGraph, States
 
 
@@ -93,7 +93,7 @@ class GATv2Layer(nn.Module):
         )  # [edges, heads], [nodes, heads]
         # [nodes, heads]; taken off before exp, so that nothing overflows
         highest = torch.maximum(segment_max(scores.detach(), topology.receivers, topology.num_rows), own.detach())
-        shares = (scores - highest.index_select(0, topology.receivers)).exp()  # [edges, heads]
+        shares = (scores - spread(highest, topology.receivers)).exp()  # [edges, heads]
         shares = shares if envelope is None else shares * envelope
         own_share = (own - highest).exp()
         total = own_share + segment_sum(shares, topology.receivers, topology.num_rows)  # [nodes, heads]

@@ -2,7 +2,7 @@
 
 Each is made from its table in ``family.py``. Its kernel is the form of the device; its fake kernel derives shapes from the form for
 compilers; its derivatives are operators of the same family. A topology becomes flat arguments (``BY_ROW``), a pair of indices and a
-number two (``INDICES``). Eager calls do not use these operators, since torch's dispatcher costs more than small ops do.
+number two (``INDICES``), or five with their order (``SEGMENTS``). Eager calls do not use these operators, since torch's dispatcher costs more than small ops do.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +23,12 @@ from hydragnn.kernels.family import (
     Member,
     check_items,
     form_on,
+    is_accelerated,
     operators,
     plain_forms,
 )
 from hydragnn.kernels.nonlinear import Nonlinear
+from hydragnn.kernels.segment_order import SegmentOrder, remember_order, segment_order
 
 ROWS = ("row_offsets", "largest_ends")
 COLUMNS = ("sorted_senders", "by_sender", "column_offsets", "receivers_by_sender")
@@ -42,8 +44,13 @@ class Structure:
     rebuild: Callable[..., Any]
 
 
+def on_host(index: Tensor) -> bool:
+    """Return True if forms for CPUs, or none, read this index."""
+    return index.is_cpu and not is_accelerated(index.device.type)
+
+
 def _flatten_topology(topology: Topology, *, transposed: bool) -> tuple[Any, ...]:
-    arrays = _derive(topology, transposed or not topology.senders.is_cpu)
+    arrays = _derive(topology, transposed or not on_host(topology.senders))
     operands = [arrays.get(name) for name in (*ROWS, *COLUMNS)]
     sizes = topology.num_columns, topology.num_rows, topology.num_pairs
     return topology.senders, topology.receivers, *operands, topology.pair, *sizes
@@ -54,7 +61,7 @@ def _derive(topology: Topology, transposed: bool) -> Mapping[str, Tensor]:
     senders, receivers, arrays = topology.senders, topology.receivers, topology.index_arrays
     if "row_offsets" not in arrays:
         arrays["row_offsets"] = searched_offsets(receivers, topology.num_rows)
-    if senders.is_cpu and "largest_ends" not in arrays:
+    if on_host(senders) and "largest_ends" not in arrays:
         sizes = topology.num_columns, topology.num_rows
         arrays["largest_ends"] = torch.ops.hydragnn.largest_ends(senders, receivers, *sizes)
     if transposed and "column_offsets" not in arrays:
@@ -90,6 +97,29 @@ BY_ROW, BY_COLUMN = (
 INDICES = Structure(
     schema="Tensor index, SymInt count", flatten=lambda pair: pair, rebuild=lambda index, count: (index, count)
 )
+
+
+def _flatten_segments(segments: tuple[Tensor, int]) -> tuple[Any, ...]:
+    index, count = segments
+    if not is_accelerated(index.device.type):
+        return index, None, None, None, count
+    order, owners, offsets, _ = segment_order(index, count)
+    return index, order, None if order is None else owners, offsets, count
+
+
+def _segments(index: Tensor, order: Tensor | None, owners: Tensor | None, offsets: Tensor | None, count: int) -> Any:
+    if offsets is None:
+        return index, count
+    index = index.detach()  # compilers write other numbers into a tensor that they need no more
+    remember_order(index, count, SegmentOrder(order, index if owners is None else owners, offsets, None))
+    return index, count
+
+
+SEGMENTS = Structure(
+    schema="Tensor index, Tensor? order, Tensor? owners, Tensor? offsets, SymInt count",
+    flatten=_flatten_segments,
+    rebuild=_segments,
+)
 FAMILIES: Mapping[str, tuple[Family, Structure]] = {
     "plain": (trilinear.PLAIN, BY_COLUMN),
     "per_edge": (trilinear.PER_EDGE, BY_COLUMN),
@@ -98,7 +128,7 @@ FAMILIES: Mapping[str, tuple[Family, Structure]] = {
     "ends": (ends.ENDS, BY_ROW),
     "vectors": (outer.OUTER, BY_ROW),
     "gathered_outer": (gathered_outer.GATHERED_OUTER, BY_ROW),
-    "sums": (per_receiver.SUMS, INDICES),
+    "sums": (per_receiver.SUMS, SEGMENTS),
     "winners": (per_receiver.WINNERS, INDICES),
 }
 """All families by the name that their operators begin with."""
@@ -137,16 +167,49 @@ def _register(library: torch.library.Library, prefix: str, name: str, members: M
         return value if mine else value.clone()
 
     def fake(*inputs: Any) -> Tensor:
-        with plain_forms():
-            form = member.forms.get(FUSABLE, member.forms[ANYWHERE])
-            return torch.empty_like(
-                form(*inputs[:count], structure.rebuild(*inputs[count:])), memory_format=torch.contiguous_format
-            )
+        return torch.empty_like(_fusable(member, structure, *inputs), memory_format=torch.contiguous_format)
 
     library.impl(operator, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"hydragnn::{operator}", fake, lib=library)
     setup, backward = _derivatives(prefix, member, count)
     torch.library.register_autograd(f"hydragnn::{operator}", backward, setup_context=setup, lib=library)
+
+
+def _fusable(member: Member, structure: Structure, *inputs: Any) -> Tensor:
+    """Compute a member in operations that a compiler fuses."""
+    count = len(member.derivatives)
+    with plain_forms():
+        form = member.forms.get(FUSABLE, member.forms[ANYWHERE])
+        return form(*inputs[:count], structure.rebuild(*inputs[count:]))
+
+
+GATHERS = frozenset(
+    {
+        *("edge_product", "along_directions", "along_channels", "multiply_along", "contract_along"),
+        *("both ends and edges", "both ends", "senders and edges", "senders", "receivers", "items", "to items"),
+        *("spread", "from winner"),
+    }
+)
+"""Members that add nothing over edges: what they read stands at the ends of one edge."""
+
+
+def gathers() -> Mapping[torch._ops.OpOverload, Callable[..., Tensor]]:
+    """Return operators without sums over edges, as operations that a compiler fuses.
+
+    Where edges share weights some do sum, and give NotImplemented: they stay operators.
+    """
+
+    def fused(member: Member, structure: Structure, *inputs: Any) -> Any:
+        rebuilt = structure.rebuild(*inputs[len(member.derivatives) :])
+        shares = getattr(rebuilt, "pair", None) is not None
+        return NotImplemented if shares else _fusable(member, structure, *inputs)
+
+    return {
+        OPERATORS[operator_name(prefix, name)]: partial(fused, member, structure)
+        for prefix, (family, structure) in FAMILIES.items()
+        for name, member in family.members.items()
+        if name in GATHERS
+    }
 
 
 def _derivatives(prefix: str, member: Member, count: int) -> tuple[Callable[..., None], Callable[..., Any]]:
@@ -183,7 +246,7 @@ def _derivatives(prefix: str, member: Member, count: int) -> tuple[Callable[...,
 
 
 def _call_nonlinear(name: str, tensors: Sequence[Tensor | None], structure: Any) -> Any:
-    return OPERATORS[name](*tensors, *INDICES.flatten(structure))
+    return OPERATORS[name](*tensors, *SEGMENTS.flatten(structure))
 
 
 def _register_nonlinear(library: torch.library.Library, op: Nonlinear) -> None:
@@ -192,10 +255,10 @@ def _register_nonlinear(library: torch.library.Library, op: Nonlinear) -> None:
     tensors = ", ".join(f"Tensor{mark} tensor{place}" for place, mark in enumerate(optional))
     results = "Tensor" if op.results == 1 else f"({', '.join(['Tensor'] * op.results)})"
     tags = (torch.Tag.needs_fixed_stride_order,)
-    library.define(f"{op.name}({tensors}, {INDICES.schema}) -> {results}", tags=tags)
+    library.define(f"{op.name}({tensors}, {SEGMENTS.schema}) -> {results}", tags=tags)
 
     def results_of(arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        return op.value(arguments[: op.tensors], INDICES.rebuild(*arguments[op.tensors :]))
+        return op.value(arguments[: op.tensors], SEGMENTS.rebuild(*arguments[op.tensors :]))
 
     def kernel(*arguments: Any) -> Any:
         return _unpacked(results_of(arguments))
@@ -205,18 +268,19 @@ def _register_nonlinear(library: torch.library.Library, op: Nonlinear) -> None:
             return _unpacked(tuple(torch.empty_like(value).contiguous() for value in results_of(arguments)))
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        *tensors, index, count = inputs
+        *tensors, index, order, owners, offsets, count = inputs
         results = output if isinstance(output, tuple) else (output,)
-        ctx.save_for_backward(*(tensors if op.keeps_tensors else ()), *results, index)
+        ctx.save_for_backward(*(tensors if op.keeps_tensors else ()), *results, index, order, owners, offsets)
         ctx.count = count
         ctx.set_materialize_grads(False)
 
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         if all(one is None for one in incoming):
-            return (None,) * (op.tensors + 2)
-        *saved, index = ctx.saved_tensors
+            return (None,) * (op.tensors + 5)
+        *saved, index, order, owners, offsets = ctx.saved_tensors
+        segments = SEGMENTS.rebuild(index, order, owners, offsets, ctx.count)
         with operators():
-            return *op.gradients(op.record(tuple(saved), incoming), (index, ctx.count)), None, None
+            return *op.gradients(op.record(tuple(saved), incoming), segments), *[None] * 5
 
     library.impl(op.name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"hydragnn::{op.name}", fake, lib=library)

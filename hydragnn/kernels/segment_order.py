@@ -26,13 +26,24 @@ _orders: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def segment_order(receivers: Tensor, num_nodes: int) -> SegmentOrder:
     """Return the stable order of edges by receiver, computed once."""
+    if torch.compiler.is_dynamo_compiling():  # which cannot look tensors up
+        return _sorted(receivers, num_nodes)
     noted = ascending(receivers, num_nodes)
     if noted is not None:
         return SegmentOrder(None, receivers, noted.offsets, noted.longest)
     cached: tuple[int, int, SegmentOrder] | None = _orders.get(receivers)
     if cached is not None and cached[:2] == (num_nodes, receivers._version):
         return cached[2]
+    order = _sorted(receivers, num_nodes)
+    remember_order(receivers, num_nodes, order)
+    return order
+
+
+def _sorted(receivers: Tensor, num_nodes: int) -> SegmentOrder:
     owners, order = torch.sort(receivers, stable=True)
-    offsets = searched_offsets(owners, num_nodes)
-    _orders[receivers] = (num_nodes, receivers._version, SegmentOrder(order, owners, offsets, None))
-    return _orders[receivers][2]
+    return SegmentOrder(order, owners, searched_offsets(owners, num_nodes), None)
+
+
+def remember_order(receivers: Tensor, num_nodes: int, order: SegmentOrder) -> None:
+    """Keep a known order for as long as the array of receivers lives."""
+    _orders[receivers] = (num_nodes, receivers._version, order)

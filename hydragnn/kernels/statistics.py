@@ -81,7 +81,7 @@ STATISTICS: Mapping[str, Any] = {ANYWHERE: composed, "cpu": in_one_pass, **on_ac
 
 def counts_of(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     """Incoming edges per node, at least 1, shaped to divide ``like``."""
-    if is_accelerated(receivers.device.type) and not as_operators():
+    if is_accelerated(receivers.device.type):
         return counts_in_order(receivers, num_nodes, like)
     # counted in integers: float32 stops counting at 2^24
     if receivers.is_cpu and not is_traced():

@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import LOCATIONS, Field, Location
-from hydragnn.kernels.family import plain_forms
+from hydragnn.kernels import operators
 from hydragnn.models.compiler import mended_compiler
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution
@@ -31,11 +31,6 @@ SIZES: Mapping[Location, int] = {"node": 331, "edge": 4999, "graph": 17}
 LEAST = 2
 """Items of every kind that a batch needs to be computed as compiled: compilers take sizes of 0 and 1 for constants."""
 
-OPTIONS: Mapping[str, Any] = {
-    "cpp_wrapper": True,  # a few large files where there would be one per kernel, each with seconds of headers
-    "cpp.threads": 1,  # sums over edges would be added in any order by several threads, and the last bits with them
-    "fallback_random": True,  # dropout draws what it draws in a step that is not compiled
-}
 
 Function = Callable[..., tuple[Tensor, ...]]
 Autocast = Callable[[], AbstractContextManager[object]]
@@ -186,7 +181,7 @@ def traced_model(
     for tensor in (entry.read(batch) for entry in flat.values()):
         sizes = [DimDynamic.DUCK, *[DimDynamic.STATIC] * (tensor.dim() - 1)]
         arguments.append(mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)))
-    with mode, enable_python_dispatcher(), plain_forms(), torch.set_grad_enabled(recording):
+    with mode, enable_python_dispatcher(), operators(), torch.set_grad_enabled(recording):
         module = make_fx(function)(*arguments)
     if shapes.guards:
         raise NotCompiled(f"it computes batches of other sizes in another way ({shapes.guards[0].expr})")
@@ -227,9 +222,21 @@ def _written(node: Node) -> Iterator[object]:
             yield argument
 
 
+def options_on(device: str) -> dict[str, Any]:
+    """Return the compiler's options for a kind of device."""
+    return {
+        # a few large files where there would be one per loop, each with seconds of headers; kernels in Triton have none
+        "cpp_wrapper": device == "cpu",
+        "cpp.threads": 1,  # several threads would add in any order, and the last bits with them
+        "fallback_random": True,  # dropout draws what it draws in a step that is not compiled
+    }
+
+
 def compiled_function(module: GraphModule) -> Function:
     """Return the module, to be compiled at its first call."""
-    function: Function = torch.compile(module, dynamic=True, fullgraph=True, options=dict(OPTIONS))
+    first, *_ = module.graph.find_nodes(op="placeholder")
+    options = options_on(first.meta["val"].device.type)
+    function: Function = torch.compile(module, dynamic=True, fullgraph=True, options=options)
     return function
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import LOCATIONS, Field, Location
 from hydragnn.graphs.topology import Topology
+from hydragnn.kernels.segment_order import SegmentOrder, remember_order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,6 +85,13 @@ def batch_from_flat(tensors: Mapping[str, Tensor], fields: Sequence[Field]) -> G
             ("reverse", "edge"): tensors["reverse_edges"],
         }
     )
+    ascending = (
+        (topology.receivers, topology.row_offsets),
+        (tensors["graph_of_node"], batch.node_offsets),
+        (tensors["graph_of_edge"], batch.edge_offsets),
+    )
+    for owners, offsets in ascending:  # which nobody has to sort
+        remember_order(owners, offsets.shape[0] - 1, SegmentOrder(None, owners, offsets, None))
     return batch
 
 

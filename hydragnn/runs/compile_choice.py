@@ -43,7 +43,9 @@ def choose_compiling(plan: RunPlan, device: torch.device, ranks: int) -> tuple[b
     if plan.training.compile != "auto":
         return plan.training.compile == "on", []
     if device.type != "cpu":
-        return False, [f"steps are not compiled: what that brings on {device.type} was not measured"]
+        return False, [
+            f"steps are not compiled: what that brings beside recorded ones was not measured on {device.type}"
+        ]
     encoder = plan.branches[0].model.model
     gains = [gain_of(branch) for branch in plan.branches]
     if not all(gains):

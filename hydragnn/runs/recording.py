@@ -85,8 +85,6 @@ def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
 
     Each is compared with a step on a small batch.
     """
-    if run.context.compiled:
-        raise NotRecordable("they are compiled")
     count = len(run.data.branches)
     models = [run.state.of_branch(number) for number in range(count)]
     replays = tuple(

@@ -1,7 +1,7 @@
 """A process that traces and compiles models; started by the tests, since shapes are not checked in it: sizes are symbols there.
 
 ``python compiling.py traced|compiled KIND ...`` prints, for every architecture, how far values and gradients are from those of
-the model itself, as JSON; ``trap`` what is wrong where detach nodes stay. ``runs FOLDER TABLE.json [--traced] [--broken] [--resume] [--until N]`` trains.
+the model itself, as JSON; ``sums`` which operations add atomically in a step that is traced as on a GPU; ``trap`` what is wrong where detach nodes stay. ``runs FOLDER TABLE.json [--traced] [--broken] [--resume] [--until N]`` trains.
 
 The long rows, of all architectures as traced (two minutes), and as compiled and in single precision too (about a quarter of an hour):
 ``python tests/hydragnn/training/compiling.py traced`` and ``python tests/hydragnn/training/compiling.py compiled``
@@ -17,12 +17,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._inductor.decomposition import select_decomp_table
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from hydragnn.architectures import architecture_of, architectures
+from hydragnn.conformance.atomics import unordered
 from hydragnn.conformance.cases import CORNERS, FORCES, INPUTS, SCALARS, STRESS, make_graph, make_model, small_settings
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
+from hydragnn.kernels.family import taken_for
 from hydragnn.models import (
     CompiledModel,
     GraphModel,
@@ -32,6 +39,7 @@ from hydragnn.models import (
     degree_statistics,
     parse_head,
 )
+from hydragnn.models.compiler import mended_compiler
 
 HEADS: dict[str, dict[str, Any]] = {
     "energy": {"kind": "energy", "field": "energy"},
@@ -53,7 +61,8 @@ def small_model(kind: str, dtype: torch.dtype, num_layers: int = 1) -> GraphMode
     derivatives = {"forces": "forces", "stress": "stress"} if sees else {}
     heads = [parse_head({**HEADS["energy"], **derivatives}), parse_head(HEADS["charge"])]
     fields = [*INPUTS, *SCALARS, *((FORCES, STRESS) if sees else ())]
-    settings = small_settings(kind, num_layers=num_layers, hidden_dim=4)
+    width = 8 if kind == "equivariant_transformer" else 4  # which has eight heads
+    settings = small_settings(kind, num_layers=num_layers, hidden_dim=width)
     inputs = ["species", "relation"] if kind == "relational" else ["species"]
     statistics = degree_statistics([make_graph(1, 5)])
     return build_model(settings, heads, fields, inputs=inputs, dim=3, seed=0, statistics=statistics).to(dtype)
@@ -78,6 +87,53 @@ def difference(one: CompiledModel, dtype: torch.dtype) -> dict[str, list[float]]
         pairs = zip(numbers(one, one.model, batch), numbers(one.model, one.model, batch))
         result[name] = [float((a - b).norm() / b.norm().clamp_min(1e-300)) for a, b in pairs]
     return result
+
+
+def step_on_a_gpu(kind: str, autocast: Any, dtype: torch.dtype) -> GraphModule:
+    """Return predictions and gradient as one graph, traced as on a GPU and taken apart as a compiler does."""
+    model = small_model(kind, dtype).train()
+    fields, count = model.description.input_fields, len(list(model.parameters()))
+    batch = compiled.random_batch(fields, 3, 9.0, compiled.SIZES, dtype)
+    with taken_for("cpu", "cuda"), mended_compiler():
+        traced = compiled.traced_model(model, fields, batch, autocast).module
+
+        def step(*arguments: Tensor) -> list[Tensor]:
+            weights = [weight.detach().requires_grad_() for weight in arguments[:count]]
+            values = [value for value in traced(*weights, *arguments[count:]) if value.requires_grad]
+            ones = [torch.ones_like(value) for value in values]
+            gradients = torch.autograd.grad(values, weights, ones, allow_unused=True)
+            return [*(value.detach() for value in values), *(one for one in gradients if one is not None)]
+
+        given = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
+        with given[0].fake_mode, enable_python_dispatcher(), torch.enable_grad():
+            module = make_fx(step, decomposition_table=select_decomp_table())(*given)
+    compiled.remove_detach(module.graph)
+    module.graph.eliminate_dead_code()
+    return module
+
+
+def sums(kinds: list[str]) -> dict[str, Any]:
+    """Atomic operations and our own operators in a step as on a GPU, by architecture and arithmetic."""
+    result = {}
+    for kind in kinds or list(architectures()):
+        ways = {"fp64": (nullcontext, torch.float64), "bf16": (in_half_precision, torch.float32)}
+        for name, (autocast, dtype) in ways.items():
+            atomic, ours = [], set()
+            for node in step_on_a_gpu(kind, autocast, dtype).graph.nodes:
+                if not isinstance(node.target, OpOverload):
+                    continue
+                inputs = [one.meta.get("val") if isinstance(one, Node) else one for one in node.args]
+                atomic += [str(node)] if unordered(node.target._opname, inputs, node.kwargs) else []
+                if node.target.namespace == "hydragnn":
+                    tensors = [one.dtype for one in inputs if isinstance(one, Tensor) and one.is_floating_point()]
+                    ours |= {f"{node.target._opname} {one}" for one in tensors}
+            result[f"{kind} {name}"] = {"atomic": atomic, "ours": sorted(ours)}
+    return result
+
+
+def in_half_precision() -> torch.autocast:
+    """The arithmetic of ``precision = "bf16"``."""
+    return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
 def trap() -> dict[str, float]:
@@ -162,7 +218,7 @@ def runs(folder: Path, table: Path, options: argparse.Namespace) -> dict[str, An
 def main() -> None:
     """Print one JSON value."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("traced", "compiled", "trap", "runs"))
+    parser.add_argument("what", choices=("traced", "compiled", "sums", "trap", "runs"))
     parser.add_argument("words", nargs="*")
     parser.add_argument("--single", action="store_true", help="compile for single precision alone")
     parser.add_argument("--layers", type=int, default=1, help="of the models that are compiled")
@@ -175,6 +231,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.what == "runs":
         result: Any = runs(Path(options.words[0]), Path(options.words[1]), options)
+    elif options.what == "sums":
+        result = sums(options.words)
     else:
         result = (
             trap() if options.what == "trap" else parity(options.what, options.words, options.single, options.layers)

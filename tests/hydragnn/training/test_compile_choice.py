@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def plan(make_config: Callable[..., RunConfig], store: MemoryStore) -> Callable[..., RunPlan]:
     """The plan of a run that asks for ``auto``."""
 
-    def make(kind: str = "painn", **changes: object) -> RunPlan:
+    def make(kind: str = "pnaeq", **changes: object) -> RunPlan:
         return plan_run(make_config(kind, **{"train__compile": "auto", **changes}), store)
 
     return make
@@ -28,7 +28,7 @@ def plan(make_config: Callable[..., RunConfig], store: MemoryStore) -> Callable[
 def test_long_runs_are_compiled_and_short_ones_are_not(plan: Callable[..., RunPlan]) -> None:
     """The least number of epochs that gains is the first one that is compiled; the sentence says what was compared."""
     [branch] = plan().branches
-    gain = compile_gains()["painn", True]
+    gain = compile_gains()["pnaeq", True]
     least = 1 + int(MARGIN * gain.compiling / seconds_saved(branch, gain))
     assert least > 10
     for epochs, expected in ((least, True), (least - 1, False)):
@@ -45,8 +45,8 @@ def test_long_runs_are_compiled_and_short_ones_are_not(plan: Callable[..., RunPl
     ("kind", "changes", "device"),
     [
         ("schnet", {}, "cpu"),
-        ("painn", {"model__checkpoint_activations": True}, "cpu"),
-        ("painn", {}, "cuda"),
+        ("pnaeq", {"model__checkpoint_activations": True}, "cpu"),
+        ("pnaeq", {}, "cuda"),
     ],
 )
 def test_steps_stay_as_they_are_where_nothing_is_known_to_be_gained(
@@ -68,7 +68,7 @@ def test_the_record_tells_the_choice_and_runs_trained_together_stay_together(
     make_config: Callable[..., RunConfig], store: MemoryStore, tmp_path: Path, plan: Callable[..., RunPlan]
 ) -> None:
     """A short run of ``auto`` is, bit for bit, the run of ``off``."""
-    off, auto = (make_config("painn", train__compile=word, train__epochs=2) for word in ("off", "auto"))
+    off, auto = (make_config("pnaeq", train__compile=word, train__epochs=2) for word in ("off", "auto"))
     records = [train(config, tmp_path / f"{number}", store=store) for number, config in enumerate((off, auto))]
     assert [record.compiled for record in records] == [False, False]
     assert records[0].curves["train/loss"] == records[1].curves["train/loss"]

@@ -1,7 +1,9 @@
 """A compiled step is the step: the same values and gradients for batches of all sizes, and what cannot be compiled runs as it is."""
 
+import importlib.util
 import itertools
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -62,6 +64,26 @@ def test_a_traced_architecture_gives_what_it_gives_untraced(call: Call) -> None:
     for kind, errors in found.items():
         for batch, (values, gradient) in errors.items():
             assert max(values, gradient) < 1e-12, (kind, batch)
+
+
+def test_a_step_traced_as_on_a_gpu_adds_over_edges_by_our_operators_alone(call: Call) -> None:
+    for step, found in call("sums", *KINDS).items():
+        assert not found["atomic"], step
+        assert any("bfloat16" in name for name in found["ours"]) or "bf16" not in step, step
+        assert found["ours"], step
+
+
+@pytest.mark.skipif(
+    not (shutil.which("g++") and importlib.util.find_spec("triton")), reason="needs a C++ compiler and Triton"
+)
+def test_without_a_gpu_the_compiler_writes_kernels_for_one_that_add_nothing_atomically(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = SCRIPT.with_name("compiling_offline.py")
+    found = printed(Forked([str(script), "schnet", str(tmp_path)], environment))
+    assert found["kernels"] > 20
+    assert not found["atomic"]
+    assert found["ours"] == ["per_channel_column_sum", "per_channel_row_sum", "sums_sum"]
 
 
 def test_one_function_serves_batches_of_all_sizes_and_loops_stay_behind_those_that_they_read(call: Call) -> None:
