@@ -301,7 +301,7 @@ class MACELayer(nn.Module):
 
 def rows_of_kinds(kinds: Int[Tensor, " nodes"], count: int, axes: int) -> Int[Tensor, " items"]:
     """Return the row of every node, of its kind."""
-    first = torch.arange(0, len(kinds) * axes * count, count, device=kinds.device)
+    first = torch.arange(0, kinds.shape[0] * axes * count, count, device=kinds.device)
     return (first.view(-1, axes) + kinds.unsqueeze(1)).flatten()
 
 
