@@ -13,6 +13,7 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed, write_sealed
+from hydragnn.base.places import MANIFEST, check_store
 from hydragnn.datasets.arrays import array_specs
 from hydragnn.datasets.part_texts import TextsInfo
 from hydragnn.graphs.defects import Defect
@@ -20,7 +21,6 @@ from hydragnn.graphs.field import Field, field_from_json
 
 FORMAT = "hydragnn-store"
 VERSION = 1
-MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,15 +117,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def read_manifest(folder: Path) -> Manifest:
     """Return a store's manifest; InputError where missing, damaged, foreign or newer."""
-    if not folder.exists():
-        raise InputError(f"{folder} does not exist; check the path")
-    if not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a store; make one with: hydragnn data build")
+    check_store(folder)
     path = folder / MANIFEST
-    if not path.exists():
-        if any(folder.glob("*part-*")):
-            raise InputError(f"{folder} has no {MANIFEST}: the writer did not finish; run it again")
-        raise InputError(f"{folder} has no {MANIFEST}, so it is not a store; make one with: hydragnn data build")
     table = read_sealed(path)
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise InputError(f"{path} does not describe a store of this program; check the path")

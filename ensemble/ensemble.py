@@ -16,12 +16,13 @@ from jaxtyping import Int
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
+from hydragnn.base.places import check_model
 from hydragnn.datasets import GraphStore, MemoryStore
 from hydragnn.ensemble.committee import Committee, in_company
 from hydragnn.ensemble.domain import GraphView, graph_doubts, state_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
+from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, read_manifest
 from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import (
     Member,
@@ -77,7 +78,7 @@ class Ensemble:
         """
         _allow_code(allow_code)
         folder = Path(folder)
-        if (folder / NAME).is_file():
+        if check_model(folder) == "ensemble":
             manifest = read_manifest(folder)
             own = manifest.targets[0].branch
             if branch not in ("", own):
@@ -93,15 +94,9 @@ class Ensemble:
             ]
             members = MemberCache(loaders, held) if held else [load() for load in loaders]
             return cls(members, manifest, manifest.digest)
-        if (folder / "record.json").is_file():
-            alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
-            weights = checksum(folder / "model" / "weights.safetensors")
-            return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
-        if (folder / "campaign.json").is_file():
-            raise InputError(
-                f"{folder} is a campaign; make an ensemble first: hydragnn ensemble {folder} --out ENSEMBLE"
-            )
-        raise InputError(f"{folder} is neither an ensemble nor a run; give a folder made by hydragnn ensemble or train")
+        alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
+        weights = checksum(folder / "model" / "weights.safetensors")
+        return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
 
     def compiled(self) -> "Ensemble":
         """Return the ensemble with compiled members (``torch.compile``).

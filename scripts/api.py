@@ -16,7 +16,18 @@ from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.base.files import read_json
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.machine import Workers, this_machine, workers_here
+from hydragnn.base.places import (
+    check_exists,
+    check_model,
+    check_source,
+    check_store,
+    check_stores,
+    check_suffix,
+    reported_kind,
+    source_kind,
+)
 from hydragnn.base.settings import read_toml, store_override, with_overrides
+from hydragnn.distributed.launch import this_launch
 from hydragnn.record import RunRecord
 from hydragnn.scripts.run_sources import CONFIG, run_folder, run_of
 
@@ -46,12 +57,13 @@ def build_store(
     Here as in all functions ``"auto"`` are as many as this machine has room for (here cores, without its GPUs).
     Under mpirun, srun or torchrun all ranks make the store together, and each gives what it holds.
     """
+    if isinstance(source, str | Path) and this_launch().size == 1:
+        check_exists(Path(source))
     from hydragnn.datasets.build import build_store as build
     from hydragnn.datasets.disk import open_store
     from hydragnn.datasets.fit import precision_notes
     from hydragnn.datasets.parallel_build import build_with_workers
     from hydragnn.datasets.sources.registry import read_build_settings
-    from hydragnn.distributed import this_launch
     from hydragnn.scripts.showing import graphs_made
 
     if (launch := this_launch()).size > 1:
@@ -73,6 +85,7 @@ def build_store(
 
 def store_info(store: Path | str) -> "StoreInfo":
     """Return a store's fields, sizes, attributes and backend; InputError without a store."""
+    check_store(Path(store))
     from hydragnn.datasets import store_info as info
 
     return info(Path(store))
@@ -95,6 +108,10 @@ def train(
     ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration.
     """
     _allow_code(allow_code)
+    if isinstance(config, str | Path | dict) and this_launch().size == 1:
+        own = run_of(config)
+        table, path = _table(config if own is None else own / CONFIG, overrides)
+        check_stores(table, path)
     from hydragnn.config import AnyConfig, config_from_table
     from hydragnn.runs import console_progress
     from hydragnn.runs import train as run
@@ -126,9 +143,11 @@ def search(
     Interrupted by a signal, OutOfWalltime at the end of the allocation; InputError where no trial has a result at the end.
     """
     _allow_code(allow_code)
+    table, origin = _table(campaign, [*overrides, *store_override(store)])
+    if not resume:
+        check_stores(table, origin)
     from hydragnn.hpo import run_campaign
 
-    table, origin = _table(campaign, [*overrides, *store_override(store)])
     result = run_campaign(table, origin, Path(out), resume=resume, workers=workers, quiet=quiet)
     outcome = f"{result.finished} of {result.trials} trials are done"
     if result.ending == "walltime":
@@ -231,6 +250,9 @@ def build_ensemble(
     ``store`` says where the store of the runs lies now, if it or they were moved; their configurations then name this place.
     """
     _allow_code(allow_code)
+    sources = [Path(source)] if isinstance(source, Path | str) else [Path(one) for one in source]
+    for one in sources:
+        source_kind(one)
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
     from hydragnn.ensemble import ensemble_from_runs
     from hydragnn.ensemble.building.build import check_out
@@ -238,7 +260,7 @@ def build_ensemble(
     from hydragnn.runs.moved import name_store
     from hydragnn.scripts.ensembles import campaign_or_runs, check_no_options, trained_ensemble
 
-    campaign = campaign_or_runs([Path(source)] if isinstance(source, Path | str) else [Path(one) for one in source])
+    campaign = campaign_or_runs(sources)
     check_out(Path(out))
     if store is not None:
         runs = campaign if isinstance(campaign, list) else [folder for _, _, folder in campaign_records(campaign)]
@@ -297,6 +319,10 @@ def predict(
     Under mpirun, srun or torchrun all ranks predict; the one that writes the file gives the result, the others None.
     """
     _allow_code(allow_code)
+    if this_launch().size == 1:
+        check_model(Path(model))
+        check_suffix(Path(out))
+        check_source(Path(source))
     from hydragnn.ensemble import predict_to_file
 
     processes = workers_here(workers)
@@ -324,6 +350,7 @@ def report(
     ``store`` is where the data lie now, if they were moved; InputError where other graphs are there.
     """
     _allow_code(allow_code)
+    reported_kind(Path(source))
     from hydragnn.scripts.report import write_report
 
     return write_report(Path(source), Path(out) if out else None, store=Path(store) if store else None)
@@ -332,6 +359,7 @@ def report(
 def load(folder: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) -> "Ensemble":
     """Load the ensemble in a folder; a run counts as one."""
     _allow_code(allow_code)
+    check_model(Path(folder))
     from hydragnn.ensemble import Ensemble
 
     return Ensemble.load(Path(folder), branch=branch)

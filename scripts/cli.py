@@ -13,8 +13,10 @@ import typer
 from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import NO_MEMORY, InputError, Interrupted, SaidByFirst, wants_memory
 from hydragnn.base.machine import Workers
+from hydragnn.base.places import check_store
 from hydragnn.base.settings import store_override
 from hydragnn.base.terminal import PlainConsole, printing, visible
+from hydragnn.hpo.folder import campaign_table
 from hydragnn.scripts import api, step_command
 from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.kernel_commands import kernels
@@ -153,6 +155,7 @@ def data_check(store: Path, as_json: AsJson = False) -> None:
 
     Checksums, indices, NaN, shifts, lengths, odd graphs. Exits with 2 where there is a problem.
     """
+    check_store(store)
     from hydragnn.datasets import examine_store
 
     check = examine_store(store)
@@ -168,6 +171,7 @@ def data_convert(
     as_json: AsJson = False,
 ) -> None:
     """Copy a store to the other backend, bit for bit."""
+    check_store(source)
     from hydragnn.datasets import convert_store
 
     convert_store(source, target)
@@ -321,6 +325,7 @@ def status(
     Reads the journal only: safe while the search runs, and from any machine that sees the folder. *Goodput* is the share of
     all node-hours that went into training that counts. With `--json --watch` every line is one JSON value.
     """
+    campaign_table(campaign)  # says what is wrong with the folder
     from hydragnn.hpo.status.view import show_status
 
     show_status(campaign, watch=watch, as_json=as_json)

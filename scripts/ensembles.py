@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
-from hydragnn.base.files import kind_of_folder
 from hydragnn.base.machine import Workers
+from hydragnn.base.places import source_kind
 from hydragnn.ensemble import Choice, Evaluation, build_ensemble, select_runs
 from hydragnn.ensemble.building.build import check_finished, check_out
 from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final
@@ -18,7 +18,7 @@ def campaign_or_runs(sources: Sequence[Path]) -> Path | list[Path]:
     """Return the campaign or the finished runs; InputError for anything else."""
     if not sources:
         raise InputError("an ensemble needs a campaign or finished runs; give their folders")
-    kinds = [_kind(source) for source in sources]
+    kinds = [source_kind(source) for source in sources]
     campaigns = [source for source, kind in zip(sources, kinds) if kind == "a campaign"]
     if not campaigns:
         places = [run.resolve() for run in sources]
@@ -44,22 +44,6 @@ def check_no_options(options: Mapping[str, Any]) -> None:
             f"{names[0]} has no meaning for given runs, which all become members as they are; leave it out, or give the campaign "
             "instead of its runs"
         )
-
-
-def _kind(source: Path) -> str:
-    """Return "a campaign" or "a run"; InputError for whatever else is there."""
-    if not source.is_dir():
-        problem = "is a file" if source.exists() else "does not exist"
-        raise InputError(
-            f"{source} {problem}; give a folder made by hydragnn search, or folders made by hydragnn train"
-        )
-    kind = "a campaign" if (source / "campaign.json").is_file() else kind_of_folder(source)
-    if kind not in ("a campaign", "a run"):
-        raise InputError(
-            f"{source} is {kind or 'neither a campaign nor a run'}; give a folder made by hydragnn search, or folders made by "
-            "hydragnn train"
-        )
-    return kind
 
 
 def trained_ensemble(

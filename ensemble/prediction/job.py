@@ -11,6 +11,7 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.base.machine import cores, visible_gpus
+from hydragnn.base.places import is_store
 from hydragnn.datasets import BatchSettings, open_store
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import MemberEntry
@@ -19,7 +20,7 @@ from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
-from hydragnn.ensemble.prediction.sources import Building, Source, is_store
+from hydragnn.ensemble.prediction.sources import Building, Source
 from hydragnn.record import read_record
 
 SECONDS_PER_BLOCK = 10.0

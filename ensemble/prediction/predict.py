@@ -17,6 +17,7 @@ from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.base.files import write_json
 from hydragnn.base.imports import allow_code, allowed_code
+from hydragnn.base.places import is_store
 from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
 from hydragnn.distributed import threads_are_chosen
@@ -35,7 +36,6 @@ from hydragnn.ensemble.prediction.reporting import (
 )
 from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.ensemble.prediction.schedule import Late, Marks, Schedule, Task, finish_together, make_schedule, once
-from hydragnn.ensemble.prediction.sources import is_store
 from hydragnn.ensemble.prediction.work import Joiner, Worker
 from hydragnn.runs.signals import raise_signals
 

@@ -11,6 +11,7 @@ from ase import Atoms
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
+from hydragnn.base.places import check_file
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
@@ -143,10 +144,10 @@ def rule_for(source: Path, ensemble: Ensemble, *, keep: bool = False) -> Rule:
     ``hydragnn data build`` or a recipe made it; of atoms, any other file is one of structures. InputError where nobody knows.
     """
     inputs = frozenset({*(field.name for field in ensemble.inputs), ATOMIC_NUMBERS})
+    if source.suffix != ".toml":
+        check_file(source)
     if source.suffix == ".toml":
         settings = read_build_settings(read_toml(source), source)
-    elif not source.is_file():
-        raise InputError(f"{source} is neither a store, a BUILD.toml nor another file; give one of them")
     elif _is_like_training(source, ensemble):
         settings = settings_of_rule(ensemble.training_attributes["build"], source, "the training store")
     else:

@@ -34,13 +34,6 @@ class Source:
     failures: dict[int, Unbuilt]
 
 
-def is_store(path: Path) -> bool:
-    """Return True where the path is a store; InputError if it is missing."""
-    if not path.exists():
-        raise InputError(f"{path} does not exist; check the path")
-    return path.suffix in (".h5", ".bp") or (path / "manifest.json").is_file()
-
-
 class Building:
     """Graphs made from files, block by block, by any number of ranks."""
 

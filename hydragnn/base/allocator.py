@@ -16,6 +16,9 @@ OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1), "M_TOP_PAD": (-2
 LARGE_PAGE = 2 * 2**20
 MADV_HUGEPAGE = 14
 """The advice of madvise(2) that Linux may back memory by large pages ("transparent huge pages", as it does on request by default)."""
+ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+"""Files of the drivers of GPUs: NVIDIA's, AMD's, and Windows' below Linux."""
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 STRICT = "2"
 """Value of that file where unused address space counts as used."""
@@ -28,9 +31,7 @@ def keep_memory() -> bool:
     as long. The heap asks for pages of 2 MiB, with which a step takes a tenth less time on a CPU. Nothing changes where ``GLIBC_TUNABLES``
     is set, where there is a GPU, or with another C library. For lower peaks of memory preload another allocator (docs/launchers.md).
     """
-    import torch  # here, so that commands that compute nothing can start without it
-
-    if sys.platform != "linux" or "GLIBC_TUNABLES" in environment() or torch.cuda.is_available():
+    if sys.platform != "linux" or "GLIBC_TUNABLES" in environment() or has_gpu():
         return False
     libc = ctypes.CDLL(None)
     mallopt = getattr(libc, "mallopt", None)
@@ -40,6 +41,12 @@ def keep_memory() -> bool:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         _ask_for_large_pages(libc, memory // 2)
     return True
+
+
+def has_gpu() -> bool:
+    """Return True where a driver of GPUs is loaded and none was hidden from this process: torch, which takes seconds, is not asked."""
+    hidden = any(environment().get(name) in ("", "-1") for name in HIDING)
+    return not hidden and any(path.exists() for path in ACCELERATORS)
 
 
 def address_space_is_limited() -> bool:

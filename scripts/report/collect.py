@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import DAMAGED_ARRAYS, read_sealed
+from hydragnn.base.places import reported_kind
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.ensemble.domain import joint_score
 from hydragnn.ensemble.manifest import calibration_from_json
@@ -34,8 +35,6 @@ from hydragnn.scripts.report.facts import (
 )
 from hydragnn.scripts.report.words import join
 
-Kind = Literal["ensemble", "campaign", "run"]
-MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaign", "record.json": "run"}
 ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set", "scores")
 UNCERTAINTY = (
     *("crps", "nll", "coverage", "interval_width", "miscalibration_area", "spearman"),
@@ -48,21 +47,6 @@ METRICS = (
 """Metrics of predictors: of numbers, and of classes."""
 
 
-def folder_kind(folder: Path) -> Kind:
-    """Return the kind of a folder; InputError for any other folder.
-
-    The order matters: an ensemble's member holds a record, an ensemble may lie inside a campaign.
-    """
-    if not folder.is_dir():
-        raise InputError(f"{folder} does not exist or is no folder; give the --out of an earlier command")
-    for mark, kind in MARKS.items():
-        if (folder / mark).is_file():
-            return kind
-    raise InputError(
-        f"{folder} is neither a campaign, an ensemble nor a run (no {', '.join(MARKS)}); give the --out of an earlier command"
-    )
-
-
 def collect(
     source: Path, *, campaign: Path | None = None, ensemble: Path | None = None, store: Path | None = None
 ) -> Facts:
@@ -70,7 +54,7 @@ def collect(
 
     ``store`` is where the data lie now, if they were moved; InputError where it holds other graphs.
     """
-    kind = folder_kind(source)
+    kind = reported_kind(source)
     ensemble = source if kind == "ensemble" else ensemble
     built = ensemble_facts(ensemble) if ensemble else None
     campaign = source if kind == "campaign" else campaign or (_campaign_of(built) if built else None)

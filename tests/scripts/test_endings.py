@@ -129,10 +129,18 @@ def test_ctrl_c_while_modules_are_imported_and_a_package_that_is_missing_end_in_
     package: str, words: list[str], meanwhile: str, code: int, said: str, tmp_path: Path
 ) -> None:
     (tmp_path / f"{package}.py").write_text(f"{meanwhile.format(package)}\n")
+    for mark in ("ensemble/record.json", "store/manifest.json"):  # enough to look like what they are called
+        (tmp_path / mark).parent.mkdir()
+        (tmp_path / mark).touch()
     said = said.format(package)
     command = [sys.executable, "-c", "from hydragnn.scripts.__main__ import main; main()", *words]
     ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == code
     assert ended.stderr.startswith(said) and ended.stderr.count("\n") == bool(said)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.places import check_suffix
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction.formats.arrays import BpSink, NpzSink
 from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink, VirtualSink
@@ -29,8 +30,7 @@ def sink_for(path: Path, ensemble: Ensemble, folder: Path, *, keep_parts: bool =
     With ``keep_parts`` an HDF5 file is a view of the part files. InputError for a foreign suffix, or structures of an
     ensemble that does not read atoms.
     """
-    if path.suffix not in FORMATS:
-        raise InputError(f"--out {path}: the suffix chooses the format; use one of {', '.join(FORMATS)}")
+    check_suffix(path)
     if path.suffix == ".xyz" and (
         ensemble.manifest.dim != 3 or ATOMIC_NUMBERS not in {f.name for f in ensemble.inputs}
     ):
