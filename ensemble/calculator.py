@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
@@ -14,10 +15,15 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from hydragnn.base.errors import InputError
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.predictions import Predictions
 from hydragnn.ensemble.structures import training_attributes
 from hydragnn.graphs.atomic import value_on
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.skin import SkinList
 from hydragnn.graphs.units import in_ase_units, length_in_angstrom
+
+Values = dict[str, tuple[str, Any]]
+"""Keys and values of fields by name."""
 
 
 class Results(dict[str, Any]):
@@ -51,19 +57,43 @@ class EnsembleCalculator(Calculator):
         self.names = _names(ensemble)
         self.factors = _factors(ensemble, self.names)
         self.structures = ensemble.structures
-        self.neighbours = SkinList()
-        self.values: dict[str, Any] = {}
+        self.neighbours = SkinList(device=_device(ensemble))
+        self._last: tuple[GraphBatch, Atoms, Values] | None = None
+        """Graph of the last structure, that structure, and the fields that members read."""
+        self.values: Values = {}
         self.implemented_properties: list[str] = ["free_energy", *self.names]
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """Return the properties and fields that changed since the last calculation."""
         changes: list[str] = super().check_state(atoms, tol)
-        values = self._read(atoms)
-        return changes + [name for name, old in self.values.items() if not np.array_equal(old, values[name])]
+        return changes + _changed(self.values, self._read(atoms))
 
-    def _read(self, atoms: Atoms) -> dict[str, Any]:
-        """Return the fields that members read beside atomic numbers."""
-        return {one.name: value_on(atoms, one, self.structures.key(atoms, one)) for one in self.structures.fields}
+    def _read(self, atoms: Atoms) -> Values:
+        """Return the fields that members read beside atomic numbers, each with its key."""
+        keys = {one.name: self.structures.key(atoms, one) for one in self.structures.fields}
+        return {one.name: (keys[one.name], value_on(atoms, one, keys[one.name])) for one in self.structures.fields}
+
+    def _predicted(self, atoms: Atoms) -> Predictions:
+        """Return the prediction of a structure; on the CPU's neighbours where those of a GPU fail."""
+        try:
+            return self.ensemble.predict_checked(self._graph(atoms))
+        except RuntimeError as error:
+            if self.neighbours.device.type == "cpu":
+                raise
+            print(f"note: graphs of structures are made on the CPU: {error}", file=sys.stderr, flush=True)
+            self.neighbours, self._last = SkinList(), None
+            return self.ensemble.predict_checked(self._graph(atoms))
+
+    def _graph(self, atoms: Atoms) -> GraphBatch:
+        """Return the graph of a structure: the last one with another geometry, where the rest is the same."""
+        last, name = self._last, "the structure"
+        same = last is not None and np.array_equal(last[1].numbers, atoms.numbers)
+        if last is not None and same and (last[1].pbc == atoms.pbc).all() and not _changed(last[2], self.values):
+            graph = self.structures.moved(last[0], atoms, name, self.neighbours)
+        else:
+            graph = self.structures.graph(atoms, name, self.neighbours)
+        self._last = (graph, atoms, self.values) if self.structures.keeps_fields else None
+        return graph
 
     def calculate(
         self, atoms: Atoms | None = None, properties: list[str] | None = None, system_changes: list[str] = all_changes
@@ -71,8 +101,7 @@ class EnsembleCalculator(Calculator):
         """Predict one structure; InputError where it cannot be predicted."""
         super().calculate(atoms, properties, system_changes)
         self.values = deepcopy(self._read(self.atoms))  # copies of atoms share what info holds
-        graph = self.structures.graph(self.atoms, "the structure", self.neighbours)
-        predictions = self.ensemble.predict_checked(graph)
+        predictions = self._predicted(self.atoms)
         if predictions.status[0] != "ok":
             raise InputError(f"the structure cannot be predicted: {predictions.status[0]}")
         self.results = results = Results()
@@ -100,6 +129,17 @@ def calculator(
     for note in filter(None, (ensemble.caveat, ensemble.doubt_about_structures)):
         print(f"note: {note}", file=sys.stderr, flush=True)
     return EnsembleCalculator(ensemble.compiled() if compile else ensemble.replayed())
+
+
+def _device(ensemble: Ensemble) -> torch.device:
+    """Return the device of all members; the CPU where they lie on several."""
+    devices = {member.model.device for member in ensemble.members}
+    return devices.pop() if len(devices) == 1 else torch.device("cpu")
+
+
+def _changed(before: Values, now: Values) -> list[str]:
+    """Return the fields whose value is another, or has another key and maybe another unit."""
+    return [name for name, (key, old) in before.items() if key != now[name][0] or not np.array_equal(old, now[name][1])]
 
 
 def _names(ensemble: Ensemble) -> dict[str, str]:

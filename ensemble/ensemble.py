@@ -268,10 +268,10 @@ class Ensemble:
         A graph that one member failed on has failed.
         """
         fields: dict[str, Estimate] = {}
-        nodes_per_graph, edges_per_graph = (read.whole.counts(on).numpy() for on in ("node", "edge"))
+        nodes_per_graph, edges_per_graph = (read.whole.counts(on).cpu().numpy() for on in ("node", "edge"))
         for target in self.targets:
             members = [outcome.predictions[target.name] for outcome in outcomes]
-            nodes = np.repeat(nodes_per_graph, read.whole.counts(target.field.on).numpy())
+            nodes = np.repeat(nodes_per_graph, read.whole.counts(target.field.on).cpu().numpy())
             calibration = self.manifest.calibration.get(target.name)
             fields[target.name] = estimates_of(target).of(target, members, self.weights, calibration, nodes)
         status = [
@@ -291,7 +291,8 @@ class Ensemble:
         owners = {name: together.graph_of_item(name) for name in fields}
         doubts = graph_doubts(fields, owners, len(together)) | state_doubts(outcomes, self.weights)
         own = {name: doubt[read.fine] for name, doubt in doubts.items()}
-        view = GraphView(batch=read.valid, scale=self.manifest.domain.scale, doubts=own)
+        seen = read.valid if read.valid.positions.is_cpu or not self.knows_domain else read.valid.to("cpu")
+        view = GraphView(batch=seen, scale=self.manifest.domain.scale, doubts=own)
         flags = self.manifest.domain.scores(view).spread_over(read.fine, len(together))
         return replace(together, domain=flags.reasons, domain_scores=flags.scores)
 

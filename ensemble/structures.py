@@ -1,12 +1,14 @@
 """Graphs from atoms, made as they were made for training."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as member
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from ase import Atoms
 
 from hydragnn.base.errors import InputError
@@ -22,10 +24,13 @@ from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.joining import concatenate, unbatch
 from hydragnn.graphs.levels import is_levels
+from hydragnn.graphs.problems import cell_problem
+from hydragnn.graphs.search import completed_cell
 from hydragnn.graphs.skin import SkinList
 from hydragnn.graphs.texts import NAME, name_among
 from hydragnn.graphs.together import from_ase_together
 from hydragnn.graphs.units import LENGTH_UNIT, length_in_angstrom
+from hydragnn.graphs.validate import TURNS, into_cell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +66,36 @@ class Structures:
         )
         graph = self._completed(graph, keys)
         return graph if self.coarsening is None else self.coarsening.applied(graph)
+
+    @property
+    def keeps_fields(self) -> bool:
+        """Return True where nothing but edges follows from positions."""
+        return self.max_neighbours is None and not self.encodings and self.coarsening is None
+
+    def moved(self, graph: GraphBatch, atoms: Atoms, name: str, neighbours: SkinList) -> GraphBatch:
+        """Return the graph of a structure that moved since it had this one, on the device of its neighbours.
+
+        Elements, periodic axes and fields are the same, and no number depends on which way the graph was made.
+        """
+        device, positions = neighbours.device, np.asarray(atoms.positions, dtype=np.float64)
+        box, periodic = np.asarray(atoms.cell.array, dtype=np.float64), np.asarray(atoms.pbc, dtype=bool)
+        cell, flags = torch.from_numpy(box.copy()), torch.from_numpy(periodic.copy())
+        if not np.isfinite(positions).all() or cell_problem(cell, flags):
+            return self.graph(atoms, name, neighbours)  # which says what is wrong
+        completed = completed_cell(box, periodic, name)
+        topology, shifts = neighbours.edges(positions, completed, periodic, self.cutoff, name=name)
+        points = torch.from_numpy(positions.copy()).to(device)
+        if periodic.any() and np.abs(positions).max() >= TURNS * np.abs(box).max():
+            ends = topology.senders, topology.receivers
+            points, shifts = into_cell(points, *ends, shifts, cell.to(device), flags.to(device))
+        return replace(
+            graph if graph.device == device else graph.to(device),
+            positions=points,
+            topology=topology,
+            edge_shifts=shifts,
+            cell=cell.to(device)[None],
+            edge_offsets=torch.tensor([0, topology.num_edges], device=device),
+        )
 
     def graphs(self, structures: Sequence[Atoms]) -> GraphBatch | None:
         """Return the graphs of several structures at once; None where ``graph`` has to make them one by one."""

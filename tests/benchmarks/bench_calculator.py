@@ -1,10 +1,10 @@
 """The ASE calculator in molecular dynamics: CPU time per step, here and in another checkout, in turns of two processes.
 
-    python tests/benchmarks/bench_calculator.py [--atoms 64] [--kind painn] [--turns 7] [--steps 10] [--compile] [--against CHECKOUT]
+    python tests/benchmarks/bench_calculator.py [--atoms 64] [--kind painn] [--turns 7] [--steps 10] [--compile] [--graph] [--against CHECKOUT]
 
 Rattled copper, all neighbours within 5 Angstrom, hidden 64, 3 layers, energy and forces of a run in fp32, one thread; velocity Verlet with
 2 fs at 300 K. Each side trains its own run for an epoch on a few cells first: weights do not change the time of a step. ``--compile``: this one's members are compiled. CPU
-milliseconds per step, medians over the turns; the ratio is the median over turns of the other over this one.
+milliseconds per step, medians over the turns. ``--graph``: the graph of vibrating atoms alone, with its order by sender, searches included; the ratio is the median over turns of the other over this one.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from harness import Server
 
@@ -67,7 +68,6 @@ def simulate(kind: str, count: int, steps: int, compile: bool) -> None:
     """Take so many steps for every line that comes in; write the CPU seconds of each turn."""
     import torch
     from ase import units
-    from ase.build import bulk
     from ase.md.verlet import VelocityVerlet
 
     from hydragnn.ensemble import calculator
@@ -81,8 +81,7 @@ def simulate(kind: str, count: int, steps: int, compile: bool) -> None:
     torch.set_num_threads(1)
     import numpy as np
 
-    atoms = bulk("Cu").repeat({8: (2, 2, 2), 64: (4, 4, 4), 512: (8, 8, 8)}[count])
-    atoms.rattle(0.05, seed=0)
+    atoms = copper(count)
     velocities = (
         np.random.default_rng(0).normal(size=(count, 3)) * np.sqrt(units.kB * 300 / atoms.get_masses())[:, None]
     )
@@ -100,10 +99,47 @@ def simulate(kind: str, count: int, steps: int, compile: bool) -> None:
             print(f"[{time.process_time() - start}]", flush=True)
 
 
+def graphs(count: int, steps: int) -> None:
+    """Make the graphs of so many steps for every line that comes in: each atom swings with .085 Angstrom per axis, as copper at 300 K."""
+    import numpy as np
+    import torch
+
+    from hydragnn.base.allocator import keep_memory
+    from hydragnn.ensemble.structures import Structures
+    from hydragnn.graphs.skin import SkinList
+
+    keep_memory()
+    torch.set_num_threads(1)
+    atoms, skin, step = copper(count), SkinList(), 0
+    rule, random = Structures(cutoff=5.0, max_neighbours=None, fields=()), np.random.default_rng(0)
+    places, phases = atoms.positions.copy(), random.uniform(0, 2 * np.pi, atoms.positions.shape)
+    turns = 2 * np.pi / random.uniform(55, 110, places.shape)  # per step of 2 fs
+    graph = rule.graph(atoms, "copper", skin)
+    print("[]", flush=True)
+    for _ in sys.stdin:
+        start = time.process_time()
+        for _ in range(steps):
+            step += 1
+            atoms.positions = places + 0.12 * np.sin(turns * step + phases)
+            graph = rule.moved(graph, atoms, "copper", skin) if hasattr(rule, "moved") else rule.graph(atoms, "", skin)
+            graph.topology.by_sender
+        print(f"[{time.process_time() - start}]", flush=True)
+
+
+def copper(count: int) -> Any:
+    """Return rattled copper."""
+    from ase.build import bulk
+
+    repeats = {8: 2, 64: 4, 512: 8, 864: 6, 10976: 14}
+    atoms = bulk("Cu", cubic=count in (864, 10976)).repeat(repeats[count])
+    atoms.rattle(0.05, seed=0)
+    return atoms
+
+
 def worker(checkout: Path, options: argparse.Namespace, compile: bool) -> Server:
     """A process that simulates with the package of a checkout; freed memory is kept, as in commands that predict."""
     words = ["--atoms", options.atoms, "--kind", options.kind, "--steps", options.steps]
-    words += ["--compile"] if compile else []
+    words += [*(["--compile"] if compile else []), *(["--graph"] if options.graph else [])]
     command = [sys.executable, Path(__file__).resolve(), "--simulate", *words]
     process = Server(command, {"PYTHONPATH": str(checkout)}, checkout)
     process.answer()
@@ -113,14 +149,18 @@ def worker(checkout: Path, options: argparse.Namespace, compile: bool) -> Server
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--atoms", type=int, choices=(8, 64, 512), default=64)
+    parser.add_argument("--atoms", type=int, choices=(8, 64, 512, 864, 10976), default=64)
     parser.add_argument("--kind", default="painn")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--graph", action="store_true")
     parser.add_argument("--against", type=Path)
     parser.add_argument("--simulate", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.simulate and options.graph:
+        graphs(options.atoms, options.steps)
+        return
     if options.simulate:
         simulate(options.kind, options.atoms, options.steps, options.compile)
         return

@@ -88,6 +88,33 @@ def test_dynamics_have_the_energies_of_neighbours_that_are_searched_anew(ensembl
     assert atoms.calc.neighbours.searches == 1
 
 
+@pytest.mark.parametrize("way", ["crystal", "changing cell", "slab", "far away", "molecule", "other elements"])
+def test_a_graph_that_follows_its_atoms_is_the_one_that_is_made_anew(
+    ensemble: Path, frames: list[Atoms], way: str
+) -> None:
+    import torch
+
+    loaded, random = Ensemble.load(ensemble, dtype=torch.float64), np.random.default_rng(0)
+    atoms = frames[6].copy() if way == "molecule" else bulk("Cu", cubic=True).repeat((2, 1, 1))
+    atoms.pbc = way != "molecule" and (True, True, way != "slab")
+    atoms.numbers[:2] = 79
+    following = EnsembleCalculator(loaded)
+    for step in range(6):
+        atoms.positions += 0.03 * random.normal(size=atoms.positions.shape)
+        if way == "changing cell":
+            atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.01 * random.normal(size=(3, 3))), scale_atoms=True)
+        elif way == "far away":
+            atoms.positions[step] += 40 * atoms.cell.array[0]
+        elif way == "other elements":
+            atoms.numbers[step] = 108 - atoms.numbers[step]
+        results = {}
+        for name, one in (("following", following), ("fresh", EnsembleCalculator(loaded))):
+            atoms.calc = one
+            results[name] = atoms.get_potential_energy(), atoms.get_forces()
+        for ours, fresh in zip(results["following"], results["fresh"]):
+            np.testing.assert_allclose(ours, fresh, rtol=1e-12, atol=1e-12)
+
+
 def test_a_structure_that_cannot_be_predicted_is_refused(ensemble: Path, frames: list[Atoms]) -> None:
     atoms = frames[0].copy()
     atoms.numbers[:] = 2

@@ -8,8 +8,10 @@ from ase import Atoms
 from ase.build import bulk, molecule
 
 from hydragnn.base.errors import InputError
-from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.atomic import from_ase, neighbour_list
+from hydragnn.graphs.search import completed_cell
 from hydragnn.graphs.skin import SkinList
+from hydragnn.graphs.topology import Topology
 
 CUTOFF = 3.2
 
@@ -47,11 +49,40 @@ def same(skin: SkinList, atoms: Atoms) -> int:
     return fresh.num_edges
 
 
+def same_edges(skin: SkinList, atoms: Atoms) -> int:
+    """Compare edges as tensors, and their order by sender, with those of a fresh search."""
+    cell, periodic = completed_cell(atoms.cell.array, atoms.pbc, "structure"), np.asarray(atoms.pbc)
+    topology, shifts = skin.edges(atoms.positions, cell, periodic, CUTOFF)
+    senders, receivers, images = neighbour_list(atoms.positions, cell, periodic, CUTOFF)
+    np.testing.assert_array_equal(topology.senders, senders)
+    np.testing.assert_array_equal(topology.receivers, receivers)
+    np.testing.assert_allclose(shifts, images @ cell, rtol=1e-14, atol=1e-12)
+    fresh = Topology.square(topology.senders, topology.receivers, len(atoms))
+    np.testing.assert_array_equal(topology.by_sender, fresh.by_sender)
+    np.testing.assert_array_equal(topology.sorted_senders, fresh.sorted_senders)
+    assert topology.num_rows == len(atoms)
+    return len(senders)
+
+
 def slab() -> Atoms:
     atoms = bulk("Cu", cubic=True).repeat((2, 2, 1))
     atoms.center(vacuum=2.0, axis=2)
     atoms.pbc = (True, True, False)
     return atoms
+
+
+def sheared() -> Atoms:
+    atoms = bulk("Cu", cubic=True).repeat((2, 1, 1))
+    atoms.set_cell(atoms.cell.array @ [[1, 0, 0], [0.6, 1, 0], [-0.4, 0.7, 1]], scale_atoms=True)
+    return atoms
+
+
+def test_edges_are_the_same_tensors_while_no_pair_comes_or_goes() -> None:
+    skin, courses = SkinList(), []
+    for length in (3.0, 3.01, 3.3, 3.29, 3.1):
+        courses.append(skin.edges(np.array([[0.0, 0, 0], [length, 0, 0]]), np.eye(3), np.zeros(3, dtype=bool), CUTOFF))
+    assert courses[0][0] is courses[1][0] and courses[2][0] is courses[3][0]
+    assert [topology.num_edges for topology, _ in courses] == [2, 2, 0, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -61,14 +92,18 @@ def slab() -> Atoms:
         vibrating(bulk("Cu"), 30, 0.02),
         strained(bulk("Cu", cubic=True).repeat(2), 60, 0.003),
         strained(slab(), 40, 0.003),
+        strained(sheared(), 40, 0.003),
         meeting(200),
     ],
-    ids=["crystal", "one atom", "changing cell", "slab", "molecules that meet"],
+    ids=["crystal", "one atom", "changing cell", "slab", "triclinic", "molecules that meet"],
 )
 def test_every_list_is_that_of_a_fresh_search_and_few_are_searched(course: Iterator[Atoms]) -> None:
-    skin = SkinList()
-    edges = [same(skin, atoms) for atoms in course]
-    assert 1 <= skin.searches <= len(edges) / 3
+    skin, of_tensors = SkinList(), SkinList()
+    edges = []
+    for atoms in course:
+        edges.append(same(skin, atoms))
+        assert same_edges(of_tensors, atoms) == edges[-1]
+    assert 1 <= skin.searches == of_tensors.searches <= len(edges) / 3
     assert len(edges) < 100 or len(set(edges)) > 3  # molecules: pairs came and went
 
 
