@@ -159,6 +159,6 @@ CURVATURE_FORMS: Mapping[str, Form] = {ANYWHERE: curvature, "cpu": cpu.or_plain(
 OF_SLOPE_FORMS: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {
     ANYWHERE: slope_gradients,
     "cpu": cpu.or_plain(cpu.silu_slope_gradient, slope_gradients),
-    **on_accelerators(triton_forms.silu_slope_gradients),  # type: ignore[dict-item]
+    **on_accelerators(triton_forms.silu_slope_gradients),  # type: ignore[arg-type,dict-item]
 }
 SILU_FORMS: Mapping[str, Form] = {ANYWHERE: _Value.apply, FUSABLE: nn.functional.silu}
