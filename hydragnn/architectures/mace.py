@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, radial_basis, steps
 from hydragnn.base.errors import InputError
-from hydragnn.kernels import Topology, gather_add, gather_outer_sum, silu, spread
+from hydragnn.kernels import Topology, gather_add, gather_outer_sum, joined, silu, spread
 from hydragnn.layers import (
     DISTANCE_TRANSFORMS,
     ELEMENTS_WITH_RADIUS,
@@ -119,9 +120,7 @@ class Radial(RadialFilters):
 
     def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
         """Return the filters of all paths, once per pair of edges."""
-        features, envelope = graph.paired_inputs  # [items, width], [items, 1]
-        assert features is not None
-        values = features if envelope is None else features * envelope
+        values = graph.ended_inputs  # [items, width]
         for linear in self.hidden:
             values = silu(linear(values))
         return [linear(values) for linear in self.paths]
@@ -152,9 +151,7 @@ class NodeFilters(nn.Module):
         self, scalars: Float[Tensor, "nodes channels"], graph: MessageGraph
     ) -> list[Float[Tensor, "edges channels"]]:
         """The filters of all paths."""
-        features, envelope = graph.paired_inputs  # [items, width], [items, 1]
-        assert features is not None
-        edges = self.from_edge(features if envelope is None else features * envelope)
+        edges = self.from_edge(graph.ended_inputs)
         values = gather_add(self.from_receiver(scalars), self.from_sender(scalars), edges, graph.sharing)
         for linear in self.hidden:
             values = linear(silu(values))
@@ -220,17 +217,15 @@ class MACEMessage(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> Float[Tensor, "components nodes channels"]:
         """A of all degrees, component by component."""
         sent = [linear(with_axis(states, degree)) for degree, linear in enumerate(self.up)]
-        components = [[part.contiguous() for part in one.unbind(1)] for one in sent]  # [nodes, channels] each
         received: list[list[Tensor]] = [[] for _ in self.mix]
         weighed, topology = self.filters(states, graph)
         for path, filters in zip(self.paths, weighed):
-            parts = [
-                gather_outer_sum(own, filters, axes, topology)  # [nodes, 2 message + 1, channels]
-                for own, axes in zip(components[path[0]], self.axes(path, graph))
-            ]
-            received[path[2]].append(torch.stack(parts).sum(0) if len(parts) > 1 else parts[0])
-        mixed = [linear(torch.cat(parts, dim=-1)) for linear, parts in zip(self.mix, received)]
-        return torch.cat(mixed, dim=1).transpose(0, 1) / self.mean_degree
+            own = sent[path[0]]
+            edges = graph.once(("edges of components", path[0]), partial(edges_of_components, topology, own.shape[1]))
+            # [nodes, 2 message + 1, channels]
+            received[path[2]].append(gather_outer_sum(own.flatten(0, 1), filters, self.axes(path, graph), edges))
+        mixed = [linear(joined(parts, -1)) for linear, parts in zip(self.mix, received)]
+        return joined(mixed, 1).transpose(0, 1) / self.mean_degree
 
     def filters(self, states: States, graph: MessageGraph) -> tuple[Sequence[Tensor], Topology]:
         """Return the filters of all paths, and the topology for them."""
@@ -238,14 +233,33 @@ class MACEMessage(nn.Module):
             return self.radial(states[0], graph), graph.topology
         return self.radial.filters_of(graph), graph.sharing
 
-    def axes(self, path: Path, graph: MessageGraph) -> list[Float[Tensor, "edges axes"]]:
-        """Return coupled harmonics per path; all layers share them."""
+    def axes(self, path: Path, graph: MessageGraph) -> Float[Tensor, "edges axes"]:
+        """Return coupled harmonics per path, for every component of the sender; all layers share them."""
         state, edge, message = path
         harmonics = graph.once("harmonics", lambda: self.harmonics(graph.directions))
         if not state:
-            return [harmonics[edge]]
-        table: Tensor = getattr(self, f"coupling{state}{edge}{message}")
-        return graph.once(("axes", path), lambda: [harmonics[edge] @ one for one in table.to(harmonics[edge].dtype)])
+            return harmonics[edge]
+
+        def make() -> Tensor:
+            table = self.get_buffer(f"coupling{state}{edge}{message}").transpose(0, 1)  # [axes, components, axes]
+            return (harmonics[edge] @ table.flatten(1).to(harmonics[edge].dtype)).view(-1, table.shape[-1])
+
+        return graph.once(("axes", path), make)
+
+
+def edges_of_components(topology: Topology, components: int) -> Topology:
+    """Return edges from every component of a sender, one after the other, which share the weight of the edge."""
+    if components == 1:
+        return topology
+    numbers = torch.arange(components, device=topology.senders.device)
+    pair = topology.edge_numbers if topology.pair is None else topology.pair
+    edges = Topology(
+        senders=(topology.senders.unsqueeze(1) * components + numbers).flatten(),
+        receivers=topology.receivers.repeat_interleave(components),
+        num_columns=topology.num_columns * components,
+        num_rows=topology.num_rows,
+    )
+    return edges.sharing(pair.repeat_interleave(components), topology.num_weights)
 
 
 class MACELayer(nn.Module):

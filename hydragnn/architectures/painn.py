@@ -1,38 +1,15 @@
 """Scalar and vector states: PaiNN (Schuett et al. 2021, arXiv:2102.03150)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.base.errors import InputError
-from hydragnn.kernels import Topology, gather_multiply_sum, gather_outer_sum
+from hydragnn.kernels import Topology, gated, gather_multiply_sum, gather_outer_sum, measured
 from hydragnn.layers import MessageGraph, RadialFilters, States, mlp
-
-EPSILON = 1e-8
-
-
-def smooth_norm(squares: Tensor) -> Tensor:
-    """Return a smooth norm from |v|^2.
-
-    sqrt(|v|^2 + 1) - 1 from |v|^2: grows like |v|^2 / 2 at zero and like |v| far away, with derivatives of every order.
-
-    >>> smooth_norm(torch.tensor([0.0, 3.0]))
-    tensor([0., 1.])
-    """
-    return squares / ((squares + 1).sqrt() + 1)  # the same number, without a difference of two that are nearly equal
-
-
-def paper_norm(squares: Tensor) -> Tensor:
-    """Return sqrt(|v|^2 + 1e-8) from |v|^2, as in the authors' code."""
-    return (squares + EPSILON).sqrt()
-
-
-NORMS: dict[str, Callable[[Tensor], Tensor]] = {"smooth": smooth_norm, "paper": paper_norm}
-
 
 Directions = Literal["unit", "over_length"]
 
@@ -115,12 +92,13 @@ class PaiNNMessage(nn.Module):
 
         ``vectors`` is None in the first layer, where all are zero.
         """
-        projections = self.states(scalars).split(self.channels, dim=-1)  # 2 or 3 x [nodes, channels]
-        d_scalars = gather_multiply_sum(projections[0], filters[0], topology)  # eq. 7
+        # phi_s, phi_vs and phi_vv v; [nodes, channels] twice, and [nodes, dim, channels]
+        of_scalars, of_directions, of_vectors = gated(self.states(scalars), None, vectors)
+        d_scalars = gather_multiply_sum(of_scalars, filters[0], topology)  # eq. 7
         # eq. 8, second term; [nodes, dim, channels]
-        d_vectors = gather_outer_sum(projections[1], filters[1], directions, topology)
-        if vectors is not None:
-            d_vectors = d_vectors + gather_multiply_sum(projections[2].unsqueeze(-2) * vectors, filters[2], topology)
+        d_vectors = gather_outer_sum(of_directions, filters[1], directions, topology)
+        if of_vectors is not None:
+            d_vectors = d_vectors + gather_multiply_sum(of_vectors, filters[2], topology)
         return d_scalars, d_vectors
 
 
@@ -130,14 +108,14 @@ class PaiNNUpdate(nn.Module):
     ds_i = a_ss + a_sv <U v_i, V v_i> (eq. 10) and dv_i = a_vv U v_i (eq. 9), with (a_ss, a_sv, a_vv) = a(s_i, |V v_i|).
 
     a is a network of the scalars and of the lengths of the vectors; U and V are linear, per axis. Deviates from the paper: the
-    length of a vector is ``smooth_norm``, unless ``paper_norm`` is asked for.
+    length of a vector is ``smooth_norm``, unless ``paper_norm`` is asked for (``measured``).
     """
 
     def __init__(self, channels: int, *, last: bool, norm: Literal["smooth", "paper"] = "smooth") -> None:
         super().__init__()
         self.channels = channels
         self.last = last
-        self.norm = NORMS[norm]
+        self.smooth = norm == "smooth"
         self.mix = nn.Linear(channels, 2 * channels, bias=False)
         self.gates = mlp([2 * channels, channels, (2 if last else 3) * channels])
 
@@ -145,12 +123,10 @@ class PaiNNUpdate(nn.Module):
         self, scalars: Float[Tensor, "nodes channels"], vectors: Float[Tensor, "nodes dim channels"]
     ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"] | None]:
         """Return increments of scalars and vectors (None if not read)."""
-        lhs, rhs = self.mix(vectors).split(self.channels, dim=-1)  # [nodes, dim, channels] each
-        norms = self.norm(rhs.square().sum(-2))  # [nodes, channels]
-        # a; [nodes, channels] each
-        gates = self.gates(torch.cat([scalars, norms], dim=-1)).split(self.channels, dim=-1)
-        d_scalars = gates[0] + gates[1] * (lhs * rhs).sum(-2)  # eq. 10
-        return d_scalars, None if self.last else gates[2].unsqueeze(-2) * lhs  # eq. 9
+        mixed = self.mix(vectors)  # U v beside V v; [nodes, dim, 2 channels]
+        inputs, products = measured(scalars, mixed, smooth=self.smooth)  # [nodes, 2 channels], [nodes, channels]
+        d_scalars, _, d_vectors = gated(self.gates(inputs), products, None if self.last else mixed)  # eqs. 10, 9
+        return d_scalars, d_vectors
 
 
 class TanhNetwork(nn.Module):
@@ -210,19 +186,13 @@ class PaiNNLayer(RadialFilters):
 
     def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
         """Linear functions of edge inputs that end at the cutoff."""
-        features = graph.once("filtered features", lambda: self.edge_filters(graph))
+        features = graph.ended_inputs
         if self.edges is None:
             return [linear(features) for linear in self.filters]
         own = graph.edge_features
         assert own is not None  # so that every edge is an item
         gates = self.edges(own.to(features.dtype)).chunk(len(self.filters), dim=-1)  # [edges, channels] each
         return [linear(features[:, : -own.shape[1]]) * gate for linear, gate in zip(self.filters, gates)]
-
-    def edge_filters(self, graph: MessageGraph) -> Float[Tensor, "items width"]:
-        """Return linear filters of edges, times one envelope."""
-        features, envelope = graph.paired_inputs
-        assert features is not None
-        return features if envelope is None else features * envelope
 
 
 class PaiNN(Architecture):

@@ -8,7 +8,7 @@ from pydantic import Field as Setting
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
-from hydragnn.kernels import Topology, gather_add, silu
+from hydragnn.kernels import Topology, beside, ended, gather_add, normalised, silu
 from hydragnn.layers import (
     DegreeScalers,
     MessageGraph,
@@ -102,7 +102,7 @@ class PNALayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
         features, envelope = graph.paired_inputs[0], graph.envelope  # [items, width], [edges, 1]
-        received = self.received(self.norm(states[0]), features, envelope, graph.sharing)
+        received = self.received(normalised(self.norm, states[0]), features, envelope, graph.sharing)
         return {0: states[0] + self.dropout(silu(received))}
 
     def received(
@@ -118,10 +118,10 @@ class PNALayer(nn.Module):
         if self.statistics == "smooth":
             (mean, low, high, std), presence, degrees = smooth_statistics(messages, envelope, topology)
         else:
-            ended = messages if envelope is None else messages * envelope
-            (mean, low, high, std), presence, degrees = paper_statistics(ended, topology)
+            weighed = messages if envelope is None else ended(messages, envelope)
+            (mean, low, high, std), presence, degrees = paper_statistics(weighed, topology)
         own = self.from_receiver(states) * presence  # [nodes, channels]; no message, no share of the receiver
-        statistics = (own + mean, own + low, own + high, std)
+        statistics = beside(own, mean, low, high, std)
         scaled = scaled_statistics(statistics, self.from_statistics, degrees, self.scalers)
         return self.mix(self.from_self(states) + scaled)
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GraphSpec, radial_basis
 from hydragnn.architectures.moving import MovingSettings
-from hydragnn.kernels import Topology, gather_multiply_sum
+from hydragnn.kernels import Topology, ended, gather_multiply_sum
 from hydragnn.layers import (
     MOVED,
     MeanMovement,
@@ -84,7 +84,7 @@ class SchNetLayer(RadialFilters):
         """Return filters of moved lengths, ended by the original envelope."""
         features, envelope = shifted_graph.paired_inputs[0], graph.paired_inputs[1]  # [items, width], [items, 1]
         filters: Tensor = self.filters(features)
-        return filters if envelope is None else filters * envelope
+        return filters if envelope is None else ended(filters, envelope)
 
 
 class SchNet(Architecture):

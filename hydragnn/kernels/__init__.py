@@ -3,7 +3,7 @@
 from hydragnn.graphs.topology import Topology, relation_topology
 from hydragnn.kernels.activated import activated_sum
 from hydragnn.kernels.activation import SiLU, first_derivatives, silu
-from hydragnn.kernels.ends import gather_add
+from hydragnn.kernels.ends import gather_add, received_and_sent
 from hydragnn.kernels.family import as_operators, is_traced, operators
 from hydragnn.kernels.gathered_outer import gather_outer_sum
 from hydragnn.kernels.library import LIBRARY
@@ -11,6 +11,18 @@ from hydragnn.kernels.op import Case, Op
 from hydragnn.kernels.ops import OPS
 from hydragnn.kernels.outer import along_channels, along_directions, outer_sum
 from hydragnn.kernels.pairs import Pairs, pairs_of
+from hydragnn.kernels.pointwise import (
+    beside,
+    ended,
+    envelope_at,
+    gated,
+    joined,
+    lengths_and_directions,
+    measured,
+    normalised,
+    radial_functions,
+    rooted,
+)
 from hydragnn.kernels.powers import POWER, power_sums
 from hydragnn.kernels.segments import (
     segment_max,
@@ -40,16 +52,27 @@ __all__ = [
     "along_channels",
     "along_directions",
     "as_operators",
+    "beside",
+    "normalised",
+    "rooted",
     "edge_product",
+    "received_and_sent",
     "first_derivatives",
     "gather_add",
     "gather_multiply_sum",
     "gather_outer_sum",
     "interpolated",
     "is_traced",
+    "joined",
     "operators",
     "outer_sum",
     "pairs_of",
+    "radial_functions",
+    "measured",
+    "lengths_and_directions",
+    "gated",
+    "envelope_at",
+    "ended",
     "power_sums",
     "relation_topology",
     "scatter_multiply_sum",

@@ -45,6 +45,16 @@ def gather_add(
     return ENDS("senders", (sent,), topology)
 
 
+def received_and_sent(
+    messages: Float[Tensor, "edges *features"], topology: Topology
+) -> tuple[Float[Tensor, "rows *features"], Float[Tensor, "columns *features"]]:
+    """Return each node's sum over the edges that it receives, and over those that it sends.
+
+    Atomics: none, and the same bits again.
+    """
+    return ENDS("to receivers", (messages,), topology), ENDS("to senders", (messages,), topology)
+
+
 def plain_gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor:
     """Add both ends and the edge in plain torch."""
     joined = sent.index_select(0, topology.senders)  # [edges, *features]

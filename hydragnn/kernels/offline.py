@@ -94,6 +94,14 @@ READS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
     "softmax_windows": lambda c: 1,
     "join_softmax": lambda c: 2,
     "softmax_parts": lambda c: 1,
+    "lengths_orders": lambda c: 1,
+    "radial_orders": lambda c: min(c["ORDER"], 1),
+    "ended_orders": lambda c: 1 + c["ORDER"],
+    "standard_orders": lambda c: 1 + c["ORDER"],
+    "beside_orders": lambda c: 4,
+    "root_orders": lambda c: 1 + c["ORDER"],
+    "norms_orders": lambda c: 1 + 2 * c["DIM"],
+    "gated_orders": lambda c: 2 + c["DIM"],
 }
 """Tiles that a kernel reads in each turn of its loops."""
 
@@ -179,7 +187,7 @@ class _Collector(triton_launch.Launcher):
         self.seen.add(key)
         binary = kernel.warmup(*arguments, grid=(1,), **options)
         named = dict(zip(kernel.arg_names, inputs))
-        number = next(named[name].itemsize for name in ("x", "rhs", "sent", "partial") if name in named)
+        number = next(named[name].itemsize for name in ("x", "x0", "rhs", "sent", "partial") if name in named)
         expected = _expected(kernel.__name__, options, number, 32 if self.name.startswith("sm_") else 64)
         if not {"amdgcn", "ptx"} & binary.asm.keys():
             raise InputError(

@@ -16,6 +16,7 @@ from hydragnn.kernels import (
     gathered_outer,
     outer,
     per_receiver,
+    pointwise,
     powers,
     reference,
     segments,
@@ -205,6 +206,118 @@ def _rows(edges: Topology, channels: int, normal: Normal) -> Case:
     return Case(tensors=(normal(edges.num_columns, channels),), rest=(edges.senders,))
 
 
+def _rows_op(name: str, call: Callable[..., Any], plain: Callable[..., Any], variants: Mapping[str, Make]) -> Op:
+    """Return a function of rows, whose specification is plain torch; results may be None."""
+
+    def present(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *inputs: tuple(value for value in function(*inputs) if value is not None)
+
+    call, plain = present(call), present(plain)
+    # plain torch rounds phases in half precision, of which waves make a turn; models compute lengths in more
+    tolerance = {**TOLERANCE, torch.float16: 0.03, torch.bfloat16: 0.2} if name == "radial_functions" else TOLERANCE
+    return Op(name=name, call=call, reference=plain, forms={ANYWHERE: plain}, variants=variants, tolerance=tolerance)
+
+
+def _vectors_of_edges(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(normal(edges.num_edges, 3),), rest=())
+
+
+def _factors(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_edges, 1)), rest=())
+
+
+def _radial() -> dict[str, Make]:
+    def make(gaussian: bool, envelope: int, ended: bool, edges: Topology, channels: int, normal: Normal) -> Case:
+        options = {"gaussian": gaussian, "count": channels, "step": 0.4, "amplitude": 0.7}
+        rest = {**options, "envelope": envelope, "cutoff": 1.9, "ended": ended}
+        return Case(tensors=(normal(edges.num_edges).abs() + 0.5,), rest=(rest,))
+
+    return {
+        "waves times a polynomial": partial(make, False, 6, True),
+        "waves beside a cosine": partial(make, False, 0, False),
+        "Gaussians beside a polynomial": partial(make, True, 2, False),
+        "Gaussians without an end": partial(make, True, -1, True),
+    }
+
+
+def _ends(options: Mapping[str, Any]) -> int:
+    """Return the number of results: without an end there is no envelope."""
+    return 1 if options["envelope"] < 0 else 2
+
+
+def _five(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=tuple(normal(edges.num_rows, channels) for _ in range(5)), rest=())
+
+
+def _squares(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(normal(edges.num_rows, channels).square(),), rest=())
+
+
+def _halves() -> dict[str, Make]:
+    def make(smooth: bool, edges: Topology, channels: int, normal: Normal) -> Case:
+        tensors = normal(edges.num_rows, channels), normal(edges.num_rows, 3, 2 * channels)
+        return Case(tensors=tensors, rest=(smooth,))
+
+    return {"smooth": partial(make, True), "paper": partial(make, False)}
+
+
+def _gates() -> dict[str, Make]:
+    def make(products: bool, halves: int, edges: Topology, channels: int, normal: Normal) -> Case:
+        nodes = edges.num_rows
+        gates = normal(nodes, (3 if halves else 2) * channels)
+        others = [normal(nodes, channels)] * products + [normal(nodes, 3, halves * channels)] * bool(halves)
+        return Case(tensors=(gates, *others), rest=(products, bool(halves)))
+
+    return {
+        "products and vectors": partial(make, True, 2),
+        "products": partial(make, True, 0),
+        "vectors": partial(make, False, 1),
+        "neither": partial(make, False, 0),
+    }
+
+
+def _with_gates(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(gates: Tensor, *inputs: Any) -> Any:
+        *others, products, vectors = inputs
+        remaining = iter(others)
+        return function(gates, next(remaining) if products else None, next(remaining) if vectors else None)
+
+    return call
+
+
+ROWS = (
+    _rows_op(
+        "lengths_and_directions",
+        pointwise.lengths_and_directions,
+        pointwise.plain_lengths,
+        {"vectors": _vectors_of_edges},
+    ),
+    _rows_op(
+        "radial_functions",
+        lambda lengths, options: pointwise.radial_functions(lengths, **options)[: _ends(options)],
+        lambda lengths, options: pointwise.plain_radial(lengths, **options)[: _ends(options)],
+        _radial(),
+    ),
+    _rows_op("ended", lambda x, y: (pointwise.ended(x, y),), lambda x, y: (x * y,), {"channels": _factors}),
+    _rows_op(
+        "measured",
+        lambda scalars, halves, smooth: pointwise.measured(scalars, halves, smooth=smooth),
+        lambda scalars, halves, smooth: pointwise.plain_norms(scalars, halves, smooth=smooth),
+        _halves(),
+    ),
+    _rows_op(
+        "normalised",
+        lambda x: pointwise.STANDARD(x, floor=0.1),
+        lambda x: pointwise.STANDARD.plain(x, floor=0.1),
+        {"channels": lambda edges, channels, normal: Case(tensors=(normal(edges.num_rows, channels),), rest=())},
+    ),
+    _rows_op("beside", lambda *x: (pointwise.beside(*x),), pointwise.BESIDE.plain, {"statistics": _five}),
+    _rows_op("rooted", lambda x: (pointwise.rooted(x, 0.1),), lambda x: ((x + 0.1).sqrt(),), {"squares": _squares}),
+    _rows_op("gated", _with_gates(pointwise.gated), _with_gates(pointwise.plain_gated), _gates()),
+)
+"""Functions of rows."""
+
+
 def _op(
     call: Callable[..., Any],
     forms: Mapping[str, Form],
@@ -254,6 +367,7 @@ OPS: Mapping[str, Op] = {
         _op(powers.power_sums, powers.FORMS, {"deviations": _deviations}),
         _segment_op(segments.segment_softmax, softmax.SOFTMAX_FORMS, heads=True),
         _op(activation.silu, activation.SILU_FORMS, {"numbers": _numbers_of_edges}),
+        *ROWS,
     )
 }
 """Every op by its name."""

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydragnn.kernels.per_receiver import SUMS
+from hydragnn.kernels.pointwise import rooted
 from hydragnn.kernels.softmax import SOFTMAX
 from hydragnn.kernels.statistics import HIGH, LOW, MOMENTS, counts_of, statistics
 
@@ -109,7 +110,7 @@ def segment_std(
     Atomics: none, and the same bits again.
     """
     variance = statistics(messages, receivers, num_nodes, MOMENTS)[1]
-    return (variance + floor).sqrt().to(messages.dtype)
+    return rooted(variance, floor).to(messages.dtype)
 
 
 def segment_statistics(
@@ -122,7 +123,7 @@ def segment_statistics(
     Atomics: none, and the same bits again.
     """
     mean, variance, low, high = statistics(messages, receivers, num_nodes, (*MOMENTS, *LOW, *HIGH))
-    return mean.to(messages.dtype), low, high, (variance + floor).sqrt().to(messages.dtype)
+    return mean.to(messages.dtype), low, high, rooted(variance, floor).to(messages.dtype)
 
 
 def segment_softmax(

@@ -1,5 +1,6 @@
 """Layers that architectures share."""
 
+from hydragnn.kernels import envelope_at, lengths_and_directions
 from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAttention
 from hydragnn.layers.by_class import Classes, LinearByClass, classes_of
 from hydragnn.layers.cartesian_tensors import TensorParts, product, squares, times
@@ -10,12 +11,12 @@ from hydragnn.layers.distance_transforms import DISTANCE_TRANSFORMS, ELEMENTS_WI
 from hydragnn.layers.equivariant_attention import FAR, NUM_RADIAL, EquivariantAttention, EquivariantAttentionLayer
 from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
-from hydragnn.layers.message_graph import MessageGraph, States, inputs_at_zero, lengths_and_directions, radial_inputs
+from hydragnn.layers.message_graph import MessageGraph, States, inputs_at_zero, radial_inputs
 from hydragnn.layers.mlp import mlp
 from hydragnn.layers.movement import MOVED, MeanMovement, Movement, at_rest, where_moved
 from hydragnn.layers.neighbour_statistics import StatisticsForm, paper_statistics, smooth_statistics
 from hydragnn.layers.pooling import GraphUNet
-from hydragnn.layers.radial import BesselBasis, ExponentialBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
+from hydragnn.layers.radial import BesselBasis, ExponentialBasis, GaussianBasis, RadialFeatures, SincBasis
 from hydragnn.layers.radial_tables import RadialFilters, tables_of
 from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
 from hydragnn.layers.spherical_bessel import SphericalBesselBasis, bessel_zeros

@@ -10,6 +10,9 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
+from hydragnn.kernels import is_traced, joined
+from hydragnn.kernels.family import is_accelerated
+
 Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
 
 
@@ -40,6 +43,10 @@ class DegreeScalers:
             scaled.append(part)
         return scaled
 
+    def factors(self, degrees: Float[Tensor, "nodes 1"]) -> Float[Tensor, "nodes 1 scalers"]:
+        """Return the numbers of the scalers side by side."""
+        return torch.stack(self.scaled([torch.ones_like(degrees)] * len(self.names), degrees), dim=-1)
+
     def sizes(self, degrees: Float[Tensor, "nodes 1"]) -> dict[Scaler, Float[Tensor, "nodes 1"]]:
         """s and t, by the names of those scalers that are there."""
         sizes: dict[Scaler, Tensor] = {}
@@ -53,7 +60,7 @@ class DegreeScalers:
 
 
 def scaled_statistics(
-    statistics: Sequence[Float[Tensor, "nodes channels"]],
+    statistics: Sequence[Float[Tensor, "nodes channels"]] | Float[Tensor, "nodes four"],
     weights: nn.Linear,
     degrees: Num[Tensor, "nodes 1"],
     scalers: DegreeScalers,
@@ -63,5 +70,10 @@ def scaled_statistics(
     ``weights`` has the matrices of the scalers under each other: a scaler is one number per node, so it acts after the linear map of the
     statistics, which is exact.
     """
-    parts = weights(torch.cat(list(statistics), dim=-1)).chunk(len(scalers.names), dim=-1)
+    beside = statistics if isinstance(statistics, Tensor) else joined(statistics, -1)
+    parts = weights(beside)  # [nodes, scalers channels]
+    if is_accelerated(parts.device.type) and not is_traced():
+        factors = scalers.factors(degrees.to(parts.dtype))  # one product has one launch, in its derivatives, too
+        return torch.bmm(factors, parts.unflatten(1, (len(scalers.names), -1))).squeeze(1)
+    parts = parts.chunk(len(scalers.names), dim=-1)
     return reduce(add, scalers.scaled(parts, degrees.to(weights.weight.dtype)))

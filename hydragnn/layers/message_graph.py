@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.coarse import Level
-from hydragnn.kernels import Pairs, Topology, gather_add, pairs_of, spread
+from hydragnn.kernels import Pairs, Topology, gather_add, lengths_and_directions, pairs_of, spread
 from hydragnn.layers.coarser import Coarser, coarser_of
 from hydragnn.layers.radial import RadialFeatures
 
@@ -197,6 +197,22 @@ class MessageGraph:
         return self.once("paired inputs", lambda: basis(self.paired_lengths, None, self.paired_bonds))
 
     @property
+    def ended_inputs(self) -> Float[Tensor, "items width"]:
+        """Features times envelope, as ``paired_inputs``; there must be a radial basis."""
+        basis, pairs = self.basis, self.pairs
+        assert basis is not None
+
+        def make() -> Tensor:
+            if "paired inputs" in self.cache or (pairs is None and "edge inputs" in self.cache):
+                features, envelope = self.paired_inputs
+                assert features is not None
+                return features if envelope is None else features * envelope
+            inputs = None if pairs is not None else self.edge_features
+            return basis.ended(self.paired_lengths, inputs, self.paired_bonds)
+
+        return self.once("ended inputs", make)
+
+    @property
     def paired_lengths(self) -> Float[Tensor, " items"]:
         """``lengths`` of one edge per pair, or of all edges."""
         pairs = self.pairs
@@ -260,22 +276,3 @@ def triplets_of(topology: Topology) -> tuple[Int[Tensor, " triplets"], Int[Tenso
     # [triplets], 0 ... count - 1 for every second edge
     place = torch.arange(second.shape[0], device=count.device) - (count.cumsum(0) - count).index_select(0, second)
     return begin.index_select(0, second) + place, second
-
-
-def lengths_and_directions(
-    vectors: Float[Tensor, "edges dim"],
-) -> tuple[Float[Tensor, " edges"], Float[Tensor, "edges dim"]]:
-    """Return length and unit vector of every edge.
-
-    A vector of length zero has direction zero and no derivatives.
-
-    >>> lengths_and_directions(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[1]
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]])
-    """
-    square = (vectors * vectors).sum(-1)  # [edges]
-    zero = square == 0
-    # where both branches are finite: the derivative of sqrt at zero is infinite, and 0 * inf is NaN
-    lengths = torch.where(zero, 1e-12, square).sqrt()
-    directions = vectors / lengths.unsqueeze(-1)
-    return lengths, directions.masked_fill(zero.unsqueeze(-1), 0.0)

@@ -27,8 +27,8 @@ def paper_statistics(messages: Float[Tensor, "edges channels"], topology: Topolo
 
     Corso et al. 2020, arXiv:2004.05718, eqs. 2 to 4; zeros without any, but for the floor 1e-5 of the variance.
     """
+    degrees = topology.degrees.unsqueeze(-1)  # and where rows begin, which the statistics need
     statistics = segment_statistics(messages, topology.receivers, topology.num_rows)
-    degrees = topology.degrees.unsqueeze(-1)
     return Aggregated(statistics, degrees > 0, degrees)
 
 

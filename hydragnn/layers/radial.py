@@ -1,12 +1,22 @@
 """Edge lengths as smooth features, and the envelope at the cutoff."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hydragnn.kernels.pointwise import (
+    LEAST,
+    bessel_functions,
+    envelope_at,
+    gaussian_functions,
+    radial_functions,
+)
+from hydragnn.kernels.pointwise import (
+    RADIAL as ROWS,
+)
 from hydragnn.layers.distance_transforms import DistanceTransform
 
 
@@ -31,8 +41,7 @@ class BesselBasis(nn.Module):
 
     def forward(self, lengths: Float[Tensor, " edges"]) -> Float[Tensor, "edges radial"]:
         """Return the basis at every length (Angstrom, or the store's unit)."""
-        phase = (lengths * self.step).unsqueeze(-1) * self.orders  # n pi r / c; [edges, radial]
-        return torch.sin(phase) * (self.amplitude / lengths).unsqueeze(-1)
+        return bessel_functions(lengths, self.orders, self.step, self.amplitude)
 
 
 class SincBasis(BesselBasis):
@@ -53,10 +62,6 @@ class SincBasis(BesselBasis):
         self.amplitude *= (cutoff / 5) ** 1.5
 
 
-LEAST = 1e-30
-"""Smaller values of Gaussians are zero: processors compute many times slower with numbers below 1e-38, which products with them are."""
-
-
 class GaussianBasis(nn.Module):
     """Gaussians of length.
 
@@ -75,9 +80,7 @@ class GaussianBasis(nn.Module):
 
     def forward(self, lengths: Float[Tensor, " edges"]) -> Float[Tensor, "edges radial"]:
         """The basis at every length."""
-        # [edges, 1] - [radial]
-        values = torch.exp(-0.5 * ((lengths / self.step).unsqueeze(-1) - self.orders).square())
-        return nn.functional.threshold(values, LEAST, 0.0)
+        return gaussian_functions(lengths, self.orders, self.step)
 
 
 class ExponentialBasis(nn.Module):
@@ -145,27 +148,6 @@ RADIAL = {
 }
 
 
-def envelope_at(
-    lengths: Float[Tensor, " edges"], cutoff: float, kind: Literal["polynomial", "cosine", "none"], exponent: int = 6
-) -> Float[Tensor, " edges"] | None:
-    """Return a factor from 1 at zero to 0 at the cutoff.
-
-    It is None for ``none``.
-
-    ``polynomial`` has two continuous derivatives at the cutoff (arXiv:2003.03123, eq. 8 with p the ``exponent``); ``cosine`` has one.
-
-    >>> envelope_at(torch.tensor([0.0, 5.0, 7.0]), cutoff=5.0, kind="polynomial")
-    tensor([1., 0., 0.])
-    """
-    if kind == "none":
-        return None
-    x = (lengths / cutoff).clamp_max(1.0)  # [edges], from 0 to 1
-    if kind == "cosine":
-        return 0.5 * (torch.cos(math.pi * x) + 1)
-    p = exponent
-    return 1 + x.pow(p) * (-(p + 1) * (p + 2) // 2 + x * (p * (p + 2) - p * (p + 1) // 2 * x))
-
-
 class RadialFeatures(nn.Module):
     """Radial basis and edge inputs of every edge, with the envelope.
 
@@ -193,6 +175,31 @@ class RadialFeatures(nn.Module):
         self.envelope: Literal["polynomial", "cosine", "none"] = envelope
         self.exponent = exponent
         self.width = num_radial + inputs + 1
+        self.rows = self._rows(num_radial, inputs)
+
+    def _rows(self, count: int, inputs: int) -> dict[str, Any] | None:
+        """Return the options of ``radial_functions``; None for what it does not compute."""
+        basis, exponent = self.basis, {"polynomial": self.exponent, "cosine": 0, "none": -1}[self.envelope]
+        if inputs or self.transform is not None or exponent == 1 or count > 127:
+            return None
+        if not isinstance(basis, BesselBasis | GaussianBasis):
+            return None
+        gaussian = isinstance(basis, GaussianBasis)
+        amplitude = 1.0 if gaussian else basis.amplitude
+        forms = {"gaussian": gaussian, "count": count, "step": basis.step, "amplitude": amplitude}
+        return {**forms, "envelope": exponent, "cutoff": float(self.cutoff)}
+
+    def ended(
+        self,
+        lengths: Float[Tensor, " edges"],
+        features: Float[Tensor, "edges features"] | None,
+        bonds: Float[Tensor, " edges"] | None = None,
+    ) -> Float[Tensor, "edges width"]:
+        """Return features times the envelope."""
+        if self.rows is not None and ROWS.serves(lengths):
+            return radial_functions(lengths, **self.rows, ended=True)[0]
+        values, envelope = self(lengths, features, bonds)
+        return values if envelope is None else values * envelope
 
     def forward(
         self,
@@ -201,6 +208,9 @@ class RadialFeatures(nn.Module):
         bonds: Float[Tensor, " edges"] | None = None,
     ) -> tuple[Float[Tensor, "edges width"], Float[Tensor, "edges 1"] | None]:
         """Return features and envelope of every edge (None: no end)."""
+        if self.rows is not None and ROWS.serves(lengths):
+            functions, factor = radial_functions(lengths, **self.rows, ended=False)
+            return functions, None if self.envelope == "none" else factor.unsqueeze(-1)
         visible = lengths
         if self.transform is not None:
             assert bonds is not None

@@ -7,9 +7,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hydragnn.kernels import spread
+from hydragnn.kernels import Topology, edge_product, joined, spread
 from hydragnn.layers.class_table import ClassTable
 from hydragnn.layers.symmetric_polynomials import Monomial, symmetric_polynomials
+
+
+def row_products(
+    states: Float[Tensor, "components rows"], prefixes: Float[Tensor, "prefixes rows"], tables: nn.Module, order: int
+) -> Float[Tensor, "monomials rows"]:
+    """Return prefixes times their last factors, by the tables of this order."""
+    last, first = tables.get_buffer(f"last{order}"), tables.get_buffer(f"first{order}")
+    edges: Topology | None = tables.__dict__.get(f"edges{order}")
+    if edges is None or edges.receivers is not first:
+        edges = Topology(senders=last, receivers=first, num_columns=len(states), num_rows=len(prefixes))
+        tables.__dict__[f"edges{order}"] = edges
+    return edge_product(states, prefixes, edges, "channel")
 
 
 class Component(nn.Module):
@@ -43,11 +55,11 @@ class Component(nn.Module):
         """Return the polynomials of every row."""
         monomials = []
         for order in self.orders:
-            last = spread(states, getattr(self, f"last{order}"))
             if order > 1:
-                last = spread(products[order - 2], getattr(self, f"first{order}")) * last
-            monomials.append(last)
-        values = torch.cat(monomials)  # [monomials, rows]
+                monomials.append(row_products(states, products[order - 2], self, order))
+            else:
+                monomials.append(spread(states, self.get_buffer("last1")))
+        values = joined(monomials, 0)  # [monomials, rows]
         return self.coefficients.to(values.dtype) @ values
 
 
@@ -91,8 +103,7 @@ class SymmetricContraction(nn.Module):
         rows = states.flatten(1)  # [components, nodes channels]
         products = [rows]
         for order in range(2, self.lengths + 2):
-            first, last = getattr(self, f"first{order}"), getattr(self, f"last{order}")
-            products.append(spread(products[-1], first) * spread(rows, last))
+            products.append(row_products(rows, products[-1], self, order))
         result = {}
         for degree, components in self.components.items():
             weights = (
@@ -100,7 +111,7 @@ class SymmetricContraction(nn.Module):
             )  # [paths, nodes, channels]
             assert isinstance(components, nn.ModuleList)
             values = [component(rows, products).view(weights.shape) for component in components]
-            result[int(degree)] = torch.stack([(value * weights).sum(0) for value in values], dim=1)
+            result[int(degree)] = joined([(value * weights).sum(0).unsqueeze(1) for value in values], 1)
         return result
 
 

@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hydragnn.graphs.padding import padded_size, spread_over
-from hydragnn.kernels import Topology, along_directions, outer_sum, segment_sum, spread
+from hydragnn.kernels import Topology, along_directions, lengths_and_directions, outer_sum, segment_sum, spread
 from hydragnn.layers.harmonics import SphericalHarmonics
-from hydragnn.layers.message_graph import MessageGraph, lengths_and_directions, triplets_of
+from hydragnn.layers.message_graph import MessageGraph, triplets_of
 
 GENERIC = (0.5698402909980532, 0.7548776662466927, 0.3247179572447460)
 """A direction that no two images of a node share a component along, but for accidents of one in a million."""

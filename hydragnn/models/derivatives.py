@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch, volumes
-from hydragnn.kernels import segment_sum
+from hydragnn.kernels import received_and_sent, segment_sum
 
 
 def energy_gradients(
@@ -29,8 +29,7 @@ def energy_gradients(
 
 def forces_from(gradient: Float[Tensor, "edges dim"], batch: GraphBatch) -> Float[Tensor, "nodes dim"]:
     """Return forces, which sum to zero over every graph."""
-    received = segment_sum(gradient, batch.receivers, batch.num_nodes)  # [nodes, dim]
-    sent = segment_sum(gradient, batch.senders, batch.num_nodes)
+    received, sent = received_and_sent(gradient, batch.topology)  # [nodes, dim]
     return received - sent
 
 

@@ -138,7 +138,7 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     weights = context.weights_in(state.epoch)
     own_counts = torch.zeros_like(weights)
     for part in share.parts:
-        own_counts[own] += label_counts(targets, part)
+        own_counts[own].add_(label_counts(targets, part))
     counts = context.reduce(own_counts.clone())
     scale = weights / counts.clamp(min=1.0)
 
@@ -150,10 +150,10 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
             state.parameters.expect_sum()
         sums, part_loss = replayed_gradient(state, share.branch, part, context, scale[own])
         loss += part_loss
-        state.totals[0, own] += sums.to(torch.float64)
+        state.totals[0, own].add_(sums)
         if len(share.parts) > 1:
             part.forget_derived()  # so that the next part has the memory
-    state.totals[1] += own_counts
+    state.totals[1].add_(own_counts)
     state.parameters.sum_gradient()
     return move(state, rate, loss, counts)
 
@@ -216,7 +216,7 @@ def add_gradient(
         predictions = predict(part)
     sums = loss_sums(targets, predictions, part)
     total = (sums * scale.to(sums.dtype)).sum()
-    total.backward(inputs=list(state.model.parameters()))  # not edge vectors, whose gradient nobody reads
+    state.parameters.add_gradient(total)
     return sums.detach(), total.detach()
 
 

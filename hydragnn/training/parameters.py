@@ -46,6 +46,9 @@ class Parameters(Protocol):
     def expect_sum(self) -> None:
         """Let the next backward pass begin the sum over ranks, being the last of the step."""
 
+    def add_gradient(self, loss: Float[Tensor, ""]) -> None:
+        """Add the gradient of a loss."""
+
     def sum_gradient(self) -> None:
         """Sum the gradients of all ranks."""
 
@@ -110,6 +113,15 @@ class FlatParameters:
         """Let the next backward pass begin the sum over ranks."""
         if self.buckets:
             self.buckets.expect(self.gradient)
+
+    def add_gradient(self, loss: Float[Tensor, ""]) -> None:
+        """Add the gradient of a loss: all weights in one operation, or one by one where buckets are summed meanwhile."""
+        if self.buckets:
+            loss.backward(inputs=self.parameters)
+            return
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        pairs = [(one.grad, new) for one, new in zip(self.parameters, found) if new is not None]
+        torch._foreach_add_([old for old, _ in pairs], [new for _, new in pairs])
 
     def sum_gradient(self) -> None:
         """Add up the gradients of all ranks."""

@@ -262,6 +262,25 @@ def may_be_long(order: SegmentOrder) -> bool:
     return longest > triton_launch.LONG
 
 
+def launch_rows(
+    name: str, tensors: Sequence[Tensor | None], channels: int, constants: Mapping[str, Any], *, whole: bool
+) -> None:
+    """Launch a kernel of ``pointwise``; with ``whole`` a program has all channels of its rows."""
+    from hydragnn.kernels.triton import pointwise as kernels
+
+    first = tensors[0]
+    assert first is not None
+    rows = first.shape[0]
+    if not rows:
+        return
+    options, tiles = constants_of("edges", tensors, channels, 3)  # some tiles are held at once
+    read = tuple((first if tensor is None else tensor).contiguous() for tensor in tensors)
+    grid = (-(-rows // options["BE"]), 1 if whole else tiles)
+    launch(
+        getattr(kernels, f"{name}_orders"), grid, (*read, channels // options["VEC"], rows), {**options, **constants}
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Summands:
     """Input of a sum over rows; None is not read.

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 SIZES = ("units", "edges", "num_edges", "none", "width", "x_row", "x_axis", "w_row", "d_row", "d_axis", "dw_row",
-         "lhs_row", "lhs_axis", "rhs_row", "rhs_axis", "dl_row", "dl_axis", "dr_row", "dr_axis", "g_row")  # fmt: skip
+         "lhs_row", "lhs_axis", "rhs_row", "rhs_axis", "dl_row", "dl_axis", "dr_row", "dr_axis", "g_row", "rows")  # fmt: skip
 """Arguments on whose values no kernel is specialised: one binary serves all sizes."""
 
 

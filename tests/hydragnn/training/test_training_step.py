@@ -27,7 +27,7 @@ Configs = Callable[..., RunConfig]
 CPU = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
 
 
-LAUNCHES = {("painn", 3): 970, ("schnet", 3): 440, ("egnn", 3): 460, ("pna", 3): 760, ("mace", 2): 1400}
+LAUNCHES = {("painn", 3): 525, ("schnet", 3): 320, ("egnn", 3): 385, ("pna", 3): 530, ("mace", 2): 1150}
 """Kernels of a step on a GPU at most, by architecture and layers: every one of them is time of the host, and a pause of a replay."""
 
 
@@ -73,11 +73,12 @@ def test_a_step_launches_so_many_kernels_on_a_gpu_and_none_adds_in_any_order(
 ) -> None:
     head = {key: value for key, value in ENERGY.items() if key not in ("references", "per_node")}
     run = assembled(make_config(model, [head], model__num_layers=layers, train__precision="fp32"), store)
-    first, share, *_ = run.data.epoch(0)
-    for part in (*first.parts, *share.parts):
-        part.prepare()  # as on the way to a GPU
-    launches_of(lambda: take_step(run.state, first, run.context, 1e-3))  # what all steps share is made in the first
-    kernels, unordered = launches_of(lambda: take_step(run.state, share, run.context, 1e-3))
+    launches = []
+    for _, share in zip(range(2), run.data.epoch(0)):  # the first step also sorts what all steps share
+        for part in share.parts:
+            part.prepare()  # as on the way to a GPU
+        launches.append(launches_of(lambda: take_step(run.state, share, run.context, 1e-3)))  # noqa: B023
+    kernels, unordered = launches[1]
     assert not unordered
     assert kernels.total() <= LAUNCHES[model, layers], kernels.most_common(20)
 
