@@ -268,8 +268,8 @@ ENDED = Pointwise(kernel="ended", plain=lambda x, y: (x * y,), shapes=lambda x, 
 
 
 def normalised(layer: nn.LayerNorm, values: Float[Tensor, "rows channels"]) -> Float[Tensor, "rows channels"]:
-    """Return the layer of the values; rows of up to 128 channels by one kernel. Atomics: none."""
-    if type(layer) is not nn.LayerNorm or values.dim() != 2 or values.shape[1] > 128 or not STANDARD.serves(values):
+    """Return the layer of the values; rows of up to 1,024 channels by one kernel. Atomics: none."""
+    if type(layer) is not nn.LayerNorm or values.dim() != 2 or values.shape[1] > 1024 or not STANDARD.serves(values):
         result: Tensor = layer(values)
         return result
     (standard,) = STANDARD(values, floor=layer.eps)

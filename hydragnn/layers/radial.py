@@ -180,7 +180,7 @@ class RadialFeatures(nn.Module):
     def _rows(self, count: int, inputs: int) -> dict[str, Any] | None:
         """Return the options of ``radial_functions``; None for what it does not compute."""
         basis, exponent = self.basis, {"polynomial": self.exponent, "cosine": 0, "none": -1}[self.envelope]
-        if inputs or self.transform is not None or exponent == 1 or count > 127:
+        if inputs or self.transform is not None or exponent == 1:
             return None
         if not isinstance(basis, BesselBasis | GaussianBasis):
             return None

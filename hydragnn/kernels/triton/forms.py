@@ -274,6 +274,9 @@ def launch_rows(
     if not rows:
         return
     options, tiles = constants_of("edges", tensors, channels, 3)  # some tiles are held at once
+    if whole and tiles > 1:
+        wide = 1 << (channels - 1).bit_length()
+        options |= {"BE": max(2, options["BE"] * options["BF"] // wide), "BF": wide}
     read = tuple((first if tensor is None else tensor).contiguous() for tensor in tensors)
     grid = (-(-rows // options["BE"]), 1 if whole else tiles)
     launch(
