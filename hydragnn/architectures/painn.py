@@ -1,7 +1,7 @@
 """Scalar and vector states: PaiNN (Schuett et al. 2021, arXiv:2102.03150)."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -108,14 +108,14 @@ class PaiNNUpdate(nn.Module):
     ds_i = a_ss + a_sv <U v_i, V v_i> (eq. 10) and dv_i = a_vv U v_i (eq. 9), with (a_ss, a_sv, a_vv) = a(s_i, |V v_i|).
 
     a is a network of the scalars and of the lengths of the vectors; U and V are linear, per axis. Deviates from the paper: the
-    length of a vector is ``smooth_norm``, unless ``paper_norm`` is asked for (``measured``).
+    length of a vector is that of ``norm_of``, smooth unless the paper's is asked for.
     """
 
     def __init__(self, channels: int, *, last: bool, norm: Literal["smooth", "paper"] = "smooth") -> None:
         super().__init__()
         self.channels = channels
         self.last = last
-        self.smooth = norm == "smooth"
+        self.norm: dict[str, Any] = {"smooth": norm == "smooth"}
         self.mix = nn.Linear(channels, 2 * channels, bias=False)
         self.gates = mlp([2 * channels, channels, (2 if last else 3) * channels])
 
@@ -124,7 +124,7 @@ class PaiNNUpdate(nn.Module):
     ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"] | None]:
         """Return increments of scalars and vectors (None if not read)."""
         mixed = self.mix(vectors)  # U v beside V v; [nodes, dim, 2 channels]
-        inputs, products = measured(scalars, mixed, smooth=self.smooth)  # [nodes, 2 channels], [nodes, channels]
+        inputs, products = measured(scalars, mixed, **self.norm)  # [nodes, 2 channels], [nodes, channels]
         d_scalars, _, d_vectors = gated(self.gates(inputs), products, None if self.last else mixed)  # eqs. 10, 9
         return d_scalars, d_vectors
 

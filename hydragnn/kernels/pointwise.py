@@ -321,38 +321,43 @@ ROOT = Pointwise(
 )
 
 
-def smooth_norm(squares: Tensor) -> Tensor:
-    """Return a smooth norm from |v|^2.
+FLOOR = 1e-8
+"""Added to squares of lengths, as in the authors' code of PaiNN."""
 
-    sqrt(|v|^2 + 1) - 1 from |v|^2: grows like |v|^2 / 2 at zero and like |v| far away, with derivatives of every order.
 
-    >>> smooth_norm(torch.tensor([0.0, 3.0]))
+def norm_of(squares: Tensor, *, smooth: bool, floor: float = FLOOR) -> Tensor:
+    """Return a norm from |v|^2.
+
+    Smooth: sqrt(|v|^2 + 1) - 1, which grows like |v|^2 / 2 at zero and like |v| far away, with derivatives of every order; else sqrt(|v|^2 + floor).
+
+    >>> norm_of(torch.tensor([0.0, 3.0]), smooth=True)
     tensor([0., 1.])
     """
+    if not smooth:
+        return (squares + floor).sqrt()
     return squares / ((squares + 1).sqrt() + 1)  # the same number, without a difference of two that are nearly equal
 
 
-def paper_norm(squares: Tensor) -> Tensor:
-    """Return sqrt(|v|^2 + 1e-8) from |v|^2, as in the authors' code of PaiNN."""
-    return (squares + 1e-8).sqrt()
-
-
 def measured(
-    scalars: Float[Tensor, "nodes channels"], halves: Float[Tensor, "nodes dim both"], *, smooth: bool
+    scalars: Float[Tensor, "nodes channels"],
+    halves: Float[Tensor, "nodes dim both"],
+    *,
+    smooth: bool,
+    floor: float = FLOOR,
 ) -> tuple[Float[Tensor, "nodes both"], Float[Tensor, "nodes channels"]]:
     """Return scalars beside norms of right halves, and the products of both halves.
 
-    Halves l and r are vectors: [s, |r|] and <l, r>, channel by channel. Atomics: none.
+    Halves l and r are vectors: [s, |r|] and <l, r>, channel by channel, with norms of ``norm_of``. Atomics: none.
     """
-    beside, products = NORMS(scalars, halves, smooth=smooth)
+    beside, products = NORMS(scalars, halves, smooth=smooth, floor=floor)
     assert beside is not None and products is not None
     return beside, products
 
 
-def plain_norms(scalars: Tensor, halves: Tensor, *, smooth: bool) -> tuple[Tensor, Tensor]:
+def plain_norms(scalars: Tensor, halves: Tensor, *, smooth: bool, floor: float = FLOOR) -> tuple[Tensor, Tensor]:
     """Return norms and products in plain torch."""
     lhs, rhs = halves.split(scalars.shape[-1], dim=-1)  # [nodes, dim, channels] each
-    norms = (smooth_norm if smooth else paper_norm)(rhs.square().sum(-2))  # [nodes, channels]
+    norms = norm_of(rhs.square().sum(-2), smooth=smooth, floor=floor)  # [nodes, channels]
     return torch.cat([scalars, norms], dim=-1), (lhs * rhs).sum(-2)
 
 
@@ -360,7 +365,7 @@ NORMS = Pointwise(
     kernel="norms",
     plain=plain_norms,
     shapes=lambda x, y, **_: ((x.shape[0], 2 * x.shape[1]), x.shape),
-    constants=lambda x, y, smooth: {"SMOOTH": smooth, "DIM": y.shape[1]},
+    constants=lambda x, y, smooth, floor: {"SMOOTH": smooth, "FLOOR": 1.0 if smooth else floor, "DIM": y.shape[1]},
     linear=frozenset({0}),
 )
 

@@ -240,7 +240,7 @@ def update_of(weights: dict[str, Tensor]) -> PaiNNUpdate:
     left, right = (weights[f"update_{name}.weight"] for name in ("U" if "update_U.weight" in weights else "X", "V"))
     channels = len(left)
     update = PaiNNUpdate(channels, last=len(weights["update_mlp.2.bias"]) == 2 * channels)
-    update.norm = torch.sqrt
+    update.norm = {"smooth": False, "floor": 0.0}
     put(update.mix, torch.cat([left, right]))
     norms, scalars = weights["update_mlp.0.weight"].chunk(2, dim=1)
     put(update.gates[0], torch.cat([scalars, norms], dim=1), weights["update_mlp.0.bias"])

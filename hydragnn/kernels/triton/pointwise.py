@@ -250,7 +250,7 @@ def beside_orders(x0, x1, x2, x3, x4, u, v0, v1, v2, v3, v4, out0, out1, out2, o
 
 @triton.jit(do_not_specialize=SIZES)
 def norms_orders(x0, x1, u0, u1, v0, v1, out0, out1, out2, out3, units, rows,
-                 ORDER: tl.constexpr, DIM: tl.constexpr, SMOOTH: tl.constexpr, VEC: tl.constexpr, ACC: tl.constexpr,
+                 ORDER: tl.constexpr, DIM: tl.constexpr, SMOOTH: tl.constexpr, FLOOR: tl.constexpr, VEC: tl.constexpr, ACC: tl.constexpr,
                  OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Scalars x0 beside lengths of the right half of vectors x1, and the products of both halves summed over axes."""
     e, f, C, mask = _tile(units, rows, VEC, OFF, BE, BF)
@@ -268,7 +268,7 @@ def norms_orders(x0, x1, u0, u1, v0, v1, out0, out1, out2, out3, units, rows,
             turned += r * p
             crossed += r * _read(v1, at, mask, ACC) + m * p
     # half the square root's slope, and its own
-    root = tl.sqrt(square + (1.0 if SMOOTH else 1e-8))
+    root = tl.sqrt(square + FLOOR)
     if ORDER == 0:
         _write(out0, left, mask, _read(x0, place, mask, ACC))
         _write(out0, left + C, mask, square / (root + 1) if SMOOTH else root)
