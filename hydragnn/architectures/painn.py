@@ -94,6 +94,7 @@ class PaiNNMessage(nn.Module):
         """
         # phi_s, phi_vs and phi_vv v; [nodes, channels] twice, and [nodes, dim, channels]
         of_scalars, of_directions, of_vectors = gated(self.states(scalars), None, vectors)
+        assert of_scalars is not None and of_directions is not None
         d_scalars = gather_multiply_sum(of_scalars, filters[0], topology)  # eq. 7
         # eq. 8, second term; [nodes, dim, channels]
         d_vectors = gather_outer_sum(of_directions, filters[1], directions, topology)
@@ -126,6 +127,7 @@ class PaiNNUpdate(nn.Module):
         mixed = self.mix(vectors)  # U v beside V v; [nodes, dim, 2 channels]
         inputs, products = measured(scalars, mixed, **self.norm)  # [nodes, 2 channels], [nodes, channels]
         d_scalars, _, d_vectors = gated(self.gates(inputs), products, None if self.last else mixed)  # eqs. 10, 9
+        assert d_scalars is not None
         return d_scalars, d_vectors
 
 

@@ -240,7 +240,7 @@ def _radial() -> dict[str, Make]:
     }
 
 
-def _ends(options: Mapping[str, Any]) -> int:
+def _results(options: Mapping[str, Any]) -> int:
     """Return the number of results: without an end there is no envelope."""
     return 1 if options["envelope"] < 0 else 2
 
@@ -294,8 +294,8 @@ ROWS = (
     ),
     _rows_op(
         "radial_functions",
-        lambda lengths, options: pointwise.radial_functions(lengths, **options)[: _ends(options)],
-        lambda lengths, options: pointwise.plain_radial(lengths, **options)[: _ends(options)],
+        lambda lengths, options: pointwise.radial_functions(lengths, **options)[: _results(options)],
+        lambda lengths, options: pointwise.plain_radial(lengths, **options)[: _results(options)],
         _radial(),
     ),
     _rows_op("ended", lambda x, y: (pointwise.ended(x, y),), lambda x, y: (x * y,), {"channels": _factors}),

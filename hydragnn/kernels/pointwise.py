@@ -101,7 +101,7 @@ def _third(op: Pointwise, options: Options, count: int, operands: Tensors, incom
             asked = [x for x in own[:inputs] if x is not None]
             found = iter(_gradients(given, asked, recorded=True))
             values = tuple(None if x is None else next(found) for x in own[:inputs])
-        given = [(value, u) for value, u in zip(values, incoming) if value is not None]
+        given = [(value, u) for value, u in zip(values, incoming) if value is not None and u is not None]
         found = iter(_gradients(given, [x for x in own if x is not None], recorded=recorded))
         return tuple(None if x is None else next(found) for x in own)
 
@@ -267,13 +267,14 @@ def ended(
 ENDED = Pointwise(kernel="ended", plain=lambda x, y: (x * y,), shapes=lambda x, y: (x.shape,), whole=True)
 
 
-def normalised(layer: nn.LayerNorm, values: Float[Tensor, "rows channels"]) -> Float[Tensor, "rows channels"]:
-    """Return the layer of the values; rows of up to 1,024 channels by one kernel. Atomics: none."""
-    if type(layer) is not nn.LayerNorm or values.dim() != 2 or values.shape[1] > 1024 or not STANDARD.serves(values):
-        result: Tensor = layer(values)
-        return result
-    (standard,) = STANDARD(values, floor=layer.eps)
-    return torch.addcmul(layer.bias, standard, layer.weight)
+def normalised(layer: nn.Module, values: Float[Tensor, "rows channels"]) -> Float[Tensor, "rows channels"]:
+    """Return the layer of the values; a layer norm of rows of up to 1,024 channels by one kernel. Atomics: none."""
+    if type(layer) is nn.LayerNorm and values.dim() == 2 and values.shape[1] <= 1024 and STANDARD.serves(values):
+        (standard,) = STANDARD(values, floor=layer.eps)
+        if standard is not None and layer.elementwise_affine and layer.bias is not None:
+            return torch.addcmul(layer.bias, standard, layer.weight)
+    result: Tensor = layer(values)
+    return result
 
 
 STANDARD = Pointwise(

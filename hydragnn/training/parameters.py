@@ -121,7 +121,7 @@ class FlatParameters:
             return
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         pairs = [(one.grad, new) for one, new in zip(self.parameters, found) if new is not None]
-        torch._foreach_add_([old for old, _ in pairs], [new for _, new in pairs])
+        torch._foreach_add_([old for old, _ in pairs if old is not None], [new for _, new in pairs])
 
     def sum_gradient(self) -> None:
         """Add up the gradients of all ranks."""
