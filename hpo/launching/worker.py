@@ -123,7 +123,7 @@ def run_module(module: str, request: dict[str, Any]) -> int:
 
 
 def preload(module: str) -> None:
-    """Import the package of the module, for attempts to share.
+    """Import the package of the module and what its ``preload`` names, for attempts to share.
 
     Not beside an accelerator, whose driver does not survive a fork, nor where forked libraries are not safe.
     """
@@ -131,6 +131,7 @@ def preload(module: str) -> None:
     if package and sys.platform == "linux" and not any(path.exists() for path in ACCELERATORS):
         with suppress(Exception):  # the attempt imports it again, and then the error is in its log
             importlib.import_module(package)
+            importlib.import_module(f"{package}.preload")
         gc.freeze()
 
 

@@ -1,0 +1,12 @@
+"""Modules that nearly every trial needs, imported once before trials are forked."""
+
+import numpy.ma  # noqa: F401
+
+from hydragnn.architectures import architectures
+from hydragnn.base import allocator  # noqa: F401
+from hydragnn.datasets.formats.engine import engine_named
+from hydragnn.models.heads.base import head_kinds
+
+head_kinds()
+engine_named("hdf5")
+architectures()
