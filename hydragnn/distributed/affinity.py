@@ -3,6 +3,7 @@
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ def bind_near(gpu: torch.device, devices: Path = PCI) -> None:
 
     Nothing happens where a launcher has bound it already, or where the system does not tell which cores these are.
     """
-    properties = torch.cuda.get_device_properties(gpu)
+    properties: Any = torch.cuda.get_device_properties(gpu)
     with suppress(OSError, AttributeError, ValueError):  # another system, driver or version of torch
         address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
         near = cores_in((devices / address / "local_cpulist").read_text(encoding="ascii"))
