@@ -112,7 +112,7 @@ class Completed(MakerOfMany):
 
     @classmethod
     def together(cls, makers: Sequence["Completed"]) -> GraphBatch | None:
-        """Return the graphs of several makers; None where one has to be made alone."""
+        """Return the graphs of several makers; None to make them singly."""
         batch = made_together([one.make for one in makers])
         return None if batch is None else makers[0]._completed(batch)
 
@@ -139,6 +139,9 @@ def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
                         "length zero); give the cell, or take the virial out of the structure and list the field as optional"
                     )
                 values = -values / torch.where(volume > 0, volume, 1.0)[:, None, None]
+            present = graph.present_items(field.name)
+            if present is not None:  # zeros of absent labels have no sign
+                values = torch.where(present.view(-1, *[1] * (values.ndim - 1)), values, 0.0)
             changed[field.name] = values.to(graph[field.name].dtype)
     return graph.with_fields(changed) if changed else graph
 

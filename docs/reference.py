@@ -12,6 +12,7 @@ import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from pydantic._internal._docs_extraction import extract_docstrings_from_cls
 from pydantic.fields import FieldInfo
 
 from hydragnn.base.settings import Settings
@@ -208,14 +209,15 @@ def _section(
     leave_out: frozenset[str] | set[str] = frozenset(),
 ) -> list[str]:
     """Return the heading, the first line and the table of one settings class."""
+    meanings = meanings_of(settings)
     rows = [
         (
             f"`{name}`",
             _cell(_type_text(field)),
             _cell(_default_text(field)),
             _cell(_range_text(field)),
-            _cell(_unit_text(name, field)),
-            _cell(field.description or ""),
+            _cell(_unit_text(name, field, meanings.get(name, ""))),
+            _cell(meanings.get(name, "")),
         )
         for name, field in settings.model_fields.items()
         if (only is None or name in only) and name not in leave_out
@@ -223,6 +225,18 @@ def _section(
     intro = "" if only is not None else _prose(inspect.getdoc(settings) or "")
     table = _table(("key", "type", "default", "range", "unit", "meaning"), rows) if rows else ["No keys of its own."]
     return [f"## {title}", "", intro, "", *table, ""]
+
+
+def meanings_of(settings: type[Settings]) -> dict[str, str]:
+    """Return the text of every key: its description, or the docstring below it."""
+    meanings: dict[str, str] = {}
+    for base in reversed(settings.__mro__):
+        if issubclass(base, Settings):
+            meanings |= extract_docstrings_from_cls(base, use_inspect=True)
+    described = {name: field.description for name, field in settings.model_fields.items() if field.description}
+    return {
+        name: " ".join(text.split()) for name, text in (meanings | described).items() if name in settings.model_fields
+    }
 
 
 def _type_text(field: FieldInfo) -> str:
@@ -251,9 +265,8 @@ UNITS = (
 """Units by the end of a key."""
 
 
-def _unit_text(name: str, field: FieldInfo) -> str:
-    """Return the unit of a key, from its name or its description."""
-    text = field.description or ""
+def _unit_text(name: str, field: FieldInfo, text: str) -> str:
+    """Return the unit of a key, from its name or its meaning."""
     by_name = [unit for pattern, unit in UNITS if pattern.search(name)]
     stated = [unit for unit in ("Angstrom", "GB", "degrees") if re.search(rf"\b{unit}\b", text)]
     length = ["length of the store"] if name in ("cutoff", "side") and not stated else []

@@ -69,12 +69,12 @@ class EnsembleCalculator(Calculator):
         return changes + _changed(self.values, self._read(atoms))
 
     def _read(self, atoms: Atoms) -> Values:
-        """Return the fields that members read beside atomic numbers, each with its key."""
+        """Return the fields that members read, each with its key."""
         keys = {one.name: self.structures.key(atoms, one) for one in self.structures.fields}
         return {one.name: (keys[one.name], value_on(atoms, one, keys[one.name])) for one in self.structures.fields}
 
     def _predicted(self, atoms: Atoms) -> Predictions:
-        """Return the prediction of a structure; on the CPU's neighbours where those of a GPU fail."""
+        """Return a structure's prediction, by the CPU's neighbours if a GPU fails."""
         try:
             return self.ensemble.predict_checked(self._graph(atoms))
         except RuntimeError as error:
@@ -85,7 +85,7 @@ class EnsembleCalculator(Calculator):
             return self.ensemble.predict_checked(self._graph(atoms))
 
     def _graph(self, atoms: Atoms) -> GraphBatch:
-        """Return the graph of a structure: the last one with another geometry, where the rest is the same."""
+        """Return a structure's graph, with a new geometry alone where possible."""
         last, name = self._last, "the structure"
         same = last is not None and np.array_equal(last[1].numbers, atoms.numbers)
         if last is not None and same and (last[1].pbc == atoms.pbc).all() and not _changed(last[2], self.values):
@@ -132,13 +132,13 @@ def calculator(
 
 
 def _device(ensemble: Ensemble) -> torch.device:
-    """Return the device of all members; the CPU where they lie on several."""
+    """Return the device of all members, or the CPU for several."""
     devices = {member.model.device for member in ensemble.members}
     return devices.pop() if len(devices) == 1 else torch.device("cpu")
 
 
 def _changed(before: Values, now: Values) -> list[str]:
-    """Return the fields whose value is another, or has another key and maybe another unit."""
+    """Return the fields with a changed value or key."""
     return [name for name, (key, old) in before.items() if key != now[name][0] or not np.array_equal(old, now[name][1])]
 
 

@@ -156,7 +156,7 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
 
 
 def outcome_alone(member: Member, batch: GraphBatch) -> Outcome:
-    """The same without the member's company."""
+    """Return the outcome of a member that is computed alone."""
     try:
         predictions, states = member.model.predict_with_states(seen(member, batch))
     except (InputError, MemoryError, RuntimeError) as error:

@@ -81,7 +81,7 @@ def device_limits() -> tuple[int, int]:
 
 
 def default_budget(sizes: Sizes, limits: Sequence[int] | None = None) -> Budget:
-    """Return limits for nodes and edges that every graph keeps; by default those of the device."""
+    """Return limits for nodes and edges that every graph keeps."""
     nodes, edges = limits or device_limits()
     largest = int(sizes.nodes.max(initial=0)), int(sizes.edges.max(initial=0))
     return Budget(max_nodes=max(nodes, largest[0]), max_edges=max(edges, largest[1]))

@@ -73,7 +73,7 @@ class Structures:
         return self.max_neighbours is None and not self.encodings and self.coarsening is None
 
     def moved(self, graph: GraphBatch, atoms: Atoms, name: str, neighbours: SkinList) -> GraphBatch:
-        """Return the graph of a structure that moved since it had this one, on the device of its neighbours.
+        """Return the graph of a structure that moved since the given one.
 
         Elements, periodic axes and fields are the same, and no number depends on which way the graph was made.
         """
@@ -98,7 +98,7 @@ class Structures:
         )
 
     def graphs(self, structures: Sequence[Atoms]) -> GraphBatch | None:
-        """Return the graphs of several structures at once; None where ``graph`` has to make them one by one."""
+        """Return the graphs of several structures; None to make them singly."""
         keys = {field.name: self.key(structures[0], field) for field in self.fields}
         if any(self.key(atoms, field) != keys[field.name] for field in self.fields for atoms in structures):
             return None
@@ -159,7 +159,7 @@ class NamedMake(MakerOfMany):
 
     @classmethod
     def together(cls, makers: Sequence["NamedMake"]) -> GraphBatch | None:
-        """Return the graphs of several structures; None where one has to be made alone."""
+        """Return the graphs of several structures; None to make them singly."""
         batch = makers[0].structures.graphs([one.atoms for one in makers])
         if batch is None:
             return None

@@ -27,7 +27,7 @@ _TIE = 1e-8  # Angstrom, or times a cutoff below 1; distances closer than this c
 
 @dataclass(frozen=True, slots=True)
 class ReadResults:
-    """Results that came with a structure, in place of a calculator: those of its positions as they are."""
+    """Results that came with a structure, in place of a calculator."""
 
     results: dict[str, Any]
 
@@ -129,7 +129,7 @@ def neighbour_list(
 def labels_of(
     atoms: Atoms, fields: Iterable[Field], keys: Mapping[str, str], optional: Collection[str], name: str
 ) -> list[tuple[Field, Any]]:
-    """Return the fields that a structure has, with their values; InputError where one is missing."""
+    """Return a structure's fields with values; InputError where one is missing."""
     labels: list[tuple[Field, Any]] = []
     for field in fields:
         if field.name == ATOMIC_NUMBERS:

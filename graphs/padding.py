@@ -166,7 +166,7 @@ def padded(
 
 
 def as_padded(batch: GraphBatch) -> GraphBatch:
-    """Return a copy that knows no more than ``padded`` gave it, in a fixed order."""
+    """Return a copy that knows only what ``padded`` gave it."""
     topology, arrays = replace(batch.topology), batch.topology.index_arrays
     topology.index_arrays.update({name: arrays[name] for name in sorted(arrays)})
     object.__setattr__(topology, "_longest", batch.topology.longest)
@@ -186,7 +186,7 @@ def _most_edges(nodes: int, edges: int) -> int:
 
 
 def spread_over(count: int, first: int, end: int, device: torch.device) -> Tensor:
-    """Return ascending numbers from ``first`` to before ``end``, each as often as others."""
+    """Return ascending numbers from ``first`` to before ``end``, evenly spread."""
     return first + torch.arange(count, device=device) * (end - first) // max(count, 1)
 
 

@@ -1,4 +1,4 @@
-"""Graphs of many structures at once: those that ``from_ase`` makes one by one."""
+"""Graphs of many structures at once, as ``from_ase`` makes each."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -120,7 +120,7 @@ def _together(
 
 
 def _singular(cells: Float[ndarray, "graphs 3 3"], periodic: Bool[ndarray, "graphs 3"]) -> bool:
-    """Return True where the vectors along periodic axes of some cell may not be independent."""
+    """Return True where a cell's periodic vectors may not be independent."""
     lengths = np.maximum(np.linalg.norm(cells, axis=2), 1e-300)
     doubtful = periodic.any(axis=1) & ~(
         (np.abs(np.linalg.det(cells / lengths[:, :, None])) > CLEAR) & periodic.all(axis=1)
@@ -132,7 +132,7 @@ def _singular(cells: Float[ndarray, "graphs 3 3"], periodic: Bool[ndarray, "grap
 
 
 def _sizes(counts: Int64[ndarray, " graphs"], periodic: Bool[ndarray, "graphs 3"]) -> Iterator[NDArray[np.int64]]:
-    """Yield the small structures without periodic axes by number of atoms, not too many at once."""
+    """Yield small structures without periodic axes, grouped by number of atoms."""
     small = np.flatnonzero((counts <= SMALL) & ~periodic.any(axis=1))
     for count in np.unique(counts[small]).tolist():
         graphs = small[counts[small] == count]
@@ -141,7 +141,7 @@ def _sizes(counts: Int64[ndarray, " graphs"], periodic: Bool[ndarray, "graphs 3"
 
 
 def _open_pairs(positions: Float[ndarray, "graphs nodes 3"], cutoff: float) -> list[Edges] | None:
-    """Return the edges of structures of one size, sorted; None where atoms meet or are too far away to tell."""
+    """Return sorted edges of structures of one size; None in doubt."""
     graphs, nodes, _ = positions.shape
     if np.abs(positions).max() > FARTHEST * cutoff * REACH:
         return None
@@ -165,7 +165,7 @@ def _searched(
     cutoff: float,
     max_neighbours: int | None,
 ) -> tuple[NDArray[np.float64], Edges]:
-    """Return the positions, inside the cell where they were far away, and the edges of one structure."""
+    """Return positions, wrapped where far away, and edges of one structure."""
     completed = completed_cell(cell, periodic, "structure")
     senders, receivers, images = neighbour_list(positions, completed, periodic, cutoff, max_neighbours)
     shifts = np.asarray(images @ completed, dtype=np.float64)
@@ -183,7 +183,7 @@ def _searched(
 
 
 def _joined(field: Field, values: Mapping[int, Any], counts: Int64[ndarray, " graphs"]) -> Tensor | None:
-    """Return the values of a field of all graphs, zeros where there are none; None where a value needs a closer look."""
+    """Return a field's values of all graphs; None in doubt."""
     arrays = {graph: np.asarray(value) for graph, value in values.items()}
     kinds = {array.dtype for array in arrays.values()}
     if len(kinds) > 1 or {kind.kind for kind in kinds} - ({"i"} if field.classes else {"f", "i"}):

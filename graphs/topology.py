@@ -79,7 +79,7 @@ class Topology:
         return shared
 
     def repeated(self, copies: int) -> "Topology":
-        """Return the edges of so many copies of all nodes, with derived arrays.
+        """Return the edges of copies of all nodes, with derived arrays.
 
         >>> Topology.square(torch.tensor([1, 0]), torch.tensor([0, 1]), 2).repeated(3).senders.tolist()
         [1, 0, 3, 2, 5, 4]
@@ -180,7 +180,7 @@ class Topology:
 
     @property
     def longest(self) -> tuple[int, int] | None:
-        """Edges of the longest row and column; None where no CPU has seen the edges.
+        """Edges of the longest row and column; None where not counted.
 
         The host never waits for it: it is counted on a CPU and moves with the edges.
         """
@@ -191,12 +191,12 @@ class Topology:
         return self._longest
 
     def long_ends(self, limit: int = LONG) -> tuple[bool, bool]:
-        """Return whether a row and a column may have more edges than ``limit``."""
+        """Return whether row and column may have more than ``limit`` edges."""
         row, column = (self.num_edges,) * 2 if self.num_edges <= limit or self.longest is None else self.longest
         return row > limit, column > limit
 
     def prepare(self) -> None:
-        """Derive what kernels of a GPU read, on the CPU where the edges still are.
+        """Derive what kernels of a GPU read, on the edges' CPU.
 
         One pass over the edges in place of a sort on the device.
         """
@@ -255,7 +255,7 @@ class Topology:
 
 
 class Ascending(NamedTuple):
-    """Offsets of ascending rows, their number and the items of the longest, if known."""
+    """Offsets of ascending rows, their number, and the longest if known."""
 
     rows: int
     offsets: Tensor
@@ -274,7 +274,7 @@ def note_ascending(items: Int[Tensor, " items"], rows: int, offsets: Tensor, lon
 
 
 def ascending(items: Int[Tensor, " items"], rows: int) -> Ascending | None:
-    """Return what was noted of the rows of items; None where nothing was."""
+    """Return the note on the rows of items; None without one."""
     version, noted = _ascending.get(items, (None, None))
     return noted if noted is not None and version == items._version and noted.rows == rows else None
 
@@ -290,7 +290,7 @@ def tiled(numbers: Int[Tensor, " items"], copies: int, step: int) -> Int[Tensor,
 
 
 def repeated_offsets(offsets: Int[Tensor, " rows_plus_one"], copies: int, items: int) -> Int[Tensor, " all_plus_one"]:
-    """Return the offsets of as many copies of rows with ``items`` in all.
+    """Return the offsets of copies of rows with ``items`` in all.
 
     >>> repeated_offsets(torch.tensor([0, 2, 3]), copies=2, items=3).tolist()
     [0, 2, 3, 5, 6]

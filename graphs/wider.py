@@ -56,7 +56,7 @@ def pairs_key(cutoff: float | None) -> tuple[str, Location]:
 
 
 def pairs_of_nodes(batch: GraphBatch, cutoff: float | None) -> Int[Tensor, "5 pairs"]:
-    """Return receiver, sender and the image of the sender in cell vectors; kept with the batch."""
+    """Return receiver, sender and the sender's image in cell vectors."""
     table: Tensor = batch._derive(
         *pairs_key(cutoff), lambda: _all_pairs(batch) if cutoff is None else _pairs_within(batch, cutoff)
     )

@@ -26,7 +26,7 @@ from hydragnn.base.places import (
     reported_kind,
     source_kind,
 )
-from hydragnn.base.settings import read_toml, store_override, with_overrides
+from hydragnn.base.settings import Settings, read_toml, store_override, with_overrides
 from hydragnn.distributed.launch import this_launch
 from hydragnn.record import RunRecord
 from hydragnn.scripts.run_sources import CONFIG, run_folder, run_of
@@ -108,18 +108,17 @@ def train(
     ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration.
     """
     _allow_code(allow_code)
-    if isinstance(config, str | Path | dict) and this_launch().size == 1:
+    source = config
+    if not isinstance(config, Settings):
         own = run_of(config)
         table, path = _table(config if own is None else own / CONFIG, overrides)
-        check_stores(table, path)
-    from hydragnn.config import AnyConfig, config_from_table
+        if this_launch().size == 1:
+            check_stores(table, path)  # needs no torch, which takes seconds to load
+    from hydragnn.config import config_from_table
     from hydragnn.runs import console_progress
     from hydragnn.runs import train as run
 
-    source = config
-    if not isinstance(config, AnyConfig):
-        own = run_of(config)
-        table, path = _table(config if own is None else own / CONFIG, overrides)
+    if not isinstance(config, Settings):
         config = config_from_table(table, path, stored=own is not None)
     place = run_folder(source, out, resume=resume)
     return run(config, place, resume=resume, memory=memory, progress=None if quiet else console_progress())

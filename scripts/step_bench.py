@@ -65,7 +65,7 @@ Row = dict[str, Any]
 
 
 def crystals(count: int, seed: int = 0) -> MemoryStore:
-    """Return rattled alloys of 64 atoms, all neighbours within 5 Angstrom; energies and forces are random."""
+    """Return rattled alloys of 64 atoms with random energies and forces."""
     from ase.build import bulk
 
     random, graphs = np.random.default_rng(seed), []
@@ -133,7 +133,7 @@ def assembled(config: RunConfig, store: MemoryStore, settings: StepSettings) -> 
 
 
 def peer_measured(package: str, kind: str, share: Share, settings: StepSettings) -> Row:
-    """Return the figures of another package on the same batch, or why there are none."""
+    """Return another package's figures on the batch, or the reason against."""
     sizes: dict[str, Any] = {"hidden": settings.hidden, "layers": 3, "radial": RADIAL, "cutoff": CUTOFF}
     if kind == "mace":
         own = MODELS["mace"]
@@ -179,7 +179,7 @@ def peer_step(model: nn.Module, predict: Predict) -> Callable[[], None]:
 
 
 def dynamics_rows(settings: StepSettings) -> Iterator[Row]:
-    """Yield one row for every size of a crystal of copper that moves by the calculator."""
+    """Yield a row per size of a copper crystal that moves."""
     from ase import units
     from ase.build import bulk
     from ase.md.verlet import VelocityVerlet
@@ -206,7 +206,7 @@ def dynamics_rows(settings: StepSettings) -> Iterator[Row]:
 
 
 def measured(work: Callable[[], object], settings: StepSettings) -> Row:
-    """Return the figures of a call: milliseconds, and on a GPU how it is used."""
+    """Return a call's milliseconds, and on a GPU its use."""
     for _ in range(4):  # kernels are compiled, and a size is recorded at its third use
         work()
     gpu = settings.device == "cuda"
@@ -272,7 +272,7 @@ def cell(value: Any) -> str:
 
 
 def write_page(path: Path, about: str, rows: Mapping[str, Sequence[Row]]) -> None:
-    """Write the tables below the text of a page, or as a page of their own."""
+    """Write the tables below the text of a page, or alone."""
     mark = "\n## Steps and dynamics on this card\n"
     text = path.read_text(encoding="utf-8").partition(mark)[0] if path.exists() else "# Steps and dynamics\n"
     write_atomically(path, f"{text}{mark}\n`hydragnn bench steps`, {about}\n{tables(rows)}")

@@ -22,7 +22,7 @@ PEERS: Mapping[str, tuple[str, ...]] = {
 
 
 def peer_of(package: str, kind: str, batch: Mapping[str, Tensor], **sizes: Any) -> tuple[nn.Module, Predict]:
-    """Return a package's network and its energies and forces; ImportError without the package.
+    """Return a package's network, energies and forces; ImportError without it.
 
     ``batch``: numbers, positions, senders, receivers, shifts (Angstrom), graph of every node, cells ``[graphs, 3, 3]``, offsets of graphs.
     ``sizes``: hidden, layers, radial, cutoff; for MACE max_ell.

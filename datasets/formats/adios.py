@@ -183,7 +183,7 @@ class AdiosPartReader:
     def joined(
         self, name: str, dtype: np.dtype[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> bytearray | None:
-        """Return runs of rows out of the mapped file; None where ADIOS2 has to read a block."""
+        """Return mapped runs of rows; None where ADIOS2 must read a block."""
         places, calls = self._places[name], self._calls[name]
         if not places.row_bytes:  # stored nowhere
             return None
@@ -203,7 +203,7 @@ class AdiosPartReader:
             return places.joined(memoryview(self._bytes.content), starts, stops)
 
     def _found(self, name: str, block: int, dtype: np.dtype[Any]) -> int:
-        """Return the first byte of a block in the file, by its content; ``ABSENT`` where it is not there.
+        """Return a block's first byte in the file, or ``ABSENT``.
 
         Between arrays of a step there are small gaps, and arrays mostly lie in the order of their names here.
         """

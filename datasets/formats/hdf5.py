@@ -180,7 +180,7 @@ class Hdf5PartReader:
     def joined(
         self, name: str, dtype: np.dtype[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> bytearray | None:
-        """Return runs of rows out of the mapped file; None where ``fill`` has to read."""
+        """Return mapped runs of rows; None where ``fill`` must read."""
         with self._reading(name):
             if name not in self._places:
                 data = self._dataset(name)

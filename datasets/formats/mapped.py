@@ -20,7 +20,7 @@ class MappedFile:
     """Content of a file that must not change."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, which is mapped on first use; OSError where that is impossible."""
+        """Open the file, mapped on first use; OSError where that is impossible."""
         self._bytes = os.open(path, os.O_RDONLY)
         self._closing = weakref.finalize(self, os.close, self._bytes)  # also where nobody closes the store
         self._written = _state_of(self._bytes)

@@ -92,7 +92,7 @@ class OneStructure(MakerOfMany):
 
     @classmethod
     def together(cls, makers: Sequence["OneStructure"]) -> GraphBatch | None:
-        """Return the graphs of several structures; None where one has to be made alone."""
+        """Return the graphs of several structures; None to make them singly."""
         from hydragnn.graphs.together import from_ase_together
 
         structures = [one.read() for one in makers]
@@ -120,7 +120,7 @@ def frame_name(path: Path, index: str, number: int) -> str:
 
 
 def _structures(path: Path, settings: AseBuild) -> Iterator[tuple[int, Callable[[], Any]]]:
-    """Yield number of atoms and reader of each structure; extended XYZ is divided, not parsed."""
+    """Yield number of atoms and reader of each structure, unparsed where possible."""
     from ase.io import iread
     from ase.io.formats import open_with_compression
 

@@ -27,7 +27,7 @@ TOGETHER, NODES_TOGETHER = 256, 2**13
 
 
 class MakerOfMany(ABC):
-    """Maker of one graph that makes those of others of its kind in the same go."""
+    """Maker of one graph, or of several of its kind at once."""
 
     @abstractmethod
     def size(self) -> int:
@@ -40,16 +40,16 @@ class MakerOfMany(ABC):
     @classmethod
     @abstractmethod
     def together(cls, makers: Sequence[Any]) -> GraphBatch | None:
-        """Return the graphs of several makers as one batch; None or InputError where only single ones tell what is wrong."""
+        """Return graphs as one batch; None or InputError to make them singly."""
 
 
 def nodes_of(make: Make) -> int:
-    """Return the nodes of a graph to be made; ``NODES_TOGETHER`` where it is made alone."""
+    """Return a graph's nodes before making; ``NODES_TOGETHER`` if made singly."""
     return make.size() if isinstance(make, MakerOfMany) else NODES_TOGETHER
 
 
 def made_together(makers: Sequence[Make]) -> GraphBatch | None:
-    """Return the graphs of makers of one kind as one batch; None where they have to be made one by one."""
+    """Return the makers' graphs as one batch; None to make them singly."""
     first = makers[0]
     if not isinstance(first, MakerOfMany) or len(makers) == 1:
         return None
@@ -64,7 +64,7 @@ FEW = 8
 
 
 def pieces_of(makers: Sequence[Make]) -> Iterator[tuple[Sequence[Make], GraphBatch | None]]:
-    """Yield makers in order, with their graphs or, where they have to be made one by one, None."""
+    """Yield makers in order with their graphs; None to make them singly."""
     batch = made_together(makers)
     if batch is None and len(makers) > FEW:
         yield from pieces_of(makers[: len(makers) // 2])
@@ -93,7 +93,7 @@ def groups_of_makers(makers: Iterable[Make]) -> Iterator[list[Make]]:
 
 
 def made(makers: Iterable[Make]) -> Iterator[GraphBatch]:
-    """Yield the graphs of makers in order, several in a batch where that is faster; InputError for the first fault."""
+    """Yield the graphs of makers in order; InputError for the first fault."""
     for group in groups_of_makers(makers):
         for some, batch in pieces_of(group):
             yield from ([batch] if batch is not None else (make() for make in some))

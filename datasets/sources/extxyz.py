@@ -1,4 +1,4 @@
-"""Structures of extended XYZ, read as ASE reads them in a fraction of the time.
+"""Structures of extended XYZ, read as ASE reads them, but faster.
 
 Plain frames are split here: words, numbers and truth values with an equals sign before them, and atoms in columns of the declared
 number. ASE reads all others.
@@ -36,7 +36,7 @@ class NotPlain(Exception):
 
 
 def read_frame(text: str) -> Atoms:
-    """Return the structure of one frame; whatever ASE raises where it cannot be read.
+    """Return the structure of one frame; ASE's errors where unreadable.
 
     >>> read_frame('1\\nenergy=-0.5 pbc="F F F"\\nH 0.0 0.0 0.0\\n').calc.results
     {'energy': np.float64(-0.5)}
@@ -85,7 +85,7 @@ def _entries(comment: str) -> dict[str, Any]:
         key, place = match[1], match.end()
         value = _value(match[2] or match[3])
         if key in SPECIAL_3_3_KEYS:
-            if np.shape(value) != (9,) or value.dtype.kind not in "if":
+            if not isinstance(value, np.ndarray) or value.shape != (9,) or value.dtype.kind not in "if":
                 raise NotPlain
             value = value.reshape((3, 3), order="F")
         entries[key] = value if key.lower() != "uid" else match[2] or match[3]
@@ -93,7 +93,9 @@ def _entries(comment: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    parts = re.split(r"[\s,]+", text.strip())
+    parts = re.findall(r"[^\s,]+", text)
+    if not parts:
+        raise NotPlain
     if all(map(_INTEGER.fullmatch, parts)):
         numbers = np.array(list(map(int, parts)))
         return numbers if len(parts) > 1 else numbers[0]
@@ -111,7 +113,7 @@ def _value(text: str) -> Any:
 
 @lru_cache(maxsize=64)
 def _columns(declared: Any) -> tuple[tuple[tuple[str, str, int, int], ...], int]:
-    """Return name, type, first and last column of every property, and the number of columns."""
+    """Return name, type and columns of every property, and their number."""
     fields = str(declared).split(":")
     names, start = [], 0
     for name, kind, width in zip(fields[::3], fields[1::3], map(int, fields[2::3]), strict=True):

@@ -119,7 +119,7 @@ class InputsMake(MakerOfMany):
 
     @classmethod
     def together(cls, makers: Sequence["InputsMake"]) -> GraphBatch | None:
-        """Return the graphs of several makers; None where one has to be made alone."""
+        """Return the graphs of several makers; None to make them singly."""
         batch = made_together([one.make for one in makers])
         return None if batch is None else makers[0]._inputs_of(batch)
 

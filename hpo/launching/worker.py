@@ -123,7 +123,7 @@ def run_module(module: str, request: dict[str, Any]) -> int:
 
 
 def preload(module: str) -> None:
-    """Import the package of the module and what its ``preload`` names, for attempts to share.
+    """Import a module's package and what its ``preload`` names.
 
     Not beside an accelerator, whose driver does not survive a fork, nor where forked libraries are not safe.
     """

@@ -38,7 +38,7 @@ class ParzenEstimators(Sampler):
         self._point: Point = {}
 
     def propose(self, history: History, number: int) -> Point:
-        """Return the point of a fresh Optuna sampler; at further draws, points ever farther from it."""
+        """Return a fresh Optuna sampler's point; later draws lie farther away."""
         if not history.draw:
             self._point = self._drawn(history, number)
             return self._point
@@ -75,7 +75,7 @@ class ParzenEstimators(Sampler):
             self._groups = _occurring_together(self._memory.trials, self._allowed)
 
     def _trial_of(self, history: History, trial: Trial) -> FrozenTrial:
-        """Return a trial as the estimators see it, without the checks and the copies of a study's own."""
+        """Return a trial for the estimators, without checks and copies."""
         state = outcome(
             trial, TrialState.PRUNED if trial.results else TrialState.RUNNING
         )  # a rung that was passed counts
@@ -95,7 +95,7 @@ class ParzenEstimators(Sampler):
 
 
 class Memory(InMemoryStorage):
-    """Storage of a study whose trials are a list of which nothing is copied."""
+    """Storage of a study whose trials are a list without copies."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -153,7 +153,7 @@ def fractions_of(parameter: FloatRange | IntRange, values: NDArray[np.float64]) 
 
 
 def near_point(space: Space, point: Point, distance: float, generator: np.random.Generator) -> Point:
-    """Return a point with one value or more drawn anew, near the old ones.
+    """Return a point with some values drawn anew, near the old.
 
     ``distance``: from 0, where one value moves a little, to 1, where most are drawn from everywhere.
     """

@@ -234,7 +234,7 @@ class MACEMessage(nn.Module):
         return self.radial.filters_of(graph), graph.sharing
 
     def axes(self, path: Path, graph: MessageGraph) -> Float[Tensor, "edges axes"]:
-        """Return coupled harmonics per path, for every component of the sender; all layers share them."""
+        """Return coupled harmonics per path and sender's component, which layers share."""
         state, edge, message = path
         harmonics = graph.once("harmonics", lambda: self.harmonics(graph.directions))
         if not state:
@@ -248,7 +248,7 @@ class MACEMessage(nn.Module):
 
 
 def edges_of_components(topology: Topology, components: int) -> Topology:
-    """Return edges from every component of a sender, one after the other, which share the weight of the edge."""
+    """Return edges from every component of a sender, one after the other."""
     if components == 1:
         return topology
     numbers = torch.arange(components, device=topology.senders.device)

@@ -44,7 +44,7 @@ def keep_memory() -> bool:
 
 
 def has_gpu() -> bool:
-    """Return True where a driver of GPUs is loaded and none was hidden from this process: torch, which takes seconds, is not asked."""
+    """Return True where a GPU is visible, without loading torch."""
     hidden = any(environment().get(name) in ("", "-1") for name in HIDING)
     return not hidden and any(path.exists() for path in ACCELERATORS)
 

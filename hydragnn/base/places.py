@@ -1,4 +1,4 @@
-"""Checks of the paths that commands take, which need no more than a look at the files.
+"""Checks of the paths that commands take, without torch.
 
 Commands call them before they import torch, and whatever opens a path calls them again.
 """
@@ -50,7 +50,7 @@ def check_stores(table: dict[str, Any], origin: Path) -> None:
 
 
 def is_store(path: Path) -> bool:
-    """Return True where the path is a store; InputError if it is missing."""
+    """Return True for the path of a store; InputError without one."""
     check_exists(path)
     return path.suffix in (".h5", ".bp") or (path / MANIFEST).is_file()
 
@@ -86,7 +86,7 @@ def check_suffix(path: Path) -> None:
 
 
 def reported_kind(folder: Path) -> Kind:
-    """Return the kind of a folder that has a report; InputError for any other.
+    """Return the kind of a folder with a report; InputError for others.
 
     The order matters: an ensemble's member holds a record, an ensemble may lie inside a campaign.
     """
@@ -101,7 +101,7 @@ def reported_kind(folder: Path) -> Kind:
 
 
 def source_kind(source: Path) -> str:
-    """Return "a campaign" or "a run", of which ensembles are made; InputError for anything else."""
+    """Return "a campaign" or "a run"; InputError for anything else."""
     if not source.is_dir():
         problem = "is a file" if source.exists() else "does not exist"
         raise InputError(

@@ -44,7 +44,10 @@ class ActsWith:
 
 
 class Settings(pydantic.BaseModel):
-    """Base of configuration models: frozen, no unknown keys, documented attributes."""
+    """Base of configuration models: frozen, without unknown keys.
+
+    The docstring below a key is its text in the reference; fields have no ``description``, since parsing sources slows every start.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 

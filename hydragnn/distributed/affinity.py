@@ -1,4 +1,4 @@
-"""Cores beside a GPU: a process that feeds it from another socket is slower."""
+"""Cores beside a GPU; those of another socket feed it slower."""
 
 import os
 from contextlib import suppress

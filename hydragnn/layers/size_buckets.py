@@ -107,7 +107,7 @@ def size_buckets(counts: Int[Tensor, " graphs"], owner: Int[Tensor, " nodes"]) -
 
 
 def padded_buckets(counts: Int[Tensor, " graphs"], nodes: int, size_of: Callable[[int], int]) -> SizeBuckets:
-    """Return buckets of few sizes and numbers of graphs, for a batch padded to ``nodes``.
+    """Return buckets of few sizes for a batch padded to ``nodes``.
 
     Sizes are powers of two and the middles between them, numbers of graphs those of ``size_of``. Nodes that pad the batch are in a bucket of their own.
 
@@ -137,7 +137,7 @@ def padded_buckets(counts: Int[Tensor, " graphs"], nodes: int, size_of: Callable
 
 
 def ladder_size(count: int) -> int:
-    """Return the next power of two or middle between two, from 4 on.
+    """Return the next power of two or middle between two.
 
     >>> [ladder_size(count) for count in (1, 5, 7, 9, 13, 64, 65)]
     [4, 6, 8, 12, 16, 64, 96]

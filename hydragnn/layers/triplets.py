@@ -139,7 +139,7 @@ class TripletSumsAtReceivers(nn.Module):
 
 
 def onward_triplets(vectors: Float[Tensor, "edges dim"], topology: Topology) -> Int[Tensor, "2 triplets"]:
-    """Return both edges of every triplet that does not lead back; the second ones ascend."""
+    """Return both edges of triplets that do not lead back, seconds ascending."""
     reverse, has_reverse = reverses_of(vectors, topology)
     first, second = triplets_of(topology)
     onward = (first != reverse.index_select(0, second)) | ~has_reverse.index_select(0, second)
@@ -147,7 +147,7 @@ def onward_triplets(vectors: Float[Tensor, "edges dim"], topology: Topology) -> 
 
 
 def padded_triplets(triplets: Int[Tensor, "2 triplets"], edges: int, all_edges: int) -> Int[Tensor, "2 more"]:
-    """Return the triplets of a batch of ``edges``, and others among those that pad it."""
+    """Return the triplets of a batch and others among padding edges."""
     more = padded_size(triplets.shape[1]) - triplets.shape[1]
     return torch.cat([triplets, spread_over(more, edges, all_edges, triplets.device).expand(2, -1)], dim=1)
 

@@ -25,10 +25,10 @@ class Recorder(Protocol):
     """Recorder of functions without arguments."""
 
     def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
-        """Return what computes the function again in the same memory, and its result, which stays there."""
+        """Return a function that repeats the computation in place, and its result."""
 
     def reserved(self) -> int:
-        """Return the bytes that the process keeps on the device, recordings among them."""
+        """Return the bytes that the process keeps on the device."""
 
 
 USES = 2
@@ -126,7 +126,7 @@ class Recording:
 
 
 def replays_of(model: GraphModel, record: Recorder, phases: Phases = (1.0, 1.0)) -> "Replays":
-    """Return the replays of a model's functions, nothing recorded yet; ``phases`` are those of sizes."""
+    """Return the replays of a model's functions, with nothing recorded yet."""
     if model.description.model.checkpoint_activations and has_dropout(model):
         raise NotRecordable("with model.checkpoint_activations dropout is drawn twice")
     return Replays(record, next(model.parameters()).device, padding_of(model, phases))
@@ -138,7 +138,7 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 def brings_sizes(model: GraphModel) -> bool:
-    """Return True where batches bring sizes that the data decide, which copies of a batch do not."""
+    """Return True where batches bring sizes that the data decide."""
     settings = model.description.model
     attends = settings.global_attention is not None and settings.global_attention.kind != "linear"
     parts = IndexedNodeHead, TripletSumsAtReceivers
@@ -220,7 +220,7 @@ class Replays:
     def can_record(
         self, key: Any, function: Callable[..., Any], batch: GraphBatch, tensors: tuple[Tensor, ...]
     ) -> bool:
-        """Record a size that has come often enough; return False where it was not recorded."""
+        """Record a size that has come often enough; return False otherwise."""
         self.uses[key] += 1
         if self.uses[key] <= USES:
             return False

@@ -65,7 +65,7 @@ PAIRS: tuple[str, Location] = ("pairs", "edge")
 
 
 def copies_of(batch: GraphBatch, copies: int, *, paired: bool) -> GraphBatch:
-    """Return copies of a batch, one for each member, with pairs of edges as in the batch if asked for."""
+    """Return copies of a batch, one per member, with pairs if requested."""
     whole = repeated(batch, copies)
     pairs = pairs_of(edge_vectors(batch), batch.topology) if paired and batch.dim else None
     if pairs is not None:

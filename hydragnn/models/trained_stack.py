@@ -24,7 +24,7 @@ SIZES: Mapping[Location, int] = {"node": 12, "edge": 60, "graph": 3}
 
 
 class TrainedStack:
-    """Models of one description, dtype and device; each predicts what it would alone, to rounding."""
+    """Models of one shape, each predicting as it would alone, to rounding."""
 
     def __init__(self, models: Sequence[TrainedModel]) -> None:
         """Stack the weights; NotStackable for models that cannot be computed as one."""
@@ -101,7 +101,7 @@ class TrainedStack:
         ]
 
     def predicted(self, inputs: Sequence[GraphBatch]) -> Predicted:
-        """Return predictions and states of all members, one after the other, from normalised inputs: of all, or of each."""
+        """Return predictions and states of all members from normalised inputs."""
         whole = copies_of(inputs[0], len(self.normalisations), paired=True)
         if len(inputs) > 1:
             numbers = [name for name in self.inputs if not whole.fields[name].classes]
@@ -109,7 +109,7 @@ class TrainedStack:
         return eager_prediction(self.model, whole)
 
     def replayed(self, replays: Replays, inputs: GraphBatch) -> Predicted:
-        """The same by a recording; as it is computed where there can be none."""
+        """Return predictions and states by a recording where there can be one."""
 
         def predict(batch: GraphBatch) -> Any:
             return self.predicted([batch.to(self.first.device)])

@@ -162,7 +162,7 @@ def footprint_in_training(run: Assembly, number: int, model: ModelDescription, r
 def with_recordings(
     footprint: Footprint, run: Assembly, number: int, step: Callable[[GraphBatch], Tensor], limit: int
 ) -> Footprint:
-    """Return the footprint with what recordings keep, as it is where nothing can be recorded.
+    """Return the footprint with what recordings keep, if there are any.
 
     Steps before a recording keep their memory beside it. The recordings share theirs, which is that of the largest and gaps; a batch of about an eighth of
     the ``limit`` is recorded to see what the allocator takes for it. Each has a batch of its own.

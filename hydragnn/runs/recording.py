@@ -99,7 +99,7 @@ def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
 
 
 def phases_of(feed: Feed) -> Phases:
-    """Return the phases of sizes that pad a rank's batches of the first epoch least."""
+    """Return the phases of sizes that pad a rank's epoch least."""
     loader, sizes = feed.loader, feed.loader.sizes
     parts = loader.ranks * feed.placement.micro_batches
     batches = loader.batches(0)[:LOOKED_AT]

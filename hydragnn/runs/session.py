@@ -198,7 +198,7 @@ def select_device(device: torch.device | str | None) -> torch.device:
 
 
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
-    """Return this rank's GPU where there are several ranks, bound to the cores beside it."""
+    """Return this rank's GPU among several, bound to the cores beside."""
     if device.type != "cuda" or ranks.size == 1:
         return device
     own = own_gpu(ranks.local_rank)

@@ -17,7 +17,8 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, build_store, check_store, open_store, read_build_settings, store_info
-from hydragnn.datasets.build import graphs_of
+from hydragnn.datasets.build import graphs_of, makers_of
+from hydragnn.datasets.sources.base import made_together
 from hydragnn.datasets.sources.registry import for_prediction, settings_of_rule
 from hydragnn.graphs import (
     GraphBatch,
@@ -27,6 +28,7 @@ from hydragnn.graphs import (
     with_random_walk_encoding,
 )
 from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.pyg import to_pyg, torch_geometric
 
 ENERGY = {"name": "energy", "on": "graph", "unit": "eV", "role": "target", "dtype": "float64"}
@@ -87,6 +89,32 @@ def test_keys_scales_and_optional_fields_of_atoms(tmp_path: Path) -> None:
     assert actual["energy"].tolist() == [1.5, 0.25]
     assert actual.present("stress").tolist() == [True, False]
     assert actual["stress"][0].tolist() == [[-2, -12, -10], [-12, -4, -8], [-10, -8, -6]]
+
+
+def test_bytes_of_absent_labels_do_not_depend_on_grouping(tmp_path: Path) -> None:
+    crystals = structures()
+    for atoms in crystals[::2]:
+        atoms.info["virial"] = atoms.get_stress(voigt=False)
+    ase.io.write(tmp_path / "v.xyz", crystals)
+    stress = {
+        "name": "stress",
+        "on": "graph",
+        "shape": [3, 3],
+        "parity": "tensor",
+        "key": "virial",
+        "convert": "virial",
+    }
+    table = {
+        "kind": "ase",
+        "files": ["v.xyz"],
+        "cutoff": 3.0,
+        "fields": [{**stress, "role": "target", "optional": True}],
+    }
+    makers = [*makers_of(read_build_settings(table, tmp_path / "BUILD.toml"))]
+    together = made_together(makers)
+    assert together is not None and together.present("stress").tolist() == [True, False, True, False, True]
+    singly = concatenate([make() for make in makers])
+    assert together["stress"].numpy().tobytes() == singly["stress"].numpy().tobytes()
 
 
 def test_virials_become_stress_where_the_build_file_says_so(tmp_path: Path) -> None:

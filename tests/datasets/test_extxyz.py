@@ -27,6 +27,7 @@ PLAIN = {
     "columns": "2\nProperties=species:S:1:pos:R:3:forces:R:3:tag:I:1:site:S:1:charge:R:1:w:I:2\n"
     "o 0 0 0 1 2 3 -4 A1 0.5 1 2\r\nH  1 0 0 4 5 6 7 B 0.25 3 4",
     "whole results": '1\nProperties=species:S:1:pos:R:3:magmoms:I:1 energy=3 dipole="1 2 3"\nC 0 0 0 2\n',
+    "commas at ends": '1\na=T, b=",T" c=T,F, d=1, e=",1.5," f="T,,F" g="x,"\n' + ATOM,
     "twice": "1\nenergy=1.0 energy=2.0\n" + ATOM,
 }
 ODD = {
@@ -35,6 +36,7 @@ ODD = {
     "single quotes": "1\nnote='a b'\n" + ATOM,
     "bare word": "1\nfree energy=1\n" + ATOM,
     "spaces around": "1\nenergy = 1.0\n" + ATOM,
+    "commas alone": '1\nx=","\n' + ATOM,
     "JSON": '1\nx="_JSON true"\n' + ATOM,
     "not a number": "1\nenergy=nan\n" + ATOM,
     "underscores": "1\nx=1_000\n" + ATOM,
@@ -86,6 +88,13 @@ def test_a_fault_among_many_frames_names_file_and_frame(kind: str, tmp_path: Pat
     (tmp_path / "a.xyz").write_text(3 * good)
     build_store(AseBuild(files=[str(tmp_path / "a.xyz")], cutoff=3.0), tmp_path / "store.h5")
     assert list(open_store(tmp_path / "store.h5").texts["name"]) == ["a.xyz#0", "a.xyz#1", "a.xyz#2"]
+
+
+@pytest.mark.parametrize("key", ["stress", "virial", "Lattice"])
+def test_truth_values_in_place_of_a_tensor_are_one_sentence(key: str, tmp_path: Path) -> None:
+    (tmp_path / "a.xyz").write_text("1\n\n" + ATOM + f'1\n{key}="T T T T T T T T T"\n' + ATOM)
+    with pytest.raises(InputError, match=rf"a.xyz: structure 1 cannot be read.*ValueError.*{key}"):
+        build_store(AseBuild(files=[str(tmp_path / "a.xyz")], cutoff=3.0), tmp_path / "store.h5")
 
 
 def test_one_fault_among_many_frames_leaves_the_others_together(tmp_path: Path) -> None:

@@ -253,6 +253,16 @@ def _sentences(text: str) -> list[str]:
     return [s for p in paragraphs for s in re.split(r"(?<=[.!?])\s+(?=[A-Z\"(*X])", " ".join(p.split())) if s]
 
 
+def test_the_reference_has_a_meaning_for_every_key(root: Path) -> None:
+    program = "import sys; sys.path.insert(0, 'docs'); import reference; print(reference.configuration_page())"
+    command = [sys.executable, "-c", program]
+    page = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    rows = [re.split(r"(?<!\\)\|", row)[1:-1] for row in page.splitlines() if row.startswith("| `")]
+    assert len(rows) > 100
+    assert {row[0].strip() for row in rows if not row[5].strip()} <= {"`kind`"}  # the heading has it
+    assert {"Angstrom", "GB", "degrees"} <= {row[4].strip() for row in rows}
+
+
 def test_the_site_builds_without_warnings_and_loads_nothing_from_other_hosts(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

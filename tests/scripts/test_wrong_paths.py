@@ -1,5 +1,6 @@
 """Commands say what is wrong with a path before they import torch, in the words of whatever opens it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from hydragnn.base.places import SUFFIXES, check_model, check_source, check_stor
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.prediction.formats.suffixes import FORMATS
+from hydragnn.scripts import api
 
 RUN = 'name = "x"\n[data]\nstore = "{store}"\n'
 
@@ -80,6 +82,17 @@ def test_a_wrong_path_is_told_before_torch_is_imported(places: Path, root: Path)
             assert sentence in next(words), command_line
         code = 2 if sentence else 0
         assert next(words) == f"ended {code} False", command_line
+
+
+def test_a_configuration_from_a_pipe_is_read_once(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"learning = 1\n")
+    os.close(writing)
+    try:
+        with pytest.raises(InputError, match="learning"):
+            api.train(f"/dev/fd/{reading}", tmp_path / "r")
+    finally:
+        os.close(reading)
 
 
 def test_what_opens_a_path_says_the_same(places: Path) -> None:

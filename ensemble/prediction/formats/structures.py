@@ -1,4 +1,4 @@
-"""Extended XYZ files of predictions: the bytes that ASE writes, made from whole batches."""
+"""Extended XYZ files of predictions, byte for byte as ASE writes."""
 
 import math
 import re
@@ -155,7 +155,7 @@ class Frame:
 
 @cache
 def _form(arrays: tuple[tuple[str, str, int], ...], filled: bool) -> tuple[str, str]:
-    """Return the description of columns and the format of a line; ASE's empty symbols are numbers."""
+    """Return the description of columns and the format of a line."""
     columns = [("species", "S" if filled else "R", 1, "%-2s"), ("pos", "R", 3, COLUMNS["f"][1])]
     columns += [
         (PROPERTY_NAME_MAP.get(name, name), COLUMNS[kind][0], count, COLUMNS[kind][1]) for name, kind, count in arrays

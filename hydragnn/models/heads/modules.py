@@ -149,7 +149,7 @@ class IndexedNodeHead(nn.Module):
         return prediction
 
     def check(self, batch: GraphBatch) -> None:
-        """Raise InputError for a graph with another number of nodes, but for those that pad the batch."""
+        """Raise InputError for a graph with another number of nodes, unless padding."""
         if is_padded(batch):
             return
         counts = batch.counts("node")
