@@ -78,8 +78,8 @@ def one_shape(configs: Sequence[AnyConfig]) -> tuple[BranchPlan, GraphBatch]:
     models = [described_branches(config, opened, begun=True)[0].model for config in configs]
     if any(model != models[0] for model in models):
         raise NotStackable("trials differ in the shape of their models")
-    if any(config.train.compile == "on" or config.train.precision == "bf16" for config in configs):
-        raise NotStackable("compiled steps and bf16 are trained one after the other")
+    if any(config.train.compile == "on" or config.train.precision in ("bf16", "tf32") for config in configs):
+        raise NotStackable("compiled steps, bf16 and tf32 are trained one after the other")
     if any(config.batch.budget == "auto" or config.batch.memory for config in configs):
         raise NotStackable("batch.memory is that of a process, of which each trial would get a part")
     plan = plan_run(first, opened, begun=True)

@@ -55,7 +55,7 @@ class TrainSettings(Settings):
     ema_decay: float = Field(default=0.0, ge=0, lt=1)
     """Exponential moving average of weights used for validation and kept as the model; 0 is off."""
 
-    precision: Literal["fp64", "fp32", "bf16"] = "fp32"
+    precision: Literal["fp64", "fp32", "tf32", "bf16"] = "fp32"
     """Arithmetic of the step; bf16 keeps weights in fp32 (autocast)."""
 
     compile: Literal["off", "on", "auto"] = "off"

@@ -9,7 +9,7 @@ import typer
 from hydragnn.base.errors import InputError
 from hydragnn.scripts.kernel_commands import AsJson, bench, device_of
 
-PRECISIONS = ("fp32", "bf16", "fp64")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
 
 
 @bench.command("steps")

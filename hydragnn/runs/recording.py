@@ -23,6 +23,8 @@ from hydragnn.training.loop import replayed_gradient, replayed_predictions
 FEWEST = 500
 """Steps of a run that records by itself: 264 steps of PaiNN and their recordings took 13 s on an H200, and 18 s without."""
 
+NOT_REPLAYED = "steps are not replayed as graphs of the device: "
+
 LOOKED_AT = 1000
 """Batches of the first epoch by which sizes are chosen."""
 
@@ -34,7 +36,7 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> 
         return run
     reason: str | None = reason_against(run, ranks.size) if setting == "auto" else ""
     if reason:
-        return with_note(run, reason)
+        return with_note(run, NOT_REPLAYED + reason)
     replays: tuple[Replays, ...] = ()
     with keep_beating(heartbeat):
         try:
@@ -42,7 +44,7 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> 
         except (NotRecordable, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
         reason = shared_problem(reason, ranks, device)
-    return with_note(run, reason) if reason is not None else replaying_run(run, replays)
+    return with_note(run, NOT_REPLAYED + reason) if reason is not None else replaying_run(run, replays)
 
 
 def replaying_run(run: Assembly, replays: tuple[Replays, ...]) -> Assembly:
@@ -74,9 +76,9 @@ def reason_against(run: Assembly, ranks: int) -> str:
     return 'of several ranks this was not seen; graphs = "on" does so' if ranks > 1 else ""
 
 
-def with_note(run: Assembly, reason: str) -> Assembly:
-    """Return the run with the reason why its steps are not replayed."""
-    notes = [*run.record.notes, f"steps are not replayed as graphs of the device: {reason}"]
+def with_note(run: Assembly, note: str) -> Assembly:
+    """Return the run with one more note in its record."""
+    notes = [*run.record.notes, note]
     return replace(run, record=replace(run.record, notes=notes))
 
 

@@ -37,13 +37,13 @@ from hydragnn.runs.folder import (
 from hydragnn.runs.memory import within_memory
 from hydragnn.runs.plan import Stores, described_branches, plan_run
 from hydragnn.runs.progress import Progress
-from hydragnn.runs.recording import with_replays
+from hydragnn.runs.recording import with_note, with_replays
 from hydragnn.runs.signals import interrupt_at_once, trap_signals
 from hydragnn.runs.stopwatch import Stopwatch
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import Steps, take_step, take_steps, train_epochs
 
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
 
 
 def train(
@@ -143,6 +143,8 @@ def ready_run(
         run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or this.number is not None)
         run = within_memory(run, plan, ranks, earlier_budget(out), heartbeat, members)
         run = run if members > 1 else with_replays(run, ranks, heartbeat)
+        if plan.training.precision == "tf32" and device.type != "cuda":
+            run = with_note(run, "precision = tf32 is fp32 on a CPU, which has no products in TF32")
         checkpoint = latest_checkpoint(out / "checkpoints")
         if checkpoint:
             load_checkpoint(checkpoint, run.state, ranks, identity(run.record))

@@ -1,8 +1,8 @@
 """Context of the training loop and its callback protocol."""
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
@@ -104,6 +104,17 @@ class TrainingContext:
         if self.settings.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
+
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Compute products of matrices in TF32 in the block, for a run with ``tf32`` on a GPU."""
+        before = torch.get_float32_matmul_precision()
+        if self.settings.precision == "tf32" and self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def predictor(self, state: TrainState, branch: int) -> Callable[[GraphBatch], dict[str, Distribution]]:
         """Return the function that predicts a branch with the state's weights."""

@@ -190,7 +190,7 @@ def replayed_predictions(
     predict, targets = context.predictor(state, branch), context.targets[context.branches[branch]]
 
     def compute(batch: GraphBatch) -> dict[str, Distribution]:
-        with context.autocast():
+        with context.arithmetic(), context.autocast():
             return predict(batch)
 
     if not context.replays:
@@ -212,11 +212,12 @@ def add_gradient(
 
     ``scale`` is the weight of every target over the number of its labels ``[targets]``. All that a step needs of memory it needs here.
     """
-    with context.autocast():
-        predictions = predict(part)
-    sums = loss_sums(targets, predictions, part)
-    total = (sums * scale.to(sums.dtype)).sum()
-    state.parameters.add_gradient(total)
+    with context.arithmetic():
+        with context.autocast():
+            predictions = predict(part)
+        sums = loss_sums(targets, predictions, part)
+        total = (sums * scale.to(sums.dtype)).sum()
+        state.parameters.add_gradient(total)
     return sums.detach(), total.detach()
 
 

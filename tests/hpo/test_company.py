@@ -283,7 +283,7 @@ SMALL = Machine(cores=2, memory=4 * 10**9, gpus=0)
         ({}, {"model": {"kind": "gatv2", "hidden_dim": 8}}, SMALL, 1, "GATv2Layer have no stacked form"),
         ({}, {"model": {"kind": "schnet", "hidden_dim": 2048}}, SMALL, 1, "batches are large"),
         ({}, {"batch": {"max_graphs": 8, "memory": "1 GB"}}, SMALL, 1, "would get a part"),
-        ({}, {"train": {"precision": "bf16"}}, SMALL, 1, "compiled steps and bf16"),
+        ({}, {"train": {"precision": "bf16"}}, SMALL, 1, "compiled steps, bf16 and tf32"),
     ],
     ids=["trials", "most", "sampler", "memory", "GPU", "allocation", "shapes", "layers", "large", "limit", "bf16"],
 )

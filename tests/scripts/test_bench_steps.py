@@ -31,7 +31,7 @@ def test_steps_are_rows_beside_other_packages_and_tables_of_a_page(call: Call, t
     ("option", "value", "sentence"),
     [
         ("--kind", "schnett", "no such architecture; choose among"),
-        ("--precision", "fp8", "choose among fp32, bf16, fp64"),
+        ("--precision", "fp8", "choose among fp32, tf32, bf16, fp64"),
         ("--page", "none/page.md", "is no folder"),
     ],
 )

@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from hydragnn.architectures import architecture_of
-from hydragnn.config import RunConfig
+from hydragnn.config import RunConfig, TrainSettings
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
 from hydragnn.graphs.batch import GraphBatch
@@ -17,7 +19,7 @@ from hydragnn.models.replay import NotRecordable, NoWaiting
 from hydragnn.runs import train
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
-from hydragnn.training.context import Diverged
+from hydragnn.training.context import Diverged, TrainingContext
 from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import numbers_of, read_step, take_step
 from tests.hydragnn.training.conftest import ENERGY
@@ -117,3 +119,27 @@ def test_weights_that_diverged_in_the_last_step_before_an_end_are_not_saved(
     assert whole.status == "finished" and record.status == "failed"
     assert record.failure is not None and record.failure.kind == "diverged"
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "expected"),
+    [("tf32", "cuda", "high"), ("tf32", "cpu", "highest"), ("fp32", "cuda", "highest"), ("bf16", "cuda", "highest")],
+)
+def test_products_are_in_tf32_inside_steps_of_a_gpu_that_ask_for_it(precision: str, device: str, expected: str) -> None:
+    context: Any = SimpleNamespace(settings=TrainSettings(precision=precision), device=torch.device(device))
+    before = torch.get_float32_matmul_precision()
+    with pytest.raises(ZeroDivisionError), TrainingContext.arithmetic(context):
+        assert torch.get_float32_matmul_precision() == expected
+        raise ZeroDivisionError
+    assert torch.get_float32_matmul_precision() == before == "highest"
+
+
+def test_on_a_cpu_tf32_trains_as_fp32_and_the_record_states_it(
+    store: MemoryStore, make_config: Configs, tmp_path: Path
+) -> None:
+    records = [
+        train(make_config(train__epochs=1, train__precision=name), tmp_path / name, store=store)
+        for name in ("fp32", "tf32")
+    ]
+    assert records[0].curves == records[1].curves
+    assert [any("fp32 on a CPU" in note for note in record.notes) for record in records] == [False, True]
