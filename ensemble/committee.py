@@ -7,6 +7,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.ensemble.members import Company, Member, Outcome, finished_outcome, is_lack_of_memory, seen
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Location
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import TrainedModel
 from hydragnn.models.compiled_prediction import CompiledPrediction
@@ -17,6 +18,10 @@ WORK = {"cpu": 1 << 17, "cuda": 1 << 21}
 
 WEIGHTS = 1 << 26
 """Bytes of weights up to which members are computed as one: all are in memory then, whatever ``held`` says."""
+
+
+OUTCOMES: tuple[str, Location] = ("outcomes", "graph")
+"""Where a batch keeps what members predict for it, by committee and member."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,14 +44,11 @@ class Committee(Company):
         self.members = members
         self.groups: dict[int, Group] | None = None
         """By member; None before the first small batch."""
-        self._batch: GraphBatch | None = None
-        self._outcomes: dict[int, Outcome] = {}
-        self._failed: set[int] = set()
 
     def outcome(self, member: Member, batch: GraphBatch) -> Outcome | None:
         """Return a member's predictions; None where it is computed alone.
 
-        Those of its group are computed at once, and kept until another batch comes.
+        Those of its group are computed at once, and kept with the batch.
         """
         model, number = member.model, member.number
         small = batch.num_edges * model.settings.hidden_dim <= WORK.get(model.device.type, 0)
@@ -57,22 +59,23 @@ class Committee(Company):
         group = self.groups.get(number)
         if group is None:
             return None
-        if batch is not self._batch:
-            self._batch, self._outcomes, self._failed = batch, {}, set()
-        if number not in self._outcomes and number not in self._failed:
-            self._compute(member, group, batch)
-        return self._outcomes.get(number)
+        of_members: dict[int, Outcome | None] = batch._derived.setdefault(OUTCOMES, {}).setdefault(self, {})
+        if number not in of_members:
+            of_members |= self._compute(member, group, batch)
+        return of_members[number]
 
-    def _compute(self, member: Member, group: Group, batch: GraphBatch) -> None:
+    def _compute(self, member: Member, group: Group, batch: GraphBatch) -> dict[int, Outcome | None]:
+        """Return the outcomes of a group; None where each member has to find the graph that it cannot predict."""
         try:
             results = group.stack.predict_with_states(seen(member, batch))
         except (InputError, MemoryError, RuntimeError) as error:
             if not isinstance(error, InputError) and not is_lack_of_memory(error):
                 raise
-            self._failed.update(group.numbers)  # each alone finds the graph that it cannot predict
-            return
-        for number, latent, (predictions, states) in zip(group.numbers, group.latents, results):
-            self._outcomes[number] = finished_outcome(member.targets, latent, batch, predictions, states)
+            return dict.fromkeys(group.numbers)
+        return {
+            number: finished_outcome(member.targets, latent, batch, predictions, states)
+            for number, latent, (predictions, states) in zip(group.numbers, group.latents, results)
+        }
 
     def shared(self, seconds: Sequence[float]) -> tuple[float, ...]:
         """Return the seconds of members, equal for those of a group, whose first one took them all."""

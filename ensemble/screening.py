@@ -68,8 +68,12 @@ def screen(
 
 
 def without_screening(batch: GraphBatch) -> Screened:
-    """Return the batch with all graphs as valid ones."""
-    return Screened(whole=batch, valid=batch, reasons=("",) * len(batch))
+    """Return the batch with all graphs as valid ones.
+
+    An object of its own: members keep with it what they compute together, and tensors of the caller's may change.
+    """
+    own = replace(batch)
+    return Screened(whole=own, valid=own, reasons=("",) * len(batch))
 
 
 def outcome_of(member: Member, read: Screened) -> Outcome:

@@ -186,7 +186,7 @@ class SkinList:
             moved = positions - listed.positions @ deformation
         farthest = 2 * float(np.sqrt(np.square(moved).sum(axis=1).max()))
         limit = cutoff * REACH
-        apart = least * listed.shortest - farthest > min(CLOSEST, listed.shortest / 2)
+        apart = least * listed.shortest - farthest > CLOSEST
         sure = most * (limit - self.skin) + farthest < limit - _UNSURE
         return apart and sure and listed.reach * least - farthest > limit + _UNSURE
 

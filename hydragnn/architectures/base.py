@@ -292,6 +292,9 @@ class Architecture(nn.Module):
     node_cost: ClassVar[int] = 8
     """Edges that take a training step as long as a node does, by which ranks share a batch; measured by ``tests/benchmarks/bench_planning.py`` at 64 channels."""
 
+    stacked: ClassVar[Mapping[type[nn.Module], type[nn.Module]]] = {}
+    """Forms of its own layers with weights of several members ``[members, ...]``."""
+
     layers: nn.ModuleList
     """Layers made in ``__init__``; conditioning, attention and the like are put around each."""
     carried: Sequence[frozenset[int]]

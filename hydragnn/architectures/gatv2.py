@@ -18,6 +18,7 @@ from hydragnn.architectures.base import (
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import SiLU, gather_add, gather_multiply_sum, segment_max, segment_mean, segment_sum, spread
 from hydragnn.layers import MessageGraph, States
+from hydragnn.layers.stacked import by_member
 
 
 class GATv2Settings(GeometricSettings):
@@ -132,6 +133,18 @@ class GATv2Layer(nn.Module):
         return (values.unflatten(-1, (self.heads, -1)) * shares.unsqueeze(-1)).flatten(-2)
 
 
+class StackedGATv2Layer(GATv2Layer):
+    """GATv2 with the attention of every member."""
+
+    def biased(self, states: Float[Tensor, "nodes channels"]) -> Float[Tensor, "nodes channels"]:
+        """Return h_i + b_m of the nodes of member m."""
+        return (by_member(states, len(self.bias)) + self.bias.unsqueeze(1)).flatten(0, 1)
+
+    def weighted(self, hidden: Float[Tensor, "items heads width"]) -> Float[Tensor, "items heads"]:
+        """Return the products with a_m of the items of member m."""
+        return (by_member(hidden, len(self.bias)) * self.attention.unsqueeze(1)).sum(-1).flatten(0, 1)
+
+
 class WideLayer(GATv2Layer):
     """Attention with heads as wide as the network.
 
@@ -163,6 +176,7 @@ class GATv2(Architecture):
     Settings = GATv2Settings
     sees = frozenset({"lengths", "edge_features"})
     residual = True
+    stacked: ClassVar = {GATv2Layer: StackedGATv2Layer}
 
     def __init__(self, settings: GATv2Settings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -1,5 +1,7 @@
 """Graph isomorphism network: GIN (Xu et al. 2019, arXiv:1810.00826, equation 4.1)."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from pydantic import Field as Setting
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec
 from hydragnn.kernels import gather_multiply_sum
 from hydragnn.layers import MessageGraph, States, mlp
+from hydragnn.layers.stacked import by_member
 
 
 class GINSettings(ArchitectureSettings):
@@ -42,6 +45,14 @@ class GINLayer(nn.Module):
         return (1 + self.epsilon) * states
 
 
+class StackedGINLayer(GINLayer):
+    """GIN with the e of every member."""
+
+    def own_share(self, states: Float[Tensor, "nodes channels"]) -> Float[Tensor, "nodes channels"]:
+        """Return (1 + e_m) h_i of the nodes of member m."""
+        return ((1 + self.epsilon).view(-1, 1, 1) * by_member(states, len(self.epsilon))).flatten(0, 1)
+
+
 class GIN(Architecture):
     """h <- h + dropout(GIN(norm(h))), layer by layer.
 
@@ -52,6 +63,7 @@ class GIN(Architecture):
     kind = "gin"
     Settings = GINSettings
     residual = True
+    stacked: ClassVar = {GINLayer: StackedGINLayer}
 
     def __init__(self, settings: GINSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

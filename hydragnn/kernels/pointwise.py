@@ -5,7 +5,7 @@ Elsewhere they are plain torch, which is their specification. Derivatives of thi
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ class Pointwise:
     """Width of a row, of tensors and options."""
     whole: bool = False
     """True if a program has all channels of its rows."""
+    widths: set[tuple[torch.Size | None, ...]] = field(default_factory=set)
+    """Shapes of rows that fit together."""
     linear: frozenset[int] = frozenset()
     """Tensors by place in which results are linear, apart from all others: second derivatives are zero."""
 
@@ -44,8 +46,25 @@ class Pointwise:
         """Return the results, with derivatives of every order."""
         if not self.serves(tensors[0]):
             return self.plain(*tensors, **options)
+        self.check(*tensors, **options)
         results: Tensors = _Order.apply(self, options, 0, len(tensors), *tensors)
         return results
+
+    def check(self, *tensors: Tensor | None, **options: Any) -> None:
+        """Raise ValueError for tensors of different rows, and what plain torch raises for different widths.
+
+        A kernel would read behind the end of an array.
+        """
+        present = [x for x in tensors if x is not None]
+        if any(len(x) != len(present[0]) for x in present):
+            shapes = ", ".join(str(list(x.shape)) for x in present)
+            raise ValueError(f"{self.kernel} needs one item for each row, and has tensors {shapes}")
+        widths = tuple(None if x is None else x.shape[1:] for x in tensors)
+        if widths not in self.widths:
+            self.plain(
+                *(None if x is None else x.new_empty((2, *x.shape[1:]), device="meta") for x in tensors), **options
+            )
+            self.widths.add(widths)
 
     def serves(self, first: Tensor | None) -> bool:
         """Return True if the kernel computes rows like these."""
@@ -270,7 +289,8 @@ ENDED = Pointwise(kernel="ended", plain=lambda x, y: (x * y,), shapes=lambda x, 
 def normalised(layer: nn.Module, values: Float[Tensor, "rows channels"]) -> Float[Tensor, "rows channels"]:
     """Return the layer of the values; a layer norm of rows of up to 1,024 channels by one kernel. Atomics: none."""
     if type(layer) is nn.LayerNorm and values.dim() == 2 and values.shape[1] <= 1024 and STANDARD.serves(values):
-        (standard,) = STANDARD(values, floor=layer.eps)
+        half = values.dtype in (torch.float16, torch.bfloat16)  # which autocast normalises in fp32
+        (standard,) = STANDARD(values.float() if half else values, floor=layer.eps)
         if standard is not None and layer.elementwise_affine and layer.bias is not None:
             return torch.addcmul(layer.bias, standard, layer.weight)
     result: Tensor = layer(values)
@@ -309,9 +329,9 @@ BESIDE = Pointwise(
 
 def rooted(values: Float[Tensor, "rows *features"], floor: float) -> Float[Tensor, "rows *features"]:
     """Return sqrt(values + floor). Atomics: none."""
-    (result,) = ROOT(values if values.dim() == 2 else values.view(len(values), -1), floor=floor)
+    (result,) = ROOT(values.reshape(len(values), math.prod(values.shape[1:])), floor=floor)
     assert result is not None
-    return result.view_as(values)
+    return result.view(values.shape)
 
 
 ROOT = Pointwise(

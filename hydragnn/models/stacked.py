@@ -4,48 +4,23 @@ import copy
 from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures import architectures
-from hydragnn.architectures.gatv2 import GATv2Layer
-from hydragnn.architectures.gin import GINLayer
+from hydragnn.architectures import Architecture, architectures
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.graphs.joining import repeated
 from hydragnn.graphs.topology import tiled
 from hydragnn.kernels import Pairs, pairs_of
 from hydragnn.layers import MessageGraph, RadialFilters
-from hydragnn.layers.stacked import STACKED, NotStackable, by_member
+from hydragnn.layers.stacked import STACKED, NotStackable
 from hydragnn.models.graph_model import GraphModel
 
 
-class StackedGINLayer(GINLayer):
-    """GIN with the e of every member."""
-
-    def own_share(self, states: Float[Tensor, "nodes channels"]) -> Float[Tensor, "nodes channels"]:
-        """Return (1 + e_m) h_i of the nodes of member m."""
-        return ((1 + self.epsilon).view(-1, 1, 1) * by_member(states, len(self.epsilon))).flatten(0, 1)
-
-
-class StackedGATv2Layer(GATv2Layer):
-    """GATv2 with the attention of every member."""
-
-    def biased(self, states: Float[Tensor, "nodes channels"]) -> Float[Tensor, "nodes channels"]:
-        """Return h_i + b_m of the nodes of member m."""
-        return (by_member(states, len(self.bias)) + self.bias.unsqueeze(1)).flatten(0, 1)
-
-    def weighted(self, hidden: Float[Tensor, "items heads width"]) -> Float[Tensor, "items heads"]:
-        """Return the products with a_m of the items of member m."""
-        return (by_member(hidden, len(self.bias)) * self.attention.unsqueeze(1)).sum(-1).flatten(0, 1)
-
-
-FORMS: Mapping[type[nn.Module], type[nn.Module]] = {
-    **STACKED,
-    GINLayer: StackedGINLayer,
-    GATv2Layer: StackedGATv2Layer,
-}
-"""Stacked forms of all layers that own weights."""
+def forms_of(model: GraphModel) -> Mapping[type[nn.Module], type[nn.Module]]:
+    """Return the stacked forms of all layers that own weights."""
+    encoder = type(model.encoder)
+    return {**STACKED, **encoder.stacked} if issubclass(encoder, Architecture) else STACKED
 
 
 class StackedModel(GraphModel):
@@ -78,8 +53,9 @@ def copies_of(batch: GraphBatch, copies: int, *, paired: bool) -> GraphBatch:
 def stacked_copy(model: GraphModel, weights: Mapping[str, Tensor]) -> StackedModel:
     """Return a copy with weights ``[members, ...]`` and layers that take them."""
     result = copy.deepcopy(model)
+    forms = forms_of(model)
     for module in result.modules():
-        stacked = FORMS.get(type(module))
+        stacked = forms.get(type(module))
         if stacked is not None:
             object.__setattr__(module, "__class__", stacked)
         if isinstance(module, RadialFilters):
@@ -109,8 +85,9 @@ def check_layers(model: GraphModel) -> None:
     attends, sees = settings.global_attention is not None or settings.pooling is not None, model.encoder.sees
     if attends or "edge_kinds" in sees or type(model.encoder) not in architectures().values():
         raise NotStackable(f"the layers of {settings.kind} are not known to work on several models at once")
+    forms = forms_of(model)
     for module in model.modules():
-        if next(module.parameters(recurse=False), None) is not None and type(module) not in FORMS:
+        if next(module.parameters(recurse=False), None) is not None and type(module) not in forms:
             raise NotStackable(f"weights of {type(module).__name__} have no stacked form")
 
 

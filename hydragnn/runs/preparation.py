@@ -7,6 +7,7 @@ memory is there once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -278,7 +279,9 @@ class ValidationParts:
     def __iter__(self) -> Iterator[GraphBatch]:
         """The shares in the parts in which they are computed."""
         device = self.feed.placement.device
-        return (part for parts in ahead(self.feed.epoch(0), device, tensors_of_parts) for part in parts)
+        with closing(ahead(self.feed.epoch(0), device, tensors_of_parts)) as shares:
+            for parts in shares:
+                yield from parts
 
 
 def is_in_page_cache(store: GraphStore) -> bool:

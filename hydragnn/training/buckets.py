@@ -41,6 +41,7 @@ class Buckets:
 
     def expect(self, gradient: Tensor) -> None:
         """Sum the gradient that the next backward pass completes."""
+        self._reset()
         self.gradient, self.active = gradient, True
 
     def _add(self, number: int, _: Tensor) -> None:

@@ -87,11 +87,12 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
     ) as shares:
         for share in shares:
             rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
+            graphs = sum(real_items(part, "graph") for part in share.parts)
             result = yield StepRequest(share=share, rate=rate)
             flag = context.reduce(torch.full_like(result.loss, float(callback.interrupted)))
             previous, queued = queued, numbers_of(result, flag)
             interrupted, loss = read_step(previous, state.epoch)
-            callback.on_step_end(state, steps, sum(real_items(part, "graph") for part in share.parts), loss)
+            callback.on_step_end(state, steps, graphs, loss)
             if interrupted:
                 break
     interrupted |= read_step(queued, state.epoch)[0]

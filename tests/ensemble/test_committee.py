@@ -126,3 +126,14 @@ def test_seconds_of_members_that_are_computed_as_one_are_equal(eight: list[Path]
     assert company.shared([3.0, 0.0, 0.0]) == (3.0, 0.0, 0.0)
     outcome(members[0], store_of(frames[:2]).read([0, 1]))
     assert company.shared([3.0, 0.0, 0.0]) == (1.0, 1.0, 1.0)
+
+
+def test_a_batch_whose_numbers_changed_in_place_is_predicted_anew(eight: list[Path], frames: list[Atoms]) -> None:
+    ensemble = ensemble_of([load_run(folder, dtype=torch.float64) for folder in eight[:2]])
+    batch = store_of(frames[:3]).read(range(3))
+    before = ensemble.predict(batch)["energy"].mean
+    batch.positions.mul_(1.1)
+    after = ensemble.predict(batch)["energy"].mean
+    assert not np.allclose(before, after)
+    batch.positions.div_(1.1)
+    np.testing.assert_allclose(ensemble.predict(batch)["energy"].mean, before, rtol=1e-9)

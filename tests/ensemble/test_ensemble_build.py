@@ -83,7 +83,8 @@ def test_weights_of_members_are_respected(
     build_ensemble(runs[:2], tmp_path / "one", weights=[1.0, 0.0], store=store)
     weighted = Ensemble.load(tmp_path / "one").predict(frames[:4])
     alone = Ensemble.load(runs[0]).predict(frames[:4])
-    np.testing.assert_allclose(weighted["energy"].mean, alone["energy"].mean, rtol=1e-12)
+    # members as one and alone agree to rounding in fp32
+    np.testing.assert_allclose(weighted["energy"].mean, alone["energy"].mean, rtol=1e-6)
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [1.5, -0.5], [float("nan"), 1.0], [float("inf"), 1.0], [1.0]])

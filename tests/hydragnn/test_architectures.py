@@ -198,6 +198,8 @@ def test_a_strangers_folder_runs_no_code_of_his(kind: str, program: str, tmp_pat
     (announced / "entry_points.txt").write_text("[hydragnn.architectures]\nevil = evil:Model\n")
     model = f'[data]\nstore = "s.h5"\n[model]\nkind = "{kind}"\n[[heads]]\nkind = "scalar"\nfield = "energy"\n'
     (tmp_path / "run.toml").write_text(model)
+    (tmp_path / "s.h5").mkdir()  # a store that is not there would be the first error
+    (tmp_path / "s.h5" / "manifest.json").write_text("{}")
     command = {
         "load": ["-c", "from pathlib import Path; from hydragnn.models import load_model; load_model(Path('model'))"],
         "train": ["-m", "hydragnn.scripts", "train", "run.toml", "--out", "out"],

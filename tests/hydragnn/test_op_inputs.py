@@ -10,11 +10,19 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import OPS, gather_add, gather_multiply_sum, gather_outer_sum, outer_sum
+from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.op import Op
 from hydragnn.kernels.ops import random_graph
+from hydragnn.kernels.pointwise import beside, ended
+from hydragnn.kernels.triton.launch import launched_by
+from tests.hydragnn.training.launches import Counting
 
 GRAPHS = {"random": random_graph(7, 3)}
-WITH_TOPOLOGY = [name for name in OPS if name not in ("silu", "spread") and not name.startswith("segment")]
+WITH_TOPOLOGY = [
+    name
+    for name, op in OPS.items()
+    if any(isinstance(value, Topology) for _, case in op.cases(GRAPHS, 5) for value in case.rest)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +109,22 @@ def test_gradients_of_a_broken_graph_are_not_reached() -> None:
 
     with pytest.raises(IndexError, match="sender 8"):
         energy(torch.ones(7, 4, requires_grad=True))
+
+
+def test_rows_that_do_not_belong_together_launch_no_kernel() -> None:
+    """An accelerator would read behind the end of an array."""
+    rows, fewer, narrow = torch.ones(6, 4), torch.ones(5, 4), torch.ones(6, 3)
+    with taken_for("cpu", "cuda"), launched_by(Counting()):
+        beside(rows, rows, rows, rows, rows)
+        for other in (fewer, narrow):
+            with pytest.raises((RuntimeError, ValueError)):
+                beside(rows, rows, other, rows, rows)
+        with pytest.raises(ValueError, match=r"needs one item for each row, and has tensors \[6, 4\], \[5, 4\]"):
+            ended(rows, fewer)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 2, 3)])
+@pytest.mark.parametrize("name", ["segment_std", "segment_statistics"])
+def test_segments_without_messages_are_empty(name: str, shape: tuple[int, ...]) -> None:
+    results = OPS[name].call(torch.zeros(shape), torch.zeros(0, dtype=torch.int64), 0)
+    assert all(value.shape[0] == 0 for value in (results if isinstance(results, tuple) else (results,)))

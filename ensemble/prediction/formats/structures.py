@@ -186,7 +186,8 @@ def _frames(block: Block, length: float) -> Iterator[Frame]:
         yield from (Frame() for _ in range(len(block.predictions)))
         return
     batch = read.whole
-    names = [chemical_symbols[number] for number in batch[ATOMIC_NUMBERS].reshape(-1).numpy().tolist()]
+    symbols = dict(enumerate(chemical_symbols))  # of graphs that are no structures, too
+    names = [symbols.get(number, "X") for number in batch[ATOMIC_NUMBERS].reshape(-1).numpy().tolist()]
     positions, cells = batch.positions.numpy() * length, batch.cell.numpy() * length
     bounds = batch.node_offsets.numpy().tolist()
     cell_rows, flags_of = cells.reshape(-1, 9).tolist(), batch.periodic.numpy().tolist()

@@ -101,13 +101,13 @@ def test_eight_runs_as_one_take_the_steps_of_each(model: str, make_config: Confi
 
 
 def check_launches(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
-    """Eight members as one launch a third more than one, and nothing whose order is open."""
+    """Eight members as one launch at most 1.6 times what one does, and nothing whose order is open."""
     stack = TrainedStack(models)
     inputs = of_inputs(models[0].normalised(batch), stack.inputs)
     fresh = [inputs.mapped(Tensor.clone) for _ in range(2)]
     of_all, unordered = launches_of(lambda: stack.predicted(fresh[:1]))
     of_one, _ = launches_of(lambda: eager_prediction(models[0].model, fresh[1]))
-    assert sum(of_all.values()) < 4 / 3 * sum(of_one.values()) and not unordered
+    assert sum(of_all.values()) <= 1.6 * sum(of_one.values()) and not unordered
 
 
 def test_layers_without_a_stacked_form_are_computed_one_after_the_other(
