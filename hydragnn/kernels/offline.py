@@ -129,7 +129,9 @@ def compiled(
         for dtype in dtypes:
             for name, op in OPS.items():
                 if only in name:
-                    for _, case in op.cases({"random": random_graph(64, 10)}, width):
+                    for _, case in op.cases(
+                        {"long rows": random_graph(64, 10), "short rows": random_graph(32, 10)}, width
+                    ):
                         yield from collector.launched_in(op.call, case.to("meta", dtype))
 
 

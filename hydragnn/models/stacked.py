@@ -71,6 +71,8 @@ def stacked_copy(model: GraphModel, weights: Mapping[str, Tensor]) -> StackedMod
 def check_alike(models: Sequence[GraphModel]) -> None:
     """Raise NotStackable unless the models are alike and stackable."""
     first = models[0]
+    if any(type(model) is not GraphModel for model in models):
+        raise NotStackable("branches of a model are computed one after the other")
     if any(model.description != first.description for model in models):
         raise NotStackable("models of different shapes are computed one after the other")
     check_layers(first)

@@ -83,7 +83,7 @@ def test_without_a_gpu_the_compiler_writes_kernels_for_one_that_add_nothing_atom
     found = printed(Forked([str(script), "schnet", str(tmp_path)], environment))
     assert found["kernels"] > 20
     assert not found["atomic"]
-    assert found["ours"] == ["per_channel_column_sum", "per_channel_row_sum", "sums_sum"]
+    assert {"per_channel_column_sum", "per_channel_row_sum", "sums_sum"} <= set(found["ours"])
 
 
 def test_one_function_serves_batches_of_all_sizes_and_loops_stay_behind_those_that_they_read(call: Call) -> None:
