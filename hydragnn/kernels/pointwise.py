@@ -329,7 +329,8 @@ BESIDE = Pointwise(
 
 def rooted(values: Float[Tensor, "rows *features"], floor: float) -> Float[Tensor, "rows *features"]:
     """Return sqrt(values + floor). Atomics: none."""
-    (result,) = ROOT(values.reshape(len(values), math.prod(values.shape[1:])), floor=floor)
+    rows = values if values.dim() == 2 else values.reshape(values.shape[0], math.prod(values.shape[1:]))
+    (result,) = ROOT(rows, floor=floor)
     assert result is not None
     return result.view(values.shape)
 
