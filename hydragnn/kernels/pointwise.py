@@ -287,7 +287,10 @@ ENDED = Pointwise(kernel="ended", plain=lambda x, y: (x * y,), shapes=lambda x, 
 
 
 def normalised(layer: nn.Module, values: Float[Tensor, "rows channels"]) -> Float[Tensor, "rows channels"]:
-    """Return the layer of the values; a layer norm of rows of up to 1,024 channels by one kernel. Atomics: none."""
+    """Return the layer of the values. Atomics: none.
+
+    A layer norm of rows of up to 1,024 channels is one kernel.
+    """
     if type(layer) is nn.LayerNorm and values.dim() == 2 and values.shape[1] <= 1024 and STANDARD.serves(values):
         half = values.dtype in (torch.float16, torch.bfloat16)  # which autocast normalises in fp32
         (standard,) = STANDARD(values.float() if half else values, floor=layer.eps)
@@ -397,9 +400,9 @@ def gated(
     products: Float[Tensor, "nodes channels"] | None,
     vectors: Float[Tensor, "nodes dim _"] | None,
 ) -> Tensors:
-    """Return a + b p, None and c v from gates [a, b, c], products p and the first channels v of vectors.
+    """Return gated products and vectors. Atomics: none.
 
-    Without products it is a, b and c v; without vectors there is no c, and None stands for the last. Atomics: none.
+    a + b p, None and c v from gates [a, b, c], products p and the first channels v of vectors. Without products it is a, b and c v; without vectors there is no c, and None stands for the last.
     """
     return GATED(gates, products, vectors)
 

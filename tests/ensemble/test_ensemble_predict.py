@@ -31,6 +31,7 @@ from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import Target
 from tests.ensemble.finished import arrays_of, assert_same, finished_units
 from tests.forked import SERVER
+from tests.graphs.geometry import assert_same_geometry
 
 
 @pytest.fixture(scope="module")
@@ -286,17 +287,7 @@ def test_structures_made_at_once_are_those_made_one_by_one(ensemble: Path, frame
     batch = structures.graphs(some)
     assert batch is not None
     single = concatenate([structures.graph(atoms, "one") for atoms in some])
-    for name in (
-        "positions",
-        "senders",
-        "receivers",
-        "edge_shifts",
-        "cell",
-        "periodic",
-        "node_offsets",
-        "edge_offsets",
-    ):
-        assert torch.equal(getattr(batch, name), getattr(single, name)), name
+    assert_same_geometry(batch, single)
     assert torch.equal(batch["atomic_numbers"], single["atomic_numbers"])
 
 

@@ -22,6 +22,7 @@ from hydragnn.graphs import (
 )
 from hydragnn.graphs.topology import counted_offsets, searched_offsets
 from hydragnn.kernels import gather_multiply_sum, scatter_multiply_sum
+from tests.graphs.geometry import assert_same_geometry
 
 SIZES = (3, 1, 4, 2)
 FIELDS = [
@@ -54,17 +55,7 @@ def mixed() -> GraphBatch:
 def assert_same(actual: GraphBatch, expected: GraphBatch) -> None:
     if len(expected):
         validate(actual)
-    for name in (
-        "positions",
-        "senders",
-        "receivers",
-        "edge_shifts",
-        "cell",
-        "periodic",
-        "node_offsets",
-        "edge_offsets",
-    ):
-        assert torch.equal(getattr(actual, name), getattr(expected, name)), name
+    assert_same_geometry(actual, expected)
     assert actual.fields == expected.fields
     for name in expected.fields:
         assert torch.equal(actual[name], expected[name]), name

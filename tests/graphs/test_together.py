@@ -13,6 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.together import from_ase_together
+from tests.graphs.geometry import assert_same_geometry
 
 FIELDS = [
     Field(name="energy", on="graph", dtype="float64", role="target"),
@@ -53,18 +54,7 @@ def structures() -> list[Atoms]:
 
 
 def assert_same(one: GraphBatch, other: GraphBatch) -> None:
-    for name in (
-        "positions",
-        "senders",
-        "receivers",
-        "edge_shifts",
-        "cell",
-        "periodic",
-        "node_offsets",
-        "edge_offsets",
-    ):
-        assert torch.equal(getattr(one, name), getattr(other, name)), name
-        assert getattr(one, name).dtype == getattr(other, name).dtype
+    assert_same_geometry(one, other)
     assert list(one.fields) == list(other.fields) and one.masks.keys() == other.masks.keys()
     for name in one.fields:
         assert torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype

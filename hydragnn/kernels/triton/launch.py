@@ -100,7 +100,10 @@ def _constants(
 
 
 def by_axes(tensor: Tensor, axes: int, channels: int) -> tuple[Tensor, int, int]:
-    """Return a tensor of rows x axes x channels with the strides of rows and axes; a copy where channels lie apart."""
+    """Return a tensor with the strides of its rows and axes.
+
+    A copy of rows x axes x channels where channels lie apart.
+    """
     if not tensor.is_contiguous():
         parts = tensor.reshape(tensor.shape[0], axes, channels)
         if parts.stride(2) == 1 and tensor.shape[0]:

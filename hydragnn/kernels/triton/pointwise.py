@@ -33,7 +33,10 @@ def _write(array, place, mask, values):
 def lengths_orders(x, u0, u1, v, out0, out1, out2, units, rows,
                    ORDER: tl.constexpr, DIM: tl.constexpr, VEC: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr,
                    BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Length r and direction d = x / r of vectors, with P = 1 - d d^T the slope of d times r."""
+    """Length r and direction d = x / r of vectors.
+
+    P = 1 - d d^T is the slope of d times r.
+    """
     e = tl.program_id(0) * BE + tl.arange(0, BE)
     f = tl.arange(0, 4)
     one, mask = e < rows, (e < rows)[:, None] & (f < DIM)[None, :]
@@ -181,7 +184,10 @@ def _mean(values, C):
 def standard_orders(x, u, v, of_x, of_u, units, rows,
                     ORDER: tl.constexpr, FLOOR: tl.constexpr, VEC: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr,
                     BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Rows y of mean 0 and variance 1, with P z = z - <z> - y <z y>; a program has whole rows."""
+    """Rows y of mean 0 and variance 1; a program has whole rows.
+
+    Derivatives are by P z = z - <z> - y <z y>.
+    """
     e, f, C, mask = _tile(units, rows, VEC, OFF, BE, BF)
     place = e * C + f
     a = _read(x, place, mask, ACC)
@@ -298,9 +304,9 @@ def norms_orders(x0, x1, u0, u1, v0, v1, out0, out1, out2, out3, units, rows,
 def gated_orders(x0, x1, x2, u0, u1, u2, v0, v1, v2, out0, out1, out2, out3, out4, out5, units, rows,
                  ORDER: tl.constexpr, DOT: tl.constexpr, DIM: tl.constexpr, HALVES: tl.constexpr, VEC: tl.constexpr,
                  ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Gates x0 = [a, b, c]: a + b x1 where ``DOT``, else a and b apart; and c times the first half of vectors x2.
+    """Products and vectors with gates x0 = [a, b, c].
 
-    Without vectors ``DIM`` is 0 and there is no c.
+    a + b x1 where ``DOT``, else a and b apart; and c times the first half of vectors x2. Without vectors ``DIM`` is 0 and there is no c.
     """
     e, f, C, mask = _tile(units, rows, VEC, OFF, BE, BF)
     place, at = e * C + f, e * (C * (3 if DIM else 2)) + f

@@ -200,7 +200,10 @@ def sum_windows(offsets, owners, index, order, numbers, weight, along, x, d_weig
                 INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
                 FUNCTION: tl.constexpr, TANGENTS: tl.constexpr,
                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Sum a window's share of long rows: slot 0 the row of its first edge, slot 1 that of its last if another."""
+    """Sum a window's share of long rows into two slots.
+
+    Slot 0 is the row of its first edge, slot 1 that of its last if another.
+    """
     window = tl.program_id(0) // 2
     slot = tl.program_id(0) % 2
     C = (units * VEC).to(OFF)

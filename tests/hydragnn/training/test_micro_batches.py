@@ -19,6 +19,7 @@ from hydragnn.graphs.validate import validate
 from hydragnn.record import RunRecord
 from hydragnn.runs import train
 from hydragnn.training.micro_batches import even_cuts, micro_batches
+from tests.graphs.geometry import assert_same_geometry
 
 Trained = Callable[..., RunRecord]
 
@@ -50,17 +51,7 @@ def test_parts_are_valid_batches_that_make_up_the_whole(numbers: list[int], numb
     if not parts:
         return
     whole = concatenate([validate(part) for part in parts])
-    for name in (
-        "positions",
-        "senders",
-        "receivers",
-        "edge_shifts",
-        "cell",
-        "periodic",
-        "node_offsets",
-        "edge_offsets",
-    ):
-        assert torch.equal(getattr(whole, name), getattr(batch, name)), name
+    assert_same_geometry(whole, batch)
     for name in batch.fields:
         assert torch.equal(whole[name], batch[name]) and torch.equal(whole.present(name), batch.present(name)), name
 
