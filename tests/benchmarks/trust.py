@@ -1,0 +1,188 @@
+"""Is an ensemble trusted where it may be, and nowhere else?
+
+    python -m tests.benchmarks.trust [--only alloys] [--data DATA] [--out FOLDER]
+
+Three small members per set learn from graphs that commands make (``trust_sets``), and predict their test part and graphs beyond training. Printed per field:
+
+- flagged: share of graphs outside the training domain (of the test part 1 to 4 % are wanted, where 2 % may be)
+- large: share of graphs whose error exceeds three times the median error of the test part
+- caught: share of those that is flagged (at least 80 % are wanted)
+- AUROC: of the score against large errors, over the test part and all graphs beyond
+- covered in, out: share of values inside their 90 % intervals, of graphs that are not flagged (87 to 94 % are wanted) and of flagged ones (80 %, or unknown)
+- unknown: share of values of flagged graphs without an interval; width: mean width of intervals of graphs that are not flagged
+
+Runs are kept in a folder named for a digest of graphs and settings, and trained once; ensembles are built anew. ``DATA`` holds published sets, which are left out without it.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from sklearn.metrics import roc_auc_score
+
+from hydragnn.base.files import digest
+from hydragnn.config import config_from_table
+from hydragnn.datasets import StoreWriter, make_split, open_store
+from hydragnn.ensemble import Ensemble, Predictions
+from hydragnn.ensemble.building.build import build_ensemble
+from hydragnn.graphs import GraphBatch, concatenate
+from hydragnn.runs import train
+from tests.benchmarks.trust_sets import NEEDS, SETS, TrustSet
+
+MEMBERS = 3
+LARGE = 3.0
+"""Times the median error of the test part."""
+TEST = "test"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One field of graphs of one kind; shares, NaN where there is nothing to count."""
+
+    set: str
+    kind: str
+    field: str
+    graphs: int
+    flagged: float
+    large: float
+    caught: float
+    auroc: float
+    covered_in: float
+    covered_out: float
+    unknown: float
+    width: float
+
+
+def trained(name: str, made: TrustSet, out: Path) -> tuple[Path, list[Path]]:
+    """Return the store and the finished runs, made where they are not there."""
+    content = concatenate(list(made.graphs))
+    values = {field: float(content[field].double().sum()) for field in content.fields}
+    folder = out / f"{name}-{digest({'table': made.table, 'values': values, 'members': MEMBERS})[:12]}"
+    store = folder / "graphs.h5"
+    if not store.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with StoreWriter(store, list(content.fields.values()), dim=content.dim) as writer:
+            writer.write(content)
+    runs = [folder / f"{seed}" for seed in range(MEMBERS)]
+    for seed, run in enumerate(runs):
+        if not (run / "model" / "model.json").exists():
+            shutil.rmtree(run, ignore_errors=True)
+            table = {**made.table, "data": {"store": str(store)}, "train": {**made.table["train"], "seed": seed}}
+            record = train(config_from_table(table, store), run)
+            print(f"{name}, seed {seed}: {record.status}, {record.cost.cpu_seconds:.0f} s", flush=True)
+    return store, runs
+
+
+def asked(name: str, data: Path, out: Path) -> tuple[Path, Path, dict[str, GraphBatch]]:
+    """Return an ensemble built anew, its store, and graphs of the test part and of every kind beyond training."""
+    made = SETS[name](data)
+    store, runs = trained(name, made, out)
+    folder = runs[0].parent / "ensemble"
+    shutil.rmtree(folder, ignore_errors=True)
+    build_ensemble(runs, folder)
+    opened = open_store(store)
+    test = make_split(opened, Ensemble.load(folder).members[0].config.split).test
+    graphs = {TEST: opened.read(test)}
+    return folder, store, graphs | {kind: concatenate(list(some)) for kind, some in made.beyond.items()}
+
+
+def graph_errors(field: str, batch: GraphBatch, output: Predictions) -> NDArray[np.float64]:
+    """Return root mean square errors over graphs, per node where values add up over nodes; infinite without a prediction."""
+    one, owners = output[field], output.graph_of_item(field)
+    squares = ((one[one.scored] - batch[field].double().numpy()) ** 2).reshape(len(owners), -1).mean(axis=1)
+    counts = np.maximum(np.bincount(owners, minlength=len(batch)), 1)
+    errors = np.sqrt(np.bincount(owners, weights=squares, minlength=len(batch)) / counts)
+    errors = errors / output.nodes_per_graph if one.target.extensive else errors
+    return np.where(np.isfinite(errors), errors, np.inf)
+
+
+def rows_of(name: str, ensemble: Ensemble, graphs: Mapping[str, GraphBatch]) -> list[Row]:
+    """Return all figures of a set."""
+    outputs = {kind: ensemble.predict(batch) for kind, batch in graphs.items()}
+    flagged = {kind: np.array([bool(reason) for reason in output.domain]) for kind, output in outputs.items()}
+    rows = []
+    for field in ensemble.targets:
+        errors = {kind: graph_errors(field.name, batch, outputs[kind]) for kind, batch in graphs.items()}
+        bound = LARGE * float(np.median(errors[TEST]))
+        large = {kind: values > bound for kind, values in errors.items()}
+        score = np.concatenate([foreignness(output) for output in outputs.values()])
+        every = np.concatenate(list(large.values()))
+        auroc = float(roc_auc_score(every, score)) if 0 < every.sum() < len(every) else np.nan
+        for kind, batch in graphs.items():
+            one, owners = outputs[kind][field.name], outputs[kind].graph_of_item(field.name)
+            truth, lower, upper = batch[field.name].double().numpy(), one["lower"], one["upper"]
+            known = np.isfinite(upper - lower).reshape(len(owners), -1)
+            inside = ((truth >= lower) & (truth <= upper)).reshape(len(owners), -1)
+            out = flagged[kind][owners]
+            rows.append(
+                Row(
+                    set=name,
+                    kind=kind,
+                    field=field.name,
+                    graphs=len(batch),
+                    flagged=float(flagged[kind].mean()),
+                    large=float(large[kind].mean()),
+                    caught=mean(flagged[kind][large[kind]]),
+                    auroc=auroc,
+                    covered_in=mean(inside[~out][known[~out]]),
+                    covered_out=mean(inside[out][known[out]]),
+                    unknown=mean(~known[out]),
+                    width=mean((upper - lower).reshape(len(owners), -1)[~out][known[~out]]),
+                )
+            )
+    return rows
+
+
+def foreignness(output: Predictions) -> NDArray[np.float64]:
+    """Return a number per graph that grows with its distance from training."""
+    return np.nan_to_num(output.domain_score, nan=np.inf)
+
+
+def mean(values: NDArray[Any]) -> float:
+    """Return the mean; NaN of nothing."""
+    return float(values.mean()) if values.size else float("nan")
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """Return the figures of a set for people, in percent."""
+    names = ("flagged", "large", "caught", "auroc", "covered_in", "covered_out", "unknown")
+    table = Table(f"{rows[0].set}: graphs", "field", "number", *(name.replace("_", " ") for name in names), "width")
+    for row in rows:
+        shares = ["" if np.isnan(getattr(row, name)) else f"{100 * getattr(row, name):.0f}" for name in names]
+        table.add_row(row.kind, row.field, str(row.graphs), *shares, f"{row.width:.3g}")
+    return table
+
+
+def main() -> None:
+    """Measure the sets, print their tables, and write OUT/trust.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=list(SETS), help="these sets")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="published data")
+    parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "trust", help="runs, kept")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.out = options.out.resolve()
+    rows: list[Row] = []
+    for name in options.only or SETS:
+        if name in NEEDS and not (options.data / NEEDS[name]).exists():
+            print(f"{name}: left out, since {options.data / NEEDS[name]} is not there")
+            continue
+        folder, _, graphs = asked(name, options.data, options.out)
+        own = rows_of(name, Ensemble.load(folder), graphs)
+        Console(width=150).print(table_of(own))
+        rows += own
+    (options.out / "trust.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Graphs like those of training, and beyond them, for ``trust``: all made by commands, or published calculations.
+
+Labels beyond training are true ones: EMT knows all alloys, a force field all molecules, finite elements all plates and grains.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import numpy as np
+import torch
+from ase import Atoms
+from ase.build import bulk, fcc111, molecule
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.data import covalent_radii
+from torch import Tensor
+
+from hydragnn.base.settings import read_toml
+from hydragnn.graphs import GraphBatch, from_ase
+from hydragnn.scripts.demo.alloys import ELEMENTS
+from hydragnn.scripts.demo.plates import labelled_plate
+from hydragnn.scripts.demo.polycrystals import labelled_polycrystal
+from tests.benchmarks.domain_sets import ENERGY, FORCES, member_table
+
+DEMO = Path(__file__).parents[2] / "scripts" / "demo"
+SPLIT = {"train": 0.4, "valid": 0.15, "calibration": 0.2}
+ASKED = 40
+"""Graphs of every kind beyond training."""
+BOLTZMANN = 8.617e-5  # eV per K
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrustSet:
+    """Graphs to learn from, the configuration of a member, and graphs beyond training."""
+
+    graphs: Sequence[GraphBatch]
+    table: Mapping[str, Any]
+    beyond: Mapping[str, Sequence[GraphBatch]]
+
+
+def forces_table(kind: str, cutoff: float, width: int, epochs: int) -> dict[str, Any]:
+    """A small model of energies and forces."""
+    head = {"kind": "energy", "field": "energy", "references": True, "per_node": True, "forces": "forces"}
+    model = {"kind": kind, "cutoff": cutoff, "hidden_dim": width, "num_layers": 2, "num_radial": 10}
+    return member_table(model, [{**head, "forces_weight": 10.0, "loss": "mse"}], SPLIT, batch=8, epochs=epochs)
+
+
+def alloys(data: Path) -> TrustSet:
+    """Ternary fcc crystals, with atoms displaced by .03 to .1 Angstrom."""
+    random = np.random.default_rng(0)
+    three = ("Cu", "Pd", "Au")
+
+    def crystal(
+        kinds: Sequence[str], rattle: tuple[float, float], scale: float = 1.0, slab: bool = False
+    ) -> GraphBatch:
+        shares = random.dirichlet(np.full(len(kinds), 8.0))
+        lattice = scale * float(shares @ [ELEMENTS[kind] for kind in kinds])
+        atoms = bulk("Cu", "fcc", a=lattice, cubic=True) * (2, 2, 1)
+        if slab:
+            atoms = fcc111("Cu", (2, 2, 3), a=lattice, vacuum=8.0, periodic=True)
+        atoms.symbols[:] = random.choice(kinds, size=len(atoms), p=shares)
+        atoms.set_cell(atoms.cell.array * (1 + random.normal(0, 0.01)), scale_atoms=True)
+        atoms.positions += random.normal(0.0, random.uniform(*rattle), atoms.positions.shape)
+        atoms.calc = EMT()
+        atoms.get_forces()
+        return from_ase(atoms, 4.2, fields=[ENERGY, FORCES])
+
+    usual = (0.03, 0.1)
+    return TrustSet(
+        graphs=[crystal(three, usual) for _ in range(400)],
+        table=forces_table("painn", 4.2, 24, 40),
+        beyond={
+            "hotter (.15-.25 A)": [crystal(three, (0.15, 0.25)) for _ in range(ASKED)],
+            "molten (.3-.4 A)": [crystal(three, (0.3, 0.4)) for _ in range(ASKED)],
+            "binaries": [crystal(three[n % 3 : n % 3 + 1] + three[: 1 + n % 2], usual) for n in range(ASKED)],
+            "pure": [crystal(three[n % 3 : n % 3 + 1], usual) for n in range(ASKED)],
+            "slabs": [crystal(three, usual, slab=True) for _ in range(ASKED)],
+            "compressed to .9": [crystal(three, usual, scale=0.9) for _ in range(ASKED)],
+        },
+    )
+
+
+MOLECULES = ("CH3CH2OH", "C3H8", "CH3CHO", "CH3OCH3", "CH3COOH", "CH3CH2NH2")
+OTHERS = ("trans-butane", "CH3CONH2", "C2H6NH", "HCOOCH3")
+
+
+def energy_of(atoms: Atoms, positions: Tensor) -> Tensor:
+    """Return the energy (eV) of copies of a molecule: Morse bonds, harmonic angles, repulsion and dispersion.
+
+    Angles stiffen and bonds soften with each other's lengths, so that no part of the energy is a sum over pairs.
+    """
+    radii, start = covalent_radii[atoms.numbers], torch.from_numpy(atoms.positions)
+    lengths = torch.cdist(start, start)
+    bonded = (lengths.numpy() < 1.25 * (radii[:, None] + radii)) & ~np.eye(len(atoms), dtype=bool)
+    i, j = np.nonzero(np.triu(bonded))
+    away = positions[:, :, None] - positions[:, None]
+    distance = (away**2).sum(-1).add(1e-12).sqrt()
+    energy = (4.5 * (1 - torch.exp(-1.9 * (distance[:, i, j] - lengths[i, j]))) ** 2).sum(1)
+    triples = [
+        (a, b, c)
+        for b in range(len(atoms))
+        for a in range(len(atoms))
+        for c in range(a)
+        if bonded[a, b] and bonded[b, c]
+    ]
+    a, b, c = np.array(triples).T
+    cosine = (away[:, a, b] * away[:, c, b]).sum(-1) / (distance[:, a, b] * distance[:, c, b])
+    one, other = start[a] - start[b], start[c] - start[b]
+    usual = (one * other).sum(-1) / (one.norm(dim=1) * other.norm(dim=1))
+    stretched = torch.exp(-1.5 * (distance[:, a, b] + distance[:, c, b] - lengths[a, b] - lengths[c, b]))
+    energy = energy + (2.5 * (cosine - usual) ** 2 * stretched).sum(1)
+    near = bonded | (bonded @ bonded) | np.eye(len(atoms), dtype=bool)
+    i, j = np.nonzero(np.triu(~near))
+    contact = torch.from_numpy(1.35 * (radii[i] + radii[j])) / distance[:, i, j]
+    return energy + (0.05 * (contact**8 - contact**4)).sum(1) - 4.0 * len(atoms)
+
+
+def molecules_at(name: str, kelvin: float, count: int, seed: int) -> list[GraphBatch]:
+    """Return frames of Langevin dynamics, each of a copy of its own (steps of .5 fs, 200 fs)."""
+    atoms, random = molecule(name), np.random.default_rng(seed)
+    mass = torch.from_numpy(atoms.get_masses() * 103.6427)[:, None]  # eV fs^2 / Angstrom^2
+    positions = torch.from_numpy(atoms.positions).repeat(count, 1, 1)
+    velocity, step, keep = torch.zeros_like(positions), 0.5, float(np.exp(-0.5 * 0.02))
+    noise = torch.sqrt((1 - keep**2) * BOLTZMANN * kelvin / mass)
+
+    def forces(at: Tensor) -> tuple[Tensor, Tensor]:
+        at = at.detach().requires_grad_()
+        energy = energy_of(atoms, at)
+        return energy.detach(), -torch.autograd.grad(energy.sum(), at)[0]
+
+    energy, force = forces(positions)
+    for _ in range(400):
+        velocity = velocity + 0.5 * step * force / mass
+        positions = positions + 0.5 * step * velocity
+        velocity = keep * velocity + noise * torch.from_numpy(random.normal(size=velocity.shape))
+        positions = positions + 0.5 * step * velocity
+        energy, force = forces(positions)
+        velocity = velocity + 0.5 * step * force / mass
+    frames = []
+    for number in range(count):
+        frame = Atoms(atoms.numbers, positions[number].numpy())
+        frame.calc = SinglePointCalculator(frame, energy=float(energy[number]), forces=force[number].numpy())
+        frames.append(from_ase(frame, 4.0, fields=[ENERGY, FORCES]))
+    return frames
+
+
+def molecules(data: Path) -> TrustSet:
+    """Six molecules at 300 K."""
+
+    def at(kelvin: float, count: int, names: Sequence[str] = MOLECULES) -> list[GraphBatch]:
+        return [one for number, name in enumerate(names) for one in molecules_at(name, kelvin, count, number)]
+
+    return TrustSet(
+        graphs=at(300, 80),
+        table=forces_table("painn", 4.0, 24, 70),
+        beyond={
+            "500 K": at(500, 10),
+            "1000 K": at(1000, 8),
+            "2000 K": at(2000, 8),
+            "other molecules": at(300, 10, OTHERS),
+        },
+    )
+
+
+def from_demo(
+    name: str,
+    count: int,
+    make: Callable[..., GraphBatch],
+    model: Mapping[str, Any],
+    epochs: int,
+    **kinds: Mapping[str, Any],
+) -> TrustSet:
+    """A scale of the quickstart, asked beyond the ranges of its generator."""
+    table = {key: value for key, value in read_toml(DEMO / f"{name}.toml").items() if key != "search"}
+    table |= {"split": SPLIT, "model": table["model"] | model}
+    table["train"] |= {"epochs": epochs, "schedule": "cosine", "checkpoint_epochs": epochs}
+    return TrustSet(
+        graphs=[make(number, 1) for number in range(count)],
+        table=table,
+        beyond={kind.replace("_", " "): [make(n, 2, **own) for n in range(ASKED)] for kind, own in kinds.items()},
+    )
+
+
+def plates(data: Path) -> TrustSet:
+    """Plates with one to three pipes."""
+    return from_demo(
+        "plates",
+        320,
+        labelled_plate,
+        {"hidden_dim": 24, "num_layers": 4},
+        30,
+        more_pipes={"holes": (6, 8), "radii": (0.04, 0.08)},
+        larger_pipes={"holes": (1, 2), "radii": (0.17, 0.22)},
+    )
+
+
+def polycrystals(data: Path) -> TrustSet:
+    """Polycrystals of 20 to 40 grains, with weak textures."""
+    return from_demo(
+        "polycrystals",
+        400,
+        labelled_polycrystal,
+        {"hidden_dim": 32, "num_layers": 3},
+        50,
+        finer={"grains": (80, 120)},
+        coarser={"grains": (5, 9)},
+        sharp_texture={"sharpness": (30.0,)},
+    )
+
+
+def acetylacetone(data: Path) -> TrustSet:
+    """300 frames at 300 K."""
+    frames = {kelvin: ase.io.read(data / f"acac/train_{kelvin}.xyz.gz", index=":") for kelvin in ("300K", "600K")}
+    cold, hot = ([from_ase(one, 4.5, fields=[ENERGY, FORCES]) for one in some] for some in frames.values())
+    return TrustSet(graphs=cold, table=forces_table("painn", 4.5, 24, 50), beyond={"600 K": hot[:: 500 // ASKED]})
+
+
+def elements(data: Path) -> TrustSet:
+    """Cu, Ni and Mo of mlearn: strained crystals and dynamics, asked for vacancies and surfaces."""
+    groups: dict[str, list[GraphBatch]] = {}
+    for element in ("Cu", "Ni", "Mo"):
+        for atoms in ase.io.read(data / f"mlearn/{element}_train.extxyz.gz", index=":"):
+            groups.setdefault(atoms.info["group"], []).append(from_ase(atoms, 4.2, fields=[ENERGY, FORCES]))
+    beyond = {kind: groups.pop(kind) for kind in ("Vacancy", "Surface")}
+    known = [graph for group in groups.values() for graph in group]
+    return TrustSet(graphs=known, table=forces_table("schnet", 4.2, 24, 30), beyond=beyond)
+
+
+SETS: Mapping[str, Callable[[Path], TrustSet]] = {
+    "alloys": alloys,
+    "molecules": molecules,
+    "plates": plates,
+    "polycrystals": polycrystals,
+    "acac": acetylacetone,
+    "mlearn": elements,
+}
+NEEDS = {"acac": "acac/train_600K.xyz.gz", "mlearn": "mlearn/Cu_train.extxyz.gz"}
+"""Published data that a set needs."""
