@@ -1,4 +1,4 @@
-"""Recipe mlearn: frames of six elements become a store, and are judged per atom."""
+"""Recipe mlearn: frames of six elements become a store, and are judged per cell and per atom."""
 
 import gzip
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_mlearn_lets_one_of_ten_neighbouring_frames_judge_and_another_choose_the
     assert len({tuple(parts[start : start + 10]) for start in (0, 10, 20)}) > 1, "places in the block are drawn"
 
 
-def test_mlearn_counts_errors_per_atom_of_frames_that_nobody_saw_and_resumes(
+def test_mlearn_counts_errors_per_cell_and_per_atom_of_frames_that_nobody_saw_and_resumes(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlearn, "PUBLISHED", {"Li": mlearn.PUBLISHED["Li"]})
@@ -121,7 +121,9 @@ def test_mlearn_counts_errors_per_atom_of_frames_that_nobody_saw_and_resumes(
     assert config.model.cutoff == mlearn.cutoff_of("Li")
     held_out = make_split(store, config.branches[0].split).test
     energies = hydragnn.load(out / "Li" / "ensemble").predict(store)["energy"]["mean"].reshape(-1)
-    errors = (energies - store.column("energy").values.reshape(-1)) / store.sizes().nodes
-    assert len(held_out) == 2 and first["figures"][0]["value"] == pytest.approx(1e3 * np.abs(errors[held_out]).mean())
+    errors = np.abs(energies - store.column("energy").values.reshape(-1))[held_out]
+    per_cell, per_atom = first["figures"][:2]
+    assert len(held_out) == 2 and per_cell["value"] == pytest.approx(errors.mean()) and per_cell["unit"] == "eV"
+    assert per_atom["value"] == pytest.approx(1e3 * (errors / store.sizes().nodes[held_out]).mean())
     mlearn.run(tmp_path, out, 2)
     assert read_json(out / "results.json")["figures"] == first["figures"]
