@@ -1,24 +1,38 @@
 """Members of one shape, computed as one where batches are small."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.latent import LatentSpace
+from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import Company, Member, Outcome, finished_outcome, is_lack_of_memory, seen
+from hydragnn.ensemble.plan import BYTES_PER_EDGE
+from hydragnn.ensemble.streams import Streams
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import TrainedModel
-from hydragnn.models.compiled_prediction import CompiledPrediction
+from hydragnn.models.compiled_prediction import CompiledPrediction, Predicted
 from hydragnn.models.trained_stack import TrainedStack
 
-WORK = {"cpu": 1 << 17, "cuda": 1 << 21}
-"""Edges of a batch times channels: up to here members are computed as one. On a CPU eight took at most .7 of their time one after the other (docs/measurements/prediction.md)."""
+Result = TypeVar("Result")
+
+WORK_OF_CPU = 1 << 18
+"""Edges times channels of a member up to which members are computed as one on a CPU.
+
+What is saved is the time of calls, which no longer matters beyond: eight members take .8 of their time one after the other at the limit, and up to twice that time in
+large batches, whose filters members alone read from tables (docs/measurements/prediction.md).
+"""
+
+BYTES_PER_CHANNEL = BYTES_PER_EDGE / 128
+"""Memory of a GPU per edge and channel of a member."""
 
 WEIGHTS = 1 << 26
 """Bytes of weights up to which members are computed as one: all are in memory then, whatever ``held`` says."""
-
 
 OUTCOMES: tuple[str, Location] = ("outcomes", "graph")
 """Where a batch keeps what members predict for it, by committee and member."""
@@ -29,8 +43,20 @@ class Group:
     """Members that are computed as one."""
 
     numbers: tuple[int, ...]
+    members: tuple[Member, ...]
     stack: TrainedStack
-    latents: tuple[LatentSpace | None, ...]
+
+    def takes(self, edges: int) -> bool:
+        """Return True where a batch of so many edges is computed as one."""
+        return is_small(self.stack.first, edges, len(self.numbers))
+
+
+def is_small(model: TrainedModel, edges: int, members: int) -> bool:
+    """Return True for a batch that so many members of this shape compute as one."""
+    work, device = edges * model.settings.hidden_dim, model.device
+    if device.type == "cuda":
+        return members * work * BYTES_PER_CHANNEL <= torch.cuda.get_device_properties(device).total_memory
+    return device.type == "cpu" and work <= WORK_OF_CPU
 
 
 class Committee(Company):
@@ -43,39 +69,66 @@ class Committee(Company):
         """Stack nothing yet."""
         self.members = members
         self.groups: dict[int, Group] | None = None
-        """By member; None before the first small batch."""
+        """By member; None before they are needed."""
+        self.streams: Streams | None = None
 
     def outcome(self, member: Member, batch: GraphBatch) -> Outcome | None:
         """Return a member's predictions; None where it is computed alone.
 
         Those of its group are computed at once, and kept with the batch.
         """
-        model, number = member.model, member.number
-        small = batch.num_edges * model.settings.hidden_dim <= WORK.get(model.device.type, 0)
-        if not small or len(self.members) == 1:
+        if len(self.members) == 1 or not is_small(member.model, batch.num_edges, 2):
             return None
+        group = self.all_groups().get(member.number)
+        if group is None or not group.takes(batch.num_edges):
+            return None
+        return self._computed([group], batch)[member.number]
+
+    def prepare(self, numbers: Iterable[int], batch: GraphBatch | None) -> None:
+        """Compute the groups of these members beside each other, where the device has streams."""
+        if batch is None or self.streams is None or not self.streams.usable:
+            return
+        groups = self.all_groups()
+        chosen = {id(groups[one]): groups[one] for one in numbers if one in groups}
+        self._computed([group for group in chosen.values() if group.takes(batch.num_edges)], batch)
+
+    def all_groups(self) -> dict[int, Group]:
+        """Return the group of every member that has one, which stay in memory."""
         if self.groups is None:
             self.groups = groups_of(self.members)
-        group = self.groups.get(number)
-        if group is None:
-            return None
-        of_members: dict[int, Outcome | None] = batch._derived.setdefault(OUTCOMES, {}).setdefault(self, {})
-        if number not in of_members:
-            of_members |= self._compute(member, group, batch)
-        return of_members[number]
+            for group in self.groups.values():
+                self.streams = self.streams or Streams(group.stack.first.device)
+                if isinstance(self.members, MemberCache):
+                    self.members.keep(group.members)
+        return self.groups
 
-    def _compute(self, member: Member, group: Group, batch: GraphBatch) -> dict[int, Outcome | None]:
-        """Return the outcomes of a group; None where each member has to find the graph that it cannot predict."""
-        try:
-            results = group.stack.predict_with_states(seen(member, batch))
-        except (InputError, MemoryError, RuntimeError) as error:
-            if not isinstance(error, InputError) and not is_lack_of_memory(error):
-                raise
-            return dict.fromkeys(group.numbers)
-        return {
-            number: finished_outcome(member.targets, latent, batch, predictions, states)
-            for number, latent, (predictions, states) in zip(group.numbers, group.latents, results)
-        }
+    def units(self, edges: int = 0) -> list[tuple[int, ...]]:
+        """Return the members that one rank computes for a batch of so many edges, as one or each alone."""
+        groups = self.all_groups()
+        every = [
+            groups[one].numbers if one in groups and groups[one].takes(edges) else (one,)
+            for one in range(len(self.members))
+        ]
+        return list(dict.fromkeys(every))
+
+    def _computed(self, groups: Sequence[Group], batch: GraphBatch) -> dict[int, Outcome | None]:
+        """Return outcomes by member, with those of the groups; None where each member has to find the graph that it cannot predict."""
+        outcomes: dict[int, Outcome | None] = batch._derived.setdefault(OUTCOMES, {}).setdefault(self, {})
+        groups = [group for group in groups if group.numbers[0] not in outcomes]
+        works = list[tuple[Group, Callable[[], Predicted | None]]]()
+        for group in groups:
+            outcomes |= dict.fromkeys(group.numbers)
+            inputs = unless_impossible(partial(group.stack.prepare, seen(group.members[0], batch)))
+            if inputs is not None:  # kept until all have computed
+                works.append((group, partial(unless_impossible, partial(group.stack.compute, inputs))))
+        assert self.streams is not None  # made with the groups
+        for (group, _), predicted in zip(works, self.streams.results([work for _, work in works])):
+            if predicted is None:
+                continue
+            results = unless_impossible(partial(group.stack.results, batch, predicted))
+            for number, member, (predictions, states) in zip(group.numbers, group.members, results or ()):
+                outcomes[number] = finished_outcome(member.targets, member.latent, batch, predictions, states)
+        return outcomes
 
     def shared(self, seconds: Sequence[float]) -> tuple[float, ...]:
         """Return the seconds of members, equal for those of a group, whose first one took them all."""
@@ -120,7 +173,17 @@ def group_of(members: Sequence[Member], numbers: Sequence[int]) -> Group | None:
         stack = TrainedStack([member.model for member in chosen])
     except NotStackable:
         return None
-    return Group(numbers=tuple(numbers), stack=stack, latents=tuple(member.latent for member in chosen))
+    return Group(numbers=tuple(numbers), members=tuple(chosen), stack=stack)
+
+
+def unless_impossible(function: Callable[[], Result]) -> Result | None:
+    """Return a result; None for lack of memory and for graphs that cannot be predicted."""
+    try:
+        return function()
+    except (InputError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, InputError) and not is_lack_of_memory(error):
+            raise
+        return None
 
 
 def weights_of(model: TrainedModel) -> int:

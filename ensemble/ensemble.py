@@ -49,8 +49,11 @@ class Ensemble:
     def __init__(self, members: Sequence[Member], manifest: Manifest, identity: str) -> None:
         """Take checked members; ``load`` and ``build_ensemble`` check."""
         if isinstance(members, MemberCache):
-            members.join(Committee(members))
-        self.members = members if isinstance(members, MemberCache) else in_company(members)[0]
+            self.committee = Committee(members)
+            members.join(self.committee)
+            self.members: Sequence[Member] = members
+        else:
+            self.members, self.committee = in_company(members)
         self.manifest = manifest
         self.digest = identity
         self.names = tuple(entry.name for entry in manifest.members)
@@ -260,6 +263,7 @@ class Ensemble:
         )
 
     def _predict_screened(self, read: Screened) -> Predictions:
+        self.committee.prepare(range(len(self.members)), read.valid)
         return self.combine(read, [outcome_of(member, read) for member in self.members])
 
     def combine(self, read: Screened, outcomes: Sequence[Outcome]) -> Predictions:

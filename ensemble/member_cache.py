@@ -25,12 +25,20 @@ class MemberCache(Sequence[Member]):
         """Take functions that load members; without ``held`` all stay in memory."""
         self._loaders, self._held = tuple(loaders), held or len(loaders)
         self._loaded: OrderedDict[int, Member] = OrderedDict()
+        self._kept: dict[int, Member] = {}
         self._company: Company | None = None
 
     def join(self, company: Company) -> None:
         """Load members in this company from now on."""
         self._company = company
         self._loaded.clear()
+        self._kept.clear()
+
+    def keep(self, members: Sequence[Member]) -> None:
+        """Keep these members whatever else is loaded."""
+        for member in members:
+            self._kept[member.number] = member
+            self._loaded.pop(member.number, None)
 
     def hold(self, held: int) -> None:
         """Keep at most so many from now on."""
@@ -51,6 +59,8 @@ class MemberCache(Sequence[Member]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         number = range(len(self))[index]
+        if number in self._kept:
+            return self._kept[number]
         if number not in self._loaded:
             while len(self._loaded) >= self._held:
                 self._loaded.popitem(last=False)

@@ -20,6 +20,7 @@ from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.base.places import is_store
 from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
+from hydragnn.datasets.store import Sizes
 from hydragnn.distributed import threads_are_chosen
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunks, chunks_of, default_budget, device_limits
@@ -35,7 +36,16 @@ from hydragnn.ensemble.prediction.reporting import (
     prediction_result,
 )
 from hydragnn.ensemble.prediction.rules import rule_for
-from hydragnn.ensemble.prediction.schedule import Late, Marks, Schedule, Task, finish_together, make_schedule, once
+from hydragnn.ensemble.prediction.schedule import (
+    Late,
+    Marks,
+    Schedule,
+    Task,
+    Units,
+    finish_together,
+    make_schedule,
+    once,
+)
 from hydragnn.ensemble.prediction.work import Joiner, Worker
 from hydragnn.runs.signals import raise_signals
 
@@ -165,7 +175,7 @@ def _predict_opened(
         parts = job.parts
         sink = sink_for(job.out, ensemble, parts.folder, keep_parts=job.keep_parts)
         parts.look(opening["finished"])
-        schedule = _schedule(job, ensemble, chunks, opening, group.size)
+        schedule = _schedule(job, ensemble, chunks, sizes, opening, group.size)
         worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
         if group.rank == 0:
             write_json(parts.folder / "plan.json", schedule.certificate)
@@ -251,8 +261,14 @@ def take_all(
     bar(-units[-1] if units else 0)
 
 
-def _schedule(job: Job, ensemble: Ensemble, chunks: Chunks, opening: dict[str, Any], ranks: int) -> Schedule:
+def _schedule(
+    job: Job, ensemble: Ensemble, chunks: Chunks, sizes: Sizes, opening: dict[str, Any], ranks: int
+) -> Schedule:
     """Return the schedule by the files that rank 0 found finished."""
+
+    def units_of(chunk: int | None) -> Units:
+        return ensemble.committee.units(0 if chunk is None else int(sizes.edges[chunks[chunk].graphs].sum()))
+
     costs = member_costs(ensemble, job.model)
     every = np.ones((len(chunks), len(costs)), dtype=np.bool_)
     every[list(chunks.reasons)] = False
@@ -266,6 +282,7 @@ def _schedule(job: Job, ensemble: Ensemble, chunks: Chunks, opening: dict[str, A
         costs,
         held=opening["held"],
         ranks=ranks,
+        units_of=units_of,
     )
 
 

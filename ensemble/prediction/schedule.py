@@ -49,6 +49,7 @@ PART_OF_WAIT = 0.125
 
 Loads = Float[np.ndarray, " chunks"]
 Marks = Bool[np.ndarray, "chunks members"]
+Units = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,14 +126,18 @@ def make_schedule(
     *,
     held: int,
     ranks: int,
+    units_of: Callable[[int | None], Units] | None = None,
 ) -> Schedule:
-    """Return the schedule of all batches that are not ``combined``."""
+    """Return the schedule of all batches that are not ``combined``.
+
+    ``units_of`` gives the sets of members that one rank has to predict for a batch, or for any; absent, each member is one.
+    """
     waiting = loads[:, None] * np.array(costs) * (every & ~finished)
-    sets = lanes_of(costs, min(held, len(costs)))
+    sets = lanes_of(costs, held, units_of(None) if units_of and held < len(costs) else None)
     lanes, spread = list[tuple[Task, ...]](), np.zeros(len(loads), dtype=np.bool_)
     for members in sets:
         is_open = ~combined & (len(sets) == 1 or (every & ~finished)[:, members].any(axis=1))
-        lanes.append(tuple(tasks_of(waiting, is_open, members, ranks)))
+        lanes.append(tuple(tasks_of(waiting, is_open, members, ranks, units_of)))
         for task in lanes[-1]:
             spread[task.first : task.stop] |= len(task.members) < len(costs)
     if len(sets) > 1:
@@ -150,9 +155,13 @@ def make_schedule(
 
 
 def tasks_of(
-    costs: Float[np.ndarray, "chunks members"], is_open: Bool[np.ndarray, " chunks"], members: Sequence[int], ranks: int
+    costs: Float[np.ndarray, "chunks members"],
+    is_open: Bool[np.ndarray, " chunks"],
+    members: Sequence[int],
+    ranks: int,
+    units_of: Callable[[int | None], Units] | None = None,
 ) -> Iterator[Task]:
-    """Give large batches by members, the costliest first, then ever shorter runs.
+    """Give large batches by units of members, the costliest first, then ever shorter runs.
 
     >>> costs, every = np.ones((6, 2)), np.ones(6, dtype=np.bool_)
     >>> [(task.first, task.stop) for task in tasks_of(costs, every, [0, 1], ranks=1)]
@@ -166,10 +175,11 @@ def tasks_of(
     large = np.flatnonzero(is_open & (own > most * (1 + 1e-9)))
     split = list[Task]()
     for chunk in large.tolist():
-        count = min(len(members), int(np.ceil(own[chunk] / most)))
-        for part in lanes_of(costs[chunk, members].tolist(), -(-len(members) // count)):
-            few = tuple(members[number] for number in part)
-            split.append(Task(first=chunk, stop=chunk + 1, members=few, cost=float(costs[chunk, list(few)].sum())))
+        units = [unit for unit in units_of(chunk) if unit[0] in members] if units_of else [(one,) for one in members]
+        count = min(len(units), int(np.ceil(own[chunk] / most)))
+        for few in lanes_of(costs[chunk].tolist(), -(-len(units) // count), units):
+            task = Task(first=chunk, stop=chunk + 1, members=tuple(few), cost=float(costs[chunk, few].sum()))
+            split.append(task)
     yield from sorted(split, key=lambda task: -task.cost)
     small = is_open.copy()
     small[large] = False
@@ -202,17 +212,21 @@ def _equal_tasks(marks: Bool[np.ndarray, " chunks"], members: Iterable[int], cou
             yield Task(first=first, stop=min(first + longest, end), members=tuple(members))
 
 
-def lanes_of(costs: Sequence[float], held: int) -> list[list[int]]:
-    """Return sets of at most ``held`` members of nearly equal cost.
+def lanes_of(costs: Sequence[float], held: int, units: Units | None = None) -> list[list[int]]:
+    """Return sets of at most ``held`` members, or units of them, of nearly equal cost.
 
     >>> lanes_of([1.0, 1.0, 3.0], held=2)
     [[2], [0, 1]]
+    >>> lanes_of([1.0, 1.0, 3.0], held=1, units=[(0, 2), (1,)])
+    [[0, 2], [1]]
     """
-    lanes: list[list[int]] = [[] for _ in range(-(-len(costs) // held))]
-    for member in sorted(range(len(costs)), key=lambda member: (-costs[member], member)):
+    units = [(member,) for member in range(len(costs))] if units is None else units
+    lanes: list[list[int]] = [[] for _ in range(-(-len(units) // held))]
+    of_unit = [sum(costs[member] for member in unit) for unit in units]
+    for number in sorted(range(len(units)), key=lambda number: (-of_unit[number], number)):
         free = [lane for lane in lanes if len(lane) < held]
-        min(free, key=lambda lane: sum(costs[one] for one in lane)).append(member)
-    return [sorted(lane) for lane in lanes]
+        min(free, key=lambda lane: sum(of_unit[one] for one in lane)).append(number)
+    return [sorted(member for number in lane for member in units[number]) for lane in lanes]
 
 
 def homes(costs: Sequence[float], ranks: int) -> list[int]:

@@ -125,12 +125,13 @@ class Worker:
         """Return what members predict for a batch, by member."""
         chunk, of_member = self.chunks[number], dict[int, Outcome]()
         earlier = self.parts.outcomes(number) if read is None else {}
-        for member in members:
-            if chunk.reason or member in earlier:
-                continue
+        waiting = [] if chunk.reason else [member for member in members if member not in earlier]
+        for member in waiting:
             self.check()
             began = time.perf_counter()
             read = read or self._read(chunk)
+            if member == waiting[0]:
+                self.ensemble.committee.prepare(waiting, read.valid)
             of_member[member] = fresh[number, member] = outcome_of(self.ensemble.members[member], read)
             self._account(chunk, time.perf_counter() - began)
             if time.monotonic() - self._kept_at > KEEP_SECONDS:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from hydragnn.graphs.topology import tiled
 from hydragnn.kernels import Pairs, pairs_of
 from hydragnn.layers import MessageGraph, RadialFilters
 from hydragnn.layers.stacked import STACKED, NotStackable
+from hydragnn.models.branched import BranchView
 from hydragnn.models.graph_model import GraphModel
 
 
@@ -34,6 +36,13 @@ class StackedModel(GraphModel):
         graph.cache["pairs"] = batch._derived.get(PAIRS)
         return graph
 
+
+class StackedView(StackedModel, BranchView):
+    """A branch of a model whose layers are stacked."""
+
+
+STACKED_MODELS: Mapping[type[nn.Module], type[StackedModel]] = {GraphModel: StackedModel, BranchView: StackedView}
+"""Models that have a stacked form, and the form."""
 
 PAIRS: tuple[str, Location] = ("pairs", "edge")
 """Key under which a batch keeps its pairs of edges."""
@@ -60,7 +69,7 @@ def stacked_copy(model: GraphModel, weights: Mapping[str, Tensor]) -> StackedMod
             object.__setattr__(module, "__class__", stacked)
         if isinstance(module, RadialFilters):
             module.tables = ()  # of one member's filters
-    object.__setattr__(result, "__class__", StackedModel)
+    object.__setattr__(result, "__class__", STACKED_MODELS[type(model)])
     assert isinstance(result, StackedModel)
     for name, weight in weights.items():
         path, _, leaf = name.rpartition(".")
@@ -71,14 +80,23 @@ def stacked_copy(model: GraphModel, weights: Mapping[str, Tensor]) -> StackedMod
 def check_alike(models: Sequence[GraphModel]) -> None:
     """Raise NotStackable unless the models are alike and stackable."""
     first = models[0]
-    if any(type(model) is not GraphModel for model in models):
-        raise NotStackable("branches of a model are computed one after the other")
-    if any(model.description != first.description for model in models):
+    if type(first) not in STACKED_MODELS:
+        raise NotStackable(f"models of class {type(first).__name__} have no stacked form")
+    if any(layout_of(model) != layout_of(first) for model in models):
         raise NotStackable("models of different shapes are computed one after the other")
     check_layers(first)
     constants = dict(first.named_buffers())
     if any(not torch.equal(value, constants[name]) for model in models for name, value in model.named_buffers()):
         raise NotStackable("models with different constants are computed one after the other")
+
+
+def layout_of(model: GraphModel) -> tuple[object, ...]:
+    """Return what models of one shape share.
+
+    Trunks of equal branches may differ in weights, by what other branches ask of them.
+    """
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    return type(model), model.description, [(name, value.shape) for name, value in tensors]
 
 
 def check_layers(model: GraphModel) -> None:

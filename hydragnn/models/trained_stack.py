@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -53,7 +52,7 @@ class TrainedStack:
         batch = random_batch(first.model.description.input_fields, first.dim, extent, SIZES, first.dtype)
         batch = batch.to(first.device)
         try:
-            ours, states = self.predicted([batch])
+            ours, states = eager_prediction(self.model, self.joined([batch]))
         except Exception as error:  # whatever a user's layers may raise on rows of several members
             raise NotStackable(f"as one they raise {error!r}") from error
         count = len(models)
@@ -72,14 +71,45 @@ class TrainedStack:
         self, batch: GraphBatch
     ) -> list[tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]]:
         """Return what each model predicts in physical units, with its states."""
+        return self.results(batch, self.compute(self.prepare(batch)))
+
+    def prepare(self, batch: GraphBatch) -> GraphBatch:
+        """Return the normalised inputs of all members; of one, padded, where predictions are replayed.
+
+        All that batches share with others is made here, since ``compute`` may run on another stream.
+        """
         batch = self.first.seen(batch)
         scales = self.normalisations[:1] if self.share_inputs else self.normalisations
         models = [replace(self.first, normalisation=one) for one in scales]
         inputs = [of_inputs(model.normalised(batch), self.inputs) for model in models]
+        if self.replays is not None:
+            try:
+                return self.replays.pad(inputs[0])
+            except (NotRecordable, RuntimeError) as error:
+                self.stop_replays(error)
+        return self.joined(inputs)
+
+    def compute(self, inputs: GraphBatch) -> Predicted:
+        """Return normalised predictions and states of all members, without waiting for the device."""
         if self.replays is None:
-            predictions, states = self.predicted([one.to(self.first.device) for one in inputs])
-        else:
-            predictions, states = self.replayed(self.replays, inputs[0])
+            return eager_prediction(self.model, inputs)
+
+        def predict(batch: GraphBatch) -> Predicted:
+            return eager_prediction(self.model, self.joined([batch]))
+
+        try:
+            predictions, states = self.replays("stacked prediction", predict, inputs)
+        except (NotRecordable, RuntimeError) as error:
+            self.stop_replays(error)
+            return predict(inputs)
+        # tensors of their own, since the next replay overwrites these
+        return {name: values.mapped(torch.clone) for name, values in predictions.items()}, states.clone()
+
+    def results(
+        self, batch: GraphBatch, predicted: Predicted
+    ) -> list[tuple[dict[str, Distribution], Float[Tensor, "nodes_of_one channels"]]]:
+        """Return the predictions of each member in physical units, with its states."""
+        predictions, states = predicted
         # once for all, not tensor by tensor of every member
         predictions = {name: one.to(batch.device, torch.float64) for name, one in predictions.items()}
         own = {target.name: batch.num_items(target.field.on) for target in self.first.targets}
@@ -100,29 +130,20 @@ class TrainedStack:
             for number, normalisation in enumerate(self.normalisations)
         ]
 
-    def predicted(self, inputs: Sequence[GraphBatch]) -> Predicted:
-        """Return predictions and states of all members from normalised inputs."""
+    def joined(self, inputs: Sequence[GraphBatch]) -> GraphBatch:
+        """Return the normalised inputs of all members as one batch on their device."""
+        inputs = [one.to(self.first.device) for one in inputs]
         whole = copies_of(inputs[0], len(self.normalisations), paired=True)
         if len(inputs) > 1:
             numbers = [name for name in self.inputs if not whole.fields[name].classes]
             whole = whole.with_fields({name: torch.cat([one[name] for one in inputs]) for name in numbers})
-        return eager_prediction(self.model, whole)
+        return whole
 
-    def replayed(self, replays: Replays, inputs: GraphBatch) -> Predicted:
-        """Return predictions and states by a recording where there can be one."""
-
-        def predict(batch: GraphBatch) -> Any:
-            return self.predicted([batch.to(self.first.device)])
-
-        try:
-            predictions, states = replays("stacked prediction", predict, inputs)
-        except (NotRecordable, RuntimeError) as error:
-            note = f"note: predictions of members as one are not replayed as graphs of the device: {error}"
-            print(note, file=sys.stderr, flush=True)
-            self.replays = None
-            return predict(inputs)
-        # tensors of their own, since the next replay overwrites these
-        return {name: values.mapped(torch.clone) for name, values in predictions.items()}, states.clone()
+    def stop_replays(self, error: Exception) -> None:
+        """Compute all that follows as it is, and say why."""
+        note = f"note: predictions of members as one are not replayed as graphs of the device: {error}"
+        print(note, file=sys.stderr, flush=True)
+        self.replays = None
 
 
 def part(whole: Distribution, number: int, count: int, rows: int | None = None) -> Distribution:

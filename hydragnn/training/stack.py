@@ -31,7 +31,7 @@ class Stack:
         models, parameters = [], []
         for state in states:
             if not isinstance(state.model, GraphModel) or not isinstance(state.parameters, FlatParameters):
-                raise NotStackable("models with branches are trained one after the other")
+                raise NotStackable("at most steps, runs with branches have batches of different branches")
             models.append(state.model)
             parameters.append(state.parameters)
         check_alike(models)

@@ -1,6 +1,6 @@
 """Members of one shape are computed as one, and predict what each predicts alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,12 @@ import pytest
 import torch
 from ase import Atoms
 
-from hydragnn.ensemble import committee
+from hydragnn.ensemble import committee, streams
 from hydragnn.ensemble.committee import Committee
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.members import Member, Outcome, load_run, outcome, outcome_alone
 from hydragnn.ensemble.prediction import predict_to_file
+from hydragnn.ensemble.screening import without_screening
 from hydragnn.graphs import GraphBatch
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs import train
@@ -60,13 +61,13 @@ def test_eight_members_as_one_predict_what_each_does_alone(
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note how many members were computed as one."""
     calls: list[int] = []
-    original = TrainedStack.predict_with_states
+    original = TrainedStack.compute
 
-    def counted(stack: TrainedStack, batch: GraphBatch) -> Any:
+    def counted(stack: TrainedStack, inputs: GraphBatch) -> Any:
         calls.append(len(stack.normalisations))
-        return original(stack, batch)
+        return original(stack, inputs)
 
-    monkeypatch.setattr(TrainedStack, "predict_with_states", counted)
+    monkeypatch.setattr(TrainedStack, "compute", counted)
     return calls
 
 
@@ -80,10 +81,42 @@ def test_members_of_other_shapes_and_large_batches_are_computed_alone(
     for member in members:
         outcome(member, batch)
     assert calls == [2]
-    monkeypatch.setitem(committee.WORK, "cpu", 12 * batch.num_edges - 1)
+    monkeypatch.setattr(committee, "WORK_OF_CPU", 12 * batch.num_edges - 1)
     for member in members:
         assert_near(outcome(member, batch), outcome_alone(member, batch), 1e-15)
     assert calls == [2]
+
+
+def test_groups_are_computed_beside_each_other_on_a_device_with_streams(
+    eight: list[Path], frames: list[Atoms], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once from the second batch on, and a rank computes no group but those of its members."""
+    monkeypatch.setattr(streams, "has_streams", lambda device: True)
+    beside: list[int] = []
+
+    def results(self: streams.Streams, works: Sequence[Callable[[], Any]]) -> list[Any]:
+        beside.append(len(works))
+        return [work() for work in works]
+
+    monkeypatch.setattr(streams.Streams, "beside", results)
+    for seed in range(2):
+        train(config_of(stored, model__hidden_dim=16, train__seed=seed, train__epochs=1), tmp_path / f"wide-{seed}")
+    folders = [eight[0], tmp_path / "wide-0", eight[1], tmp_path / "wide-1"]
+    ensemble = ensemble_of([load_run(folder, dtype=torch.float64) for folder in folders])
+    assert ensemble.committee.units() == [(0, 2), (1, 3)]
+    assert ensemble.committee.units(edges=1 << 18) == [(0,), (1,), (2,), (3,)]
+    batch = store_of(frames[:2]).read([0, 1])
+    ensemble.committee.prepare([0, 2], batch)
+    assert not beside
+    alone = [outcome_alone(member, batch) for member in ensemble.members]
+    read = without_screening(batch)
+    ensemble.committee.prepare(range(4), read.valid)
+    assert beside == [2]
+    for member, expected in zip(ensemble.members, alone):
+        assert_near(outcome(member, read.whole), expected, 1e-12)
+    assert beside == [2]
+    predictions = ensemble.predict(batch)
+    assert beside == [2, 2] and predictions.ok.all()
 
 
 def test_a_batch_that_cannot_be_computed_as_one_is_computed_one_by_one(
@@ -98,7 +131,7 @@ def test_a_batch_that_cannot_be_computed_as_one_is_computed_one_by_one(
     batch = store_of(frames[:2]).read([0, 1])
     alone = [outcome_alone(member, batch) for member in members]
     with monkeypatch.context() as patch:
-        patch.setattr(TrainedStack, "predicted", fail)
+        patch.setattr(TrainedStack, "compute", fail)
         for member, expected in zip(members, alone):
             assert_near(outcome(member, batch), expected, 1e-15)
     numbers = batch["atomic_numbers"].clone()
@@ -115,7 +148,9 @@ def test_what_is_computed_as_one_does_not_depend_on_who_holds_which_member(
     calls = count_calls(monkeypatch)
     predict_to_file(ensemble, stored, tmp_path / "all.npz")
     assert set(calls) == {2}  # two of three are alike
+    once = len(calls)
     predict_to_file(ensemble, stored, tmp_path / "one.npz", held=1)
+    assert len(calls) == 2 * once
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "all.npz").read_bytes()
 
 

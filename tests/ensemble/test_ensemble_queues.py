@@ -125,6 +125,28 @@ def test_tasks_shrink_towards_the_end_and_large_batches_come_first_member_by_mem
     assert lengths[0] == 6 and lengths[-1] == 1 and len(tasks) < 120
 
 
+@given(matrices, st.integers(2, 5), st.integers(1, 3))
+def test_members_that_are_computed_as_one_are_never_split_over_ranks(
+    costs: list[list[float]], ranks: int, held: int
+) -> None:
+    """Of large batches, where each is computed alone, any rank may take any member."""
+    every, table = np.ones((len(costs), 3), dtype=np.bool_), np.array(costs)
+    schedule = make_schedule(
+        table.sum(axis=1),
+        every,
+        ~every,
+        np.zeros(len(costs), dtype=np.bool_),
+        [3.0, 1.0, 2.0],
+        held=held,
+        ranks=ranks,
+        units_of=lambda chunk: [(0, 2), (1,)] if chunk is None or chunk % 2 else [(0,), (1,), (2,)],
+    )
+    tasks = [task for lane in schedule.lanes for task in lane]
+    assert sorted(units_in(tasks)) == [(chunk, member) for chunk in range(len(costs)) for member in range(3)]
+    for task in tasks:
+        assert (task.first % 2 == 0 and task.stop == task.first + 1) or (0 in task.members) == (2 in task.members)
+
+
 def schedule_of(finished: np.ndarray, *, held: int, ranks: int) -> Schedule:
     """Return the schedule of these units of equal batches."""
     every = np.ones_like(finished)

@@ -1,21 +1,25 @@
 """Steps and predictions of several models as one are those of each alone."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from hydragnn.architectures import ArchitectureSettings
 from hydragnn.config import RunConfig
+from hydragnn.conformance.cases import FORCES, INPUTS, SCALARS, STRESS, make_graph, small_settings
 from hydragnn.datasets import MemoryStore
 from hydragnn.datasets.normalisation import Normalisation
 from hydragnn.distributed import Ranks
-from hydragnn.graphs import GraphBatch
+from hydragnn.graphs import GraphBatch, concatenate
 from hydragnn.layers.stacked import NotStackable
-from hydragnn.models import TrainedModel
+from hydragnn.models import TrainedModel, build_model, degree_statistics, parse_head
+from hydragnn.models.branched import build_branched
 from hydragnn.models.compiled_prediction import eager_prediction
-from hydragnn.models.stacked import of_inputs
+from hydragnn.models.stacked import check_alike, of_inputs
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
@@ -100,12 +104,48 @@ def test_eight_runs_as_one_take_the_steps_of_each(model: str, make_config: Confi
                 assert_near(value, tensors[what])
 
 
+@pytest.mark.parametrize("kind", ["painn", "mace", "pna"])
+def test_branches_of_eight_models_predict_as_one_what_each_does_alone(kind: str) -> None:
+    """Values, forces and stress; branches of other trunks are no models of this shape."""
+    batch = concatenate([make_graph(seed, 3 + seed) for seed in range(3)])
+    models = [branch_of(seed, small_settings(kind)) for seed in range(MEMBERS)]
+    for (values, states), trained in zip(TrainedStack(models).predict_with_states(batch), models, strict=True):
+        expected, exact = trained.predict_with_states(batch)
+        assert {"energy@metals", "forces@metals", "stress@metals"} <= expected.keys()
+        assert_near(states, exact)
+        for name, prediction in expected.items():
+            assert_near(values[name].mean, prediction.mean)
+    wider = branch_of(0, small_settings(kind, hidden_dim=16))
+    with pytest.raises(NotStackable, match="different shapes"):
+        check_alike([models[0].model, wider.model])
+
+
+def branch_of(seed: int, settings: ArchitectureSettings) -> TrainedModel:
+    """Return one of two branches."""
+    tables: dict[str, list[dict[str, Any]]] = {
+        "metals": [{"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress"}],
+        "oxides": [{"kind": "scalar", "field": "charge"}],
+    }
+    fields, statistics = [*INPUTS, *SCALARS, FORCES, STRESS], degree_statistics([make_graph(1, 5)])
+    descriptions = [
+        replace(
+            build_model(
+                settings, [*map(parse_head, heads)], fields, inputs=["species"], dim=3, seed=0, statistics=statistics
+            ).description,
+            branch=name,
+        )
+        for name, heads in tables.items()
+    ]
+    view = build_branched(descriptions, seed).double().views[0]
+    return TrainedModel(model=view, normalisation=Normalisation(), dtype=torch.float64)
+
+
 def check_launches(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
     """Eight members as one launch at most 1.6 times what one does, and nothing whose order is open."""
     stack = TrainedStack(models)
     inputs = of_inputs(models[0].normalised(batch), stack.inputs)
     fresh = [inputs.mapped(Tensor.clone) for _ in range(2)]
-    of_all, unordered = launches_of(lambda: stack.predicted(fresh[:1]))
+    of_all, unordered = launches_of(lambda: eager_prediction(stack.model, stack.joined(fresh[:1])))
     of_one, _ = launches_of(lambda: eager_prediction(models[0].model, fresh[1]))
     assert sum(of_all.values()) <= 1.6 * sum(of_one.values()) and not unordered
 
