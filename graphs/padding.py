@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch, volumes
@@ -21,50 +23,89 @@ UNIT = 8
 STEP = 0.16
 """The next size is larger by at most this share, or by one unit."""
 
+GROWTH = 0.05
+"""Share by which shapes of a run may let nodes and edges of its batches grow; batches that were not looked at grow by a bit more."""
 
-PHASES = [(1 + STEP) ** (number / 16) for number in range(16)]
-"""Where sizes may begin, so that those of a store's batches lie just below one."""
+MOST_SHAPES = 48
+"""Of a run: each is recorded, which takes as long as three steps."""
 
-FROM = 256
-"""Smaller sizes are the same in all phases."""
+Shape = tuple[int, int, int]
+"""Nodes, edges and graphs of padded batches."""
+
+Sizes = NDArray[np.int64]
+Shares = NDArray[np.float64]
 
 
 @cache
-def sizes(phase: float = 1.0) -> list[int]:
+def sizes() -> list[int]:
     """Return all sizes, ascending."""
     result = [UNIT]
     while result[-1] < 2**40:
-        begins = phase > 1 and result[-1] >= FROM > result[-2]
-        result.append(result[-1] + max(UNIT, int(result[-1] * (phase - 1 if begins else STEP)) // UNIT * UNIT))
+        result.append(result[-1] + max(UNIT, int(result[-1] * STEP) // UNIT * UNIT))
     return result
 
 
-def padded_size(count: int, phase: float = 1.0) -> int:
+def padded_size(count: int) -> int:
     """Return the smallest size that holds ``count`` items.
 
     >>> padded_size(3), padded_size(2049), padded_size(75898)
     (8, 2304, 80464)
     """
-    return sizes(phase)[bisect_left(sizes(phase), count)]
+    return sizes()[bisect_left(sizes(), count)]
 
 
-Phases = tuple[float, float]
-"""Of the sizes of nodes and edges."""
+def best_shapes(batches: Sequence[Shape]) -> tuple[Shape, ...]:
+    """Return few shapes for batches of these sizes, the smallest first.
 
+    One shape for all batches is parted in two where that saves most, then one of the two, until nodes and edges grow by no more than ``GROWTH``.
+    Nodes and edges count as shares of those of all batches.
 
-def best_phases(nodes: Sequence[int], edges: Sequence[int]) -> Phases:
-    """Return the phases that pad batches of these sizes least.
-
-    >>> best_phases([2048] * 9, [75898] * 9) == best_phases([2048], [75898])
-    True
+    >>> best_shapes([(64, 2000, 1), (64, 2010, 1), (320, 10000, 5)])
+    ((72, 2016, 8), (328, 10000, 8))
     """
+    if not batches:
+        return ()
+    rows = np.array(batches, dtype=np.int64)
+    weights = 1 / np.maximum(rows[:, :2].sum(0), 1)
+    groups = [rows]
+    parts = [_best_parts(rows, weights)]
+    while len(groups) < MOST_SHAPES:
+        after = sum(len(group) * _covers(group)[-1] for group in groups)
+        saved, number = max((saved, number) for number, (saved, _) in enumerate(parts))
+        if max(after * weights) <= 1 + GROWTH or saved <= 0:
+            break
+        pair = parts[number][1]
+        groups[number : number + 1] = pair
+        parts[number : number + 1] = [_best_parts(part, weights) for part in pair]
+    shapes = {(*_covers(group)[-1].tolist(), padded_size(int(group[:, 2].max()) + 1)) for group in groups}
+    return tuple(sorted(shapes, key=lambda shape: (float(shape[:2] @ weights), shape)))
 
-    def growth(phase: float, items: Sequence[int]) -> float:
-        return sum(padded_size(count, phase) / max(count, 1) for count in items)
 
-    of_edges = min(PHASES, key=lambda phase: growth(phase, edges))
-    rows = [_rows_for(n, e, padded_size(e, of_edges)) for n, e in zip(nodes, edges)]
-    return min(PHASES, key=lambda phase: growth(phase, rows)), of_edges
+def _best_parts(group: Sizes, weights: Shares) -> tuple[float, list[Sizes]]:
+    """Return what two shapes save over one, and the batches of both."""
+    best: tuple[float, list[Sizes]] = (0.0, [])
+    for column in range(2):
+        ordered = group[np.argsort(group[:, column], kind="stable")]
+        counts = np.arange(1, len(group) + 1)
+        lower, upper = (counts * (_covers(rows) @ weights) for rows in (ordered, ordered[::-1]))
+        saved = lower[-1] - lower[:-1] - upper[-2::-1]
+        cut = int(saved.argmax()) if len(saved) else 0
+        if len(saved) and saved[cut] > best[0]:
+            best = float(saved[cut]), [ordered[: cut + 1], ordered[cut + 1 :]]
+    return best
+
+
+def _covers(group: Sizes) -> Sizes:
+    """Return nodes and edges that hold the first batch, the first two, and so on ``[batches, 2]``."""
+    nodes, edges = group[:, 0], group[:, 1]
+    all_edges = _rounded(np.maximum.accumulate(edges))
+    most = 2 * np.maximum(1, edges // np.maximum(nodes, 1))  # as _most_edges
+    needed = nodes + 1 + (all_edges[:, None] - edges) // most  # [first batches, batches]
+    return np.stack([_rounded(np.tril(needed).max(1)), all_edges], axis=1)
+
+
+def _rounded(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return -(-np.maximum(counts, 1) // UNIT) * UNIT
 
 
 REAL: tuple[str, Location] = ("real", "graph")
@@ -89,7 +130,7 @@ def padded(
     batch: GraphBatch,
     extent: float,
     *,
-    phases: Phases = (1.0, 1.0),
+    shapes: Sequence[Shape] = (),
     volume: bool = False,
     reverse: bool = False,
     multiple: int = 1,
@@ -105,13 +146,13 @@ def padded(
     those of the batch: its states must not overflow, since zero times infinity is no zero, and no row becomes long.
 
     What has sizes that the data decide comes with the batch, padded likewise: ``volume`` and ``reverse`` edges, so many ``levels`` with edges of
-    these ``kinds`` apart, and all ``pairs`` of nodes within these cutoffs. ``phases`` are those of sizes. The number of nodes is a ``multiple``, and one
+    these ``kinds`` apart, and all ``pairs`` of nodes within these cutoffs. The batch takes the first of the ``shapes`` that holds it. The number of nodes is a ``multiple``, and one
     edge at least is ``spare``.
     """
     tables = {cutoff: pairs_of_nodes(batch, cutoff) for cutoff in pairs}
     of_levels = levels_of(batch, levels, kinds) if levels else ()
     # merged edges that are none need a finer edge that is none
-    edges, graphs = padded_size(batch.num_edges + (spare or levels > 0), phases[1]), padded_size(len(batch) + 1)
+    least, edges, graphs = _shape_for(batch, batch.num_edges + (spare or levels > 0), shapes)
     more_edges, more_graphs = edges - batch.num_edges, graphs - len(batch)
     longest = batch.topology.longest
     most = _most_edges(batch.num_nodes, batch.num_edges)
@@ -119,7 +160,7 @@ def padded(
         most = min(most, max(LONG, *longest))
     rows = [batch.num_nodes + 1 + more_edges // most]
     rows += [_rows_for(batch.num_nodes, table.shape[1], padded_size(table.shape[1])) for table in tables.values()]
-    nodes = padded_size(max(rows), phases[0])
+    nodes = least if least >= max(rows) else padded_size(max(rows))
     nodes += -nodes % multiple
     more_nodes = nodes - batch.num_nodes
     loops = spread_over(more_edges, batch.num_nodes, nodes, batch.device)
@@ -174,6 +215,15 @@ def as_padded(batch: GraphBatch) -> GraphBatch:
     known = [key for key in batch._derived if key[0] not in OF_SIZES]
     result._derived.update({key: batch._derived[key] for key in sorted(known)})
     return result
+
+
+def _shape_for(batch: GraphBatch, edges: int, shapes: Sequence[Shape]) -> Shape:
+    """Return the first shape that holds the batch and so many edges, or one of any sizes without nodes."""
+    for shape in shapes:
+        enough = _rows_for(batch.num_nodes, batch.num_edges, shape[1])
+        if shape[0] >= enough and shape[1] >= edges and shape[2] > len(batch):
+            return shape
+    return 0, padded_size(edges), padded_size(len(batch) + 1)
 
 
 def _rows_for(nodes: int, edges: int, all_edges: int) -> int:

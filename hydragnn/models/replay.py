@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
-from hydragnn.graphs.padding import Phases, as_padded, is_padded, padded, padded_size, real_items
+from hydragnn.graphs.padding import Shape, as_padded, is_padded, padded, padded_size, real_items
 from hydragnn.layers.attention import GraphAttention
 from hydragnn.layers.size_buckets import padded_buckets
 from hydragnn.layers.triplets import TripletSumsAtReceivers, onward_triplets, padded_triplets
@@ -125,11 +125,11 @@ class Recording:
     result: Any
 
 
-def replays_of(model: GraphModel, record: Recorder, phases: Phases = (1.0, 1.0)) -> "Replays":
+def replays_of(model: GraphModel, record: Recorder, shapes: Sequence[Shape] = ()) -> "Replays":
     """Return the replays of a model's functions, with nothing recorded yet."""
     if model.description.model.checkpoint_activations and has_dropout(model):
         raise NotRecordable("with model.checkpoint_activations dropout is drawn twice")
-    return Replays(record, next(model.parameters()).device, padding_of(model, phases))
+    return Replays(record, next(model.parameters()).device, padding_of(model, shapes))
 
 
 def has_dropout(model: nn.Module) -> bool:
@@ -145,7 +145,7 @@ def brings_sizes(model: GraphModel) -> bool:
     return attends or settings.pooling is not None or any(isinstance(part, parts) for part in model.modules())
 
 
-def padding_of(model: GraphModel, phases: Phases = (1.0, 1.0)) -> Callable[[GraphBatch], GraphBatch]:
+def padding_of(model: GraphModel, shapes: Sequence[Shape] = ()) -> Callable[[GraphBatch], GraphBatch]:
     """Return what pads batches for a model.
 
     They bring all whose sizes the data decide, so that the host waits for none: reverse edges, volumes, coarser levels,
@@ -158,7 +158,7 @@ def padding_of(model: GraphModel, phases: Phases = (1.0, 1.0)) -> Callable[[Grap
     indexed = [part.nodes for part in parts if isinstance(part, IndexedNodeHead)]
     buckets = any(isinstance(part, GraphAttention) for part in parts)
     options: dict[str, Any] = {
-        "phases": phases,
+        "shapes": shapes,
         "extent": getattr(settings, "cutoff", None) or 1.0,
         "volume": any("stress" in head.derivatives for head in description.heads),
         "reverse": any(isinstance(part, EdgeHead) and part.symmetry for part in parts),

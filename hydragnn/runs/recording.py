@@ -1,15 +1,17 @@
 """Recorded steps of a run, on all ranks or none."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain, islice, pairwise
 
 import torch
 from torch import Tensor
 
+from hydragnn.datasets.packing import NODE_COST, share_of
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_problem
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.padding import Phases, best_phases
+from hydragnn.graphs.padding import Shape, best_shapes
 from hydragnn.models import GraphModel, replay
 from hydragnn.models.replay import NotRecordable, Recorder, Replays, has_dropout, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
@@ -17,16 +19,20 @@ from hydragnn.runs.compilation import keep_beating
 from hydragnn.runs.memory import sample_of
 from hydragnn.runs.preparation import ValidationParts
 from hydragnn.training.context import TrainingContext
-from hydragnn.training.data import Feed
+from hydragnn.training.data import BranchData, Feed
 from hydragnn.training.loop import replayed_gradient, replayed_predictions
+from hydragnn.training.micro_batches import even_cuts
 
 FEWEST = 500
 """Steps of a run that records by itself: 264 steps of PaiNN and their recordings took 13 s on an H200, and 18 s without."""
 
 NOT_REPLAYED = "steps are not replayed as graphs of the device: "
 
-LOOKED_AT = 1000
-"""Batches of the first epoch by which sizes are chosen."""
+LOOKED_AT = 500
+"""Batches by which shapes are chosen."""
+
+EPOCHS = 16
+"""Epochs, at most, that these batches are of."""
 
 
 def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:
@@ -90,7 +96,7 @@ def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
     count = len(run.data.branches)
     models = [run.state.of_branch(number) for number in range(count)]
     replays = tuple(
-        replays_of(model, record, phases_of(branch.train))
+        replays_of(model, record, shapes_of(branch))
         for branch, model in zip(run.data.branches, models, strict=True)
         if isinstance(model, GraphModel)
     )
@@ -100,13 +106,29 @@ def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
     return replays
 
 
-def phases_of(feed: Feed) -> Phases:
-    """Return the phases of sizes that pad a rank's epoch least."""
-    loader, sizes = feed.loader, feed.loader.sizes
-    parts = loader.ranks * feed.placement.micro_batches
-    batches = loader.batches(0)[:LOOKED_AT]
-    nodes, edges = ([int(of[batch].sum()) // parts for batch in batches] for of in (sizes.nodes, sizes.edges))
-    return best_phases(nodes, edges)
+def shapes_of(branch: BranchData) -> tuple[Shape, ...]:
+    """Return the shapes that pad a rank's batches least.
+
+    There are none where batches fill a memory: a shape may have the nodes of one batch and the edges of another.
+    """
+    if branch.train.placement.memory is not None:
+        return ()
+    train = islice(chain.from_iterable(parts_of(branch.train, epoch) for epoch in range(EPOCHS)), LOOKED_AT)
+    if isinstance(branch.valid, ValidationParts):
+        return best_shapes([*train, *islice(parts_of(branch.valid.feed, 0), LOOKED_AT)])
+    return best_shapes([*train, *((part.num_nodes, part.num_edges, len(part)) for part in branch.valid)])
+
+
+def parts_of(feed: Feed, epoch: int) -> Iterator[Shape]:
+    """Yield nodes, edges and graphs of what a rank computes one after the other."""
+    loader = feed.loader
+    for batch in loader.batches(epoch):
+        share = share_of(batch, loader.costs, loader.ranks, loader.rank)
+        nodes, edges = loader.sizes.nodes[share], loader.sizes.edges[share]
+        number = feed.placement.micro_batches
+        cuts = even_cuts((edges + NODE_COST * nodes).tolist(), number) if number > 1 else [0, len(share)]
+        for first, last in pairwise(cuts):
+            yield int(nodes[first:last].sum()), int(edges[first:last].sum()), last - first
 
 
 def check_equal(run: Assembly, number: int, replaying: TrainingContext) -> None:
