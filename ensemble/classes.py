@@ -219,9 +219,9 @@ class ClassEvidence(Evidence):
         """Return the number of candidates."""
         return len(self.probabilities)
 
-    def score(self, picks: Sequence[int], score: str) -> float:
+    def weighted_score(self, weights: Weights, score: str) -> float:
         """Return the mean NLL, or for ``crps`` the mean Brier score."""
-        mixed = self.probabilities[list(picks)].mean(axis=0)
+        mixed = np.tensordot(weights, self.probabilities, axes=1)
         of_label = mixed[np.arange(len(self.target)), self.target]
         if score == "nll":
             return float(-np.log(np.maximum(of_label, TINY)).mean())

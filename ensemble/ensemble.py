@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from ase import Atoms
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
@@ -37,6 +37,7 @@ from hydragnn.ensemble.plan import chunks_of, default_budget
 from hydragnn.ensemble.predictions import Predictions, concatenate_predictions, estimates_of
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen, without_screening
 from hydragnn.ensemble.structures import Structures, made_graphs, reads_atoms, structures_for, training_attributes
+from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.models import NotCompiled, Target, TrainedModel
@@ -58,6 +59,11 @@ class Ensemble:
         self.digest = identity
         self.names = tuple(entry.name for entry in manifest.members)
         self.weights = np.array([entry.weight for entry in manifest.members], dtype=np.float64)
+
+    def weights_of(self, field: str) -> Float[Array, " members"]:
+        """Return the weights of members for a field."""
+        own = self.manifest.weights.get(field)
+        return self.weights if own is None else np.array(own, dtype=np.float64)
 
     @classmethod
     def load(
@@ -165,7 +171,9 @@ class Ensemble:
     def absent(self, target: Target) -> frozenset[str]:
         """Return the quantities of a target that this ensemble knows nothing of."""
         calibrated = target.name in self.manifest.calibration
-        return estimates_of(target).absent(target, int(np.count_nonzero(self.weights)), calibrated=calibrated)
+        return estimates_of(target).absent(
+            target, int(np.count_nonzero(self.weights_of(target.name))), calibrated=calibrated
+        )
 
     @property
     def inputs(self) -> tuple[Field, ...]:
@@ -277,7 +285,9 @@ class Ensemble:
             members = [outcome.predictions[target.name] for outcome in outcomes]
             nodes = np.repeat(nodes_per_graph, read.whole.counts(target.field.on).cpu().numpy())
             calibration = self.manifest.calibration.get(target.name)
-            fields[target.name] = estimates_of(target).of(target, members, self.weights, calibration, nodes)
+            fields[target.name] = estimates_of(target).of(
+                target, members, self.weights_of(target.name), calibration, nodes
+            )
         status = [
             refused or next((f"member {name}: {reason}" for name, reason in zip(self.names, others) if reason), "ok")
             for refused, *others in zip(read.reasons, *(outcome.reasons for outcome in outcomes))

@@ -96,9 +96,13 @@ class Evidence(ABC):
     def candidates(self) -> int:
         """Return the number of candidates."""
 
-    @abstractmethod
     def score(self, picks: Sequence[int], score: str) -> float:
         """Return the mean proper score of the mixture of these picks."""
+        return self.weighted_score(np.bincount(picks, minlength=self.candidates) / len(picks), score)
+
+    @abstractmethod
+    def weighted_score(self, weights: Float[Array, " candidates"], score: str) -> float:
+        """Return the mean proper score of the mixture with these weights."""
 
     @abstractmethod
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:

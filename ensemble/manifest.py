@@ -1,7 +1,7 @@
 """``ensemble.json``: members, targets, calibration, and checksums of files."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from pathlib import Path
@@ -21,8 +21,9 @@ from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models import Target, target_from_json
 
-VERSION = 4
-"""Version of the manifest; earlier ones were never released, and are not read."""
+VERSION = 5
+"""Version of the manifest; 4 has no weights by field, and earlier ones were never released."""
+READS = (4, VERSION)
 NAME = "ensemble.json"
 
 METHODS: Mapping[str, type[AnyCalibration]] = {
@@ -52,6 +53,8 @@ class Manifest:
     inputs: tuple[Field, ...]
     dim: int
     nominal: float = 0.9
+    weights: Mapping[str, tuple[float, ...]] = member(default_factory=dict)
+    """Of members by field, where they differ from those of ``members``."""
     calibration: Mapping[str, AnyCalibration] = member(default_factory=dict)
     domain: Domain = member(default_factory=Domain)
     data: Mapping[str, Any] = member(default_factory=dict)
@@ -68,6 +71,7 @@ class Manifest:
             "inputs": [field.to_json() for field in self.inputs],
             "dim": self.dim,
             "nominal": self.nominal,
+            "weights": {name: list(own) for name, own in self.weights.items()},
             "calibration": {name: calibration.to_json() for name, calibration in self.calibration.items()},
             "domain": self.domain.to_json(),
             "data": dict(self.data),
@@ -91,7 +95,7 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
     source = str(folder / NAME)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int) or not value.get("members"):
         raise InputError(f"{source} does not describe an ensemble; was it made by hydragnn ensemble?")
-    if value["version"] != VERSION:
+    if value["version"] not in READS:
         raise InputError(
             f"{source} has version {value['version']}, and this program reads version {VERSION}; "
             "update the program, or build the ensemble again"
@@ -110,6 +114,7 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             inputs=inputs,
             dim=value["dim"],
             nominal=value["nominal"],
+            weights=_weights(value.get("weights", {}), {target.name for target in targets}, len(value["members"])),
             calibration={
                 name: _calibration(item, name, targets, [entry["weight"] for entry in value["members"]])
                 for name, item in value["calibration"].items()
@@ -123,6 +128,17 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
         return manifest
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
+
+
+def _weights(
+    value: Mapping[str, Sequence[float]], fields: Collection[str], members: int
+) -> dict[str, tuple[float, ...]]:
+    """Return weights by field; ValueError where they do not fit."""
+    weights = {name: tuple(map(float, own)) for name, own in value.items()}
+    for name, own in weights.items():
+        if name not in fields or len(own) != members or not are_shares(own):
+            raise ValueError(f"the weights for {name} are no shares of its members")
+    return weights
 
 
 def calibration_from_json(value: Any) -> AnyCalibration:

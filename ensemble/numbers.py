@@ -35,6 +35,8 @@ from hydragnn.models import Distribution, Normal, Point, Target
 
 QUANTITIES: Final = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
 SCORES = {"crps": gaussian_crps, "nll": gaussian_nll}
+MEANS: Final = "means"
+"""CRPS of a normal distribution with one width for all rows: the score of means alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -239,16 +241,16 @@ class NumberEvidence(Evidence):
         """Return the number of candidates."""
         return len(self.means)
 
-    def score(self, picks: Sequence[int], score: str) -> float:
+    def weighted_score(self, weights: Float[Array, " candidates"], score: str) -> float:
         """Return the mean score of the mixture, normal with unexplained noise."""
-        index = list(picks)
-        weights = np.full(len(index), 1.0 / len(index))
-        moments = total_variance(self.means[index], self.variances[index], weights)
+        use = weights > 0
+        moments = total_variance(self.means[use], self.variances[use], weights[use])
         error = self.target - moments.mean
-        unexplained = max(float(np.mean(error**2) - np.mean(moments.variance)), 0.0)
-        std = np.sqrt(moments.variance + unexplained)
+        variance = np.zeros_like(error) if score == MEANS else moments.variance
+        unexplained = max(float(np.mean(error**2) - np.mean(variance)), 0.0)
+        std = np.sqrt(variance + unexplained)
         tiny = float(np.finfo(np.float64).tiny) ** 0.5
-        return float(np.mean(SCORES[score](self.target, moments.mean, np.maximum(std, tiny))))
+        return float(np.mean(SCORES.get(score, gaussian_crps)(self.target, moments.mean, np.maximum(std, tiny))))
 
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
         """Return the diversity of the errors of the means."""

@@ -76,6 +76,7 @@ def trained_ensemble(
         final.folders,
         out,
         weights=[weight / seeds for weight in choice.weights for _ in range(seeds)],
+        by_field=True,
         selection={**choice.selection, "final_seeds": seeds, **({"final_epochs": epochs} if epochs else {})},
         branch=branch,
     )

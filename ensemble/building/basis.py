@@ -21,6 +21,7 @@ from hydragnn.ensemble.building.training_domain import (
     part_doubts,
     training_domain,
 )
+from hydragnn.ensemble.building.weights import fitted_weights
 from hydragnn.ensemble.calibration.cross_validation import shares
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import Domain, cross_fitted_domain
@@ -37,6 +38,8 @@ from hydragnn.training import errors_of_folds, trivial_predictor
 class Basis:
     """Calibration and training domain, and the evaluation of the ensemble with them."""
 
+    weights: Mapping[str, tuple[float, ...]]
+    """Of members by field; empty where they are the ensemble's own."""
     calibrations: Mapping[str, AnyCalibration]
     domain: Domain
     diversity: Mapping[str, Mapping[str, float]]
@@ -45,25 +48,34 @@ class Basis:
     """The rows behind the evaluation."""
 
 
-def validated(ensemble: Ensemble, store: GraphStore, split: Split, parts: Parts, nominal: float) -> Basis:
-    """Return the basis on the calibration part, else on validation."""
+def validated(
+    ensemble: Ensemble, store: GraphStore, split: Split, parts: Parts, nominal: float, *, by_field: bool
+) -> Basis:
+    """Return the basis on the calibration part, else on validation.
+
+    ``by_field``: validation graphs set weights of members per field.
+    """
     inputs = ensemble.needed(store)
     valid = member_outputs(ensemble.members, store, split.valid, inputs)
     separate = member_outputs(ensemble.members, store, split.calibration, inputs) if len(split.calibration) else None
+    weights = fitted_weights(valid, ensemble.targets, ensemble.weights) if by_field else {}
+    ensemble = Ensemble(ensemble.members, replace(ensemble.manifest, weights=weights), ensemble.digest)
     calibrations: dict[str, AnyCalibration] = {}
     for target in ensemble.targets:
         own = separate.labelled(target, "calibration") if separate else None
         calibrations[target.name] = estimates_of(target).calibration(
-            target, valid.labelled(target, "valid"), own or None, ensemble.weights, nominal
+            target, valid.labelled(target, "valid"), own or None, ensemble.weights_of(target.name), nominal
         )
     domain = training_domain(ensemble, store, split, [valid, *([separate] if separate else [])], calibrations)
     every: Parts = {"valid": (store, valid), **parts}
     evaluation, arrays = evaluate_parts(ensemble, every, calibrations, store, split, nominal)
     flagged, flags = flag_evaluation(ensemble, domain, every, calibrations)
+    evidence = evidence_of(valid, ensemble.targets)
     return Basis(
+        weights=weights,
         calibrations=calibrations,
         domain=domain,
-        diversity={name: one.diversity(ensemble.weights) for name, one in evidence_of(valid, ensemble.targets).items()},
+        diversity={name: one.diversity(ensemble.weights_of(name)) for name, one in evidence.items()},
         evaluation=replace(evaluation, domain=flagged),
         arrays=arrays | flags,
     )
@@ -113,6 +125,7 @@ def cross_validated(
     flagged, flags = flag_evaluation(ensemble, domain, parts, calibrations, {HELD_OUT: scores})
     failures = {graph: why for one in of_every_fold for graph, why in one.outputs.failures.items()}
     return Basis(
+        weights={},
         calibrations=calibrations,
         domain=domain,
         diversity=fold_diversity(ensemble, of_every_fold),
@@ -193,7 +206,12 @@ def cross_domain(
     held_out = [
         (
             one.fold.graphs,
-            part_doubts(ensemble.targets, one.outputs, shares(ensemble.weights, one.fold.members), alone),
+            part_doubts(
+                ensemble.targets,
+                one.outputs,
+                lambda name, own=one.fold.members: shares(ensemble.weights_of(name), own),
+                alone,
+            ),
         )
         for one in folds
     ]

@@ -49,6 +49,7 @@ def build_ensemble(
     out: Path | str,
     *,
     weights: Sequence[float] | None = None,
+    by_field: bool | None = None,
     selection: Mapping[str, Any] | None = None,
     nominal: float = 0.9,
     store: GraphStore | None = None,
@@ -57,6 +58,8 @@ def build_ensemble(
 ) -> Evaluation:
     """Build the ensemble ``out`` from finished runs; return its evaluation.
 
+    Validation graphs set weights of members per field, from ``weights`` on; ``by_field`` turns that off or on, and without it
+    weights that are passed stand.
     The calibration uses the calibration part only, or validation where there is none; the evaluation covers validation,
     test and every store in ``others``. Members whose splits together leave every graph out are an ensemble by
     cross-validation: members calibrate and are evaluated on graphs that they have not seen. The store is by default that
@@ -85,11 +88,14 @@ def build_ensemble(
         if folds:
             basis = cross_validated(raw, store, split, folds, parts, nominal)
         else:
-            basis = validated(raw, store, split, parts, nominal)
+            basis = validated(
+                raw, store, split, parts, nominal, by_field=weights is None if by_field is None else by_field
+            )
 
         manifest = replace(
             raw.manifest,
             nominal=nominal,
+            weights=basis.weights,
             calibration=basis.calibrations,
             domain=basis.domain,
             data=_data(members[0], store, split, folds, out),
@@ -203,7 +209,9 @@ def evaluate_ensemble(
             raise InputError(f"the store has no labels {field.name}; {nearest(field.name, names)}")
     outputs = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
     members = [member.name for member in ensemble.members]
-    part, _ = part_evaluation(ensemble.targets, outputs, members, ensemble.weights, ensemble.manifest.calibration, {})
+    part, _ = part_evaluation(
+        ensemble.targets, outputs, members, ensemble.weights_of, ensemble.manifest.calibration, {}
+    )
     return joint_evaluation(members, {"all": outputs}, {"all": part}, ensemble.manifest.nominal)
 
 

@@ -1,6 +1,6 @@
 """Scores of an ensemble beside its members and the trivial predictor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
 from typing import Any, Final
@@ -78,7 +78,7 @@ def part_evaluation(
     targets: Sequence[Target],
     outputs: MemberOutputs,
     names: Sequence[str],
-    weights: Float[Array, " members"],
+    weights_of: Callable[[str], Float[Array, " members"]],
     calibrations: Mapping[str, AnyCalibration],
     trivial: Mapping[str, Mapping[str, float | None]],
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
@@ -93,7 +93,11 @@ def part_evaluation(
         if not use.any():
             continue
         one = estimates_of(target).of(
-            target, outputs.of(target, use), weights, calibrations.get(target.name), outputs.nodes(target)[use]
+            target,
+            outputs.of(target, use),
+            weights_of(target.name),
+            calibrations.get(target.name),
+            outputs.nodes(target)[use],
         )
         labels = outputs.labels[target.name][use]
         metrics[target.name] = one.evaluation(labels, names, trivial.get(target.name, {}))
@@ -124,7 +128,7 @@ def evaluate_parts(
         fine = np.setdiff1d(outputs.graphs, np.array(sorted(outputs.failures), dtype=np.int64))
         baseline = errors_on(trivial, where, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
         metrics[part], rows = part_evaluation(
-            ensemble.targets, outputs, names, ensemble.weights, calibrations, baseline
+            ensemble.targets, outputs, names, ensemble.weights_of, calibrations, baseline
         )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
     return joint_evaluation(names, {part: outputs for part, (_, outputs) in parts.items()}, metrics, nominal), arrays

@@ -74,7 +74,13 @@ def ensemble_from_runs(
         choice = select_runs(folders, top_k=top_k, method=method, by=by, price=price, campaign=campaign, branch=branch)
         check()
     return build_ensemble(
-        choice.folders, out, weights=choice.weights, selection=choice.selection, nominal=nominal, branch=branch
+        choice.folders,
+        out,
+        weights=choice.weights,
+        by_field=True,
+        selection=choice.selection,
+        nominal=nominal,
+        branch=branch,
     )
 
 

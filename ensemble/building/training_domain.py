@@ -1,6 +1,6 @@
 """The training domain of an ensemble, and the graphs that it flags."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import (
     FALSE_ALARMS,
+    STATES,
     Detector,
     Domain,
     Latent,
@@ -59,7 +60,7 @@ def training_domain(
 ) -> Domain:
     """Return the domain of the training part, with thresholds from held-out parts."""
     of_members = detectors_of_members(ensemble, calibrations)
-    of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights, calibrations) for outputs in held_out]
+    of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations) for outputs in held_out]
     doubts = {name: np.concatenate([one[name] for one in of_parts]) for name in of_parts[0]}
     graphs = np.concatenate([outputs.graphs for outputs in held_out])
     return fitted_domain(store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, of_members)
@@ -94,7 +95,7 @@ def flag_evaluation(
     names = [detector.name for detector in domain.detectors]
     rows_of = dict(spaces_of or {})
     for part, (store, outputs) in parts.items():
-        doubts = part_doubts(ensemble.targets, outputs, ensemble.weights, calibrations)
+        doubts = part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations)
         scores = scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
         rows_of[part] = np.array([*scores.values()]).reshape(len(scores), len(outputs.graphs)).T
     for part, rows in rows_of.items():
@@ -106,14 +107,17 @@ def flag_evaluation(
 
 
 def part_doubts(
-    targets: Sequence[Target], outputs: MemberOutputs, weights: Float[Array, " members"], calibrations: Calibrations
+    targets: Sequence[Target],
+    outputs: MemberOutputs,
+    weights_of: Callable[[str], Float[Array, " members"]],
+    calibrations: Calibrations,
 ) -> dict[str, Float[Array, " graphs"]]:
     """Return the uncertainty of members with these weights, per graph and target."""
     estimates = {
         target.name: estimates_of(target).of(
-            target, outputs.of(target), weights, calibrations.get(target.name), outputs.nodes(target)
+            target, outputs.of(target), weights_of(target.name), calibrations.get(target.name), outputs.nodes(target)
         )
         for target in targets
     }
     owners = {target.name: outputs.positions(target) for target in targets}
-    return graph_doubts(estimates, owners, len(outputs.graphs)) | state_doubts(outputs.outcomes, weights)
+    return graph_doubts(estimates, owners, len(outputs.graphs)) | state_doubts(outputs.outcomes, weights_of(STATES))

@@ -6,7 +6,7 @@ see a batch as a ``view``, with ``limits`` from held-out graphs.
 
 from hydragnn.ensemble.domain.detector import Detector
 from hydragnn.ensemble.domain.domain import FILE, Domain, DomainScores, domain_from_json, joint_score
-from hydragnn.ensemble.domain.doubts import Latent, Spread, graph_doubts, state_doubts
+from hydragnn.ensemble.domain.doubts import STATES, Latent, Spread, graph_doubts, state_doubts
 from hydragnn.ensemble.domain.fitting import cross_fitted_domain, fitted_domain, references_of, scores_of, views
 from hydragnn.ensemble.domain.limits import FALSE_ALARMS
 from hydragnn.ensemble.domain.view import GraphView

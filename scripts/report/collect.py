@@ -211,7 +211,7 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
         return EnsembleFacts(
             folder=folder,
             nominal=nominal,
-            members=tuple(_member(folder, entry) for entry in description["members"]),
+            members=tuple(_member(folder, description, number) for number in range(len(description["members"]))),
             parts={name: _part(name, fields, arrays) for name, fields in evaluation.get("parts", {}).items()},
             description=description,
             branch=str(targets[0].get("branch", "")) if targets else "",
@@ -241,10 +241,13 @@ def _arrays(path: Path) -> dict[str, Any]:
     return {name: values for name, values in every.items() if name.rsplit("/", 1)[-1] in ROWS}
 
 
-def _member(folder: Path, entry: Mapping[str, Any]) -> Member:
+def _member(folder: Path, description: Mapping[str, Any], number: int) -> Member:
+    entry, of_fields = description["members"][number], description.get("weights", {})
     place = folder / str(entry.get("folder", f"members/{entry['name']}"))
     record = read_record(place) if (place / "record.json").is_file() else None
-    return Member(name=str(entry["name"]), weight=float(entry["weight"]), record=record)
+    names = [str(target["field"]["name"]) for target in description["targets"]]
+    weights = {name: float(of_fields[name][number] if name in of_fields else entry["weight"]) for name in names}
+    return Member(name=str(entry["name"]), weights=weights, record=record)
 
 
 def _part(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> Part:

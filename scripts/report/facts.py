@@ -147,7 +147,8 @@ class Member:
     """One model of an ensemble."""
 
     name: str
-    weight: float
+    weights: Mapping[str, float]
+    """By field."""
     record: RunRecord | None
 
 

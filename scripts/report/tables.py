@@ -21,6 +21,7 @@ from hydragnn.scripts.report.facts import (
     EnsembleFacts,
     Facts,
     FieldScores,
+    Member,
     Part,
     Points,
     Trial,
@@ -531,7 +532,7 @@ def members_table(facts: Facts, ensemble: EnsembleFacts) -> Table:
         if record:
             cost = (thousands(record.parameters), str(record.epochs), duration(record.cost.seconds))
         settings = [text(value_at(record.config, path)) if record else "–" for path in paths]
-        rows.append((member.name, f"{member.weight:.3g}", *settings, *map(measured, errors), *cost))
+        rows.append((member.name, weights_of(member), *settings, *map(measured, errors), *cost))
     heads = [with_unit(f"{s.field} {'wrong' if s.categorical else 'MAE'}", s.unit) for s in fields]
     return Table(
         header=("member", "weight", *(short(path) for path in paths), *heads, "parameters", "epochs", "training time"),
@@ -540,6 +541,14 @@ def members_table(facts: Facts, ensemble: EnsembleFacts) -> Table:
         if part
         else "The members.",
     )
+
+
+def weights_of(member: Member) -> str:
+    """Return the weight of a member; by field where weights differ."""
+    distinct = set(member.weights.values())
+    if len(distinct) == 1:
+        return f"{distinct.pop():.3g}"
+    return ", ".join(f"{name} {weight:.3g}" for name, weight in member.weights.items())
 
 
 def differing_paths(records: Sequence[RunRecord]) -> list[str]:

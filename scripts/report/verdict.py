@@ -13,6 +13,7 @@ from hydragnn.scripts.report.words import join, plain_number
 Grade = Literal["good", "fair", "poor", "unknown"]
 
 USEFUL, WEAK = 0.5, 0.9  # error / error of the trivial predictor
+WORSE = 0.02  # how far above its best member an ensemble counts as worse
 NARROW, BROAD = 0.03, 0.08  # |coverage - nominal|
 RANKS, BARELY_RANKS = 0.5, 0.2  # Spearman correlation of spread and error
 
@@ -94,7 +95,9 @@ def error_finding(scores: FieldScores) -> Finding:
         best = scores.best_member.error
         gain = 1 - scores.ensemble.error / best if best > 0 else 0.0
         side = f"{abs(gain) * 100:.0f} % {'below' if gain >= 0 else 'above'}"
-        sentence += f" {side if abs(gain) >= 0.005 else 'Level with'} its best member."
+        sentence += f" {side if abs(gain) >= 0.005 else 'Level with'} its best member"
+        worse = gain < -WORSE
+        sentence += f", {scores.best_member.name}, which alone predicts these graphs better." if worse else "."
     return Finding(
         grade="good" if ratio < USEFUL else "fair" if ratio < WEAK else "poor",
         short=f"{ratio * 100:.{0 if ratio >= 0.1 else 1}f} % of trivial",

@@ -30,7 +30,8 @@ def test_the_evaluation_stands_beside_every_member_and_the_trivial_predictor(
             assert len(metrics.members) == 3
             best = min(member["rmse"] for member in metrics.members.values())
             assert metrics.members[metrics.best_member]["rmse"] == best
-            mean = np.mean([member["rmse"] for member in metrics.members.values()])
+            squares = np.array([member["rmse"] ** 2 for member in metrics.members.values()])
+            mean = np.sqrt(Ensemble.load(out).weights_of(field) @ squares)
             assert metrics.ensemble["rmse"] <= mean * (1 + 1e-9), (
                 field
             )  # Jensen: the mean is no worse than members on average
@@ -47,7 +48,17 @@ def test_the_arrays_are_the_rows_behind_the_metrics(built: tuple[Path, Evaluatio
             inside = (rows["lower"] <= rows["target"]) & (rows["target"] <= rows["upper"])
             assert inside.mean() == pytest.approx(metrics["coverage"])
             assert rows["members"].shape == (3, len(rows["target"])) and len(rows["graph"]) == len(rows["target"])
-            np.testing.assert_allclose(rows["members"].mean(axis=0), rows["mean"], atol=1e-9)
+            weighted = Ensemble.load(out).weights_of(field) @ rows["members"]
+            np.testing.assert_allclose(weighted, rows["mean"], atol=1e-9)
+
+
+def test_an_energy_and_its_forces_share_weights_that_other_members_may_not_have(
+    built: tuple[Path, Evaluation],
+) -> None:
+    ensemble = Ensemble.load(built[0])
+    assert set(ensemble.manifest.weights) == {"energy", "forces"}
+    assert np.array_equal(ensemble.weights_of("energy"), ensemble.weights_of("forces"))
+    assert ensemble.weights_of("energy").sum() == pytest.approx(1.0)
 
 
 def test_validation_coverage_is_nominal_by_construction(built: tuple[Path, Evaluation]) -> None:

@@ -1,0 +1,50 @@
+"""Weights of members per field."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydragnn.ensemble.building.weights import mixed, optimum, relative_score
+from hydragnn.ensemble.numbers import NumberEvidence
+
+
+def evidence(errors: np.ndarray, seed: int = 0) -> NumberEvidence:
+    target = np.random.default_rng(seed).normal(size=errors.shape[1])
+    return NumberEvidence(target=target, means=target + errors, variances=np.zeros_like(errors))
+
+
+def noise(*sizes: float, rows: int = 400, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(len(sizes), rows)) * np.array(sizes)[:, None]
+
+
+def test_a_member_that_only_hurts_weighs_nothing() -> None:
+    weights = optimum([evidence(noise(0.1, 0.1, 3.0))], np.full(3, 1 / 3))
+    assert weights[2] == 0 and weights[:2] == pytest.approx([0.5, 0.5], abs=0.1)
+
+
+def test_members_weigh_as_the_inverse_of_their_variance() -> None:
+    weights = optimum([evidence(noise(0.1, 0.2, rows=20_000))], np.full(2, 0.5))
+    assert weights == pytest.approx([0.8, 0.2], abs=0.02)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 6))
+def test_fitted_weights_score_no_worse_than_each_member_and_the_base_weights(seed: int, members: int) -> None:
+    sizes = np.random.default_rng(seed).uniform(0.05, 2.0, size=members)
+    fields, base = (
+        [evidence(noise(*sizes, seed=seed)), evidence(noise(*sizes[::-1], seed=seed + 1))],
+        np.full(members, 1 / members),
+    )
+    weights = optimum(fields, base)
+    best = min(relative_score(fields, one, base) for one in (*np.eye(members), base))
+    assert (weights >= 0).all() and weights.sum() == pytest.approx(1.0)
+    assert relative_score(fields, weights, base) <= best + 1e-9
+
+
+def test_mixtures_keep_members_out_that_have_no_fitted_weight() -> None:
+    base, fitted = np.array([0.5, 0.3, 0.2]), np.array([0.9, 0.1, 0.0])
+    assert mixed(fitted, base, 1.0).tolist() == base.tolist()
+    assert mixed(fitted, base, 0.0).tolist() == fitted.tolist()
+    half = mixed(fitted, base, 0.5)
+    assert half[2] == 0 and half.sum() == pytest.approx(1.0)
