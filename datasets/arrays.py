@@ -109,8 +109,10 @@ class FlatGraphs:
         return np.ascontiguousarray(self.arrays[spec.name], dtype=spec.dtype)
 
 
-def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
+def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...], *, checked: bool = False) -> FlatGraphs:
     """Return the batch as flat arrays with these fields.
+
+    Offsets, shapes and edges of a batch that ``validate`` has ``checked`` are not looked at again.
 
     A field that the batch lacks is absent from all its graphs. InputError where the batch has a field that is not
     declared, another meaning, a wrong shape or dtype, or a cell or positions that are not float64.
@@ -121,10 +123,11 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
             raise InputError(f"the batch has a field {name} that was not declared; add it to the store's fields")
         if field != declared[name]:
             raise InputError(f"field {name} was declared as {declared[name]}, the batch has {field}; make them equal")
-    if len(batch):
-        check_structure(batch)
-    for graph, problem in edge_problems(batch):
-        raise InputError(f"graph {graph}{problem}")
+    if not checked:
+        if len(batch):
+            check_structure(batch)
+        for graph, problem in edge_problems(batch):
+            raise InputError(f"graph {graph}{problem}")
     for name in ("positions", "edge_shifts", "cell"):
         if getattr(batch, name).dtype != torch.float64:
             raise InputError(f"{name} has dtype {getattr(batch, name).dtype}, expected float64; convert it first")

@@ -20,7 +20,7 @@ from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate, unbatch
 
-TOGETHER, EDGES_TOGETHER = 256, 2**20
+TOGETHER, EDGES_TOGETHER = 256, 2**16
 """Graphs are checked and written together until they are so many, or have so many edges."""
 
 

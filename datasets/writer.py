@@ -109,7 +109,7 @@ class StoreWriter:
     def write_graphs(self, graphs: Sequence[GraphBatch]) -> None:
         """Add graphs together, faster than by ``write``; errors name the graph."""
         try:
-            flat, defects = self._checked(concatenate(graphs))
+            flat, defects = self._checked(graphs[0] if len(graphs) == 1 else concatenate(graphs))
         except InputError:
             for graph in graphs:
                 self.write(graph)
@@ -119,7 +119,8 @@ class StoreWriter:
     def _checked(self, batch: GraphBatch) -> tuple[FlatGraphs, dict[str, Defect]]:
         number = self._first + self.graphs
         try:
-            flat = flat_graphs(validate(batch, number, cutoff=cutoff_of(self.attributes)), self.fields)
+            valid = validate(batch, number, cutoff=cutoff_of(self.attributes))
+            flat = flat_graphs(valid, self.fields, checked=True)
         except InputError as error:
             raise InputError(f"{error} (in what was written from graph {number} on)") from error
         if flat.dim != self.dim:

@@ -1,5 +1,6 @@
 """Oddities of valid graphs: counts and an example."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,7 +108,8 @@ def _found(batch: GraphBatch) -> Iterator[Found]:
     else:
         graphs = np.flatnonzero(parts - lone_nodes > 1)
         yield "several components", graphs, lambda graph: f"{parts[graph]} components of {nodes[graph]} nodes"
-    twice = _repeated(edge_codes(batch), batch.owner("edge").numpy(), len(nodes))
+    joint = _with_common_ends(batch)
+    twice = _repeated(edge_codes(batch, joint), batch.owner("edge").numpy()[joint], len(nodes))
     yield "parallel edges", np.flatnonzero(twice), lambda graph: f"{twice[graph]} of {edges[graph]} edges"
     flat = (volumes(batch) == 0).numpy()
     for name, field in batch.fields.items():
@@ -149,16 +151,26 @@ def _has_cut_bond(batch: GraphBatch, graph: int, labels: NDArray[np.int32], offs
     return bool((labels[own][first[bonded]] != labels[own][second[bonded]]).any())
 
 
-def edge_codes(batch: GraphBatch) -> NDArray[np.uint64]:
+def _with_common_ends(batch: GraphBatch) -> NDArray[np.int64] | slice:
+    """Return edges with the ends of a neighbour in the order; all if unsorted."""
+    pairs = batch.receivers.numpy() * batch.num_nodes + batch.senders.numpy()
+    if (pairs[1:] < pairs[:-1]).any():
+        return slice(None)
+    same = np.zeros(len(pairs) + 1, dtype=np.bool_)  # between an edge and the one before it
+    same[1:-1] = pairs[1:] == pairs[:-1]
+    return np.flatnonzero(same[1:] | same[:-1])
+
+
+def edge_codes(batch: GraphBatch, edges: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.uint64]:
     """One number per edge, equal where ends, image and kinds are."""
-    codes = (batch.receivers.numpy() * batch.num_nodes + batch.senders.numpy()).view(np.uint64)
-    if batch.dim and bool(batch.edge_shifts.any()):
-        largest = float(batch.edge_shifts.abs().max())
-        steps = np.rint(batch.edge_shifts.numpy() * (2**40 / largest)).astype(np.int64)
+    codes = (batch.receivers.numpy()[edges] * batch.num_nodes + batch.senders.numpy()[edges]).view(np.uint64)
+    least, most = (float(end) for end in batch.edge_shifts.aminmax()) if batch.dim and len(codes) else (0.0, 0.0)
+    if least or most:
+        steps = np.rint(batch.edge_shifts.numpy()[edges] * (2**40 / max(-least, most))).astype(np.int64)
         codes = codes * _MIX[3] + (steps.view(np.uint64) * _MIX[: batch.dim]).sum(axis=1)
     for field in batch.fields.values():
         if field.on == "edge" and field.classes:
-            kinds = batch[field.name].numpy().reshape(batch.num_edges, -1)
+            kinds = batch[field.name].numpy()[edges].reshape(len(codes), math.prod(field.shape))
             for column in kinds.T:
                 codes = codes * _MIX[0] + column.astype(np.uint64)
     return codes

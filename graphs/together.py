@@ -67,8 +67,12 @@ def _together(
     cells = np.stack([np.asarray(atoms.cell.array, dtype=np.float64) for atoms in structures])
     periodic = np.stack([np.asarray(atoms.pbc, dtype=bool) for atoms in structures])
     clear = cutoff > 0 and counts.all() and np.isfinite(positions).all() and np.isfinite(cells).all()
-    if not clear or _singular(cells, periodic):
+    if not clear:
         return None
+    doubtful = _doubtful(cells, periodic)
+    for graph in np.flatnonzero(doubtful & periodic.any(axis=1)).tolist():
+        if cell_problem(torch.from_numpy(cells[graph]), torch.from_numpy(periodic[graph])):
+            return None
     edges: list[Edges | None] = [None] * len(structures)
     if max_neighbours is None and 0.1 <= cutoff <= 1e3:
         for graphs in _sizes(counts, periodic):
@@ -80,9 +84,9 @@ def _together(
     for graph, known in enumerate(edges):
         if known is None:
             own = slice(offsets[graph], offsets[graph + 1])
-            positions[own], edges[graph] = _searched(
-                positions[own], cells[graph], periodic[graph], cutoff, max_neighbours
-            )
+            cell, axes = cells[graph], periodic[graph]
+            completed = completed_cell(cell, axes, "structure") if doubtful[graph] else cell
+            positions[own], edges[graph] = _searched(positions[own], cell, completed, axes, cutoff, max_neighbours)
     senders, receivers, shifts = (np.concatenate(column) for column in zip(*(one for one in edges if one is not None)))
     edge_counts = [0 if one is None else len(one[0]) for one in edges]
     base = offsets[:-1].repeat(edge_counts)
@@ -119,16 +123,11 @@ def _together(
     return batch
 
 
-def _singular(cells: Float[ndarray, "graphs 3 3"], periodic: Bool[ndarray, "graphs 3"]) -> bool:
-    """Return True where a cell's periodic vectors may not be independent."""
+def _doubtful(cells: Float[ndarray, "graphs 3 3"], periodic: Bool[ndarray, "graphs 3"]) -> NDArray[np.bool_]:
+    """Return True where not three periodic vectors are clearly independent."""
     lengths = np.maximum(np.linalg.norm(cells, axis=2), 1e-300)
-    doubtful = periodic.any(axis=1) & ~(
-        (np.abs(np.linalg.det(cells / lengths[:, :, None])) > CLEAR) & periodic.all(axis=1)
-    )
-    return any(
-        cell_problem(torch.from_numpy(cells[graph]), torch.from_numpy(periodic[graph]))
-        for graph in np.flatnonzero(doubtful).tolist()
-    )
+    apart: NDArray[np.bool_] = np.abs(np.linalg.det(cells / lengths[:, :, None])) > CLEAR
+    return ~(apart & periodic.all(axis=1))
 
 
 def _sizes(counts: Int64[ndarray, " graphs"], periodic: Bool[ndarray, "graphs 3"]) -> Iterator[NDArray[np.int64]]:
@@ -161,12 +160,12 @@ def _open_pairs(positions: Float[ndarray, "graphs nodes 3"], cutoff: float) -> l
 def _searched(
     positions: Float[ndarray, "nodes 3"],
     cell: Float[ndarray, "3 3"],
+    completed: Float[ndarray, "3 3"],
     periodic: Bool[ndarray, " 3"],
     cutoff: float,
     max_neighbours: int | None,
 ) -> tuple[NDArray[np.float64], Edges]:
     """Return positions, wrapped where far away, and edges of one structure."""
-    completed = completed_cell(cell, periodic, "structure")
     senders, receivers, images = neighbour_list(positions, completed, periodic, cutoff, max_neighbours)
     shifts = np.asarray(images @ completed, dtype=np.float64)
     if periodic.any() and np.abs(positions).max() >= TURNS * np.abs(cell).max():

@@ -22,7 +22,7 @@ from hydragnn.graphs.texts import NAME, as_text, name_among
 Make = Callable[[], GraphBatch]
 """Function that makes one graph of a source; InputError where that graph cannot be made."""
 
-TOGETHER, NODES_TOGETHER = 256, 2**13
+TOGETHER, NODES_TOGETHER = 256, 2**11
 """At most so many graphs, with so many nodes, are made at once where their makers can."""
 
 
