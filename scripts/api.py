@@ -244,8 +244,8 @@ def build_ensemble(
     """Build a calibrated ensemble from a campaign or from finished runs.
 
     Gives its evaluation. Of a campaign ``top_k`` (5) trials are chosen by ``method`` ("top-k"); with ``train``, ``final_seeds`` or
-    ``epochs`` they are first trained anew, all at once. Given runs all become members with equal weights, and none of
-    these means anything: InputError. So it is for runs that did not finish or do not fit together. Interrupted by a signal.
+    ``epochs`` they are first trained anew, all at once. Given runs all become members, and none of
+    these means anything: InputError. Validation graphs set weights per field. So it is for runs that did not finish or do not fit together. Interrupted by a signal.
     ``store`` says where the store of the runs lies now, if it or they were moved; their configurations then name this place.
     """
     _allow_code(allow_code)

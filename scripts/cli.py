@@ -349,7 +349,7 @@ def ensemble(
     method: Annotated[
         str | None,
         typer.Option(
-            help="top-k: the K best; greedy: forward selection on CRPS, members may repeat as weights.",
+            help="top-k: the K best; greedy: forward selection on CRPS, repeats begin as weights.",
             show_default="top-k",
         ),
     ] = None,
@@ -366,8 +366,8 @@ def ensemble(
 
     It is evaluated on the test part.
 
-    `hydragnn ensemble CAMPAIGN --top-k 5 --out E` chooses members; `hydragnn ensemble RUN RUN RUN --out E` takes all of them, with
-    equal weights: finished runs on one store that predict the same fields. Runs that each held another fold out become one
+    `hydragnn ensemble CAMPAIGN --top-k 5 --out E` chooses members; `hydragnn ensemble RUN RUN RUN --out E` takes all of them:
+    finished runs on one store that predict the same fields. Validation graphs set their weights per field. Runs that each held another fold out become one
     ensemble by cross-validation (docs/uncertainty.md). After Ctrl-C the same command begins again.
     """
     result = api.build_ensemble(
