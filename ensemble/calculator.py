@@ -46,7 +46,7 @@ class EnsembleCalculator(Calculator):
 
     A structure without a volume (no periodic axis, or a cell vector of length zero) has no stress. ``results`` also has ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
     and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), ``domain``: empty, or what about the
-    structure the training data never showed, and ``domain_score``, above 1 where there is something; of a single run, none of these. Neighbours are searched anew
+    structure the training data never showed, and ``domain_score``, the probability that a structure like those of training is as unlike them; of a single run, none of these. Neighbours are searched anew
     only when atoms have moved far enough for new ones (``SkinList``); results do not depend on it. The mean of the members' forces is minus the gradient of their mean energy.
     """
 

@@ -19,7 +19,7 @@ from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import check_model
 from hydragnn.datasets import GraphStore, MemoryStore
 from hydragnn.ensemble.committee import Committee, in_company
-from hydragnn.ensemble.domain import GraphView, graph_doubts, state_doubts
+from hydragnn.ensemble.domain import GraphView, doubted_items, graph_doubts, state_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, read_manifest
@@ -303,12 +303,17 @@ class Ensemble:
         if read.valid is None:
             return together
         owners = {name: together.graph_of_item(name) for name in fields}
-        doubts = graph_doubts(fields, owners, len(together)) | state_doubts(outcomes, self.weights)
+        doubts = graph_doubts(fields, owners, len(together), self.weights) | state_doubts(outcomes, self.weights)
         own = {name: doubt[read.fine] for name, doubt in doubts.items()}
         seen = read.valid if read.valid.positions.is_cpu or not self.knows_domain else read.valid.to("cpu")
-        view = GraphView(batch=seen, scale=self.manifest.domain.scale, doubts=own)
+        numbers = np.flatnonzero(read.fine)
+
+        def items(name: str, graph: int) -> str:
+            return doubted_items(fields[name], owners[name], int(numbers[graph]), self.weights)
+
+        view = GraphView(batch=seen, scale=self.manifest.domain.scale, doubts=own, items=items)
         flags = self.manifest.domain.scores(view).spread_over(read.fine, len(together))
-        return replace(together, domain=flags.reasons, domain_scores=flags.scores)
+        return replace(together, domain=flags.reasons, domain_scores=flags.scores, p_values=flags.p_values)
 
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """Return the prediction for one graph that could not be tried."""

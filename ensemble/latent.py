@@ -15,43 +15,79 @@ RIDGE = 1e-4
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LatentSpace:
-    """Whitening matrix of the final states of training nodes.
+    """Whitening matrices of the final states of training nodes, and of their means over graphs.
 
     d^2 = f^T (F^T F / n + ridge)^-1 f, the inverse of the last-layer prediction rigidity times n (Bigi et al. 2024,
-    arXiv:2403.02251), of every node; the intercept of heads is left out, and states need not have mean 0.
+    arXiv:2403.02251), of every node; the intercept of heads is left out, and states need not have mean 0. Of a graph the same
+    of its mean state less ``mean`` (Mahalanobis distance).
     """
 
     whitening: Float[Array, "channels channels"]
+    mean: Float[Array, " channels"]
+    of_graphs: Float[Array, "channels channels"]
 
     def distances(
         self, states: Float[Tensor, "nodes channels"], owners: Int[Tensor, " nodes"], graphs: int
-    ) -> Float[Array, " graphs"]:
-        """Return the logarithm of the mean distance per graph; -69 without nodes."""
+    ) -> Float[Array, "graphs 3"]:
+        """Return logarithms of mean and largest distance of nodes, and of the graph's; -69 without nodes."""
         exact = states if states.dtype == torch.float64 else states.float()
         matrix = torch.from_numpy(self.whitening).to(exact)
-        lengths = torch.linalg.vector_norm(exact @ matrix.T, dim=1).double().cpu().numpy()
-        counts = np.bincount(owners.cpu(), minlength=graphs)
-        mean = np.bincount(owners.cpu(), weights=lengths, minlength=graphs) / np.maximum(counts, 1)
-        return np.log(np.maximum(mean, 1e-30))
+        lengths = torch.linalg.vector_norm(exact @ matrix.T, dim=1).double().cpu()
+        means = graph_means(exact, owners, graphs) - self.mean
+        own, result = owners.cpu(), np.zeros((graphs, 3))
+        counts = np.bincount(own, minlength=graphs)
+        result[:, 0] = np.bincount(own, weights=lengths, minlength=graphs) / np.maximum(counts, 1)
+        result[:, 1] = torch.zeros(graphs, dtype=torch.float64).scatter_reduce(0, own, lengths, "amax").numpy()
+        result[counts > 0, 2] = np.linalg.norm(means[counts > 0] @ self.of_graphs.T, axis=1)
+        return np.log(np.maximum(result, 1e-30))
+
+    def tensors(self) -> dict[str, Array]:
+        """Return all numbers by suffixes of names."""
+        return {"": self.whitening, "/mean": self.mean, "/of_graphs": self.of_graphs}
+
+
+def graph_means(
+    states: Float[Tensor, "nodes channels"], owners: Int[Tensor, " nodes"], graphs: int
+) -> Float[Array, "graphs channels"]:
+    """Return mean states of graphs; zeros without nodes."""
+    sums = torch.zeros(graphs, states.shape[1], dtype=torch.float64, device=states.device)
+    sums.index_add_(0, owners.to(states.device), states.detach().double())
+    counts = np.bincount(owners.cpu(), minlength=graphs)
+    return np.asarray(sums.cpu().numpy() / np.maximum(counts, 1)[:, None])
 
 
 class LatentFit:
-    """Adds up second moments of states, batch by batch."""
+    """Adds up moments of states, batch by batch."""
 
     def __init__(self, channels: int) -> None:
         self._squares, self._nodes = np.zeros((channels, channels)), 0
+        self._means: list[Array] = [np.zeros((0, channels))]
 
-    def show(self, states: Float[Tensor, "nodes channels"]) -> None:
-        """Add the finite states of some nodes."""
+    def show(self, states: Float[Tensor, "nodes channels"], owners: Int[Tensor, " nodes"], graphs: int) -> None:
+        """Add the finite states of some graphs."""
         exact = states.detach().double().cpu()
+        means = graph_means(exact, owners, graphs)[np.bincount(owners.cpu(), minlength=graphs) > 0]
+        self._means.append(means[np.isfinite(means).all(axis=1)])
         exact = exact[exact.isfinite().all(dim=1)]
         self._squares += (exact.T @ exact).numpy()
         self._nodes += len(exact)
 
     def space(self) -> LatentSpace:
         """Return the fitted space; distances are 0 without states."""
-        values, vectors = np.linalg.eigh(self._squares / max(self._nodes, 1))
-        values = np.maximum(values, 0.0)
-        floor = RIDGE * values.mean()
-        scales = 1 / np.sqrt(values + floor) if floor > 0 else np.zeros_like(values)
-        return LatentSpace(whitening=vectors.T * scales[:, None])
+        means = np.concatenate(self._means)
+        mean = means.mean(axis=0) if len(means) else np.zeros(len(self._squares))
+        away = means - mean
+        return LatentSpace(
+            whitening=_whitening(self._squares / max(self._nodes, 1), RIDGE),
+            mean=mean,
+            of_graphs=_whitening(away.T @ away / max(len(means), 1), max(RIDGE, 1 / max(len(means), 1))),
+        )
+
+
+def _whitening(moments: Float[Array, "channels channels"], ridge: float) -> Float[Array, "channels channels"]:
+    """Return the matrix of unit second moments; 0 where all are 0."""
+    values, vectors = np.linalg.eigh(moments)
+    values = np.maximum(values, 0.0)
+    floor = ridge * values.mean()
+    scales = 1 / np.sqrt(values + floor) if floor > 0 else np.zeros_like(values)
+    return np.asarray(vectors.T * scales[:, None])

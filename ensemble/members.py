@@ -56,8 +56,8 @@ class Outcome:
     predictions: Mapping[str, Distribution]
     reasons: tuple[str, ...]
     """One per graph; empty where all went well."""
-    distances: Float[np.ndarray, " graphs"]
-    """Distance of final states from those of training, see ``LatentSpace``; NaN where unknown."""
+    distances: Float[np.ndarray, "graphs 3"]
+    """Distances of final states from those of training, see ``LatentSpace``; NaN where unknown."""
 
 
 class Company(ABC):
@@ -169,7 +169,7 @@ def outcome_alone(member: Member, batch: GraphBatch) -> Outcome:
             }
             text = " ".join(str(error).split()) or type(error).__name__
             reason = text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
-            return Outcome(predictions=blanks, reasons=(reason,), distances=np.array([np.nan]))
+            return Outcome(predictions=blanks, reasons=(reason,), distances=np.full((1, 3), np.nan))
         return join_outcomes([outcome_alone(member, half) for half in _halves(batch)])
     return finished_outcome(member.targets, member.latent, batch, predictions, states)
 
@@ -183,7 +183,7 @@ def finished_outcome(
 ) -> Outcome:
     """Return the outcome of predictions in physical units and final states."""
     outputs = {name: one.detach().to("cpu", torch.float64) for name, one in predictions.items()}
-    distances = np.full(len(batch), np.nan)
+    distances = np.full((len(batch), 3), np.nan)
     if latent is not None:
         distances = latent.distances(states, batch.owner("node"), len(batch))
     return _without_undefined_stress(_finite_only(outputs, distances, targets, batch), targets, batch)
@@ -229,7 +229,7 @@ def is_lack_of_memory(error: BaseException) -> bool:
 
 def _finite_only(
     outputs: dict[str, Distribution],
-    distances: Float[np.ndarray, " graphs"],
+    distances: Float[np.ndarray, "graphs 3"],
     targets: Sequence[Target],
     batch: GraphBatch,
 ) -> Outcome:
@@ -242,7 +242,7 @@ def _finite_only(
     if any(reasons):
         bad = torch.tensor([bool(reason) for reason in reasons])
         outputs = {target.name: outputs[target.name].blank_items(bad[owners[target.field.on]]) for target in targets}
-        distances = np.where(bad.numpy(), np.nan, distances)
+        distances = np.where(bad.numpy()[:, None], np.nan, distances)
     return Outcome(predictions=outputs, reasons=tuple(reasons), distances=distances)
 
 

@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Int
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.ensemble.classes import ClassEstimate
-from hydragnn.ensemble.domain import joint_score
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.uncertainty import Array
@@ -41,7 +40,9 @@ class Predictions:
     domain: tuple[str, ...]
     """Empty where a graph is like the training data, otherwise what is foreign about it."""
     domain_scores: Mapping[str, Float[Array, " graphs"]] = member(default_factory=dict)
-    """By detector, 0 for usual and above 1 for foreign graphs; NaN where unknown."""
+    """By detector, 0 for usual graphs, above 1 for a tenth of those like training; NaN where unknown."""
+    p_values: Float[Array, " graphs"] | None = None
+    """See ``domain_score``; None where nothing is known."""
     texts: Mapping[str, Texts] = member(default_factory=dict)
     """One text per graph and key, such as its ``name``."""
 
@@ -79,8 +80,11 @@ class Predictions:
 
     @property
     def domain_score(self) -> Float[Array, " graphs"]:
-        """Return one score of all detectors: above 1 outside the domain."""
-        return joint_score(self.domain_scores, len(self))
+        """Return the probability that a graph like those of training is as unlike them; NaN if unknown.
+
+        A conformal p-value: 0.01 means that one in a hundred is. Beyond all n held-out graphs it is below 1 / (n + 1) and ranks only.
+        """
+        return np.full(len(self), np.nan) if self.p_values is None else self.p_values
 
     def graph_of_item(self, name: str) -> Int[np.ndarray, " items"]:
         """Return the graph that each row of a field belongs to."""
@@ -100,6 +104,7 @@ def concatenate_predictions(parts: Sequence[Predictions]) -> Predictions:
         status=tuple(status for part in parts for status in part.status),
         domain=tuple(flag for part in parts for flag in part.domain),
         domain_scores={name: _scores(parts, name) for part in parts for name in part.domain_scores},
+        p_values=np.concatenate([part.domain_score for part in parts]),
         texts=join_texts([(part.texts, len(part)) for part in parts]),
     )
 

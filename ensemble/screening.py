@@ -89,7 +89,7 @@ def outcome_of(member: Member, read: Screened) -> Outcome:
         else:
             rows = (valid.cumsum(0) - 1).clamp_min(0)  # of an item among those of valid graphs
             predictions[target.name] = result.predictions[target.name].rows(rows).blank_items(~valid)
-    reasons, distances = np.array(read.reasons, dtype=object), np.full(len(read.reasons), np.nan)
+    reasons, distances = np.array(read.reasons, dtype=object), np.full((len(read.reasons), 3), np.nan)
     if result is not None:
         reasons[read.fine], distances[read.fine] = result.reasons, result.distances
     return Outcome(predictions=predictions, reasons=tuple(reasons.tolist()), distances=distances)

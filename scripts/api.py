@@ -239,6 +239,7 @@ def build_ensemble(
     quiet: bool = True,
     branch: str = "",
     store: Path | str | None = None,
+    false_alarms: float = 0.02,
     allow_code: Sequence[str] = (),
 ) -> "Evaluation":
     """Build a calibrated ensemble from a campaign or from finished runs.
@@ -246,6 +247,7 @@ def build_ensemble(
     Gives its evaluation. Of a campaign ``top_k`` (5) trials are chosen by ``method`` ("top-k"); with ``train``, ``final_seeds`` or
     ``epochs`` they are first trained anew, all at once. Given runs all become members, and none of
     these means anything: InputError. Validation graphs set weights per field. So it is for runs that did not finish or do not fit together. Interrupted by a signal.
+    ``false_alarms`` is the share of graphs like those of training that may be flagged (docs/domain.md).
     ``store`` says where the store of the runs lies now, if it or they were moved; their configurations then name this place.
     """
     _allow_code(allow_code)
@@ -275,7 +277,7 @@ def build_ensemble(
                 "--workers": workers,
             }
         )
-        return ensemble_of_runs(campaign, Path(out), branch=branch)
+        return ensemble_of_runs(campaign, Path(out), branch=branch, false_alarms=false_alarms)
     top_k, method = top_k or 5, method or "top-k"
     if train or final_seeds or epochs:
         return trained_ensemble(
@@ -288,11 +290,14 @@ def build_ensemble(
             workers=workers,
             quiet=quiet,
             branch=branch,
+            false_alarms=false_alarms,
         )
     if workers is not None:
         raise InputError("workers train, and nothing is trained anew here; leave them out, or add --train")
     runs = finished_runs(campaign)
-    return ensemble_from_runs(runs, Path(out), top_k=top_k, method=method, campaign=campaign, branch=branch)
+    return ensemble_from_runs(
+        runs, Path(out), top_k=top_k, method=method, campaign=campaign, branch=branch, false_alarms=false_alarms
+    )
 
 
 def predict(

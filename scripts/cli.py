@@ -357,6 +357,9 @@ def ensemble(
     final_seeds: FinalSeeds = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="As --train, for so many epochs.")] = None,
     workers: Annotated[Any, at_once("With --train: runs at once, one thread each, or auto.")] = None,
+    false_alarms: Annotated[
+        float, typer.Option(help="Share of graphs like those of training that may be flagged as unlike them.")
+    ] = 0.02,
     branch: Branch = "",
     store: Store = None,
     allow_code: AllowCode = None,
@@ -380,6 +383,7 @@ def ensemble(
         epochs=epochs,
         workers=workers,
         quiet=as_json,
+        false_alarms=false_alarms,
         branch=branch,
         store=store,
         allow_code=allow_code or [],

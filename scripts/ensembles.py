@@ -10,6 +10,7 @@ from hydragnn.base.machine import Workers
 from hydragnn.base.places import source_kind
 from hydragnn.ensemble import Choice, Evaluation, build_ensemble, select_runs
 from hydragnn.ensemble.building.build import check_finished, check_out
+from hydragnn.ensemble.domain import FALSE_ALARMS
 from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final
 from hydragnn.hpo.preflight import open_campaign
 
@@ -57,6 +58,7 @@ def trained_ensemble(
     workers: Workers | None = None,
     quiet: bool = True,
     branch: str = "",
+    false_alarms: float = FALSE_ALARMS,
 ) -> Evaluation:
     """Train selected configurations in ``OUT.training``, build the ensemble, return its evaluation.
 
@@ -79,6 +81,7 @@ def trained_ensemble(
         by_field=True,
         selection={**choice.selection, "final_seeds": seeds, **({"final_epochs": epochs} if epochs else {})},
         branch=branch,
+        false_alarms=false_alarms,
     )
 
 

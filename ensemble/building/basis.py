@@ -24,7 +24,7 @@ from hydragnn.ensemble.building.training_domain import (
 from hydragnn.ensemble.building.weights import fitted_weights
 from hydragnn.ensemble.calibration.cross_validation import shares
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
-from hydragnn.ensemble.domain import Domain, cross_fitted_domain
+from hydragnn.ensemble.domain import Domain, DomainScores, cross_fitted_domain
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import Estimate, Evidence, FoldLabels
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
@@ -49,7 +49,14 @@ class Basis:
 
 
 def validated(
-    ensemble: Ensemble, store: GraphStore, split: Split, parts: Parts, nominal: float, *, by_field: bool
+    ensemble: Ensemble,
+    store: GraphStore,
+    split: Split,
+    parts: Parts,
+    nominal: float,
+    false_alarms: float,
+    *,
+    by_field: bool,
 ) -> Basis:
     """Return the basis on the calibration part, else on validation.
 
@@ -66,7 +73,9 @@ def validated(
         calibrations[target.name] = estimates_of(target).calibration(
             target, valid.labelled(target, "valid"), own or None, ensemble.weights_of(target.name), nominal
         )
-    domain = training_domain(ensemble, store, split, [valid, *([separate] if separate else [])], calibrations)
+    domain = training_domain(
+        ensemble, store, split, [valid, *([separate] if separate else [])], calibrations, false_alarms
+    )
     every: Parts = {"valid": (store, valid), **parts}
     evaluation, arrays = evaluate_parts(ensemble, every, calibrations, store, split, nominal)
     flagged, flags = flag_evaluation(ensemble, domain, every, calibrations)
@@ -105,7 +114,13 @@ class FoldOutputs:
 
 
 def cross_validated(
-    ensemble: Ensemble, store: GraphStore, split: Split, folds: Sequence[Fold], parts: Parts, nominal: float
+    ensemble: Ensemble,
+    store: GraphStore,
+    split: Split,
+    folds: Sequence[Fold],
+    parts: Parts,
+    nominal: float,
+    false_alarms: float,
 ) -> Basis:
     """Return the basis on all graphs that some members have not seen."""
     members, inputs = ensemble.members, ensemble.needed(store)
@@ -119,7 +134,7 @@ def cross_validated(
         )
         for target in ensemble.targets
     }
-    domain, scores = cross_domain(ensemble, store, split, of_every_fold, calibrations)
+    domain, scores = cross_domain(ensemble, store, split, of_every_fold, calibrations, false_alarms)
     held_out, rows = held_out_evaluation(ensemble, store, split, of_every_fold, nominal)
     evaluation, arrays = evaluate_parts(ensemble, parts, calibrations, store, split, nominal)
     flagged, flags = flag_evaluation(ensemble, domain, parts, calibrations, {HELD_OUT: scores})
@@ -200,8 +215,9 @@ def cross_domain(
     split: Split,
     folds: Sequence[FoldOutputs],
     calibrations: Mapping[str, AnyCalibration],
-) -> tuple[Domain, Float[Array, "graphs detectors"]]:
-    """Return the domain of all training graphs, with thresholds across folds."""
+    false_alarms: float,
+) -> tuple[Domain, DomainScores]:
+    """Return the domain of all training graphs, with scores across folds."""
     alone = {name: calibration.without_folds() for name, calibration in calibrations.items()}
     held_out = [
         (
@@ -216,8 +232,15 @@ def cross_domain(
         for one in folds
     ]
     everything = np.setdiff1d(np.arange(len(store)), split.test)
-    of_members = detectors_of_members(ensemble, calibrations)
-    return cross_fitted_domain(store, everything, held_out, ensemble.inputs, ensemble.needed(store), of_members)
+    return cross_fitted_domain(
+        store,
+        everything,
+        held_out,
+        ensemble.inputs,
+        ensemble.needed(store),
+        detectors_of_members(ensemble),
+        false_alarms,
+    )
 
 
 def fold_diversity(ensemble: Ensemble, folds: Sequence[FoldOutputs]) -> dict[str, dict[str, float]]:

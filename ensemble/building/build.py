@@ -30,6 +30,7 @@ from hydragnn.ensemble.building.basis import cross_validated, validated
 from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Parts, joint_evaluation, part_evaluation
 from hydragnn.ensemble.building.held_out import Fold, calibrating_split
 from hydragnn.ensemble.building.training_domain import with_latent_spaces
+from hydragnn.ensemble.domain import FALSE_ALARMS
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import member_outputs
@@ -52,6 +53,7 @@ def build_ensemble(
     by_field: bool | None = None,
     selection: Mapping[str, Any] | None = None,
     nominal: float = 0.9,
+    false_alarms: float = FALSE_ALARMS,
     store: GraphStore | None = None,
     others: Mapping[str, GraphStore] | None = None,
     branch: str = "",
@@ -64,10 +66,14 @@ def build_ensemble(
     test and every store in ``others``. Members whose splits together leave every graph out are an ensemble by
     cross-validation: members calibrate and are evaluated on graphs that they have not seen. The store is by default that
     of the runs. The folder is complete or absent. InputError where runs did not finish or do not fit together, the store
-    is another one, or ``out`` exists; Interrupted after a stop signal. Of runs with branches one is named.
+    is another one, ``false_alarms`` is no share above 0, or ``out`` exists; Interrupted after a stop signal. Of runs with branches one is named.
     """
     folders = [Path(one) for one in runs]
     out = Path(out)
+    if not 0 < false_alarms < 1:
+        raise InputError(
+            f"false_alarms is {false_alarms}; give the share of usual graphs that may be flagged, such as 0.02"
+        )
     check_out(out)
     with stopping_at_once(out) as check, empty_folders_removed(out.parent), in_making(out) as making:
         members = _members(folders, weights, branch)
@@ -86,10 +92,16 @@ def build_ensemble(
             parts[name] = (other, member_outputs(raw.members, other, np.arange(len(other)), raw.needed(other)))
         check()
         if folds:
-            basis = cross_validated(raw, store, split, folds, parts, nominal)
+            basis = cross_validated(raw, store, split, folds, parts, nominal, false_alarms)
         else:
             basis = validated(
-                raw, store, split, parts, nominal, by_field=weights is None if by_field is None else by_field
+                raw,
+                store,
+                split,
+                parts,
+                nominal,
+                false_alarms,
+                by_field=weights is None if by_field is None else by_field,
             )
 
         manifest = replace(

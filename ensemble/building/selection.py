@@ -13,6 +13,7 @@ from hydragnn.ensemble.building.basis import evidence_of
 from hydragnn.ensemble.building.build import build_ensemble, check_out, stopping_at_once
 from hydragnn.ensemble.building.evaluation import Evaluation
 from hydragnn.ensemble.building.held_out import joint_split
+from hydragnn.ensemble.domain import FALSE_ALARMS
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.estimates import Evidence
 from hydragnn.ensemble.member_outputs import member_outputs
@@ -63,6 +64,7 @@ def ensemble_from_runs(
     by: str | None = None,
     price: float = 0.0,
     nominal: float = 0.9,
+    false_alarms: float = FALSE_ALARMS,
     campaign: Path | None = None,
     branch: str = "",
 ) -> Evaluation:
@@ -80,6 +82,7 @@ def ensemble_from_runs(
         by_field=True,
         selection=choice.selection,
         nominal=nominal,
+        false_alarms=false_alarms,
         branch=branch,
     )
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import (
-    FALSE_ALARMS,
     STATES,
     Detector,
     Domain,
+    DomainScores,
     Latent,
     Spread,
     fitted_domain,
@@ -30,7 +30,7 @@ from hydragnn.ensemble.member_outputs import MemberOutputs
 from hydragnn.ensemble.members import final_states
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.models import Target
+from hydragnn.models import Point, Target
 
 Calibrations = Mapping[str, AnyCalibration]
 
@@ -46,7 +46,7 @@ def with_latent_spaces(ensemble: Ensemble, store: GraphStore) -> Ensemble:
             splits.append((member.config.split, split))
         fit = LatentFit(member.model.model.channels)
         for _, view in views(store, references_of(split.train), ensemble.needed(store), 1.0):
-            fit.show(final_states(member, view.batch))
+            fit.show(final_states(member, view.batch), view.batch.owner("node"), len(view))
         members.append(replace(member, latent=fit.space()))
     return Ensemble(members, ensemble.manifest, ensemble.digest)
 
@@ -57,25 +57,30 @@ def training_domain(
     split: Split,
     held_out: Sequence[MemberOutputs],
     calibrations: Calibrations,
+    false_alarms: float,
 ) -> Domain:
-    """Return the domain of the training part, with thresholds from held-out parts."""
-    of_members = detectors_of_members(ensemble, calibrations)
+    """Return the domain of the training part, with scores of held-out parts."""
+    of_members = detectors_of_members(ensemble)
     of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations) for outputs in held_out]
     doubts = {name: np.concatenate([one[name] for one in of_parts]) for name in of_parts[0]}
     graphs = np.concatenate([outputs.graphs for outputs in held_out])
-    return fitted_domain(store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, of_members)
+    return fitted_domain(
+        store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, of_members, false_alarms
+    )
 
 
-def detectors_of_members(ensemble: Ensemble, calibrations: Calibrations) -> list[Detector]:
+def detectors_of_members(ensemble: Ensemble) -> list[Detector]:
     """Return the detectors of spread and of final states."""
-    followed = [target for target in ensemble.targets if calibrations[target.name].follows]
+    alone = np.count_nonzero(ensemble.weights) < 2
+    doubted = [target for target in ensemble.targets if not (alone and target.distribution is Point)]
     spread = Spread(
-        targets={target.name: estimates_of(target).doubt_name for target in followed},
-        per_node=tuple(target.name for target in followed if target.extensive),
+        targets={target.name: estimates_of(target).doubt_name for target in doubted},
+        per_node=tuple(target.name for target in doubted if target.extensive),
+        of_graphs=tuple(target.name for target in doubted if target.field.on == "graph"),
     )
     spaces = tuple(member.latent for member in ensemble.members)
     spaces_of = [Latent(spaces=tuple(space for space in spaces if space is not None))] if None not in spaces else []
-    return [*([spread] if followed else []), *spaces_of]
+    return [*([spread] if doubted else []), *spaces_of]
 
 
 def flag_evaluation(
@@ -83,26 +88,28 @@ def flag_evaluation(
     domain: Domain,
     parts: Mapping[str, tuple[GraphStore, MemberOutputs]],
     calibrations: Calibrations,
-    spaces_of: Mapping[str, Array] | None = None,
+    scores_of_parts: Mapping[str, DomainScores] | None = None,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return the flagged share of every part, and the scores behind it.
 
-    The scores of some parts, graphs by detectors, may be ``known``.
+    Scores of some parts may be given.
     """
     flagged: dict[str, float] = {}
     by_detector: dict[str, dict[str, float]] = {}
     arrays: dict[str, NDArray[Any]] = {}
     names = [detector.name for detector in domain.detectors]
-    rows_of = dict(spaces_of or {})
+    every = dict(scores_of_parts or {})
     for part, (store, outputs) in parts.items():
         doubts = part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations)
-        scores = scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
-        rows_of[part] = np.array([*scores.values()]).reshape(len(scores), len(outputs.graphs)).T
-    for part, rows in rows_of.items():
-        flagged[part] = float((rows > 1).any(axis=1).mean())
-        by_detector[part] = {name: float((values > 1).mean()) for name, values in zip(names, rows.T, strict=True)}
-        arrays[f"{part}/domain/scores"] = rows
-    allowed = {"false_alarms": FALSE_ALARMS, "detectors": names}
+        every[part] = scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
+    for part, one in every.items():
+        flagged[part] = float(np.mean([bool(reason) for reason in one.reasons]))
+        by_detector[part] = {
+            name: float(np.mean([name in reason.split("; ") for reason in one.reasons])) for name in names
+        }
+        arrays[f"{part}/domain/scores"] = np.array([*one.scores.values()]).reshape(len(names), len(one.reasons)).T
+        arrays[f"{part}/domain/p_values"] = one.p_values
+    allowed = {"false_alarms": domain.rarity.limit if domain.rarity else 0.0, "detectors": names}
     return {**allowed, "flagged": flagged, "flagged_by_detector": by_detector}, arrays
 
 
@@ -111,7 +118,7 @@ def part_doubts(
     outputs: MemberOutputs,
     weights_of: Callable[[str], Float[Array, " members"]],
     calibrations: Calibrations,
-) -> dict[str, Float[Array, " graphs"]]:
+) -> dict[str, Float[Array, "graphs _"]]:
     """Return the uncertainty of members with these weights, per graph and target."""
     estimates = {
         target.name: estimates_of(target).of(
@@ -120,4 +127,5 @@ def part_doubts(
         for target in targets
     }
     owners = {target.name: outputs.positions(target) for target in targets}
-    return graph_doubts(estimates, owners, len(outputs.graphs)) | state_doubts(outputs.outcomes, weights_of(STATES))
+    weights = weights_of(STATES)  # of no field: members disagree whatever weighs in a field
+    return graph_doubts(estimates, owners, len(outputs.graphs), weights) | state_doubts(outputs.outcomes, weights)

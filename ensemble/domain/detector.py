@@ -13,15 +13,18 @@ from scipy.spatial import KDTree
 from hydragnn.ensemble.domain.view import FEATURES, Array, GraphView, Numbers
 from hydragnn.graphs.field import Field
 
+FLOOR = 0.03
+"""Standard deviation that every feature has at least; features are logarithms, or in units of their deviation, so that it is a relative one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Channel:
     """One number that a detector has for every graph."""
 
     slack: float
-    """How far above its usual value the number may rise whatever held-out graphs showed, in its own unit."""
+    """The least unit of its excess over the usual value, whatever held-out graphs showed."""
     exact: bool = False
-    """The number is 0, or above 0 for what training never showed: there is no threshold to set."""
+    """The number is 0, or above 0 for what training never showed: a graph with it is flagged whatever its score."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,3 +137,9 @@ class References:
             distinct, which = np.unique(points[finite], axis=0, return_inverse=True)
             result[finite] = self._tree.query(distinct, p=self.power)[0][which.reshape(-1)]
         return result
+
+
+def whitening(covariance: Float[Array, "features features"]) -> Float[Array, "features features"]:
+    """Return the matrix that makes features uncorrelated with variance 1."""
+    values, vectors = np.linalg.eigh(covariance)
+    return vectors.T / np.sqrt(np.maximum(values, 0.0) + FLOOR**2)[:, None]

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -19,20 +19,26 @@ from hydragnn.base.files import check_regular
 from hydragnn.ensemble.domain.detector import Detector, Stored
 from hydragnn.ensemble.domain.doubts import Latent, Spread
 from hydragnn.ensemble.domain.geometry import Neighbourhoods, Structure
-from hydragnn.ensemble.domain.inputs import Inputs
+from hydragnn.ensemble.domain.inputs import Inputs, Statistics
 from hydragnn.ensemble.domain.kinds import Composition, Kinds
-from hydragnn.ensemble.domain.limits import Limits
+from hydragnn.ensemble.domain.rarity import Rarity
 from hydragnn.ensemble.domain.view import Array, GraphView
 from hydragnn.graphs.field import Field
 
 FILE = "domain.safetensors"
+RARITY = "rarity"
+"""Place of usual values and held-out scores among tensors, which no detector has."""
 
 DETECTORS: Mapping[str, type[Detector]] = {
-    one.name: one for one in (Kinds, Inputs, Composition, Neighbourhoods, Structure, Latent, Spread)
+    one.name: one for one in (Kinds, Inputs, Composition, Neighbourhoods, Structure, Statistics, Latent, Spread)
 }
 
-WITHOUT_DEGREE = ("kinds", "composition")
-"""Detectors of graphs that consist of something else, which means little for the errors of members."""
+OF_MEMBERS = (Spread.name, Latent.name)
+"""Detectors that version 1 had last, with other values."""
+REASONS = 3
+"""Detectors that a reason names at most."""
+CONCERNED = 0.5
+"""Share of the largest excess from which a detector is a reason as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,29 +46,31 @@ class DomainScores:
     """Scores and reasons of some graphs."""
 
     scores: Mapping[str, Float[Array, " graphs"]]
-    """By detector: 0 is usual, above 1 foreign."""
+    """By detector: 0 is usual, and one held-out graph in ten exceeds 1; NaN where unknown."""
+    p_values: Float[Array, " graphs"]
+    """See ``Rarity.p_values``; NaN where unknown."""
     reasons: tuple[str, ...]
-    """What is foreign about each graph; empty where nothing is."""
+    """What is foreign about each graph that is flagged, or which detectors see it; empty for others."""
 
     def spread_over(self, rows: Any, graphs: int) -> "DomainScores":
         """Return the scores as rows of more graphs; NaN for the others."""
         reasons = np.full(graphs, "", dtype=object)
         reasons[rows] = self.reasons
-        scores = {name: np.full(graphs, np.nan) for name in self.scores}
-        for name, values in self.scores.items():
-            scores[name][rows] = values
-        return DomainScores(scores=scores, reasons=tuple(reasons.tolist()))
+        scores = {name: _as_rows(values, rows, graphs) for name, values in self.scores.items()}
+        p_values = _as_rows(self.p_values, rows, graphs)
+        return DomainScores(scores=scores, p_values=p_values, reasons=tuple(reasons.tolist()))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Domain:
-    """Detectors and the limits of their channels; without detectors nothing is foreign."""
+    """Detectors and the rarity of their values; without detectors nothing is foreign."""
 
     detectors: tuple[Detector, ...] = ()
-    limits: Limits | None = None
+    rarity: Rarity | None = None
     scale: float = 1.0
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
+    """Version 1 had a threshold per channel in place of scores of held-out graphs."""
 
     @cached_property
     def file_content(self) -> bytes:
@@ -72,58 +80,68 @@ class Domain:
             for detector in self.detectors
             for name, values in detector.tensors().items()
         }
+        if self.rarity is not None:
+            tensors |= {f"{RARITY}/{name}": getattr(self.rarity, name) for name in ("usual", "unit", "held_out")}
         return save(tensors) if self.detectors else b""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, which ``domain_from_json`` reads with the tensors."""
-        of_limits = {"usual": self.limits.usual.tolist(), "limit": self.limits.limit.tolist()} if self.limits else {}
         return {
             "version": self.version,
             "scale": self.scale,
             "detectors": [{"name": detector.name, **detector.settings()} for detector in self.detectors],
             "sha256": hashlib.sha256(self.file_content).hexdigest() if self.file_content else "",
-            **of_limits,
+            **({"false_alarms": self.rarity.false_alarms} if self.rarity else {}),
         }
 
     def scores(self, view: GraphView) -> DomainScores:
-        """Return the largest score per detector and graph, with reasons."""
-        if self.limits is None:
-            return DomainScores(scores={}, reasons=("",) * len(view))
+        """Return the largest excess per detector and graph, p-values and reasons."""
         values = values_of(self.detectors, view)
-        scores = self.limits.scores(values)
-        reasons: list[list[tuple[float, str]]] = [[] for _ in range(len(view))]
-        of_detectors = dict(zip((one.name for one in self.detectors), self.largest(scores).T))
-        first = 0
-        for detector in self.detectors:
-            own = slice(first, first + len(detector.channels))
-            for graph in np.flatnonzero(of_detectors[detector.name] > 1).tolist():
-                channel = int(scores[graph, own].argmax())
-                says = detector.reason(view, graph, channel, float(values[graph, own][channel]))
-                score = float(of_detectors[detector.name][graph])
-                reasons[graph].append((score, f"{detector.name}: {says} (score {score:.3g})"))
-            first = own.stop
-        joined = ("; ".join(says for _, says in sorted(some, key=lambda one: -one[0])) for some in reasons)
-        return DomainScores(scores=of_detectors, reasons=tuple(joined))
+        result = self.scores_of_values(values)
+        if self.rarity is None:
+            return result
+        excesses, ends = self.rarity.standardised(values), self._ends
+        reasons = [""] * len(view)
+        for graph in np.flatnonzero(np.array(result.reasons, dtype=object) != "").tolist():
+            says = []
+            for name in result.reasons[graph].split("; "):
+                number = [detector.name for detector in self.detectors].index(name)
+                own = slice(ends[number], ends[number + 1])
+                channel = int(excesses[graph, own].argmax())
+                value = float(values[graph, own][channel])
+                says.append(f"{name}: {self.detectors[number].reason(view, graph, channel, value)}")
+            reasons[graph] = "; ".join(says)
+        return replace(result, reasons=tuple(reasons))
 
-    def largest(self, scores: Float[Array, "graphs channels"]) -> Float[Array, "graphs detectors"]:
-        """Return the largest score of each detector."""
-        ends = np.cumsum([0, *(len(detector.channels) for detector in self.detectors)])
-        columns = [scores[:, first:last].max(axis=1, initial=0.0) for first, last in pairwise(ends)]
-        return np.stack([*columns, np.zeros(len(scores))], axis=1)[:, :-1]
+    def scores_of_values(self, values: Float[Array, "graphs channels"]) -> DomainScores:
+        """Return scores for values of all channels, with names of detectors as reasons."""
+        known = ~np.isnan(values).all(axis=1)
+        if self.rarity is None:
+            return DomainScores(scores={}, p_values=np.full(len(values), np.nan), reasons=("",) * len(values))
+        excesses, names = self.rarity.standardised(values), [detector.name for detector in self.detectors]
+        largest = np.stack([excesses[:, a:b].max(axis=1, initial=0.0) for a, b in pairwise(self._ends)], axis=1)
+        reasons = [""] * len(values)
+        for graph in np.flatnonzero(known & self.rarity.outside(excesses)).tolist():
+            order = np.argsort(-largest[graph], kind="stable")[:REASONS]
+            reasons[graph] = "; ".join(
+                names[n] for n in order.tolist() if largest[graph, n] >= CONCERNED * largest[graph].max()
+            )
+        return DomainScores(
+            scores={name: np.where(known, column, np.nan) for name, column in zip(names, largest.T)},
+            p_values=np.where(known, self.rarity.p_values(excesses), np.nan),
+            reasons=tuple(reasons),
+        )
+
+    @property
+    def _ends(self) -> list[int]:
+        """Return the first channel of every detector, and their number."""
+        return [0, *np.cumsum([len(detector.channels) for detector in self.detectors]).tolist()]
 
 
-def joint_score(scores: Mapping[str, Float[Array, " graphs"]], graphs: int) -> Float[Array, " graphs"]:
-    """Return one score from those of all detectors; NaN if unknown.
-
-    Up to 1 the largest; of a graph outside 1 plus the mean of log(1 + score), in which detectors ``WITHOUT_DEGREE`` count 1 at most.
-
-    >>> joint_score({"kinds": np.array([0.0, 10.0]), "spread": np.array([0.4, 1.0])}, 2).round(3)
-    array([0.4  , 1.693])
-    """
-    largest: Float[Array, " graphs"] = np.fmax.reduce([np.full(graphs, np.nan), *scores.values()])
-    counted = [np.minimum(one, 1.0) if name in WITHOUT_DEGREE else one for name, one in scores.items()]
-    beyond = np.log1p(np.nan_to_num(counted)).mean(axis=0) if counted else 0.0
-    return np.where(largest > 1, 1 + beyond, largest)
+def _as_rows(values: Float[Array, " some"], rows: Any, graphs: int) -> Float[Array, " graphs"]:
+    result = np.full(graphs, np.nan)
+    result[rows] = values
+    return result
 
 
 def values_of(detectors: Sequence[Detector], view: GraphView) -> Float[Array, "graphs channels"]:
@@ -139,23 +157,44 @@ def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str
     """
     try:
         tensors = _tensors(folder / FILE, value["sha256"]) if value["sha256"] else {}
+        current = value["version"] == Domain.version
         detectors = tuple(
             DETECTORS[one["name"]].load(one, Stored(tensors=_own(tensors, one["name"]), fields=fields, dim=dim))
             for one in value["detectors"]
+            if current or one["name"] not in OF_MEMBERS
         )
         if not detectors:
             return Domain()
         channels = sum(len(detector.channels) for detector in detectors)
-        usual, limit = (np.array(value[name], dtype=np.float64) for name in ("usual", "limit"))
-        finite = np.isfinite([*usual.ravel(), *limit.ravel()]).all()
-        if usual.shape != (channels,) or limit.shape != (channels,) or not finite or not (limit > usual).all():
-            raise ValueError(f"limits {limit.tolist()} above {usual.tolist()} for {channels} channels")
+        rarity = _rarity(value, _own(tensors, RARITY)) if current else _old_rarity(value, channels)
+        if rarity.usual.shape != (channels,) or rarity.unit.shape != (channels,):
+            raise ValueError(f"{len(rarity.usual)} usual values and {len(rarity.unit)} units of {channels} channels")
         scale = float(value["scale"])
         if not 0 < scale < math.inf:
             raise ValueError(f"the length {scale} is none")
-        return Domain(detectors=detectors, limits=Limits(usual=usual, limit=limit), scale=scale)
+        return Domain(detectors=detectors, rarity=rarity, scale=scale)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise InputError(f"the training domain is damaged ({error}); build the ensemble anew") from error
+
+
+def _rarity(value: Mapping[str, Any], own: Mapping[str, Array]) -> Rarity:
+    """Return the rarity in these tensors; ValueError where they are none."""
+    false_alarms = float(value["false_alarms"])
+    usual, unit, held_out = own["usual"], own["unit"], own["held_out"]
+    finite = all(
+        one.ndim == 1 and one.dtype == np.float64 and np.isfinite(one).all() for one in (usual, unit, held_out)
+    )
+    if not finite or not (unit > 0).all() or not (np.diff(held_out) >= 0).all() or not 0 < false_alarms < 1:
+        raise ValueError("scores of held-out graphs do not ascend, or units are not above 0")
+    return Rarity(usual=usual, unit=unit, held_out=held_out, false_alarms=false_alarms)
+
+
+def _old_rarity(value: Mapping[str, Any], channels: int) -> Rarity:
+    """Return thresholds of version 1 as units, without those of detectors that were other ones."""
+    usual, limit = (np.array(value[name], dtype=np.float64)[:channels] for name in ("usual", "limit"))
+    if not np.isfinite([*usual, *limit]).all() or not (limit > usual).all():
+        raise ValueError(f"limits {limit.tolist()} above {usual.tolist()}")
+    return Rarity(usual=usual, unit=limit - usual, held_out=np.zeros(0))
 
 
 def _own(tensors: Mapping[str, Array], detector: str) -> dict[str, Array]:

@@ -17,29 +17,66 @@ from hydragnn.ensemble.members import Outcome
 STATES = "final states"
 """Name among doubts, which no field can have: the distance of states from those of training."""
 
+LISTED = 2
+"""Items that a reason names."""
+
+
+def item_doubts(one: Estimate, weights: Float[Array, " members"]) -> Float[Array, " items"]:
+    """Return the doubt about every item before any calibration; NaN where there is none.
+
+    Of classes the entropy. Of numbers the standard deviation between members, as root mean square over components; of one
+    member the noise that it predicts.
+    """
+    values = one.doubt
+    if one.doubt_name == "std":
+        rows = weights > 0
+        away = one.members[rows] - np.average(one.members[rows], axis=0, weights=weights[rows])
+        values = np.sqrt(np.average(away**2, axis=0, weights=weights[rows])) if rows.sum() > 1 else one["aleatoric"]
+    flat = values.reshape(len(values), math.prod(values.shape[1:]))
+    return np.sqrt((flat**2).mean(axis=1)) if flat.shape[1] else np.full(len(flat), np.nan)
+
 
 def graph_doubts(
-    estimates: Mapping[str, Estimate], owners: Mapping[str, Int[Numbers, " items"]], graphs: int
-) -> dict[str, Float[Array, " graphs"]]:
-    """Return the largest uncertainty within every graph, by target; NaN without values."""
+    estimates: Mapping[str, Estimate],
+    owners: Mapping[str, Int[Numbers, " items"]],
+    graphs: int,
+    weights: Float[Array, " members"],
+) -> dict[str, Float[Array, "graphs two"]]:
+    """Return largest and root mean square doubt within every graph, by target; NaN without values."""
     doubts = {}
     for name, one in estimates.items():
-        doubt, result = one.doubt, np.full(graphs, -np.inf)
-        largest = doubt.reshape(len(doubt), math.prod(doubt.shape[1:])).max(axis=1, initial=-np.inf)
-        np.maximum.at(result, owners[name], np.nan_to_num(largest, nan=-np.inf))
-        doubts[name] = np.where(np.isfinite(result), result, np.nan)
+        doubt = item_doubts(one, weights)
+        fine = np.isfinite(doubt)
+        values, own, result = doubt[fine], owners[name][fine], np.full((graphs, 2), np.nan)
+        np.fmax.at(result[:, 0], own, values)
+        counts = np.bincount(own, minlength=graphs)
+        squares = np.bincount(own, weights=values**2, minlength=graphs)
+        result[counts > 0, 1] = np.sqrt(squares[counts > 0] / counts[counts > 0])
+        doubts[name] = result
     return doubts
 
 
-def state_doubts(outcomes: Sequence[Outcome], weights: Float[Array, " members"]) -> dict[str, Float[Array, " graphs"]]:
-    """Return the mean distance of final states from those of training."""
+def doubted_items(one: Estimate, owners: Int[Numbers, " items"], graph: int, weights: Float[Array, " members"]) -> str:
+    """Return the numbers of the items in a graph that members doubt most, in words; empty of whole graphs."""
+    rows = np.flatnonzero(owners == graph)
+    if one.field.on == "graph" or not len(rows):
+        return ""
+    doubt = np.nan_to_num(item_doubts(one, weights)[rows])
+    most = np.argsort(-doubt, kind="stable")[: min(LISTED, len(rows))]
+    return f" of {one.field.on}{'s' if len(most) > 1 else ''} {' and '.join(map(str, sorted(most.tolist())))}"
+
+
+def state_doubts(
+    outcomes: Sequence[Outcome], weights: Float[Array, " members"]
+) -> dict[str, Float[Array, "graphs distances"]]:
+    """Return mean distances of final states from those of training."""
     distances = np.stack([one.distances for one, weight in zip(outcomes, weights, strict=True) if weight > 0])
     return {STATES: np.average(distances, axis=0, weights=weights[weights > 0])}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread(Detector):
-    """Targets whose uncertainty differs from item to item."""
+    """Targets that members may disagree about."""
 
     name: ClassVar[str] = "spread"
 
@@ -47,26 +84,38 @@ class Spread(Detector):
     """The kind of doubt about each: std, entropy."""
     per_node: tuple[str, ...]
     """Targets that grow with the number of nodes, whose doubts are divided by it."""
+    of_graphs: tuple[str, ...]
+    """Targets with one item per graph, which have one channel."""
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Return one per target."""
-        return tuple(Channel(slack=0.1) for _ in self.targets)
+        """Return the largest doubt within a graph and the root mean square, per target."""
+        return tuple(Channel(slack=0.1) for _ in self._columns)
+
+    @property
+    def _columns(self) -> list[tuple[str, int]]:
+        return [(name, column) for name in self.targets for column in range(1 if name in self.of_graphs else 2)]
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
-        """Return the logarithm of the largest doubt within every graph."""
+        """Return logarithms of doubts within every graph."""
         nodes = np.maximum(np.diff(view.node_rows), 1)
-        columns = [view.doubts[name] / (nodes if name in self.per_node else 1) for name in self.targets]
+        columns = [view.doubts[name][:, c] / (nodes if name in self.per_node else 1) for name, c in self._columns]
         return np.log(np.maximum(np.stack(columns, axis=1), 1e-30))
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return target and doubt in words."""
-        name = list(self.targets)[channel]
-        return f"members are unsure about {name} ({self.targets[name]} {view.doubts[name][graph]:.3g})"
+        name, column = self._columns[channel]
+        where = view.items(name, graph) if view.items is not None else ""
+        amount = f"{self.targets[name]} {view.doubts[name][graph, column]:.3g}"
+        return f"members disagree about {name}{where} ({amount})"
 
     def settings(self) -> dict[str, Any]:
         """Return everything."""
-        return {"targets": dict(self.targets), "per_node": list(self.per_node)}
+        return {
+            "targets": dict(self.targets),
+            "per_node": list(self.per_node),
+            "of_graphs": list(self.of_graphs),
+        }
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Spread":
@@ -74,7 +123,15 @@ class Spread(Detector):
         unknown = [name for name in settings["targets"] if name not in stored.fields]
         if unknown:
             raise ValueError(f"there is no target {unknown[0]}")
-        return cls(targets=dict(settings["targets"]), per_node=tuple(settings["per_node"]))
+        per_node, of_graphs = (tuple(settings[name]) for name in ("per_node", "of_graphs"))
+        return cls(targets=dict(settings["targets"]), per_node=per_node, of_graphs=of_graphs)
+
+
+DISTANCES = (
+    "final states of its nodes are unlike those of training graphs",
+    "the final state of a node is unlike those of training graphs",
+    "its mean final state is unlike those of training graphs",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -88,29 +145,39 @@ class Latent(Detector):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Return the distance."""
-        return (Channel(slack=0.1),)
+        """Return distances: mean and largest of nodes, and of the graph."""
+        return tuple(Channel(slack=0.1) for _ in DISTANCES)
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
-        """Return the logarithm of the mean distance over nodes, mean of members."""
-        return view.doubts[STATES][:, None]
+        """Return logarithms of distances, mean of members."""
+        return view.doubts[STATES]
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return the distance in words."""
-        return f"members' final states of its nodes are unlike those of training graphs (distance {np.exp(value):.3g})"
+        return f"{DISTANCES[channel]} (distance {np.exp(value):.3g})"
 
     def settings(self) -> dict[str, Any]:
         """Return the number of members."""
         return {"members": len(self.spaces)}
 
     def tensors(self) -> dict[str, Array]:
-        """Return a matrix per member."""
-        return {str(number): space.whitening for number, space in enumerate(self.spaces)}
+        """Return matrices per member."""
+        return {
+            f"{number}{suffix}": values
+            for number, space in enumerate(self.spaces)
+            for suffix, values in space.tensors().items()
+        }
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Latent":
-        """Return the detector; ValueError unless every member has a square matrix."""
-        matrices = [stored.numbers(str(number), None, None) for number in range(settings["members"])]
-        if any(one.shape[0] != one.shape[1] for one in matrices):
-            raise ValueError("second moments of states are no square")
-        return cls(spaces=tuple(LatentSpace(whitening=one) for one in matrices))
+        """Return the detector; ValueError unless every member has square matrices."""
+        spaces = []
+        for number in range(settings["members"]):
+            whitening = stored.numbers(str(number), None, None)
+            size = len(whitening)
+            if whitening.shape[1] != size:
+                raise ValueError("second moments of states are no square")
+            mean = stored.numbers(f"{number}/mean", size)
+            of_graphs = stored.numbers(f"{number}/of_graphs", size, size)
+            spaces.append(LatentSpace(whitening=whitening, mean=mean, of_graphs=of_graphs))
+        return cls(spaces=tuple(spaces))

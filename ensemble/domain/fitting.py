@@ -1,4 +1,4 @@
-"""A training domain from training graphs, with thresholds from held-out graphs."""
+"""A training domain from training graphs, with the scores of held-out graphs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 
 from hydragnn.datasets import GraphStore, pack
 from hydragnn.ensemble.domain.detector import Channel, Detector, Fit
-from hydragnn.ensemble.domain.domain import Domain, values_of
+from hydragnn.ensemble.domain.domain import Domain, DomainScores, values_of
 from hydragnn.ensemble.domain.geometry import NeighbourhoodsFit, StructureFit
-from hydragnn.ensemble.domain.inputs import InputsFit
+from hydragnn.ensemble.domain.inputs import InputsFit, StatisticsFit
 from hydragnn.ensemble.domain.kinds import CompositionFit, Kinds, KindsFit
-from hydragnn.ensemble.domain.limits import fitted_limits
+from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, fitted_rarity
 from hydragnn.ensemble.domain.view import Array, GraphView, Numbers, length_scale, species_field
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import read_screened
@@ -22,7 +22,7 @@ REFERENCES = 2048
 """Training graphs, at equal steps, that new graphs are compared with one by one; ranges and moments are of all."""
 
 Graphs = Int[np.ndarray, " graphs"]
-Doubts = Mapping[str, Float[Array, " graphs"]]
+Doubts = Mapping[str, Float[Array, "graphs _"]]
 
 
 def fitted_domain(
@@ -33,8 +33,9 @@ def fitted_domain(
     read: Sequence[str],
     doubts: Doubts,
     of_members: Sequence[Detector],
+    false_alarms: float = FALSE_ALARMS,
 ) -> Domain:
-    """Return detectors of the training part with limits from held-out graphs.
+    """Return detectors of the training part with scores of held-out graphs.
 
     ``inputs`` are fields of members, ``read`` the names of all fields to read; detectors ``of_members`` use doubts alone.
     """
@@ -43,9 +44,10 @@ def fitted_domain(
     if not detectors:
         return Domain()
     values = [values_of(detectors, view) for _, view in views(store, held_out, read, scale, doubts)]
-    return Domain(
-        detectors=detectors, limits=fitted_limits(np.concatenate(values), channels_of(detectors)), scale=scale
+    rarity = fitted_rarity(
+        np.concatenate([*values, np.zeros((0, len(channels_of(detectors))))]), channels_of(detectors), false_alarms
     )
+    return Domain(detectors=detectors, rarity=rarity, scale=scale)
 
 
 def cross_fitted_domain(
@@ -55,16 +57,18 @@ def cross_fitted_domain(
     inputs: Sequence[Field],
     read: Sequence[str],
     of_members: Sequence[Detector],
-) -> tuple[Domain, Float[Array, "all_graphs detectors"]]:
-    """Return the domain and scores where folds hold out every graph.
+    false_alarms: float = FALSE_ALARMS,
+) -> tuple[Domain, DomainScores]:
+    """Return the domain, and scores where folds hold out every graph.
 
-    Detectors are fitted on all graphs ``train``. Limits come from detectors fitted without a fold, on the graphs of that
+    Detectors are fitted on all graphs ``train``. Scores of held-out graphs come from detectors fitted without a fold, on the graphs of that
     fold, with doubts of the members that held them out. Scores are NaN for graphs that are not valid.
     """
     scale = _scale(store, train, read)
     detectors = _detectors(store, train, inputs, read, scale, of_members)
     if not detectors:
-        return Domain(), np.zeros((sum(len(graphs) for graphs, _ in held_out), 0))
+        nothing = np.zeros((sum(len(graphs) for graphs, _ in held_out), 0))
+        return Domain(), Domain().scores_of_values(nothing)
     channels = channels_of(detectors)
     values = []
     for graphs, doubts in held_out:
@@ -74,11 +78,8 @@ def cross_fitted_domain(
             for rows, view in views(store, graphs, read, scale, doubts):
                 values[-1][rows] = values_of(without, view)
     together = np.concatenate(values)
-    domain = Domain(detectors=detectors, limits=fitted_limits(together, channels), scale=scale)
-    assert domain.limits is not None
-    scores = domain.largest(domain.limits.scores(together))
-    scores[np.isnan(together).all(axis=1)] = np.nan
-    return domain, scores
+    domain = Domain(detectors=detectors, rarity=fitted_rarity(together, channels, false_alarms), scale=scale)
+    return domain, domain.scores_of_values(together)
 
 
 def references_of(train: Int[np.ndarray, " train"]) -> Int[np.ndarray, " references"]:
@@ -105,21 +106,17 @@ def _detectors(
     detectors = _fitted(store, train, read, scale, [KindsFit(inputs), InputsFit(inputs), NeighbourhoodsFit(species)])
     kinds_of = {name: kinds for one in detectors if isinstance(one, Kinds) for name, kinds in one.kinds_of.items()}
     some = references_of(train)
-    detectors += _fitted(store, some, read, scale, [CompositionFit(inputs, kinds_of, species), StructureFit()])
+    fits: list[Fit] = [CompositionFit(inputs, kinds_of, species), StructureFit(), StatisticsFit(inputs)]
+    detectors += _fitted(store, some, read, scale, fits)
     return (*detectors, *of_members)
 
 
-def scores_of(
-    domain: Domain, store: GraphStore, graphs: Graphs, read: Sequence[str], doubts: Doubts
-) -> dict[str, Float[Array, " graphs"]]:
-    """Return the scores of graphs in a store; NaN where invalid."""
-    by_detector: dict[str, Float[Array, " graphs"]] = {
-        one.name: np.full(len(graphs), np.nan) for one in domain.detectors
-    }
+def scores_of(domain: Domain, store: GraphStore, graphs: Graphs, read: Sequence[str], doubts: Doubts) -> DomainScores:
+    """Return scores of graphs in a store; NaN where invalid."""
+    values = np.full((len(graphs), len(channels_of(domain.detectors))), np.nan)
     for rows, view in views(store, graphs, read, domain.scale, doubts):
-        for name, scores in domain.scores(view).scores.items():
-            by_detector[name][rows] = scores
-    return by_detector
+        values[rows] = values_of(domain.detectors, view)
+    return domain.scores_of_values(values)
 
 
 def views(

@@ -7,11 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from hydragnn.ensemble.domain.detector import Channel, Detector, References, Stored
+from hydragnn.ensemble.domain.detector import Channel, Detector, References, Stored, whitening
 from hydragnn.ensemble.domain.view import LARGEST_TABLE, Array, GraphView, Numbers, per_segment
-
-FLOOR = 0.03
-"""Standard deviation that every feature has at least; features are logarithms, so that it is a relative one."""
 
 PRIOR = 50
 """Nodes as which the covariance of all kinds counts among those of one kind."""
@@ -143,12 +140,6 @@ class NeighbourhoodsFit:
                 lonely=self._lonely,
             )
         ]
-
-
-def whitening(covariance: Float[Array, "features features"]) -> Float[Array, "features features"]:
-    """Return the matrix that makes features uncorrelated with variance 1."""
-    values, vectors = np.linalg.eigh(covariance)
-    return vectors.T / np.sqrt(np.maximum(values, 0.0) + FLOOR**2)[:, None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

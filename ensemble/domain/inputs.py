@@ -1,4 +1,4 @@
-"""Numbers of nodes, edges and graphs against their range in training."""
+"""Numbers of nodes, edges and graphs against their range and their statistics in training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from hydragnn.ensemble.domain.detector import Channel, Detector, Stored
-from hydragnn.ensemble.domain.view import Array, GraphView, Numbers, per_segment
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.ensemble.domain.detector import Channel, Detector, Stored, whitening
+from hydragnn.ensemble.domain.view import Array, GraphView, field_values, per_segment
 from hydragnn.graphs.field import Field
 
 SLACK = 0.1
@@ -34,7 +33,7 @@ class Inputs(Detector):
         """Return the largest distance outside the range, in half widths."""
         columns = [np.zeros((len(view), 0))]
         for name, middle in self.middle.items():
-            values, offsets = _values(view.batch, name)
+            values, offsets = field_values(view.batch, name)
             away = (np.abs(values - middle) / self.half[name] - 1).max(axis=1, keepdims=True, initial=0.0)
             columns.append(per_segment(np.maximum, away, offsets))
         return np.concatenate(columns, axis=1)
@@ -76,7 +75,7 @@ class InputsFit:
     def show(self, view: GraphView) -> None:
         """Note the ends of the ranges of some graphs."""
         for name in self._names:
-            values, _ = _values(view.batch, name)
+            values, _ = field_values(view.batch, name)
             if len(values):
                 low, high = values.min(axis=0), values.max(axis=0)
                 self._low[name] = np.minimum(self._low.get(name, low), low)
@@ -91,14 +90,88 @@ class InputsFit:
         return [Inputs(middle=middle, half=half)] if names else []
 
 
-def _values(batch: GraphBatch, name: str) -> tuple[Float[Array, "items width"], Numbers]:
-    """Return the numbers of a field with the first of every graph."""
-    if name not in batch.fields:
-        return np.zeros((0, 1)), np.zeros(len(batch) + 1, dtype=np.int64)
-    field = batch.fields[name]
-    is_present = batch.present(name)
-    values = batch[name].reshape(-1, field.width).double().numpy()
-    counts = (batch.counts(field.on) * is_present).numpy()
-    if not bool(is_present.all()):
-        values = values[is_present[batch.owner(field.on)].numpy()]
-    return values, np.concatenate([[0], np.cumsum(counts)])
+WIDEST = 8
+"""Components of a field up to which its statistics are compared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Statistics(Detector):
+    """Mean and deviation of a field over the items of a graph, as Mahalanobis distance from those of training graphs."""
+
+    name: ClassVar[str] = "statistics"
+
+    mean: Mapping[str, Float[Array, " features"]]
+    whitening: Mapping[str, Float[Array, "features features"]]
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Return one per field."""
+        return tuple(Channel(slack=1.0) for _ in self.mean)
+
+    def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
+        """Return the distance of every graph, in standard deviations."""
+        columns = [
+            np.linalg.norm((graph_statistics(view, name) - mean) @ self.whitening[name].T, axis=1)
+            for name, mean in self.mean.items()
+        ]
+        return np.stack(columns, axis=1)
+
+    def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
+        """Return the field in words."""
+        return f"mean and deviation of {list(self.mean)[channel]} over the graph are unlike those of training graphs"
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields in their order."""
+        return {"fields": list(self.mean)}
+
+    def tensors(self) -> dict[str, Array]:
+        """Return means and matrices."""
+        parts = {"mean": self.mean, "whitening": self.whitening}
+        return {f"{name}/{what}": of[name] for name in self.mean for what, of in parts.items()}
+
+    @classmethod
+    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Statistics":
+        """Return the detector with these tensors."""
+        sizes = {name: 2 * stored.field(name, classes=False).width for name in settings["fields"]}
+        mean = {name: stored.numbers(f"{name}/mean", size) for name, size in sizes.items()}
+        matrices = {name: stored.numbers(f"{name}/whitening", size, size) for name, size in sizes.items()}
+        return cls(mean=mean, whitening=matrices)
+
+
+def graph_statistics(view: GraphView, name: str) -> Float[Array, "graphs features"]:
+    """Return mean and standard deviation of a field over the items of every graph."""
+    values, offsets = field_values(view.batch, name)
+    counts = np.maximum(np.diff(offsets), 1)[:, None]
+    mean = per_segment(np.add, values, offsets) / counts
+    away = values - np.repeat(mean, np.diff(offsets), axis=0)
+    return np.concatenate([mean, np.sqrt(per_segment(np.add, away**2, offsets) / counts)], axis=1)
+
+
+class StatisticsFit:
+    """Collects statistics of graphs."""
+
+    def __init__(self, inputs: Sequence[Field]) -> None:
+        """Take the fields of numbers on nodes and edges with few components."""
+        names = [field.name for field in inputs if not field.classes and field.width <= WIDEST and field.on != "graph"]
+        self._points: dict[str, list[Array]] = {name: [] for name in names}
+
+    def show(self, view: GraphView) -> None:
+        """Note some graphs."""
+        for name, points in self._points.items():
+            if name in view.batch.fields:
+                points.append(graph_statistics(view, name))
+
+    def detectors(self) -> list[Detector]:
+        """Return means and matrices; what never varied counts in units of its size."""
+        every = {name: np.concatenate(points) for name, points in self._points.items() if points}
+        scales = {name: points.std(axis=0) for name, points in every.items()}
+        scales = {name: np.maximum(one, 1e-6 * np.abs(every[name]).max(axis=0) + 1e-12) for name, one in scales.items()}
+        means = {name: points.mean(axis=0) for name, points in every.items()}
+        matrices = {
+            name: _whitened((points - means[name]) / scales[name]) / scales[name] for name, points in every.items()
+        }
+        return [Statistics(mean=means, whitening=matrices)] if every else []
+
+
+def _whitened(points: Float[Array, "graphs features"]) -> Float[Array, "features features"]:
+    return whitening(points.T @ points / len(points))

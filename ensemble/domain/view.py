@@ -1,7 +1,7 @@
 """A batch of graphs with what detectors compute of it, each made once."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as member
 from functools import cached_property
@@ -31,8 +31,10 @@ class GraphView:
     batch: GraphBatch
     scale: float
     """The length that lengths are measured in; 1 for graphs without geometry."""
-    doubts: Mapping[str, Float[Array, " graphs"]] = member(default_factory=dict)
-    """By target, the largest standard deviation or entropy within every graph, and how far its ``STATES`` are; NaN where it has none."""
+    doubts: Mapping[str, Float[Array, "graphs _"]] = member(default_factory=dict)
+    """By target, the largest doubt within every graph and its root mean square, and how far its ``STATES`` are; NaN where it has none."""
+    items: Callable[[str, int], str] | None = None
+    """Returns words for the items of a target that members doubt most in a graph."""
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -96,6 +98,19 @@ def per_segment(
     if is_filled.any():
         result[is_filled] = ufunc.reduceat(values, offsets[:-1][is_filled], axis=0)
     return result
+
+
+def field_values(batch: GraphBatch, name: str) -> tuple[Float[Array, "items width"], Numbers]:
+    """Return the numbers of a field with the first of every graph."""
+    if name not in batch.fields:
+        return np.zeros((0, 1)), np.zeros(len(batch) + 1, dtype=np.int64)
+    field = batch.fields[name]
+    is_present = batch.present(name)
+    values = batch[name].reshape(-1, field.width).double().numpy()
+    counts = (batch.counts(field.on) * is_present).numpy()
+    if not bool(is_present.all()):
+        values = values[is_present[batch.owner(field.on)].numpy()]
+    return values, np.concatenate([[0], np.cumsum(counts)])
 
 
 def species_field(inputs: Mapping[str, Field]) -> str:

@@ -12,7 +12,6 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import DAMAGED_ARRAYS, read_sealed
 from hydragnn.base.places import reported_kind
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
-from hydragnn.ensemble.domain import joint_score
 from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.hpo import TrialHistory, campaign_history, campaign_records, parameter_importance
 from hydragnn.models import load_model
@@ -295,7 +294,11 @@ def _domain(domain: Mapping[str, Any] | None, arrays: Mapping[str, Any]) -> Doma
         allowed=float(domain["false_alarms"]),
         flagged={part: float(share) for part, share in domain["flagged"].items()},
         by_detector={part: {name: float(shares[name]) for name in names} for part, shares in by_detector},
-        scores={part: joint_score(dict(zip(names, values.T)), len(values)) for part, values in rows.items()},
+        scores={  # ensembles of version 0.2 have none
+            part: np.asarray(arrays[f"{part}/domain/p_values"], dtype=np.float64)
+            for part in rows
+            if f"{part}/domain/p_values" in arrays
+        },
     )
 
 

@@ -162,7 +162,7 @@ class DomainFacts:
     """Share by part."""
     by_detector: Mapping[str, Mapping[str, float]]
     scores: Mapping[str, Values]
-    """By part, one per graph."""
+    """By part, p-values of its graphs; empty where unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -41,7 +41,7 @@ NUMBERED = 12
 """Classes up to which the cells of a confusion matrix carry their numbers."""
 OWN = ("valid", "held-out")
 """Parts that thresholds of the training domain are set on."""
-LEAST, GREATEST = 0.1, 30.0
+LEAST, GREATEST = 1e-4, 1.0
 """Scores of the training domain that the figure shows; beyond, curves go straight on."""
 
 
@@ -347,34 +347,36 @@ def _draw_spread(spread: Values, points: Points, axes: Axes) -> None:
     label(axes, with_unit("predicted spread", points.unit), with_unit("real error", points.unit))
 
 
-def domain_scores(domain: DomainFacts) -> Figure:
-    """Return shares of graphs above any score of the training domain."""
+def domain_scores(domain: DomainFacts) -> Figure | None:
+    """Return shares of graphs below any score of the training domain; None without scores."""
+    if not domain.scores:
+        return None
 
     def draw(axes: Axes) -> None:
         for position, (part, values) in enumerate(domain.scores.items()):
             finite = np.sort(np.clip(values[np.isfinite(values)], LEAST, GREATEST))
             if not len(finite):
                 continue
-            above = 1 - np.arange(1, len(finite) + 1) / len(finite)
+            below = np.arange(1, len(finite) + 1) / len(finite)
             look: dict[str, Any] = {"color": MUTED} if part in OWN else {"color": ACCENT, "alpha": 1 / max(1, position)}
-            axes.step([LEAST, *finite, GREATEST], [1.0, *above, 0.0], where="post", **look)
+            axes.step([LEAST, *finite, GREATEST], [0.0, *below, 1.0], where="post", **look)
             height = max(0.1, 0.75 - 0.2 * position)  # curves of parts like training lie close together, names must not
-            place = float(np.quantile(finite, 1 - height))
+            place = float(np.quantile(finite, height))
             axes.annotate(part, (place, height), color=look["color"], xytext=(4, 2), textcoords="offset points")
-        dashed(axes, "x", [1.0], INK)
+        dashed(axes, "x", [domain.allowed], INK)
         axes.axhline(domain.allowed, color=MUTED, linewidth=1)
         log_scale(axes, "x", LEAST, GREATEST)
         axes.set_ylim(0, 1.02)
         linear_scale(axes, "y")
-        label(axes, "score (1 is the threshold)", "share of graphs above")
+        label(axes, "domain score", "share of graphs below")
 
     return figure(
         "domain",
-        "Scores against the threshold of the training domain",
-        "a curve per part, the share of its graphs whose score exceeds the number below. A graph is flagged above 1 "
-        "(dashed), and thresholds are set on graphs that trained no member, or not those that were asked (grey), and on those that calibrate, so that at "
-        f"most {domain.allowed * 100:.0f}\u00a0% of graphs "
-        "like those of training are. Other parts (coloured) chose nothing; one that lies far to the right is foreign.",
+        "Scores of the training domain",
+        "a curve per part, the share of its graphs whose score is below the number. The score is the probability that a graph like "
+        f"those of training is as unlike them; graphs are flagged up to {domain.allowed * 100:.1f}\u00a0% (dashed). It compares with graphs that "
+        "trained no member, or not those that were asked (grey), and with those that calibrate. Other parts (coloured) chose nothing; one that "
+        "lies far to the left is foreign.",
         draw,
         height=310,
     )

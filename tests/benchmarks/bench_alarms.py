@@ -25,7 +25,7 @@ from hydragnn.ensemble.building.training_domain import part_doubts
 from hydragnn.ensemble.domain import FALSE_ALARMS, Domain
 from hydragnn.ensemble.domain.domain import values_of
 from hydragnn.ensemble.domain.fitting import channels_of, views
-from hydragnn.ensemble.domain.limits import fitted_limits
+from hydragnn.ensemble.domain.rarity import fitted_rarity
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.member_outputs import member_outputs
 from tests.benchmarks.interval_sets import SETS
@@ -58,7 +58,8 @@ def shares_of_seed(folder: Path, path: Path, draws: int, seed: int) -> dict[str,
     held_out, test = channel_values(ensemble, path)
 
     def share(thresholds: Array, graphs: Array) -> float:
-        return float((fitted_limits(thresholds, channels).scores(graphs) > 1).any(axis=1).mean())
+        rarity = fitted_rarity(thresholds, channels)
+        return float(rarity.outside(rarity.standardised(graphs)).mean())
 
     pool, generator = np.concatenate([held_out, test]), np.random.default_rng(seed)
     anew = []

@@ -95,15 +95,18 @@ def figures_of(name: str, made: DomainSet, out: Path, seed: int) -> dict[str, An
         Row(
             kind=kind,
             graphs=len(batch),
-            flagged=float((output[kind].domain_score > 1).mean()),
+            flagged=float(np.mean([bool(reason) for reason in output[kind].domain])),
             coverage=coverage(made.target, batch, output[kind]) if kind in asked else float("nan"),
             large_errors=float((errors[kind] > bound).mean()) if kind in asked else float("nan"),
-            by_detector={name: float((one > 1).mean()) for name, one in output[kind].domain_scores.items()},
+            by_detector={
+                name: float(np.mean([f"{name}: " in reason for reason in output[kind].domain]))
+                for name in output[kind].domain_scores
+            },
         )
         for kind, batch in (asked | unlabelled).items()
     ]
     large = np.concatenate([errors[kind] > bound for kind in asked])
-    score = np.concatenate([output[kind].domain_score for kind in asked])
+    score = np.concatenate([-np.log(output[kind].domain_score) for kind in asked])
     spread = np.concatenate([output[kind].domain_scores["spread"] for kind in asked])
     return {
         "set": name,
@@ -165,7 +168,7 @@ def cost_share(ensemble: Ensemble, batch: GraphBatch) -> float:
 
     domain = ensemble.manifest.domain
     assert isinstance(domain, Domain)
-    doubts = {name: np.ones(len(batch)) for name in (*ensemble.manifest.calibration, STATES)}
+    doubts = {name: np.ones((len(batch), 3)) for name in (*ensemble.manifest.calibration, STATES)}
     members = seconds(lambda: [member.model.predict(batch) for member in ensemble.members])
     states = [(member.latent, member.model.states(batch)) for member in ensemble.members if member.latent]
 
@@ -192,7 +195,7 @@ def splits_drawn_anew(made: DomainSet, sizes: Sequence[int]) -> dict[str, Any]:
         train_part, held_out, test = np.split(order, [sizes[0], sizes[0] + sizes[1]])
         domain = fitted_domain(known, np.sort(train_part), np.sort(held_out), inputs, read, {}, [])
         scores = scores_of(domain, known, np.sort(test), read, {})
-        alarms.append(float(np.any([one > 1 for one in scores.values()], axis=0).mean()))
+        alarms.append(float(np.mean([bool(reason) for reason in scores.reasons])))
         for kind, graphs in made.probes.items():
             said = domain.scores(GraphView(batch=concatenate(list(graphs)), scale=domain.scale))
             foreign[kind].append(float(np.mean([bool(reason) for reason in said.reasons])))

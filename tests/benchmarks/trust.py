@@ -145,7 +145,7 @@ def rows_of(name: str, ensemble: Ensemble, graphs: Mapping[str, GraphBatch]) -> 
 
 def foreignness(output: Predictions) -> NDArray[np.float64]:
     """Return a number per graph that grows with its distance from training."""
-    return np.nan_to_num(output.domain_score, nan=np.inf)
+    return -np.log(np.nan_to_num(output.domain_score, nan=1e-30))
 
 
 def mean(values: NDArray[Any]) -> float:

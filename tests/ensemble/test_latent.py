@@ -42,15 +42,21 @@ def test_distances_are_those_of_the_formula_and_do_not_depend_on_batches() -> No
     known, asked = states_of(500, 0), states_of(7, 1)
     fit = LatentFit(4)
     for some in known.split(130):
-        fit.show(some)
-    fit.show(torch.full((1, 4), torch.nan))
+        fit.show(some, torch.arange(len(some)), len(some))
+    fit.show(torch.full((1, 4), torch.nan), torch.zeros(1, dtype=torch.int64), 1)
     moments = (known.T @ known / len(known)).numpy()
     inverse = np.linalg.inv(moments + RIDGE * np.trace(moments) / 4 * np.eye(4))
     expected = np.sqrt(np.einsum("nc,cd,nd->n", asked, inverse, asked))
     owners = torch.tensor([0, 0, 0, 0, 0, 2, 2])
     actual = fit.space().distances(asked, owners, 3)
-    np.testing.assert_allclose(np.exp(actual[[0, 2]]), [expected[:5].mean(), expected[5:].mean()], rtol=1e-8)
-    assert actual[1] < -60, "a graph without nodes has no states"
+    np.testing.assert_allclose(np.exp(actual[[0, 2], 0]), [expected[:5].mean(), expected[5:].mean()], rtol=1e-8)
+    np.testing.assert_allclose(np.exp(actual[[0, 2], 1]), [expected[:5].max(), expected[5:].max()], rtol=1e-8)
+    centred = known - known.mean(dim=0)
+    moments = (centred.T @ centred / len(known)).numpy()
+    inverse = np.linalg.inv(moments + np.trace(moments) / 4 / len(known) * np.eye(4))
+    away = (asked[:5].mean(dim=0) - known.mean(dim=0)).numpy()
+    np.testing.assert_allclose(np.exp(actual[0, 2]), np.sqrt(away @ inverse @ away), rtol=1e-8)
+    assert (actual[1] < -60).all(), "a graph without nodes has no states"
     rough = fit.space().distances(asked.to(torch.bfloat16), owners, 3)
     np.testing.assert_allclose(rough[[0, 2]], actual[[0, 2]], atol=0.3)  # of rounding to 8 bits, times 100 at most
 
@@ -61,7 +67,7 @@ def test_the_space_of_a_member_is_that_of_the_graphs_that_trained_it(ensemble: P
         states = final_states(member, batch)
         assert states.shape == (batch.num_nodes, member.model.settings.hidden_dim) and member.latent is not None
         every = torch.arange(batch.num_nodes)
-        squares = np.exp(2 * member.latent.distances(states, every, batch.num_nodes))
+        squares = np.exp(2 * member.latent.distances(states, every, batch.num_nodes)[:, 0])
         powers = np.linalg.eigvalsh((states.T.double() @ states.double()).numpy() / len(states))
         assert squares.mean() == pytest.approx((powers / (powers + RIDGE * powers.mean())).sum(), rel=1e-3)
 
@@ -74,11 +80,11 @@ def test_the_detector_is_the_mean_of_members_and_flags_what_they_never_made(
     said = [outcome(member, batch).distances for member in loaded.members]
     output = loaded.predict(batch)
     domain = loaded.manifest.domain
-    assert isinstance(domain, Domain) and domain.limits is not None
-    usual, limit = domain.limits.usual[-1], domain.limits.limit[-1]
-    expected = ((np.mean(said, axis=0) - usual) / (limit - usual)).clip(0)
+    assert isinstance(domain, Domain) and domain.rarity is not None
+    usual, unit = domain.rarity.usual[-3:], domain.rarity.unit[-3:]
+    expected = ((np.mean(said, axis=0) - usual) / unit).clip(0).max(axis=1)
     np.testing.assert_allclose(output.domain_scores["latent"], expected, rtol=1e-6, atol=1e-9)
-    assert output.domain_scores["latent"][3] > 1 and "latent: members' final states of its nodes" in output.domain[3]
+    assert output.domain_scores["latent"][3] > 1 and output.domain[3]
     alone = loaded.predict(from_ase(CRYSTAL, CUTOFF, name="frame"))
     assert alone.domain_scores["latent"][0] == pytest.approx(expected[3], rel=1e-4)
 
@@ -102,22 +108,21 @@ def test_a_lack_of_memory_changes_no_distance(
     torch.testing.assert_close(final_states(member, batch), states, rtol=1e-4, atol=1e-5)
 
 
-def test_an_ensemble_without_states_has_no_distances_and_the_same_scores(
+def test_an_ensemble_of_version_1_flags_by_its_thresholds_and_has_no_p_values(
     ensemble: Path, received: Path, frames: list[Atoms]
 ) -> None:
-    manifest = read_sealed(received / "ensemble.json")
-    domain = manifest["domain"]
-    domain["detectors"] = [one for one in domain["detectors"] if one["name"] != "latent"]
-    write_sealed(
-        received / "ensemble.json",
-        {**manifest, "domain": {**domain, "usual": domain["usual"][:-1], "limit": domain["limit"][:-1]}},
-    )
-    old = Ensemble.load(received)
-    assert all(member.latent is None for member in old.members)
-    before, now = old.predict(frames[:4]), Ensemble.load(ensemble).predict(frames[:4])
-    assert "latent" not in before.domain_scores
+    manifest, now = read_sealed(received / "ensemble.json"), Ensemble.load(ensemble)
+    rarity = now.manifest.domain.rarity
+    assert rarity is not None
+    old = {"version": 1, "usual": rarity.usual.tolist(), "limit": (rarity.usual + rarity.unit).tolist()}
+    write_sealed(received / "ensemble.json", {**manifest, "domain": {**manifest["domain"], **old}})
+    before, after = Ensemble.load(received).predict(frames[:4]), now.predict(frames[:4])
+    assert np.isnan(before.domain_score).all() and np.isfinite(after.domain_score).all()
+    assert not {"latent", "spread"} & set(before.domain_scores)
     for name, scores in before.domain_scores.items():
-        np.testing.assert_array_equal(scores, now.domain_scores[name])
+        np.testing.assert_allclose(scores, after.domain_scores[name], rtol=1e-12)
+    largest = np.max(list(before.domain_scores.values()), axis=0)
+    assert [bool(reason) for reason in before.domain] == (largest > 1).tolist()
 
 
 @pytest.mark.parametrize("members", [2, 4, "3"])

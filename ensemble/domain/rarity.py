@@ -1,0 +1,96 @@
+"""Rarity of a graph: one score of all channels, against the scores of held-out graphs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from hydragnn.ensemble.domain.detector import Channel
+from hydragnn.ensemble.domain.view import Array
+
+FALSE_ALARMS = 0.02
+"""Share of graphs like those of training that may be flagged."""
+
+UPPER = 0.9
+"""Quantile of held-out values whose distance from their median is the unit of a channel."""
+
+HIGHEST = 1000.0
+"""Largest value of a channel in its units; that of an exact channel for what training never showed."""
+
+UNKNOWN = 1e300
+"""Unit of a channel without values among held-out graphs, which then never counts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rarity:
+    """Usual value and unit of every channel, and joint scores of held-out graphs."""
+
+    usual: Float[Array, " channels"]
+    unit: Float[Array, " channels"]
+    held_out: Float[Array, " graphs"]
+    """Joint scores of graphs that trained nothing, ascending; empty where nothing is known of them."""
+    false_alarms: float = FALSE_ALARMS
+
+    @property
+    def limit(self) -> float:
+        """Return the p-value up to which graphs are flagged.
+
+        ``false_alarms`` but for fewer graphs than tell of it, beyond whose largest score graphs are flagged.
+        """
+        return max(self.false_alarms, 1 / (len(self.held_out) + 1))
+
+    def standardised(self, values: Float[Array, "graphs channels"]) -> Float[Array, "graphs channels"]:
+        """Return excesses over usual values in units; 0 without a value."""
+        excesses = (values - self.usual) / self.unit
+        return np.nan_to_num(excesses, nan=0.0, posinf=HIGHEST).clip(0.0, HIGHEST)
+
+    def p_values(self, excesses: Float[Array, "graphs channels"]) -> Float[Array, " graphs"]:
+        """Return the probability that a graph like those of training is as rare; NaN if unknown.
+
+        (1 + k) / (n + 1) for a joint score that k of n held-out graphs reach (split conformal). Beyond all of them,
+        1 / (n + 1) times the largest of their scores over the graph's: a rank, and no probability.
+        """
+        joint, graphs = joint_scores(excesses), len(self.held_out)
+        if not graphs:
+            return np.full(len(joint), np.nan)
+        as_rare = graphs - np.searchsorted(self.held_out, joint, side="left")
+        beyond = np.where(as_rare == 0, max(float(self.held_out[-1]), 1e-3) / np.maximum(joint, 1e-3), 1.0)
+        return (1 + as_rare) / (graphs + 1) * np.minimum(beyond, 1.0)
+
+    def outside(self, excesses: Float[Array, "graphs channels"]) -> Bool[np.ndarray, " graphs"]:
+        """Return which graphs are flagged; without held-out graphs those with a channel above its unit."""
+        if not len(self.held_out):
+            return np.asarray(excesses.max(axis=1, initial=0.0) > 1)
+        exactly = (excesses >= HIGHEST).any(axis=1)
+        return np.asarray(exactly | (self.p_values(excesses) <= self.limit + 1e-12))
+
+
+def joint_scores(excesses: Float[Array, "graphs channels"]) -> Float[Array, " graphs"]:
+    """Return the root of the sum of squared excesses."""
+    return np.sqrt((excesses**2).sum(axis=1))
+
+
+def fitted_rarity(
+    values: Float[Array, "graphs channels"], channels: Sequence[Channel], false_alarms: float = FALSE_ALARMS
+) -> Rarity:
+    """Return usual values, units and joint scores of held-out graphs.
+
+    The unit of a channel is the distance of its ``UPPER`` quantile from the median, at least its slack. Both change
+    little where one graph is left out, so that a new graph is scored like held-out ones. Exact channels flag by
+    themselves and leave scores of held-out graphs alone. Graphs without any value do not count.
+    """
+    exact = np.array([channel.exact for channel in channels], dtype=np.bool_)
+    slack = np.array([channel.slack for channel in channels])
+    usual, unit = np.zeros(len(channels)), np.where(exact, 1 / HIGHEST, slack)
+    for number in np.flatnonzero(~exact):
+        finite = values[np.isfinite(values[:, number]), number]
+        if len(finite):
+            usual[number], upper = np.quantile(finite, [0.5, UPPER])
+            unit[number] = max(upper - usual[number], slack[number])
+        elif len(values):
+            unit[number] = UNKNOWN
+    rarity = Rarity(usual=usual, unit=unit, held_out=np.zeros(0), false_alarms=false_alarms)
+    known = values[~np.isnan(values).all(axis=1)] if len(channels) else values
+    held_out = np.sort(joint_scores(np.where(exact, 0.0, rarity.standardised(known))))
+    return Rarity(usual=usual, unit=unit, held_out=held_out, false_alarms=false_alarms)
