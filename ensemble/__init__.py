@@ -12,7 +12,7 @@ from hydragnn.ensemble.building.selection import (
     select_runs,
     top_k,
 )
-from hydragnn.ensemble.calculator import EnsembleCalculator, calculator
+from hydragnn.ensemble.calculator import EnsembleCalculator, OutsideDomain, calculator
 from hydragnn.ensemble.calibration.classes import ClassCalibration
 from hydragnn.ensemble.calibration.numbers import Calibration, conformal_quantile, fit_calibration
 from hydragnn.ensemble.classes import ClassEstimate

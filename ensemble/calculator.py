@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.predictions import Predictions
@@ -24,6 +24,21 @@ from hydragnn.graphs.units import in_ase_units, length_in_angstrom
 
 Values = dict[str, tuple[str, Any]]
 """Keys and values of fields by name."""
+
+Outside = Literal["stop", "warn", "record"]
+"""Reactions of a calculator to a structure outside the training domain."""
+
+
+class OutsideDomain(InputError):
+    """Structure outside the training domain, at which a simulation stops."""
+
+    def __init__(self, reason: str, score: float) -> None:
+        """Name the reason and the structure's domain score."""
+        super().__init__(
+            f"the structure is outside the training domain (domain score {score:.3g}): {reason}; train on structures like it, "
+            'or go on with outside = "warn"'
+        )
+        self.reason, self.score = reason, score
 
 
 class Results(dict[str, Any]):
@@ -50,10 +65,13 @@ class EnsembleCalculator(Calculator):
     only when atoms have moved far enough for new ones (``SkinList``); results do not depend on it. The mean of the members' forces is minus the gradient of their mean energy.
     """
 
-    def __init__(self, ensemble: Ensemble) -> None:
+    def __init__(self, ensemble: Ensemble, outside: Outside = "warn") -> None:
         """Raise InputError without an energy in a known unit, or without atoms."""
         super().__init__()
-        self.ensemble = ensemble
+        self.ensemble, self.outside = ensemble, outside
+        _check_outside(ensemble, outside)
+        self._warned: set[str] = set()
+        """Causes that were printed."""
         self.names = _names(ensemble)
         self.factors = _factors(ensemble, self.names)
         self.structures = ensemble.structures
@@ -95,6 +113,17 @@ class EnsembleCalculator(Calculator):
         self._last = (graph, atoms, self.values) if self.structures.keeps_fields else None
         return graph
 
+    def _react(self, reason: str, score: float) -> None:
+        """Raise OutsideDomain, or print each new cause, where there is a reason."""
+        if reason and self.outside == "stop":
+            raise OutsideDomain(reason, score)
+        for says in filter(None, reason.split("; ")) if self.outside == "warn" else ():
+            cause = says.partition(":")[0]  # the detector; the rest changes from step to step
+            if cause not in self._warned:
+                self._warned.add(cause)
+                note = f"warning: a structure is outside the training domain (domain score {score:.3g}): {says}"
+                print(f"{note}; later ones of this cause are recorded only", file=sys.stderr, flush=True)
+
     def calculate(
         self, atoms: Atoms | None = None, properties: list[str] | None = None, system_changes: list[str] = all_changes
     ) -> None:
@@ -104,6 +133,7 @@ class EnsembleCalculator(Calculator):
         predictions = self._predicted(self.atoms)
         if predictions.status[0] != "ok":
             raise InputError(f"the structure cannot be predicted: {predictions.status[0]}")
+        self._react(predictions.domain[0], float(predictions.domain_score[0]))
         self.results = results = Results()
         for name, field in self.names.items():
             one = predictions[field]
@@ -117,9 +147,18 @@ class EnsembleCalculator(Calculator):
 
 
 def calculator(
-    folder: Path | str, branch: str = "", *, compile: bool = False, allow_code: Sequence[str] = ()
+    folder: Path | str,
+    branch: str = "",
+    *,
+    outside: Outside = "warn",
+    compile: bool = False,
+    allow_code: Sequence[str] = (),
 ) -> EnsembleCalculator:
     """Return the ASE calculator of the ensemble or run in ``folder``.
+
+    ``outside`` is the reaction to a structure outside the training domain. "stop" raises OutsideDomain before ASE writes the
+    structure, so that a trajectory ends inside. "warn" prints a sentence per cause to stderr, once. "record" leaves it to
+    ``results["domain"]``. The default is "warn": it changes no number, and false alarms end no simulation.
 
     ``compile`` makes functions of the members first, for dynamics of many steps; a member that cannot be compiled is taken as it is
     (``Ensemble.compiled``). The folder may name classes of the modules in ``allow_code``.
@@ -128,7 +167,18 @@ def calculator(
     ensemble = Ensemble.load(Path(folder), branch=branch)
     for note in filter(None, (ensemble.caveat, ensemble.doubt_about_structures)):
         print(f"note: {note}", file=sys.stderr, flush=True)
-    return EnsembleCalculator(ensemble.compiled() if compile else ensemble.replayed())
+    return EnsembleCalculator(ensemble.compiled() if compile else ensemble.replayed(), outside)
+
+
+def _check_outside(ensemble: Ensemble, outside: str) -> None:
+    """Raise InputError for an unknown reaction, or one that needs a domain."""
+    if outside not in get_args(Outside):
+        raise InputError(f"outside = {outside!r} is no reaction; {nearest(outside, list(get_args(Outside)))}")
+    if outside == "stop" and not ensemble.knows_domain:
+        raise InputError(
+            f'outside = "stop" needs a training domain, and {ensemble.names[0]} has none; build an ensemble of its runs '
+            'with hydragnn ensemble, or use outside = "record"'
+        )
 
 
 def _device(ensemble: Ensemble) -> torch.device:

@@ -14,15 +14,15 @@ from ase.build import bulk
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
-from ase.io import read, write
+from ase.io import Trajectory, read, write
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
-from hydragnn.ensemble import calculator
+from hydragnn.ensemble import OutsideDomain, calculator
 from hydragnn.ensemble.building.build import build_ensemble
-from hydragnn.ensemble.calculator import EnsembleCalculator
+from hydragnn.ensemble.calculator import EnsembleCalculator, _check_outside
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict_to_file
 from hydragnn.ensemble.structures import structures_for
@@ -463,3 +463,76 @@ def test_a_field_that_was_taken_away_is_refused(charged: tuple[Path, Atoms]) -> 
     del atoms.info["charge"]
     with pytest.raises(InputError, match="no charge for the field charge"):
         atoms.get_potential_energy()
+
+
+def squeezed(atoms: Atoms, step: int) -> Atoms:
+    """Return the atoms, nearer to each other the later the step."""
+    atoms.positions *= 0.9 if step else 1.0
+    return atoms
+
+
+def test_dynamics_stop_after_the_last_frame_inside_and_the_files_stay_readable(
+    ensemble: Path, frames: list[Atoms], tmp_path: Path
+) -> None:
+    from ase.md.verlet import VelocityVerlet
+
+    atoms, loaded = frames[0].copy(), Ensemble.load(ensemble)
+    atoms.calc = calculator(ensemble, outside="stop")
+    atoms.set_momenta(-6.0 * (atoms.positions - atoms.positions.mean(0)))  # towards each other
+    dynamics = VelocityVerlet(atoms, timestep=0.5)
+    trajectory = Trajectory(str(tmp_path / "inside.traj"), "w", atoms)
+    dynamics.attach(trajectory.write)
+    dynamics.attach(lambda: write(tmp_path / "inside.xyz", atoms, append=True))
+    with pytest.raises(OutsideDomain, match="outside the training domain") as stopped:
+        dynamics.run(1000)
+    with pytest.raises(OutsideDomain):  # no result of the frame before answers for this one
+        atoms.get_potential_energy()
+    outside = loaded.predict(atoms)
+    assert (stopped.value.reason, stopped.value.score) == (outside.domain[0], outside.domain_score[0])
+    inside = read(tmp_path / "inside.traj", index=":")  # which nobody closed
+    assert len(inside) == len(read(tmp_path / "inside.xyz", index=":")) > 1
+    assert loaded.predict(inside).domain == ("",) * len(inside)
+    assert inside[-1].get_potential_energy() == loaded.predict(inside[-1])["energy"].mean[0]
+    trajectory.close()
+
+
+def test_an_optimiser_stops_where_the_training_domain_ends(ensemble: Path, frames: list[Atoms]) -> None:
+    from ase.optimize import BFGS
+
+    atoms = frames[0].copy()
+    atoms.calc = calculator(ensemble, outside="stop")
+    optimiser = BFGS(atoms, logfile=None)
+    optimiser.attach(lambda: squeezed(atoms, optimiser.nsteps))
+    with pytest.raises(OutsideDomain):
+        optimiser.run(fmax=1e-9, steps=50)
+    assert Ensemble.load(ensemble).predict(atoms).domain[0]
+
+
+def test_a_cause_is_printed_once_and_recorded_at_every_step(
+    ensemble: Path, frames: list[Atoms], capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = {}
+    for outside in ("warn", "record"):
+        atoms = frames[0].copy()
+        atoms.calc = calculator(ensemble, outside=outside)
+        capsys.readouterr()
+        reasons = []
+        for step in range(5):
+            squeezed(atoms, step).get_potential_energy()
+            reasons.append(atoms.calc.results["domain"])
+        numbers[outside] = atoms.get_forces()
+        printed = capsys.readouterr().err.splitlines()
+        causes = {says.partition(":")[0] for reason in reasons if reason for says in reason.split("; ")}
+        assert reasons[0] == "" and all(reasons[-2:])
+        assert len(printed) == (len(causes) if outside == "warn" else 0)
+        assert all(line.startswith("warning: a structure is outside the training domain") for line in printed)
+    np.testing.assert_array_equal(numbers["warn"], numbers["record"])
+    assert calculator(ensemble).outside == "warn"
+
+
+def test_a_reaction_that_is_unknown_or_needs_a_domain_is_refused(ensemble: Path, runs: list[Path]) -> None:
+    with pytest.raises(InputError, match="outside = 'stpo' is no reaction; did you mean stop"):
+        _check_outside(Ensemble.load(ensemble), "stpo")
+    with pytest.raises(InputError, match='outside = "stop" needs a training domain, and 0000 has none'):
+        calculator(runs[0], outside="stop")
+    assert calculator(runs[0]).outside == "warn"

@@ -69,7 +69,7 @@ def acme(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_calculator_of_the_documents_gives_energies_and_forces(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make_alloys(Path("alloys.h5"), samples=24)
@@ -83,10 +83,14 @@ def test_the_calculator_of_the_documents_gives_energies_and_forces(
         hydragnn.train(run, out=f"run-{seed}")
     build_ensemble([Path("run-0"), Path("run-1")], Path("ensemble"))
     _, readme = _blocks(root / "README.md", "python")
-    for code in (readme, *_blocks(root / "docs" / "predict.md", "python")):
+    first, stopping = _blocks(root / "docs" / "predict.md", "python")
+    for code in (readme, first):
         atoms = bulk("Cu", cubic=True)
         exec(compile(code, "page", "exec"), {"atoms": atoms})
         assert atoms.calc.results["forces_std"].shape == (4, 3)
+    atoms = bulk("Cu", "fcc", 2.0, cubic=True)
+    exec(compile(stopping, "page", "exec"), {"atoms": atoms})
+    assert "stopped after step" in capsys.readouterr().out
 
 
 def test_the_kernels_of_the_documents_are_traced(root: Path) -> None:
