@@ -129,6 +129,7 @@ class EnsembleCalculator(Calculator):
     ) -> None:
         """Predict one structure; InputError where it cannot be predicted."""
         super().calculate(atoms, properties, system_changes)
+        self.results = Results()  # not those of another structure, if this one fails
         self.values = deepcopy(self._read(self.atoms))  # copies of atoms share what info holds
         predictions = self._predicted(self.atoms)
         if predictions.status[0] != "ok":

@@ -83,8 +83,8 @@ class Structures:
         if not np.isfinite(positions).all() or cell_problem(cell, flags):
             return self.graph(atoms, name, neighbours)  # which says what is wrong
         completed = completed_cell(box, periodic, name)
-        topology, shifts = neighbours.edges(positions, completed, periodic, self.cutoff, name=name)
         points = torch.from_numpy(positions.copy()).to(device)
+        topology, shifts = neighbours.edges(positions, completed, periodic, self.cutoff, name=name, places=points)
         if periodic.any() and np.abs(positions).max() >= TURNS * np.abs(box).max():
             ends = topology.senders, topology.receivers
             points, shifts = into_cell(points, *ends, shifts, cell.to(device), flags.to(device))

@@ -27,6 +27,15 @@ def pairs_within(
     # small cutoffs, of points in metres, are refused; a power of two changes no bit of what is compared
     scale = 1.0 if 0.1 <= cutoff <= 1e3 else float(2.0 ** -np.round(np.log2(cutoff)))
     places, vectors, reach = positions * scale, cell * scale, float(cutoff) * scale
+    search = _by_vesin if is_compact(places, vectors, periodic, reach, name) else _by_tree
+    first, second, shifts, lengths = search(places, vectors, np.asarray(periodic, dtype=bool), reach)
+    return first, second, shifts, lengths / scale
+
+
+def is_compact(
+    places: Float[ndarray, "nodes 3"], cell: Float[ndarray, "3 3"], periodic: Any, reach: float, name: str
+) -> bool:
+    """Return True where vesin needs few boxes; InputError as ``pairs_within``."""
     far = np.abs(places).max(axis=1) > FARTHEST * reach
     if far.any():
         node = int(far.argmax())
@@ -34,7 +43,7 @@ def pairs_within(
             f"{name}: node {node} lies {np.abs(places[node]).max() / reach:.2g} cutoffs from the origin, where coordinates do "
             "not tell who is near; remove the structure or wrap its positions"
         )
-    inverse = np.linalg.inv(vectors)
+    inverse = np.linalg.inv(cell)
     heights = 1 / np.sqrt(np.square(inverse).sum(axis=0))  # between opposite faces of the cell
     images = np.where(periodic, np.ceil(reach / heights), 0)  # on either side, along each axis
     if (2 * images + 1).prod() > MOST_IMAGES:
@@ -45,9 +54,7 @@ def pairs_within(
     along = np.where(periodic, heights, np.ptp(places @ inverse, axis=0) * heights)
     boxes = np.maximum(1, along / reach)
     lengthy = boxes.prod() > BOXES and boxes.min() ** 3 * BOXES < 4 * boxes.prod()
-    search = _by_tree if lengthy or boxes.prod() > 1000 + 50 * len(places) else _by_vesin
-    first, second, shifts, lengths = search(places, vectors, np.asarray(periodic, dtype=bool), reach)
-    return first, second, shifts, lengths / scale
+    return not (lengthy or boxes.prod() > 1000 + 50 * len(places))
 
 
 def edge_order(

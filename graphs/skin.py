@@ -1,5 +1,6 @@
 """Neighbour lists of moving atoms, searched anew only when necessary, on the device where they are needed."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from hydragnn.graphs.atomic import CLOSEST, REACH, neighbour_list
+from hydragnn.graphs.device_search import DeviceSearch, Pairs
+from hydragnn.graphs.search import is_compact
 from hydragnn.graphs.topology import Topology
 
 SKIN = 0.5  # Angstrom beyond the cutoff: a third more pairs to look at, and dozens of steps between searches at 300 K
@@ -52,12 +55,19 @@ class SkinList:
     moves all of them. Only pairs that were not nearer than the cutoff by more than the skin are measured. A structure with other numbers
     of atoms, or other periodic axes, is searched anew, and so is one in which a pair is so near to the cutoff that rounding decides.
     Pairs lie on ``device``; each structure costs one upload of positions and one read of three numbers.
+
+    On a GPU they are searched there, too, for atoms that moved since the last search so little that none can lie on another. The first
+    such search is compared with that on the host, which goes on alone if they differ or the device fails.
     """
 
     def __init__(self, skin: float = SKIN, device: torch.device | str = "cpu") -> None:
         self.skin, self.device = skin, torch.device(device)
         self.searches = 0
         """How often neighbours were searched."""
+        self.searches_there = self.device.type == "cuda"
+        """True while they may be searched on the device."""
+        self._search: DeviceSearch | None = None
+        self._compared = False
         self._list: _Listed | None = None
 
     def __call__(
@@ -92,9 +102,13 @@ class SkinList:
         cutoff: float,
         *,
         name: str = "structure",
+        places: Float[Tensor, "nodes 3"] | None = None,
     ) -> tuple[Topology, Float[Tensor, "edges 3"]]:
-        """Return edges and their shifts on the device; the same ones while no pair comes or goes."""
-        count, same = self._measured(positions, cell, periodic, cutoff, name)
+        """Return edges and their shifts on the device; the same ones while no pair comes or goes.
+
+        ``places`` are the positions on the device, where they are known.
+        """
+        count, same = self._measured(positions, cell, periodic, cutoff, name, places)
         if count is None:
             senders, receivers, shifts = neighbour_list(positions, cell, periodic, cutoff, name=name)
             sender, receiver = (torch.from_numpy(one).to(self.device) for one in (senders, receivers))
@@ -106,22 +120,25 @@ class SkinList:
         return listed.edges
 
     def _measured(
-        self, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float, name: str
+        self, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float, name: str, places: Tensor | None = None
     ) -> tuple[int | None, bool]:
         """Mark pairs within the cutoff; return their number and whether they are the same as before.
 
         None where the search itself has to be asked.
         """
-        if not self._covers(positions, cell, periodic, cutoff):
+        places = torch.from_numpy(positions).to(self.device) if places is None else places
+        covered, apart = self._covers(positions, cell, periodic, cutoff)
+        if not covered:
             self.searches += 1
-            self._list = self._searched(positions, cell, periodic, cutoff, name)
+            found = self._found(positions, places, cell, periodic, cutoff + self.skin, name, apart=apart)
+            self._list = self._searched(found, positions, places, cell, periodic, cutoff)
         listed, limit = self._list, cutoff * REACH
         assert listed is not None
         same = np.array_equal(cell, listed.present)
         if not same:
             listed.offsets = listed.shifts.double() @ torch.from_numpy(cell).to(self.device)
             listed.present = cell.copy()
-        pairs, places = listed.others, torch.from_numpy(positions).to(self.device)
+        pairs = listed.others
         vectors = places.index_select(0, listed.senders.index_select(0, pairs))
         vectors -= places.index_select(0, listed.receivers.index_select(0, pairs))
         vectors += listed.offsets.index_select(0, pairs)
@@ -135,13 +152,50 @@ class SkinList:
         listed.edges = listed.edges if same else None
         return (None if asks else int(count)), same
 
-    def _searched(self, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float, name: str) -> _Listed:
-        """Return all pairs within cutoff + skin, searched on the host."""
-        reach = cutoff + self.skin
-        found = neighbour_list(positions, cell, periodic, reach, name=name)
-        senders, receivers, shifts = (torch.from_numpy(one).to(self.device) for one in found)
-        offsets = torch.from_numpy(found[2] @ cell).to(self.device)
-        places = torch.from_numpy(positions).to(self.device)
+    def _found(
+        self,
+        positions: ndarray,
+        places: Tensor,
+        cell: ndarray,
+        periodic: Any,
+        reach: float,
+        name: str,
+        *,
+        apart: bool,
+    ) -> Pairs:
+        """Return all pairs within ``reach``, from the device if atoms are ``apart``."""
+        there = None
+        self._compared = self._compared and apart  # anew for another structure
+        if self.searches_there and apart and is_compact(positions, cell, periodic, reach * REACH, name):
+            try:
+                if self._search is None or self._search.cutoff != reach * REACH:
+                    self._search = DeviceSearch(reach * REACH)
+                there = self._search(places, cell, periodic)
+            except (RuntimeError, OSError) as error:
+                self._stay_on_host(str(error))
+        if there is not None and self._compared:
+            return there
+        senders, receivers, shifts = neighbour_list(positions, cell, periodic, reach, name=name)
+        here = tuple(torch.from_numpy(one).to(self.device) for one in (senders, receivers, shifts))
+        if there is not None:
+            self._compared = all(map(torch.equal, here, there))
+            if not self._compared:
+                self._stay_on_host("its pairs are not those of the host")
+        return here[0], here[1], here[2]
+
+    def _stay_on_host(self, reason: str) -> None:
+        self.searches_there, self._search = False, None
+        print(f"note: neighbours are searched on the CPU, not on {self.device}: {reason}", file=sys.stderr, flush=True)
+
+    def _searched(
+        self, found: Pairs, positions: ndarray, places: Tensor, cell: ndarray, periodic: Any, cutoff: float
+    ) -> _Listed:
+        """Return what is remembered of all pairs within cutoff + skin."""
+        reach, (senders, receivers, shifts) = cutoff + self.skin, found
+        if shifts.is_cpu:
+            offsets = torch.from_numpy(shifts.numpy() @ cell)  # the bits of a graph from atoms
+        else:
+            offsets = shifts.double() @ torch.from_numpy(cell).to(self.device)
         vectors = places.index_select(0, senders) - places.index_select(0, receivers) + offsets
         lengths = torch.mv(vectors.square_(), vectors.new_ones(3)).sqrt()
         sure = lengths < cutoff * REACH - self.skin
@@ -164,18 +218,18 @@ class SkinList:
             within=torch.zeros_like(sure),
         )
 
-    def _covers(self, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float) -> bool:
-        """Return True where no unlisted pair can be within the cutoff, and no sure one beyond it.
+    def _covers(self, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float) -> tuple[bool, bool]:
+        """Return whether no unlisted pair can be within the cutoff, and no sure one beyond it; and whether no two atoms can meet.
 
         With F the deformation of the cell and u what atoms moved beyond it, a pair at v is at v F + u_j - u_i now, hence not
         nearer than the least singular value of F times its old length minus twice the largest |u|, nor farther than the largest
         one times it plus the same.
         """
         listed = self._list
-        if listed is None or positions.shape != listed.positions.shape:
-            return False
+        if listed is None or positions.shape != listed.positions.shape or listed.reach != cutoff + self.skin:
+            return False, False
         if not np.array_equal(periodic, listed.periodic):
-            return False
+            return False, False
         least = most = 1.0
         if np.array_equal(cell, listed.cell):
             moved = positions - listed.positions
@@ -188,7 +242,7 @@ class SkinList:
         limit = cutoff * REACH
         apart = least * listed.shortest - farthest > CLOSEST
         sure = most * (limit - self.skin) + farthest < limit - _UNSURE
-        return apart and sure and listed.reach * least - farthest > limit + _UNSURE
+        return apart and sure and listed.reach * least - farthest > limit + _UNSURE, apart
 
 
 def _numbers_of(mask: Tensor, count: int) -> Int[Tensor, " {count}"]:

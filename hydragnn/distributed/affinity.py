@@ -1,7 +1,8 @@
 """Cores beside a GPU; those of another socket feed it slower."""
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,23 @@ def bind_near(gpu: torch.device, devices: Path = PCI) -> None:
         near = cores_in((devices / address / "local_cpulist").read_text(encoding="ascii"))
         if near and near < os.sched_getaffinity(0):
             os.sched_setaffinity(0, near)
+
+
+@contextmanager
+def cores_given_back() -> Iterator[None]:
+    """Let all threads of this process run on its present cores again at the end."""
+    if not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        bound = os.sched_getaffinity(0)
+        for thread in Path("/proc/self/task").iterdir() if bound != before else ():
+            with suppress(OSError):  # it has ended
+                if os.sched_getaffinity(int(thread.name)) == bound:
+                    os.sched_setaffinity(int(thread.name), before)
 
 
 def cores_in(text: str) -> set[int]:

@@ -10,7 +10,7 @@ import torch
 
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.config import AnyConfig
-from hydragnn.distributed.affinity import bind_near
+from hydragnn.distributed.affinity import bind_near, cores_given_back
 from hydragnn.distributed.ranks import Ranks, join_ranks, own_gpu
 from hydragnn.record import RunRecord
 from hydragnn.runs.assembly import Assembly, assemble
@@ -77,7 +77,7 @@ def train(
     check_request(until, micro_batches)
     requested, this = select_device(device), Attempt(folder=out, number=attempt, beats=beats)
     this.check()
-    with join_ranks(out, requested, partial(note_stopped_rank, this)) as ranks:
+    with cores_given_back(), join_ranks(out, requested, partial(note_stopped_rank, this)) as ranks:
         own = own_device(requested, ranks)
         with errors_of_configuration_first(config, store, resume=resume):
             check_folder(config.to_json(), out, resume)  # before anything is put there

@@ -115,6 +115,36 @@ def test_a_graph_that_follows_its_atoms_is_the_one_that_is_made_anew(
             np.testing.assert_allclose(ours, fresh, rtol=1e-12, atol=1e-12)
 
 
+def test_energies_and_forces_are_the_same_where_the_device_searches(ensemble: Path) -> None:
+    import torch
+
+    loaded, random = Ensemble.load(ensemble, dtype=torch.float64), np.random.default_rng(0)
+    there, here = EnsembleCalculator(loaded), EnsembleCalculator(loaded)
+    there.neighbours.searches_there = True  # as on a GPU
+    atoms = bulk("Cu", cubic=True).repeat((2, 1, 1))
+    for _ in range(10):
+        atoms.positions += 0.08 * random.normal(size=atoms.positions.shape)
+        atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.003 * random.normal(size=(3, 3))), scale_atoms=True)
+        results = []
+        for one in (there, here):
+            atoms.calc = one
+            results.append((atoms.get_potential_energy(), atoms.get_forces()))
+        for ours, others in zip(*results):
+            np.testing.assert_allclose(ours, others, rtol=1e-12, atol=1e-12)
+    assert there.neighbours.searches > 3 and there.neighbours._compared
+
+
+def test_a_structure_that_fails_leaves_no_results_of_the_one_before(ensemble: Path, frames: list[Atoms]) -> None:
+    atoms, following = frames[0].copy(), calculator(ensemble)
+    following.calculate(atoms)
+    atoms.numbers[:] = 2
+    for _ in range(2):
+        with pytest.raises(InputError, match="cannot be predicted"):
+            following.calculate(atoms)
+        with pytest.raises(InputError, match="cannot be predicted"):
+            following.get_property("energy", atoms)
+
+
 def test_a_structure_that_cannot_be_predicted_is_refused(ensemble: Path, frames: list[Atoms]) -> None:
     atoms = frames[0].copy()
     atoms.numbers[:] = 2
@@ -390,6 +420,12 @@ CHANGES: dict[str, Callable[[Atoms], object]] = {
     "a value of one node, in place": lambda atoms: atoms.arrays["tags"].put(2, 7),
     "another array of nodes": lambda atoms: atoms.set_tags(3),
     "positions": lambda atoms: atoms.positions.put(0, 0.05),
+    "cell and periodic axes": lambda atoms: (atoms.set_cell([5, 5, 5]), atoms.set_pbc(True)),
+    "initial charges and moments, and a number": lambda atoms: (
+        atoms.set_initial_charges([1.0] * len(atoms)),
+        atoms.set_initial_magnetic_moments([1.0] * len(atoms)),
+        atoms.info.update(charge=-1),
+    ),
     "species": lambda atoms: atoms.numbers.put(0, 29 + 79 - atoms.numbers[0]),
 }
 

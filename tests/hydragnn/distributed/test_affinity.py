@@ -1,13 +1,14 @@
 """A rank runs on the cores beside its GPU, unless its launcher has chosen others."""
 
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hydragnn.distributed.affinity import bind_near
+from hydragnn.distributed.affinity import bind_near, cores_given_back
 
 GPU = torch.device("cuda", 1)
 
@@ -45,3 +46,18 @@ def test_a_system_that_does_not_tell_binds_nothing(bound: list[set[int]], tmp_pa
     (tmp_path / "0000:c1:00.0" / "local_cpulist").write_text("all of them")
     bind_near(GPU, tmp_path)
     assert not bound
+
+
+def test_a_process_and_the_threads_of_a_run_have_their_cores_back_after_it() -> None:
+    before, done = os.sched_getaffinity(0), threading.Event()
+    if len(before) < 2:
+        pytest.skip("one core cannot be left out")
+    with cores_given_back():
+        os.sched_setaffinity(0, {min(before)})
+        thread = threading.Thread(target=done.wait)  # which is bound as the run is
+        thread.start()
+        assert os.sched_getaffinity(thread.native_id or 0) == {min(before)}
+    after = os.sched_getaffinity(0), os.sched_getaffinity(thread.native_id or 0)
+    done.set()
+    thread.join()
+    assert after == (before, before)
