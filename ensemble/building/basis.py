@@ -5,6 +5,7 @@ In an ensemble by cross-validation, graphs calibrate only members that have not 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -225,7 +226,7 @@ def cross_domain(
             part_doubts(
                 ensemble.targets,
                 one.outputs,
-                lambda name, own=one.fold.members: shares(ensemble.weights_of(name), own),
+                partial(_weights_among, ensemble, one.fold.members),
                 alone,
             ),
         )
@@ -241,6 +242,11 @@ def cross_domain(
         detectors_of_members(ensemble),
         false_alarms,
     )
+
+
+def _weights_among(ensemble: Ensemble, members: Sequence[int], field: str) -> Float[Array, " some"]:
+    """Return the weights of some members among themselves for a field."""
+    return shares(ensemble.weights_of(field), members)
 
 
 def fold_diversity(ensemble: Ensemble, folds: Sequence[FoldOutputs]) -> dict[str, dict[str, float]]:
