@@ -40,7 +40,7 @@ class Predictions:
     domain: tuple[str, ...]
     """Empty where a graph is like the training data, otherwise what is foreign about it."""
     domain_scores: Mapping[str, Float[Array, " graphs"]] = member(default_factory=dict)
-    """By detector, 0 for usual graphs, above 1 for a tenth of those like training; NaN where unknown."""
+    """By detector, 0 for usual graphs, and above 1 in a channel for a twentieth of those like training; NaN where unknown."""
     p_values: Float[Array, " graphs"] | None = None
     """See ``domain_score``; None where nothing is known."""
     texts: Mapping[str, Texts] = member(default_factory=dict)

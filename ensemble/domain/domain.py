@@ -46,7 +46,7 @@ class DomainScores:
     """Scores and reasons of some graphs."""
 
     scores: Mapping[str, Float[Array, " graphs"]]
-    """By detector: 0 is usual, and one held-out graph in ten exceeds 1; NaN where unknown."""
+    """By detector: 0 is usual, and one held-out graph in twenty exceeds 1 in a channel; NaN where unknown."""
     p_values: Float[Array, " graphs"]
     """See ``Rarity.p_values``; NaN where unknown."""
     reasons: tuple[str, ...]

@@ -142,9 +142,8 @@ def graph_statistics(view: GraphView, name: str) -> Float[Array, "graphs feature
     """Return mean and standard deviation of a field over the items of every graph."""
     values, offsets = field_values(view.batch, name)
     counts = np.maximum(np.diff(offsets), 1)[:, None]
-    mean = per_segment(np.add, values, offsets) / counts
-    away = values - np.repeat(mean, np.diff(offsets), axis=0)
-    return np.concatenate([mean, np.sqrt(per_segment(np.add, away**2, offsets) / counts)], axis=1)
+    mean, square = (per_segment(np.add, of, offsets) / counts for of in (values, values**2))
+    return np.concatenate([mean, np.sqrt(np.maximum(square - mean**2, 1e-14 * square))], axis=1)
 
 
 class StatisticsFit:

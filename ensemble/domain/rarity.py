@@ -12,8 +12,11 @@ from hydragnn.ensemble.domain.view import Array
 FALSE_ALARMS = 0.02
 """Share of graphs like those of training that may be flagged."""
 
-UPPER = 0.9
+UPPER = 0.95
 """Quantile of held-out values whose distance from their median is the unit of a channel."""
+
+JOINED = 3
+"""Channels with the largest excesses, whose mean is the joint score."""
 
 HIGHEST = 1000.0
 """Largest value of a channel in its units; that of an exact channel for what training never showed."""
@@ -67,8 +70,8 @@ class Rarity:
 
 
 def joint_scores(excesses: Float[Array, "graphs channels"]) -> Float[Array, " graphs"]:
-    """Return the root of the sum of squared excesses."""
-    return np.sqrt((excesses**2).sum(axis=1))
+    """Return the mean of the ``JOINED`` largest excesses."""
+    return np.asarray(np.sort(excesses, axis=1)[:, -JOINED:].sum(axis=1) / max(1, min(JOINED, excesses.shape[1])))
 
 
 def fitted_rarity(
