@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import field as member
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,6 +65,8 @@ class TargetEvaluation:
     ensemble: Mapping[str, float]
     confusion: tuple[tuple[int, ...], ...] = ()
     """Of classes: labels counted by true class (rows) and predicted class."""
+    baselines: Mapping[str, Mapping[str, float | None]] = member(default_factory=dict)
+    """Of simple predictors that read inputs: composition, ridge and boosting, where there are any."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores as plain JSON."""
@@ -76,6 +79,7 @@ class TargetEvaluation:
             "best_member": self.best_member,
             "ensemble": dict(self.ensemble),
             **({"confusion": [list(row) for row in self.confusion]} if self.confusion else {}),
+            **({"baselines": {name: dict(of) for name, of in self.baselines.items()}} if self.baselines else {}),
         }
 
     def __str__(self) -> str:
@@ -83,7 +87,8 @@ class TargetEvaluation:
         score = "nll" if self.confusion else "rmse"
         best, trivial = self.members.get(self.best_member), self.trivial.get(score)
         comparisons = [f"best member {best[score]:.4g}"] if best else []
-        comparisons += [] if trivial is None else [f"trivial {trivial:.4g}"]
+        simple = {name: of[score] for name, of in self.baselines.items()} | {"trivial": trivial}
+        comparisons += [f"{name} {value:.4g}" for name, value in simple.items() if value is not None]
         unit = f" {self.unit}" if self.unit and not self.confusion else ""
         return f"{score} {self.ensemble[score]:.4g}{unit}" + (f" ({', '.join(comparisons)})" if comparisons else "")
 

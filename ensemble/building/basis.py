@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, GraphStore, Split
-from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, Parts, evaluate_parts
+from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, Parts, evaluate_parts, with_baselines
 from hydragnn.ensemble.building.held_out import Fold
 from hydragnn.ensemble.building.training_domain import (
     detectors_of_members,
@@ -33,6 +33,7 @@ from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.models import Target
 from hydragnn.training import errors_of_folds, trivial_predictor
+from hydragnn.training.baselines import baseline_errors, fitted_baselines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -185,17 +186,19 @@ def held_out_evaluation(
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
     """Return scores of the cross-validated ensemble and its members, with rows.
 
-    The trivial predictor is fitted without the fold, too. A target with labels in one fold alone is left out.
+    The trivial predictor and simple baselines are fitted without the fold, too. A target with labels in one fold alone is left out.
     """
     everything = np.setdiff1d(np.arange(len(store)), split.test)
-    predictors = []
+    predictors, simple = [], []
     for one in folds:
         model, graphs = ensemble.members[one.fold.members[0]].model, one.fold.graphs
         learnt = np.setdiff1d(everything, graphs)
         fine = np.setdiff1d(graphs, np.array(sorted(one.outputs.failures), dtype=np.int64))
         if len(fine):
             predictors.append((trivial_predictor(store, learnt, model.targets, model.normalisation), fine))
+            simple.append((fitted_baselines(store, learnt, model.targets, model.inputs), fine))
     trivial = errors_of_folds(predictors, store, ensemble.targets, Budget(max_graphs=1024))
+    baselines = baseline_errors(simple, store, ensemble.targets)
     metrics: Part = {}
     arrays: dict[str, NDArray[Any]] = {}
     for target in ensemble.targets:
@@ -204,7 +207,8 @@ def held_out_evaluation(
             continue
         estimate = held_out_estimate(target, labelled, ensemble.weights, nominal)
         labels = np.concatenate([fold.rows.labels for fold in labelled])
-        metrics[target.name] = estimate.evaluation(labels, ensemble.names, trivial.get(target.name, {}))
+        evaluated = estimate.evaluation(labels, ensemble.names, trivial.get(target.name, {}))
+        metrics[target.name] = with_baselines(evaluated, baselines.get(target.name, {}))
         rows = estimate.rows(labels, np.concatenate([fold.rows.graph for fold in labelled]))
         arrays |= {f"{HELD_OUT}/{target.name}/{what}": values for what, values in rows.items()}
     return metrics, arrays

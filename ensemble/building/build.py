@@ -207,7 +207,7 @@ def evaluate_ensemble(
 ) -> Evaluation:
     """Evaluate an ensemble on labelled graphs of any store, by default all.
 
-    The trivial predictor has no metrics. InputError where the store lacks an input or a label, and for a run, which has
+    The trivial predictor and simple baselines have no metrics. InputError where the store lacks an input or a label, and for a run, which has
     no calibrated uncertainty.
     """
     if not ensemble.manifest.calibration:
@@ -222,7 +222,7 @@ def evaluate_ensemble(
     outputs = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
     members = [member.name for member in ensemble.members]
     part, _ = part_evaluation(
-        ensemble.targets, outputs, members, ensemble.weights_of, ensemble.manifest.calibration, {}
+        ensemble.targets, outputs, members, ensemble.weights_of, ensemble.manifest.calibration, {}, {}
     )
     return joint_evaluation(members, {"all": outputs}, {"all": part}, ensemble.manifest.nominal)
 

@@ -1,7 +1,7 @@
 """Scores of an ensemble beside its members and the trivial predictor."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as member
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.models import Target
 from hydragnn.training import errors_on, trivial_predictor
+from hydragnn.training.baselines import BaselineMetrics, baseline_errors, fitted_baselines
 
 VERSION = 1
 """Of ``evaluation.json``."""
@@ -81,6 +82,7 @@ def part_evaluation(
     weights_of: Callable[[str], Float[Array, " members"]],
     calibrations: Mapping[str, AnyCalibration],
     trivial: Mapping[str, Mapping[str, float | None]],
+    baselines: BaselineMetrics,
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
     """Return scores of every target on one part, with their rows.
 
@@ -100,7 +102,8 @@ def part_evaluation(
             outputs.nodes(target)[use],
         )
         labels = outputs.labels[target.name][use]
-        metrics[target.name] = one.evaluation(labels, names, trivial.get(target.name, {}))
+        evaluated = one.evaluation(labels, names, trivial.get(target.name, {}))
+        metrics[target.name] = with_baselines(evaluated, baselines.get(target.name, {}))
         rows = one.rows(labels, outputs.owners(target)[use])
         arrays |= {f"{target.name}/{what}": values for what, values in rows.items()}
     if not metrics:
@@ -108,6 +111,14 @@ def part_evaluation(
             "this part of the data has no labelled graph that could be predicted; give the split a larger fraction"
         )
     return metrics, arrays
+
+
+def with_baselines(
+    evaluated: TargetEvaluation, baselines: Mapping[str, Mapping[str, float | None]]
+) -> TargetEvaluation:
+    """Return the evaluation with the scores that the trivial predictor has, of baselines."""
+    scores = {name: {key: of.get(key) for key in evaluated.trivial} for name, of in baselines.items()}
+    return replace(evaluated, baselines=scores)
 
 
 def evaluate_parts(
@@ -121,14 +132,16 @@ def evaluate_parts(
     """Return the evaluation of all parts, and the rows behind it."""
     model = ensemble.members[0].model
     trivial = trivial_predictor(store, split.train, model.targets, model.normalisation)
+    simple = fitted_baselines(store, split.train, model.targets, model.inputs) if parts else None
     names = [member.name for member in ensemble.members]
     metrics: dict[str, Part] = {}
     arrays: dict[str, NDArray[Any]] = {}
     for part, (where, outputs) in parts.items():
         fine = np.setdiff1d(outputs.graphs, np.array(sorted(outputs.failures), dtype=np.int64))
         baseline = errors_on(trivial, where, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
+        baselines = baseline_errors([(simple, fine)], where, model.targets) if simple and len(fine) else {}
         metrics[part], rows = part_evaluation(
-            ensemble.targets, outputs, names, ensemble.weights_of, calibrations, baseline
+            ensemble.targets, outputs, names, ensemble.weights_of, calibrations, baseline, baselines
         )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
     return joint_evaluation(names, {part: outputs for part, (_, outputs) in parts.items()}, metrics, nominal), arrays

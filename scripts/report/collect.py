@@ -16,7 +16,13 @@ from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.hpo import TrialHistory, campaign_history, campaign_records, parameter_importance
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
-from hydragnn.scripts.report.data_facts import data_facts, run_points, units_of_branches, with_store
+from hydragnn.scripts.report.data_facts import (
+    data_facts,
+    run_baselines,
+    run_points,
+    units_of_branches,
+    with_store,
+)
 from hydragnn.scripts.report.facts import (
     Ablation,
     CampaignFacts,
@@ -33,6 +39,7 @@ from hydragnn.scripts.report.facts import (
     Trial,
 )
 from hydragnn.scripts.report.words import join
+from hydragnn.training.baselines import BaselineMetrics
 
 ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set", "scores")
 UNCERTAINTY = (
@@ -325,6 +332,7 @@ def field_scores(field: str, values: Mapping[str, Any]) -> FieldScores:
         ensemble=_scores("ensemble", ensemble) if ensemble else None,
         uncertainty={key: float(ensemble[key]) for key in UNCERTAINTY if isinstance(ensemble.get(key), int | float)},
         confusion=tuple(tuple(int(count) for count in row) for row in values.get("confusion", [])),
+        baselines=tuple(_scores(str(name), of) for name, of in (values.get("baselines") or {}).items()),
     )
 
 
@@ -347,7 +355,7 @@ def record_parts(record: RunRecord, units: Mapping[str, str]) -> dict[str, Part]
 
 
 def _with_points(parts: dict[str, Part], folder: Path, table: Mapping[str, Any]) -> dict[str, Part]:
-    """Add validation predictions of the run's model, if model and store remain."""
+    """Add validation predictions of the run's model and baselines, if model and store remain."""
     if "valid" not in parts or not (folder / "model" / "model.json").is_file():
         return parts
     config = BranchedConfig.parse(table) if "branches" in table else _run_config(table)
@@ -355,11 +363,19 @@ def _with_points(parts: dict[str, Part], folder: Path, table: Mapping[str, Any])
     models = [load_model(folder / "model", branch=name) for name in names]
     try:
         every = [run_points(model, config.of_branch(name)) for model, name in zip(models, names, strict=True)]
+        record = read_record(folder)
+        simple: BaselineMetrics = {}
+        for model, name in zip(models, names, strict=True):
+            simple |= run_baselines(model, config.of_branch(name), record.of_branch(name).data_hash)
     except InputError:
         return parts  # the store is gone, or holds something else by now
     points = {name: points for each in every for name, points in each.items()}
     own = {scores.field: points[scores.field] for scores in parts["valid"].scores if scores.field in points}
-    return {**parts, "valid": replace(parts["valid"], points=own)}
+    scores = tuple(
+        replace(one, baselines=tuple(_scores(name, of) for name, of in simple.get(one.field, {}).items()))
+        for one in parts["valid"].scores
+    )
+    return {**parts, "valid": replace(parts["valid"], points=own, scores=scores)}
 
 
 def of_one_branch(config: Mapping[str, Any], branch: str) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from hydragnn.models import Categorical, Distribution, Normal, Point, Target, Tr
 from hydragnn.runs.moved import is_data
 from hydragnn.scripts.report import facts
 from hydragnn.scripts.report.facts import ClassPoints, DataFacts, Points
+from hydragnn.training.baselines import BaselineMetrics, baseline_errors, fitted_baselines
 
 SAMPLE_GRAPHS, SAMPLE_NODES = 2_000, 400_000  # enough for a histogram, little enough for any store
 PREDICTED_GRAPHS, PREDICTED_NODES = 400, 40_000  # seconds on one core, and enough for a cloud of dots
@@ -164,6 +165,18 @@ def run_points(model: TrainedModel, config: RunConfig) -> dict[str, Points | Cla
         for target in model.targets
         if any(len(graph) for _, _, graph in rows[target.name])
     }
+
+
+def run_baselines(model: TrainedModel, config: RunConfig, data_hash: str) -> BaselineMetrics:
+    """Return errors of simple baselines on validation graphs; none where the store holds other graphs."""
+    store: GraphStore = open_store(config.data.store)
+    if not is_data(store, data_hash):
+        return {}
+    split = make_split(store, config.split)
+    if not config.data.edges:
+        store = WithoutEdges(store)
+    fitted = fitted_baselines(store, split.train, model.targets, model.inputs)
+    return baseline_errors([(fitted, split.valid)], store, model.targets)
 
 
 def _points(

@@ -46,6 +46,8 @@ class FieldScores:
     uncertainty: Mapping[str, float] = member(default_factory=dict)
     confusion: tuple[tuple[int, ...], ...] = ()
     """Labels by true class (rows) and predicted class; empty for numbers."""
+    baselines: tuple[Scores, ...] = ()
+    """Simple predictors that read inputs: ``BASELINES``."""
 
     @property
     def categorical(self) -> bool:
@@ -56,6 +58,18 @@ class FieldScores:
     def of_model(self) -> Scores:
         """Return the scores of the ensemble, else of the best model."""
         return self.ensemble or self.best_member or self.trivial
+
+    @property
+    def best_baseline(self) -> Scores | None:
+        """Return the simple predictor with the smallest error, if any has one."""
+        measured = [one for one in self.baselines if math.isfinite(one.error)]
+        return min(measured, key=lambda one: one.error, default=None)
+
+    @property
+    def lost_to(self) -> Scores | None:
+        """Return the simple predictor that is better than both model and trivial predictor."""
+        best = self.best_baseline
+        return best if best is not None and best.error < min(self.of_model.error, self.trivial.error) else None
 
     @property
     def ratio(self) -> float:

@@ -39,6 +39,7 @@ from hydragnn.scripts.report.words import (
     thousands,
     with_unit,
 )
+from hydragnn.training.baselines import BASELINES
 
 BEST_TRIALS, FAILURES, WORST = 10, 12, 8
 STATUS = {
@@ -425,14 +426,16 @@ def architectures_table(campaign: CampaignFacts) -> Table | None:
 
 
 def _compared(part: Part, categorical: bool, cells: Callable[[FieldScores, Any], tuple[str, ...]]) -> dict[str, Any]:
-    """Return rows of trivial predictor, best member and ensemble per field."""
+    """Return rows of trivial predictor, simple baselines, best member and ensemble per field."""
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
     for entry in part.scores:
         if entry.categorical != categorical:
             continue
         single = f"best single model ({entry.best_member.name})" if entry.ensemble and entry.best_member else "model"
-        entries = (("trivial predictor", entry.trivial), (single, entry.best_member), ("ensemble", entry.ensemble))
+        simple = [(BASELINES.get(one.name, one.name), one) for one in entry.baselines]
+        models = ((single, entry.best_member), ("ensemble", entry.ensemble))
+        entries = (("trivial predictor", entry.trivial), *simple, *models)
         for name, scores in entries:
             if scores is not None:
                 ratio = scores.error / entry.trivial.error if entry.trivial.error else math.nan

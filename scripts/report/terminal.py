@@ -8,9 +8,9 @@ from rich.table import Table
 from hydragnn.base.errors import InputError
 from hydragnn.scripts.report.collect import ensemble_facts
 from hydragnn.scripts.report.facts import FieldScores, evaluation_part
-from hydragnn.scripts.report.words import measured, with_unit
+from hydragnn.scripts.report.words import join, measured, with_unit
 
-COLUMNS = ("field", "trivial", "best single", "ensemble", "ratio", "covered")
+COLUMNS = ("field", "trivial", "best\nsimple", "best\nsingle", "ensemble", "ratio", "covered")
 
 
 def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
@@ -32,18 +32,22 @@ def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
     table.caption = f"ratio: ensemble / trivial predictor; covered: share inside the {facts.nominal * 100:.0f} % " + (
         "interval or set of classes" if any(scores.categorical for scores in part.scores) else "interval"
     )
+    table.caption += "; best simple: linear in composition, ridge or boosting on statistics of inputs"
+    lost = [f"{scores.field} ({scores.lost_to.name})" for scores in part.scores if scores.lost_to]
+    table.caption += f". A simple predictor is better for {join(lost)}" if lost else ""
     for scores in part.scores:
         table.add_row(*_cells(scores))
     return table
 
 
 def _cells(scores: FieldScores) -> tuple[str, ...]:
-    ensemble, best = scores.ensemble, scores.best_member
+    ensemble, best, simple = scores.ensemble, scores.best_member, scores.best_baseline
     ratio = scores.ratio if ensemble else math.nan
     covered = scores.uncertainty.get("coverage", math.nan)
     return (
         with_unit(scores.field, scores.unit),
         measured(scores.trivial.error),
+        measured(simple.error) if simple else "–",
         measured(best.error) if best else "–",
         measured(ensemble.error) if ensemble else "–",
         f"{ratio:.3f}" if math.isfinite(ratio) else "–",

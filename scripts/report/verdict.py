@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from hydragnn.scripts.report.facts import ClassPoints, Facts, FieldScores, Part, Points
-from hydragnn.scripts.report.words import join, plain_number
+from hydragnn.scripts.report.words import join, plain_number, with_unit
+from hydragnn.training.baselines import BASELINES
 
 Grade = Literal["good", "fair", "poor", "unknown"]
 
@@ -19,7 +20,7 @@ RANKS, BARELY_RANKS = 0.5, 0.2  # Spearman correlation of spread and error
 
 THRESHOLDS = (
     f"Error: good below {USEFUL:g} times the error of the trivial predictor (the mean of the training part; for forces zero), "
-    f"fair below {WEAK:g}, poor above. "
+    f"fair below {WEAK:g}, poor above; at most fair where a simple baseline has a smaller error. "
     f"Coverage: good within {NARROW * 100:g} percentage points of the promise, or within {BROAD * 100:g} where that is less "
     "than two standard errors (whole graphs counted, since values of one graph stand or fall together); "
     f"fair within {BROAD * 100:g} points or two standard errors; poor beyond. Fewer than 20 graphs are too few to judge. "
@@ -81,7 +82,7 @@ def coverage_error(points: Points | ClassPoints, nominal: float) -> float:
 
 
 def error_finding(scores: FieldScores) -> Finding:
-    """Compare the error with the trivial predictor's and with the best member's."""
+    """Compare the error with those of trivial predictor, best member and best simple baseline."""
     ratio = scores.ratio
     if not math.isfinite(ratio):
         return Finding(grade="unknown", short="not known", sentence="There is no trivial predictor to compare with.")
@@ -98,8 +99,16 @@ def error_finding(scores: FieldScores) -> Finding:
         sentence += f" {side if abs(gain) >= 0.005 else 'Level with'} its best member"
         worse = gain < -WORSE
         sentence += f", {scores.best_member.name}, which alone predicts these graphs better." if worse else "."
+    simple = scores.lost_to
+    if simple is not None:
+        errors = f"{plain_number(simple.error)} against {plain_number(scores.of_model.error)}"
+        name = BASELINES.get(simple.name, simple.name)
+        sentence += (
+            f" A simpler predictor is better: {name}, {with_unit(errors, scores.unit, '{0} {1}')}. Train on more graphs, give "
+            "them other inputs, or search settings of the model."
+        )
     return Finding(
-        grade="good" if ratio < USEFUL else "fair" if ratio < WEAK else "poor",
+        grade="good" if ratio < USEFUL and simple is None else "fair" if ratio < WEAK else "poor",
         short=f"{ratio * 100:.{0 if ratio >= 0.1 else 1}f} % of trivial",
         sentence=sentence,
     )

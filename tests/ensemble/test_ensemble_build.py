@@ -38,6 +38,16 @@ def test_the_evaluation_stands_beside_every_member_and_the_trivial_predictor(
             assert best > 0 and metrics.trivial["rmse"] > 0
 
 
+def test_simple_baselines_stand_beside_them_also_in_the_file(built: tuple[Path, Evaluation]) -> None:
+    out, evaluation = built
+    for part in ("valid", "test"):
+        scores = evaluation.parts[part]
+        assert set(scores["energy"].baselines) == {"ridge", "boosting"} and not scores["forces"].baselines
+        assert set(scores["energy"].baselines["ridge"]) == set(scores["energy"].trivial)
+        entry = read_sealed(out / "evaluation.json")["parts"][part]
+        assert entry["energy"]["baselines"] == scores["energy"].baselines and "baselines" not in entry["forces"]
+
+
 def test_the_arrays_are_the_rows_behind_the_metrics(built: tuple[Path, Evaluation]) -> None:
     out, evaluation = built
     with np.load(out / "evaluation.npz", allow_pickle=False) as arrays:

@@ -24,6 +24,7 @@ from hydragnn.scripts.report import write_report
 
 UNITS = {"energy": "eV", "forces": "eV/Angstrom", "charge": "e"}
 TRIVIAL = {"energy": 0.84, "forces": 1.31, "charge": 0.071}
+SIMPLE = {"composition": 0.6, "ridge": 0.3, "boosting": 0.5}  # shares of the errors of the trivial predictor
 RUNGS = (4, 12, 36)
 GRAPHS = 240
 SPACE: dict[str, Any] = {
@@ -255,7 +256,14 @@ def write_ensemble(folder: Path, store: Path) -> Path:
         "campaign": "campaign",
         "diversity": {field: {"error_correlation": 0.71, "ambiguity": 0.12} for field in UNITS},
     }
-    description = {"version": 1, "nominal": 0.9, "members": members, "data": {"store": "../alloys.h5"}}
+    targets = [{"field": {"name": field}} for field in UNITS]
+    description = {
+        "version": 1,
+        "nominal": 0.9,
+        "members": members,
+        "data": {"store": "../alloys.h5"},
+        "targets": targets,
+    }
     write_json(folder / "ensemble.json", {**description, "selection": selection})
     for number in range(3):
         record = record_of(
@@ -319,6 +327,9 @@ def _evaluated(
     trivial = errors("trivial", np.zeros_like(target))
     del trivial["name"]
     entry = {"unit": UNITS[field], "trivial": trivial, "members": scores, "best_member": best, "ensemble": ensemble}
+    if field == "energy":
+        simple = {name: {key: value * share for key, value in trivial.items()} for name, share in SIMPLE.items()}
+        entry["baselines"] = simple
     rows = {
         "target": target,
         "mean": mean,

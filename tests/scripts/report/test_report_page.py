@@ -212,9 +212,10 @@ def test_the_terminal_table_shows_the_numbers_of_the_evaluation(samples: Any) ->
     scores = read_json(samples.ensemble / "evaluation.json")["parts"]["test"]["energy"]
     cells = [next(iter(column.cells)) for column in summary_table(samples.ensemble).columns]
     assert cells[0] == "energy (eV)"
-    assert float(cells[3]) == pytest.approx(scores["ensemble"]["mae"], rel=0.01)
-    assert float(cells[4]) == pytest.approx(scores["ensemble"]["mae"] / scores["trivial"]["mae"], rel=0.01)
-    assert float(cells[5].split()[0]) == pytest.approx(100 * scores["ensemble"]["coverage"], abs=0.1)
+    assert float(cells[2]) == pytest.approx(scores["baselines"]["ridge"]["mae"], rel=0.01)
+    assert float(cells[4]) == pytest.approx(scores["ensemble"]["mae"], rel=0.01)
+    assert float(cells[5]) == pytest.approx(scores["ensemble"]["mae"] / scores["trivial"]["mae"], rel=0.01)
+    assert float(cells[6].split()[0]) == pytest.approx(100 * scores["ensemble"]["coverage"], abs=0.1)
 
 
 def test_an_ensemble_that_was_never_evaluated_has_no_terminal_table(samples: Any, tmp_path: Path) -> None:

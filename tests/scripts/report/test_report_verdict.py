@@ -1,6 +1,7 @@
 """The verdict: what is said about errors, coverage and spread, and when."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,14 @@ def test_a_trivial_predictor_without_error_is_no_yardstick() -> None:
 @pytest.mark.parametrize(("best", "phrase"), [(0.2, "50 % below"), (0.08, "25 % above"), (0.1, "Level with")])
 def test_the_ensemble_is_compared_with_its_best_member(best: float, phrase: str) -> None:
     assert phrase in error_finding(scores(0.1, best=best)).sentence
+
+
+def test_a_model_that_loses_to_a_simple_baseline_is_told_so_with_the_next_move() -> None:
+    simple = tuple(Scores(name=name, values={"mae": mae}) for name, mae in (("ridge", 0.05), ("boosting", 0.08)))
+    lost = error_finding(replace(scores(0.1), baselines=simple))
+    assert lost.grade == "fair" and "ridge on statistics of inputs, 0.05 against 0.1 eV. Train on more" in lost.sentence
+    won = error_finding(replace(scores(0.04), baselines=simple))
+    assert won.grade == "good" and "simpler" not in won.sentence
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""Simple baselines: sets where they are exact, and what they may and may not see."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.datasets import MemoryStore
+from hydragnn.graphs import Field, concatenate
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.models import Target
+from hydragnn.training.baselines import baseline_errors, fitted_baselines
+
+SPECIES = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
+MASS = Field(name="mass", on="node", dtype="float64")
+AXIS = Field(name="axis", on="node", shape=(3,), parity="vector", dtype="float64")
+
+
+def label(name: str, on: Any = "graph", **options: Any) -> Field:
+    return Field(name=name, on=on, role="target", dtype="float64", **options)
+
+
+SUM, MEAN, STIFFNESS, DIFFUSED = label("total"), label("mean"), label("stiffness"), label("diffused", "node")
+TARGETS = (SUM, MEAN, STIFFNESS, DIFFUSED, label("push", "node", shape=(3,), parity="vector"))
+INPUTS = ["atomic_numbers", "mass", "axis"]
+TRAIN, TEST = np.arange(0, 200), np.arange(200, 260)
+ENERGIES = {1: -13.6, 6: -1029.0, 8: -2041.0}
+
+
+def graph(generator: np.random.Generator) -> GraphBatch:
+    """Return nodes on a ring; ``stiffness`` is linear in statistics, ``diffused`` in the means of neighbours."""
+    count = int(generator.integers(4, 12))
+    species = generator.choice(list(ENERGIES), size=count)
+    mass, energies = generator.normal(size=count), np.array([ENERGIES[number] for number in species.tolist()])
+    ring = np.arange(count)
+    senders, receivers = np.concatenate([ring, np.roll(ring, 1)]), np.concatenate([np.roll(ring, 1), ring])
+    return graph_from_arrays(
+        generator.normal(size=(count, 3)),
+        senders,
+        receivers,
+        fields=[SPECIES, MASS, AXIS, *TARGETS],
+        nodes={
+            "atomic_numbers": species,
+            "mass": mass,
+            "axis": generator.normal(size=(count, 3)),
+            "diffused": 0.5 * (np.roll(mass, 1) + np.roll(mass, -1)) - 3 * mass,
+            "push": generator.normal(size=(count, 3)),
+        },
+        graphs={
+            "total": energies.sum(),
+            "mean": energies.mean(),
+            "stiffness": 2 * mass.mean() - 0.3 * mass.std() + mass.max() + 0.1 * count,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def store() -> MemoryStore:
+    generator = np.random.default_rng(7)
+    return MemoryStore([graph(generator) for _ in range(260)], {})
+
+
+def targets(*fields: Field, **options: Any) -> list[Target]:
+    return [Target(field=field, **options) for field in fields or TARGETS]
+
+
+def test_ridge_is_exact_where_labels_are_linear_in_statistics_of_inputs(store: MemoryStore) -> None:
+    fitted = fitted_baselines(store, TRAIN, targets(), INPUTS)
+    errors = baseline_errors([(fitted, TEST)], store, targets())
+    for name in ("stiffness", "diffused"):
+        assert errors[name]["ridge"]["rmse"] == pytest.approx(0.0, abs=1e-4)  # the smallest penalty is 1e-6
+        assert 0.5 < errors[name]["boosting"]["r2"] < 1.0
+
+
+def test_the_linear_fit_to_composition_is_exact_for_sums_and_means_of_elements(store: MemoryStore) -> None:
+    wanted = [*targets(SUM, extensive=True), *targets(MEAN)]
+    errors = baseline_errors([(fitted_baselines(store, TRAIN, wanted, INPUTS), TEST)], store, wanted)
+    for name in ("total", "mean"):
+        assert errors[name]["composition"]["mae"] == pytest.approx(0.0, abs=1e-7)
+        assert errors[name]["ridge"]["mae"] == pytest.approx(0.0, abs=1e-7)  # it learns what composition leaves
+
+
+def test_composition_is_left_out_where_it_is_the_trivial_predictor(store: MemoryStore) -> None:
+    wanted = targets(SUM, extensive=True, references=True)
+    assert set(baseline_errors([(fitted_baselines(store, TRAIN, wanted, INPUTS), TEST)], store, wanted)["total"]) == {
+        "ridge",
+        "boosting",
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "train"),
+    [
+        (targets(TARGETS[-1]), TRAIN),
+        (targets(SUM, derivative="stress"), TRAIN),
+        (targets(STIFFNESS), TRAIN[:9]),
+        (targets(DIFFUSED), TRAIN[:0]),
+    ],
+    ids=["vectors", "derivatives", "nine labels", "no training part"],
+)
+def test_some_fields_have_none(store: MemoryStore, wanted: list[Target], train: np.ndarray) -> None:
+    assert baseline_errors([(fitted_baselines(store, train, wanted, INPUTS), TEST)], store, wanted) == {}
+
+
+def predictions(store: MemoryStore, train: np.ndarray, test: np.ndarray) -> dict[str, torch.Tensor]:
+    every = fitted_baselines(store, train, targets(), INPUTS).predict(store.read(test))
+    return {f"{name}/{one}": point.mean for name, of in every.items() for one, point in of.items()}
+
+
+def test_two_fits_give_the_same_bits_in_whatever_order_the_training_part_is(store: MemoryStore) -> None:
+    first, second = predictions(store, TRAIN, TEST), predictions(store, TRAIN[::-1].copy(), TEST)
+    assert len(first) == 12 and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def changed(store: MemoryStore, graphs: np.ndarray, change: Any) -> MemoryStore:
+    return MemoryStore([change(store.read([n])) if n in graphs else store.read([n]) for n in range(len(store))], {})
+
+
+def test_held_out_graphs_are_never_used_in_fitting(store: MemoryStore) -> None:
+    names = [field.name for field in TARGETS]
+    other = changed(store, TEST, lambda one: one.with_fields({name: 1e6 + 0 * one[name] for name in (*names, "mass")}))
+    before, after = predictions(store, TRAIN, TRAIN[:9]), predictions(other, TRAIN, TRAIN[:9])
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_missing_labels_are_neither_fitted_nor_judged(store: MemoryStore) -> None:
+    lacking = np.concatenate([TRAIN[::2], TEST[::3]])
+    other = changed(store, lacking, lambda one: one.with_fields(drop=["stiffness"]))
+    wanted = targets(STIFFNESS)
+    errors = baseline_errors([(fitted_baselines(other, TRAIN, wanted, INPUTS), TEST)], other, wanted)
+    assert errors["stiffness"]["ridge"]["count"] == 40
+    known = fitted_baselines(store, TRAIN[1::2], wanted, INPUTS)
+    expected = baseline_errors([(known, np.setdiff1d(TEST, lacking))], store, wanted)
+    assert errors["stiffness"]["ridge"]["rmse"] == pytest.approx(0.0, abs=1e-3)
+    assert errors["stiffness"]["boosting"]["r2"] == pytest.approx(expected["stiffness"]["boosting"]["r2"], abs=0.1)
+
+
+def test_features_do_not_change_under_rotations_and_neighbouring_graphs(store: MemoryStore) -> None:
+    fitted = fitted_baselines(store, TRAIN, targets(), INPUTS)
+    one, two = store.read([3]), store.read([4])
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
+    turned = replace(one, positions=one.positions @ turn.to(one.positions.dtype))
+    turned = turned.with_fields({"axis": one["axis"] @ turn})
+    for at in ("graph", "node", "edge"):
+        alone = fitted.features.of(one, at)
+        torch.testing.assert_close(fitted.features.of(turned, at), alone, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(fitted.features.of(concatenate([one, two]), at)[: len(alone)], alone)
+
+
+def test_folds_are_judged_together_each_by_the_baseline_that_has_not_seen_it(store: MemoryStore) -> None:
+    wanted, half = targets(STIFFNESS), TRAIN[:100]
+    folds = [
+        (fitted_baselines(store, TRAIN[100:], wanted, INPUTS), half),
+        (fitted_baselines(store, half, wanted, INPUTS), TEST),
+    ]
+    together = baseline_errors(folds, store, wanted)["stiffness"]["ridge"]
+    alone = [baseline_errors([fold], store, wanted)["stiffness"]["ridge"] for fold in folds]
+    assert together["count"] == 160
+    mean = sum(one["mae"] * one["count"] for one in alone) / 160
+    assert together["mae"] == pytest.approx(mean, rel=1e-12)
