@@ -117,6 +117,10 @@ class ArchitectureSettings(Settings):
     pooling: PoolingSettings | None = None
     """Layers on coarser levels of the graph; absent: none."""
 
+    repulsion: Literal["zbl", "none"] = "zbl"
+    """Repulsion of atoms that are nearer than any in training, in models of energies with forces: zbl (screened nuclei, Ziegler, Biersack and Littmark, not
+    trained; zero on the training part), or none. It acts where positions and atomic numbers are inputs; else learned energies may attract without end."""
+
     checkpoint_activations: bool = False
     """Compute every layer a second time in the backward pass instead of keeping its activations: less memory, a third more time."""
 

@@ -4,6 +4,7 @@ from hydragnn.kernels import envelope_at, lengths_and_directions
 from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAttention
 from hydragnn.layers.by_class import Classes, LinearByClass, classes_of
 from hydragnn.layers.cartesian_tensors import TensorParts, product, squares, times
+from hydragnn.layers.close_range import CloseRange, CloseRangeLimits, limits_from_json
 from hydragnn.layers.coarser import Coarser, part_of
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
 from hydragnn.layers.degree_scaling import DegreeScalers, Scaler, scaled_statistics
@@ -30,6 +31,8 @@ __all__ = [
     "Checkpointed",
     "ClassEmbedding",
     "Classes",
+    "CloseRange",
+    "CloseRangeLimits",
     "Coarser",
     "ConditionInputs",
     "DISTANCE_TRANSFORMS",
@@ -78,6 +81,7 @@ __all__ = [
     "envelope_at",
     "inputs_at_zero",
     "lengths_and_directions",
+    "limits_from_json",
     "mlp",
     "paper_statistics",
     "part_of",

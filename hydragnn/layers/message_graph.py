@@ -12,6 +12,7 @@ from torch import Tensor
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.coarse import Level
 from hydragnn.kernels import Pairs, Topology, gather_add, lengths_and_directions, pairs_of, spread
+from hydragnn.layers.close_range import Contacts
 from hydragnn.layers.coarser import Coarser, coarser_of
 from hydragnn.layers.radial import RadialFeatures
 
@@ -59,6 +60,8 @@ class MessageGraph:
     """The coarser levels of the graph, from the finest on; none for models that do not pool by clusters."""
     wider: "MessageGraph | None" = None
     """The same nodes with the pairs that global attention looks at as edges; None where none has its own."""
+    contacts: Contacts | None = None
+    """Atoms nearer to others than in training; None where there are none, and for models without repulsion."""
     derived_once: bool = False
     """True if derivatives in positions are final values: forces and stress of a prediction."""
     cache: dict[Any, Any] = member(default_factory=dict, init=False, repr=False)

@@ -99,7 +99,9 @@ def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> Compi
     of_known_sizes(description)
     parameter = next(model.parameters())
     extent = getattr(description.model, "cutoff", None) or 1.0
-    batch = random_batch(description.input_fields, description.dim, extent, SIZES, parameter.dtype).to(parameter.device)
+    batch = random_batch(
+        description.input_fields, description.dim, extent, SIZES, parameter.dtype, description.close_range
+    ).to(parameter.device)
     flat = flat_tensors(description.input_fields)
     try:
         with mended_compiler():

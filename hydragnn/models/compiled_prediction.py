@@ -105,7 +105,9 @@ def compiled_prediction(model: GraphModel) -> CompiledPrediction:
     of_known_sizes(description)
     extent = getattr(description.model, "cutoff", None) or 1.0
     batches = [
-        random_batch(description.input_fields, description.dim, extent, sizes, parameter.dtype).to(parameter.device)
+        random_batch(
+            description.input_fields, description.dim, extent, sizes, parameter.dtype, description.close_range
+        ).to(parameter.device)
         for sizes in (SIZES, ALONE)
     ]
     try:

@@ -13,6 +13,7 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
 from hydragnn.graphs.levels import CLUSTERS
+from hydragnn.layers import CloseRangeLimits, limits_from_json
 from hydragnn.models.heads import HeadSettings, parse_head
 from hydragnn.models.target import Target
 
@@ -74,6 +75,8 @@ class ModelDescription:
     """False: trained without edges (an ablation), so edges are taken away before prediction, too."""
     branch: str = ""
     """The branch that the heads belong to, where the model has several."""
+    close_range: CloseRangeLimits | None = None
+    """Limits beyond which atoms repel each other; None for models without repulsion, and for those saved before there was any."""
     shared_degrees: frozenset[int] = frozenset()
     """Degrees of states that the heads of other branches on the same trunk are read from."""
 
@@ -92,6 +95,13 @@ class ModelDescription:
     def input_fields(self) -> tuple[Field, ...]:
         """Meanings of the inputs."""
         return tuple(self.fields[name] for name in self.inputs)
+
+    @property
+    def repels(self) -> bool:
+        """Return True for energies with forces, of atoms that may have a repulsion."""
+        forces = any(head.kind == "energy" and head.derivatives for head in self.heads)
+        atoms = self.dim == 3 and self.edges and ATOMIC_NUMBERS in self.inputs
+        return forces and atoms and self.model.repulsion == "zbl"
 
     @property
     def architecture(self) -> type[Architecture]:
@@ -129,6 +139,7 @@ class ModelDescription:
             "statistics": _statistics_to_json(self.statistics),
             "edges": self.edges,
             **({"branch": self.branch} if self.branch else {}),
+            **({"close_range": self.close_range.to_json()} if self.close_range else {}),
         }
 
 
@@ -152,6 +163,7 @@ def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
         statistics=_statistics(value["statistics"]),
         edges=edges,
         branch=branch,
+        close_range=limits_from_json(value["close_range"]) if value.get("close_range") else None,
     )
 
 

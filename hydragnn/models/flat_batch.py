@@ -1,16 +1,17 @@
 """Batches as flat tensors by name, for traced functions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hydragnn.graphs.batch import GraphBatch, volumes
-from hydragnn.graphs.field import LOCATIONS, Field, Location
+from hydragnn.graphs.batch import GraphBatch, edge_vectors, volumes
+from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Field, Location
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.segment_order import SegmentOrder, remember_order
+from hydragnn.layers import CloseRangeLimits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -96,11 +97,17 @@ def batch_from_flat(tensors: Mapping[str, Tensor], fields: Sequence[Field]) -> G
 
 
 def random_batch(
-    fields: Sequence[Field], dim: int, extent: float, sizes: Mapping[Location, int], dtype: torch.dtype
+    fields: Sequence[Field],
+    dim: int,
+    extent: float,
+    sizes: Mapping[Location, int],
+    dtype: torch.dtype,
+    limits: CloseRangeLimits | None = None,
 ) -> GraphBatch:
     """Return a fixed random batch of these sizes and inputs.
 
-    Edges have lengths up to about ``extent``.
+    Edges have lengths up to about ``extent``. Within the ``limits`` of close range elements are known and no edge is short, since a repulsion would hide
+    all else.
     It means nothing: edges have no reverse, and ``reverse_edges`` is any permutation.
     """
     random = torch.Generator().manual_seed(0)
@@ -134,5 +141,21 @@ def random_batch(
         edges={field.name: values[field.name] for field in fields if field.on == "edge"},
         graphs={field.name: values[field.name] for field in fields if field.on == "graph"},
     ).to(dtype=dtype)
+    if limits is not None:
+        batch = _without_contacts(batch, limits, extent)
     batch._derived["reverse", "edge"] = torch.randperm(edges, generator=random)
     return batch
+
+
+def _without_contacts(batch: GraphBatch, limits: CloseRangeLimits, extent: float) -> GraphBatch:
+    """Return the batch with known elements, and lengths from the longest limit to the extent."""
+    species = torch.tensor(limits.species)[batch.nodes[ATOMIC_NUMBERS] % len(limits.species)]
+    vectors = edge_vectors(batch)
+    least = min(max((length for *_, length in limits.shortest), default=0.0) / limits.angstrom, 0.8 * extent)
+    shares = torch.linspace(0, 1, batch.num_edges, dtype=vectors.dtype)[
+        torch.arange(batch.num_edges) * 7 % max(batch.num_edges, 1)
+    ]
+    lengths = least + (extent - least) * shares
+    stretched = vectors * (lengths / vectors.norm(dim=1).clamp_min(1e-6)).unsqueeze(-1)
+    shifts = batch.edge_shifts + (stretched - vectors)
+    return replace(batch, nodes={**batch.nodes, ATOMIC_NUMBERS: species}, edge_shifts=shifts)

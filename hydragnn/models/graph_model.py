@@ -11,9 +11,19 @@ from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.coarse import Level
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.graphs.levels import levels_of
+from hydragnn.graphs.padding import is_padded
 from hydragnn.graphs.wider import wider
 from hydragnn.kernels import first_derivatives
-from hydragnn.layers import ConditionInputs, EdgeInputs, GraphUNet, MessageGraph, NodeInputs, PooledCondition, States
+from hydragnn.layers import (
+    CloseRange,
+    ConditionInputs,
+    EdgeInputs,
+    GraphUNet,
+    MessageGraph,
+    NodeInputs,
+    PooledCondition,
+    States,
+)
 from hydragnn.models.derivatives import energy_gradients, forces_from, stress_from
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
@@ -50,6 +60,7 @@ class GraphModel(nn.Module):
         wrap_layers(self.encoder, model, description.degrees, conditioned=bool(of_graphs))
         summary = of_graphs and model.conditioning == "pooled"
         self.pooled_condition = PooledCondition(self.channels, model.hidden_dim) if summary else None
+        self.close_range = None if description.close_range is None else CloseRange(description.close_range)
         self.heads = build_heads(description, self)
 
     def forward(self, batch: GraphBatch) -> dict[str, Distribution]:
@@ -121,6 +132,10 @@ class GraphModel(nn.Module):
         ``of_pairs`` are vectors of the pairs of attention; absent: those of the positions.
         """
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
+        contacts, numbers = None, batch.nodes.get(ATOMIC_NUMBERS)
+        # training steps see the training part, which has no contacts
+        if self.close_range is not None and not self.encoder.training and vectors is not None and numbers is not None:
+            vectors, contacts = self.close_range(vectors, batch.topology, numbers, recorded=is_padded(batch))
         graph = MessageGraph(
             topology=batch.topology,
             owner=batch.owner("node"),
@@ -134,6 +149,7 @@ class GraphModel(nn.Module):
             basis=self.encoder.basis,
             levels=self.levels(batch),
             wider=self.graph_of_pairs(batch, of_pairs),
+            contacts=contacts,
             derived_once=derived_once,
         )
         graph.cache.update({key[0]: value for key, value in batch._derived.items() if key in WITH_BATCH})
@@ -189,6 +205,7 @@ def build_heads(description: ModelDescription, trunk: GraphModel) -> nn.ModuleLi
         channels=trunk.channels,
         basis=trunk.encoder.basis,
         conditioned=trunk.condition_inputs is not None,
+        close_range=description.close_range,
     )
     return nn.ModuleList(head.build(description.fields[head.field], context) for head in description.heads)
 

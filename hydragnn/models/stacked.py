@@ -11,6 +11,7 @@ from hydragnn.architectures import Architecture, architectures
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.graphs.joining import repeated
+from hydragnn.graphs.padding import REAL, is_padded
 from hydragnn.graphs.topology import tiled
 from hydragnn.kernels import Pairs, pairs_of
 from hydragnn.layers import MessageGraph, RadialFilters
@@ -51,6 +52,8 @@ PAIRS: tuple[str, Location] = ("pairs", "edge")
 def copies_of(batch: GraphBatch, copies: int, *, paired: bool) -> GraphBatch:
     """Return copies of a batch, one per member, with pairs if requested."""
     whole = repeated(batch, copies)
+    if is_padded(batch):
+        whole._derived[REAL] = batch._derived[REAL]
     pairs = pairs_of(edge_vectors(batch), batch.topology) if paired and batch.dim else None
     if pairs is not None:
         whole._derived[PAIRS] = Pairs(

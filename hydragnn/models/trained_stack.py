@@ -49,7 +49,8 @@ class TrainedStack:
     def check(self, models: Sequence[TrainedModel]) -> None:
         """Raise NotStackable unless members and stack agree to rounding on a random batch."""
         first, extent = self.first, getattr(self.first.settings, "cutoff", None) or 1.0
-        batch = random_batch(first.model.description.input_fields, first.dim, extent, SIZES, first.dtype)
+        described = first.model.description
+        batch = random_batch(described.input_fields, first.dim, extent, SIZES, first.dtype, described.close_range)
         batch = batch.to(first.device)
         try:
             ours, states = eager_prediction(self.model, self.joined([batch]))

@@ -1,13 +1,13 @@
 """From the plan of a run to a state ready to train."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hydragnn.architectures import GraphStatistics
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.models import BranchedModel, GraphModel, build_branched, build_from_description
+from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
 from hydragnn.record import RunRecord
+from hydragnn.runs.close_range import close_range_of
 from hydragnn.runs.compilation import compiled_on_all
 from hydragnn.runs.compile_choice import choose_compiling
 from hydragnn.runs.graph_statistics import training_statistics
@@ -45,7 +45,9 @@ def assemble(
     data = prepare_data(plan, placement, ranks, heartbeat, shared=shared)
     architecture = plan.branches[0].model.architecture
     device = placement.device
-    model = build(plan, training_statistics(data, architecture.needs, ranks, device, heartbeat))
+    statistics = training_statistics(data, architecture.needs, ranks, device, heartbeat)
+    descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
+    model = build(close_range_of(descriptions, data, ranks, device, heartbeat), plan.training.seed)
     parameters = parallelize(model, ranks, placement, plan.training)
     by_branch = [branch.targets for branch in data.branches]
     context = training_context(plan.training, by_branch, placement.device, ranks.rank, ranks.sum_in_place)
@@ -64,9 +66,8 @@ def assemble(
     )
 
 
-def build(plan: RunPlan, statistics: GraphStatistics | None) -> GraphModel | BranchedModel:
+def build(descriptions: Sequence[ModelDescription], seed: int) -> GraphModel | BranchedModel:
     """Return the model of the plan's data set or branches."""
-    descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
     if len(descriptions) == 1:
-        return build_from_description(descriptions[0], plan.training.seed)
-    return build_branched(descriptions, plan.training.seed)
+        return build_from_description(descriptions[0], seed)
+    return build_branched(descriptions, seed)

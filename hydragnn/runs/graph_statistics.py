@@ -31,7 +31,7 @@ def training_statistics(
     statistics = merged_degrees(sums for one in map(_degrees_of, data.branches, caches) for sums in one)
     if "species" not in needs:
         return statistics
-    species = {number for one in map(_species_of, data.branches, caches) for number in one}
+    species = {number for one in map(species_of, data.branches, caches) for number in one}
     return replace(statistics, species=tuple(sorted(species)))
 
 
@@ -41,11 +41,11 @@ def _degrees_of(branch: BranchData, cache: StatisticsCache) -> list[tuple[float,
     def sums(graphs: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.array(degree_sums(branch.store.read(graphs, [])))
 
-    table = cache.value(of, lambda: _training_rows(branch, cache, 3, sums).tolist())
+    table = cache.value(of, lambda: training_rows(branch, cache, 3, sums).tolist())
     return [(float(total), int(nodes), int(edges)) for total, nodes, edges in table]
 
 
-def _species_of(branch: BranchData, cache: StatisticsCache) -> list[int]:
+def species_of(branch: BranchData, cache: StatisticsCache) -> list[int]:
     """Return the atomic numbers of the training part, ascending."""
     if ATOMIC_NUMBERS not in {field.name for field in branch.store.fields()}:
         return []
@@ -56,13 +56,13 @@ def _species_of(branch: BranchData, cache: StatisticsCache) -> list[int]:
         return row
 
     def numbers() -> list[int]:
-        rows = _training_rows(branch, cache, MOST_SPECIES + 1, present)
+        rows = training_rows(branch, cache, MOST_SPECIES + 1, present)
         return [int(number) for number in np.flatnonzero(rows.sum(0))]
 
     return [int(one) for one in cache.value({"what": "species", "train": digest_of(branch.split.train)}, numbers)]
 
 
-def _training_rows(
+def training_rows(
     branch: BranchData,
     cache: StatisticsCache,
     width: int,

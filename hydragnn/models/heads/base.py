@@ -19,7 +19,7 @@ from hydragnn.base.errors import InputError, about, nearest
 from hydragnn.base.imports import class_of_kind
 from hydragnn.base.settings import Settings
 from hydragnn.graphs.field import Field
-from hydragnn.layers import RadialFeatures
+from hydragnn.layers import CloseRangeLimits, RadialFeatures
 from hydragnn.models.target import Target
 
 GROUP = "hydragnn.heads"
@@ -39,6 +39,8 @@ class HeadContext:
     """The encoder's radial basis; None where it sees no lengths."""
     conditioned: bool
     """Graph inputs act on states as a condition."""
+    close_range: CloseRangeLimits | None = None
+    """Limits of the repulsion of atoms; None without."""
 
     @property
     def dim(self) -> int:

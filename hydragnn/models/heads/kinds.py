@@ -19,6 +19,7 @@ from hydragnn.models.heads.modules import (
     ConvolvedHead,
     DistributionHead,
     EdgeHead,
+    EnergyHead,
     GraphHead,
     IndexedNodeHead,
     NodeHead,
@@ -301,7 +302,9 @@ class EnergyHeadSettings(_NumberHead):
 
     def build(self, field: Field, context: HeadContext) -> nn.Module:
         """Return the network of every node, whose numbers add up."""
-        return GraphHead(NUMBER_OUTPUTS[self.distribution](field), self.hidden_dims, context.channels, "sum")
+        output = NUMBER_OUTPUTS[self.distribution](field)
+        limits = None if context.close_range is None else context.close_range.energies.get(self.field)
+        return EnergyHead(output, self.hidden_dims, context.channels, limits)
 
     def check(self, field: Field) -> None:
         """One number per graph."""

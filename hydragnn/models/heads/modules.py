@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from hydragnn.architectures import Architecture, ArchitectureSettings
 from hydragnn.base.errors import InputError
+from hydragnn.datasets.normalisation import ELEMENTS
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.padding import is_padded
 from hydragnn.kernels import segment_sum, silu, spread
 from hydragnn.layers import EdgeInputs, GatedProducts, GatedVectors, MessageGraph, Pool, States, mlp, pool_nodes
@@ -205,6 +206,43 @@ class GraphHead(nn.Module):
         of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, self.pool)  # [graphs, channels]
         prediction: Distribution = self.output(self.network(of_graph))
         return prediction
+
+
+class EnergyHead(GraphHead):
+    """y = sum_i output(network(h_i)), where atoms are as in training.
+
+    Elsewhere learned energies fade to a constant of each element, and atoms repel each other (``Contacts``). ``limits`` are those of the energy in
+    ``CloseRangeLimits``.
+    """
+
+    unit: Tensor
+    rest: Tensor
+
+    def __init__(
+        self,
+        output: DistributionHead[Any],
+        hidden_dims: list[int],
+        channels: int,
+        limits: tuple[float, tuple[tuple[int, float], ...]] | None,
+    ) -> None:
+        super().__init__(output, hidden_dims, channels, "sum")
+        self.repels = limits is not None
+        if limits is not None:
+            rest = torch.zeros(ELEMENTS)
+            for number, energy in limits[1]:
+                rest[number] = energy
+            self.register_buffer("unit", torch.tensor(limits[0]), persistent=False)
+            self.register_buffer("rest", rest, persistent=False)
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
+        """The energy of every graph."""
+        contacts = graph.contacts
+        if contacts is None or not self.repels:
+            return super().forward(states, graph, batch)
+        learned: Point = self.output(self.network(states[0]))  # [nodes, *shape]
+        rest = self.rest.index_select(0, batch.nodes[ATOMIC_NUMBERS]) * contacts.faded + contacts.repulsion / self.unit
+        kept = (1 - contacts.faded).view(-1, *[1] * (learned.mean.dim() - 1))
+        return pool_numbers(Point(mean=learned.mean * kept + rest.view_as(kept)), batch, "sum")
 
 
 Symmetry = Literal["symmetric", "antisymmetric"]

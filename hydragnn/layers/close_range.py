@@ -1,0 +1,240 @@
+"""Atoms nearer than in training: screened nuclear repulsion, and limits of learned energies."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from dataclasses import field as member
+from typing import Any
+
+import numpy as np
+import torch
+from ase.data import covalent_radii
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hydragnn.datasets.normalisation import ELEMENTS
+from hydragnn.kernels import Topology, as_operators, segment_sum
+from hydragnn.kernels.family import ANYWHERE, form_on
+
+COULOMB = 14.399645  # eV Angstrom, e^2 / (4 pi eps_0)
+SCREENING = ((0.18175, 3.19980), (0.50986, 0.94229), (0.28022, 0.40290), (0.02817, 0.20162))
+RADIUS, POWER = 0.46850, 0.23  # Angstrom, of the screening length
+
+FLAT, ALIKE = 0.90, 0.94
+"""Shares of the shortest trained distance: below the first, learned parts see no change of a distance; from the second on they see it as it is."""
+
+FULL, BEGIN = 0.82, 0.92
+"""Shares of the shortest trained distance: the repulsion begins below the second, and is complete below the first."""
+
+CROWDED = (2.0, 3.5)
+"""Crowding of an atom over the largest in training, between which its learned energy gives way to the repulsion of all its neighbours."""
+
+ANSWERS = {ANYWHERE: False, "cpu": True}
+"""Devices that are asked whether there are contacts."""
+
+LEAST = 1e-3  # Angstrom and eV; no limit is smaller, so that padding, which has no element, divides by none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CloseRangeLimits:
+    """Limits of the training part, and units of a model."""
+
+    shortest: tuple[tuple[int, int, float], ...]
+    """Shortest distance (Angstrom) of every pair of elements that occurs often, the smaller atomic number first."""
+    share: float
+    """Smallest shortest distance over the sum of both covalent radii: the limit of all other pairs."""
+    crowding: tuple[tuple[int, float], ...]
+    """Largest crowding of an atom of each element (``CloseRange``)."""
+    cutoff: float | None = None
+    """Distance (Angstrom) at which the repulsion ends; None where edges do not come from a cutoff."""
+    angstrom: float = 1.0
+    """Unit of positions in Angstrom."""
+    energies: Mapping[str, tuple[float, tuple[tuple[int, float], ...]]] = member(default_factory=dict)
+    """Of every energy with derivatives: its normalised unit in eV, and the normalised energy to which a learned one of each element fades."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; ``limits_from_json`` gives the same object back."""
+        return asdict(self)
+
+    @property
+    def species(self) -> list[int]:
+        """Return the elements of the training part, ascending."""
+        return [number for number, _ in self.crowding]
+
+
+def limits_from_json(value: Mapping[str, Any]) -> CloseRangeLimits:
+    """Return the object that ``to_json`` wrote; TypeError or ValueError if damaged."""
+    limits = CloseRangeLimits(
+        shortest=tuple((int(a), int(b), float(length)) for a, b, length in value["shortest"]),
+        share=float(value["share"]),
+        crowding=tuple((int(number), float(energy)) for number, energy in value["crowding"]),
+        cutoff=None if value["cutoff"] is None else float(value["cutoff"]),
+        angstrom=float(value["angstrom"]),
+        energies={
+            str(name): (float(unit), tuple((int(number), float(energy)) for number, energy in rest))
+            for name, (unit, rest) in value["energies"].items()
+        },
+    )
+    numbers = [one for a, b, _ in limits.shortest for one in (a, b)] + limits.species
+    numbers += [number for _, rest in limits.energies.values() for number, _ in rest]
+    sizes = [length for *_, length in limits.shortest] + [size for _, size in limits.crowding]
+    sizes += [limits.share, limits.angstrom, *(unit for unit, _ in limits.energies.values())]
+    if not limits.crowding or not all(0 <= number < ELEMENTS for number in numbers):
+        raise ValueError("the limits of close range are of no element")
+    if not all(0 <= size < float("inf") for size in sizes) or limits.cutoff == 0 or limits.angstrom == 0:
+        raise ValueError("a limit of close range is no positive number")
+    return limits
+
+
+def bonds() -> np.ndarray:
+    """Return the sum of covalent radii of all pairs of elements, in Angstrom."""
+    radii = covalent_radii[np.minimum(np.arange(ELEMENTS), len(covalent_radii) - 1)]
+    table: np.ndarray = radii[:, None] + radii[None, :]
+    return table
+
+
+def shortest_distances(limits: CloseRangeLimits) -> np.ndarray:
+    """Return the shortest distance of all pairs of elements, in Angstrom.
+
+    A pair that did not occur, or seldom, has that share of the sum of its covalent radii that the nearest pair in training has.
+    """
+    table: np.ndarray = limits.share * bonds()
+    for a, b, length in limits.shortest:
+        table[a, b] = table[b, a] = length
+    table[0], table[:, 0] = 0.0, 0.0
+    return np.maximum(table, LEAST)
+
+
+def screening() -> tuple[np.ndarray, np.ndarray]:
+    """Return inverse screening lengths and charge products of all pairs of elements."""
+    charges = np.arange(ELEMENTS, dtype=np.float64)
+    powers = charges**POWER
+    inverse = (powers[:, None] + powers[None, :]) / RADIUS  # 1 / Angstrom
+    return inverse, COULOMB * charges[:, None] * charges[None, :]  # eV Angstrom
+
+
+def nuclear_repulsion(
+    lengths: Float[Tensor, " edges"], inverse: Float[Tensor, " edges"], product: Float[Tensor, " edges"]
+) -> Float[Tensor, " edges"]:
+    """Return Z_i Z_j e^2 / r phi(r / a) in eV, with lengths in Angstrom.
+
+    a = 0.46850 / (Z_i^0.23 + Z_j^0.23) (Ziegler, Biersack and Littmark 1985, The Stopping and Range of Ions in Solids).
+
+    >>> inverse, product = (torch.from_numpy(table[29, 29:30]) for table in screening())
+    >>> nuclear_repulsion(torch.tensor([0.3], dtype=torch.float64), inverse, product).round(decimals=1)
+    tensor([5841.4], dtype=torch.float64)
+    """
+    reduced = lengths * inverse
+    screened = sum(share * torch.exp(-rate * reduced) for share, rate in SCREENING)
+    return product / lengths * screened
+
+
+def ending(lengths: Float[Tensor, " edges"], cutoff: float | None) -> Float[Tensor, " edges"]:
+    """Return 1 - 28 x^6 + 48 x^7 - 21 x^8 with x = r / cutoff, 0 beyond."""
+    if cutoff is None:
+        return torch.ones_like(lengths)
+    x = (lengths / cutoff).clamp_max(1.0)
+    return 1 - x.pow(6) * (28 - 48 * x + 21 * x.square())
+
+
+def smooth_step(t: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
+    """Return a step from 0 to 1 on [0, 1] with two continuous derivatives."""
+    t = t.clamp(0.0, 1.0)
+    return t.pow(3) * (10 - 15 * t + 6 * t.square())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Contacts:
+    """Atoms that are nearer to others, or more crowded, than in training."""
+
+    faded: Float[Tensor, " nodes"]
+    """Share of an atom's learned energy that is gone: 0 for atoms as in training."""
+    repulsion: Float[Tensor, " nodes"]
+    """Half the repulsion of an atom and its neighbours, in eV: 0 for atoms as in training."""
+
+
+class CloseRange(nn.Module):
+    """Repulsion of atoms, and distances as learned parts see them.
+
+    E_i = (1 - F_i) (e_i + sum_j s(r_ij) V(r_ij) / 2) + F_i (b_i + sum_j V(r_ij) / 2) with the learned e_i, the repulsion V, its switch s, and F_i, which
+    grows from 0 to 1 as the crowding of an atom exceeds the largest of its element in training. Crowding is sum_j (l^2 / d_ij^2 - l^2 / c^2)^3 with the
+    sum l of covalent radii and the cutoff c. e_i and the crowding see distances d_ij, which are r_ij but no shorter than 0.92 of the shortest in training.
+    No published form; all have two continuous derivatives.
+    """
+
+    looks: Tensor
+    pairs: Tensor
+    crowding: Tensor
+
+    def __init__(self, limits: CloseRangeLimits) -> None:
+        super().__init__()
+        self.limits = limits
+        shortest, (inverse, product) = shortest_distances(limits), screening()
+        crowding = np.full(ELEMENTS, max(size for _, size in limits.crowding))
+        crowding[limits.species] = [size for _, size in limits.crowding]
+        squares = np.stack([np.square(ALIKE * shortest), np.square(bonds())], axis=-1) / limits.angstrom**2
+        tables = {
+            "looks": squares.reshape(-1, 2),
+            "pairs": np.stack([shortest, inverse, product], axis=-1).reshape(-1, 3),
+            "crowding": np.maximum(crowding, LEAST),
+        }
+        for name, table in tables.items():
+            self.register_buffer(name, torch.tensor(table, dtype=torch.float32), persistent=False)
+
+    def forward(
+        self,
+        vectors: Float[Tensor, "edges dim"],
+        topology: Topology,
+        species: Int[Tensor, " nodes"],
+        *,
+        recorded: bool = False,
+    ) -> tuple[Float[Tensor, "edges dim"], Contacts | None]:
+        """Return the vectors that layers see, and contacts; None if all is as in training.
+
+        Only a CPU is asked whether it is, and nothing that is traced or ``recorded``: others compute faster than they answer.
+        """
+        pair = self.pair_of(topology, species)
+        least, bond = self.looks.to(vectors.dtype).index_select(0, pair).unbind(-1)  # [edges] each, squares
+        largest = self.crowding.to(vectors.dtype).index_select(0, species)  # [nodes]
+        if form_on(ANSWERS, vectors.device.type) and not recorded and not as_operators():
+            with torch.no_grad():
+                squares = vectors.square().sum(-1)
+                crowded = self.crowding_of(squares, bond, topology) > CROWDED[0] * largest
+                if not bool((squares < least).any() | crowded.any()):
+                    return vectors, None
+        tiny = torch.finfo(vectors.dtype).tiny ** 0.5
+        shortest, inverse, product = self.pairs.to(vectors.dtype).index_select(0, pair).unbind(-1)  # [edges] each
+        squares = vectors.square().sum(-1).clamp_min(tiny)
+        lengths = squares.sqrt() * self.limits.angstrom
+        shares = lengths / shortest
+        factors = stretching(shares)
+        every = 0.5 * nuclear_repulsion(lengths, inverse, product) * ending(lengths, self.limits.cutoff)
+        near = every * smooth_step((BEGIN - shares) / (BEGIN - FULL))
+        crowding = self.crowding_of(squares * factors.square(), bond, topology) / largest
+        faded = smooth_step((crowding - CROWDED[0]) / (CROWDED[1] - CROWDED[0]))
+        sums = segment_sum(torch.stack([near, every - near], dim=-1), topology.receivers, topology.num_rows)
+        return vectors * factors.unsqueeze(-1), Contacts(faded=faded, repulsion=sums[:, 0] + faded * sums[:, 1])
+
+    def pair_of(self, topology: Topology, species: Int[Tensor, " nodes"]) -> Int[Tensor, " edges"]:
+        """Return the rows of the tables for all edges."""
+        return species.index_select(0, topology.receivers) * ELEMENTS + species.index_select(0, topology.senders)
+
+    def crowding_of(
+        self, squares: Float[Tensor, " edges"], bond: Float[Tensor, " edges"], topology: Topology
+    ) -> Float[Tensor, " nodes"]:
+        """Return the crowding of atoms from squares of distances and of sums of radii."""
+        end = 0.0 if self.limits.cutoff is None else (self.limits.angstrom / self.limits.cutoff) ** 2
+        sizes = (bond * (1 / squares - end).clamp_min(0.0)).pow(3).unsqueeze(-1)
+        return segment_sum(sizes, topology.receivers, topology.num_rows).squeeze(-1)
+
+
+def stretching(shares: Float[Tensor, " edges"]) -> Float[Tensor, " edges"]:
+    """Return the factor of vectors by which learned parts see no change of short distances.
+
+    Of a share x of the shortest trained distance it is 1 from ``ALIKE`` on, and (FLAT + ALIKE) / 2 / x up to ``FLAT``.
+
+    >>> stretching(torch.tensor([0.5, 0.95, 1.5]))
+    tensor([1.8400, 1.0000, 1.0000])
+    """
+    t = ((shares - FLAT) / (ALIKE - FLAT)).clamp(0.0, 1.0)
+    seen = ALIKE - (ALIKE - FLAT) * (0.5 - t.pow(4) * (2.5 - 3 * t + t.square()))
+    return torch.where(shares < ALIKE, seen / shares, torch.ones_like(shares))

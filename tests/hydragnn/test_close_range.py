@@ -1,0 +1,256 @@
+"""Atoms nearer than in training repel each other, whatever the weights say."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+
+import hydragnn
+from hydragnn.architectures import architecture_of
+from hydragnn.base.files import read_sealed, write_sealed
+from hydragnn.datasets import Normalisation, StoreWriter
+from hydragnn.datasets.normalisation import Scale
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase
+from hydragnn.graphs.batch import edge_vectors
+from hydragnn.graphs.joining import concatenate
+from hydragnn.kernels import Topology
+from hydragnn.layers import CloseRange, CloseRangeLimits
+from hydragnn.layers.close_range import bonds, nuclear_repulsion, screening, shortest_distances
+from hydragnn.models import GraphModel, TrainedModel, build_from_description, load_model, parse_head, save_model
+from hydragnn.models.description import degree_statistics, make_description
+from hydragnn.models.trained_stack import TrainedStack
+from hydragnn.runs.close_range import Closest
+
+CUTOFF = 4.5
+KINDS = ("schnet", "painn", "mace", "egnn", "equivariant_transformer")
+FIELDS = [
+    ATOMIC_NUMBERS_FIELD,
+    Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
+    Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
+]
+HEAD = {"kind": "energy", "field": "energy", "forces": "forces", "hidden_dims": [8]}
+LIMITS = CloseRangeLimits(
+    shortest=((29, 29, 2.0), (29, 79, 2.1)),
+    share=0.75,
+    crowding=((29, 14.0), (79, 18.0)),
+    cutoff=CUTOFF,
+    energies={"energy": (0.5, ((29, 0.3), (79, -0.2)))},
+)
+DIMERS = [("Cu", "Cu", 2.0), ("Cu", "Au", 2.1), ("Au", "Au", 0.75 * 2.72)]
+
+
+def alloy(seed: int, rattle: float = 0.05) -> Atoms:
+    atoms = bulk("Cu", "fcc", a=3.8, cubic=True)
+    atoms.symbols[seed % 4] = "Au"
+    atoms.rattle(rattle, seed=seed)
+    return atoms
+
+
+def graph(atoms: Atoms) -> GraphBatch:
+    return from_ase(atoms, CUTOFF).to(dtype=torch.float64)
+
+
+def model_of(kind: str, limits: CloseRangeLimits | None = LIMITS, seed: int = 0, scale: float = 1.0) -> GraphModel:
+    settings = architecture_of(kind).Settings.parse({"kind": kind, "hidden_dim": 8, "num_layers": 2, "cutoff": CUTOFF})
+    description = make_description(
+        settings,  # type: ignore[arg-type]
+        [parse_head(HEAD)],
+        FIELDS,
+        inputs=["atomic_numbers"],
+        dim=3,
+        statistics=replace(degree_statistics([graph(alloy(0))]), species=(29, 79)),
+    )
+    model = build_from_description(replace(description, close_range=limits), seed).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    return model
+
+
+def values(model: GraphModel, batch: GraphBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    predicted = model(batch)
+    return predicted["energy"].mean.detach(), predicted["forces"].mean.detach()
+
+
+def test_repulsion_is_that_of_ziegler_biersack_and_littmark() -> None:
+    lengths = np.array([0.05, 0.3, 1.0, 2.5])
+    a = 0.46850 / (14**0.23 + 32**0.23)
+    x = lengths / a
+    phi = 0.18175 * np.exp(-3.19980 * x) + 0.50986 * np.exp(-0.94229 * x)
+    phi += 0.28022 * np.exp(-0.40290 * x) + 0.02817 * np.exp(-0.20162 * x)
+    inverse, product = (torch.from_numpy(table[[14] * 4, [32] * 4]) for table in screening())
+    ours = nuclear_repulsion(torch.from_numpy(lengths), inverse, product).numpy()
+    np.testing.assert_allclose(ours, 14.399645 * 14 * 32 / lengths * phi, rtol=1e-12)
+    near = nuclear_repulsion(torch.tensor([1e-9], dtype=torch.float64), inverse[:1], product[:1])
+    np.testing.assert_allclose(near * 1e-9, 14.399645 * 14 * 32, rtol=1e-4)  # bare nuclei
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pairs_repel_below_nine_tenths_of_the_shortest_distance_whatever_the_weights(kind: str) -> None:
+    for seed, scale in ((0, 1.0), (1, 1.5)):
+        model = model_of(kind, seed=seed, scale=scale)
+        for first, second, shortest in DIMERS:
+            pairs = [
+                graph(Atoms([first, second], [[0, 0, 0], [length, 0, 0]]))
+                for length in np.geomspace(0.05, 0.9 * shortest, 25)
+            ]
+            energies, forces = values(model, concatenate(pairs))
+            assert bool((energies.diff() < 0).all())
+            assert bool((forces[1::2, 0] > 0).all()) and bool((forces[::2, 0] < 0).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_crystals_push_back_beyond_the_crowding_of_training_whatever_the_weights(kind: str) -> None:
+    model = model_of(kind, seed=1, scale=1.5)
+    crystals = []
+    for share in np.arange(0.74, 0.3, -0.02):
+        atoms = bulk("Cu", "fcc", a=3.6, cubic=True)
+        atoms.set_cell(atoms.cell * share, scale_atoms=True)
+        crystals.append(graph(atoms))
+    energies, _ = values(model, concatenate(crystals))
+    assert bool((energies.diff() > 0).all()) and float(energies[0]) > 4 * 20.0 / 0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_changes_where_atoms_are_as_in_training(kind: str) -> None:
+    batch = concatenate([graph(alloy(seed)) for seed in range(3)])
+    for ours, theirs in zip(values(model_of(kind), batch), values(model_of(kind, None), batch)):
+        assert torch.equal(ours, theirs)
+
+
+def test_forces_are_minus_the_gradient_in_every_window() -> None:
+    model = model_of("painn", seed=3, scale=2.0)
+    for length in (1.2, 1.7, 1.81, 1.85, 1.87, 1.95):  # of 2.0: full, switched, seen as shorter, as it is
+        atoms = Atoms("Cu2Au", [[0, 0, 0], [length, 0, 0], [0.8, 2.3, 0.4]], cell=[12, 12, 12])
+        _, forces = values(model, graph(atoms))
+        step = 1e-5
+        for axis in range(3):
+            energies = []
+            for sign in (1, -1):
+                moved = atoms.copy()
+                moved.positions[1, axis] += sign * step
+                energies.append(float(values(model, graph(moved))[0]))
+            assert (energies[1] - energies[0]) / (2 * step) == pytest.approx(float(forces[1, axis]), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.94, 0.92, 0.90, 0.82])
+def test_second_derivatives_are_continuous_where_windows_begin_and_end(share: float) -> None:
+    model = model_of("schnet", seed=2, scale=2.0)
+
+    def slope(length: float) -> float:
+        ends = [
+            float(values(model, graph(Atoms("Cu2", [[0, 0, 0], [length + shift, 0, 0]])))[1][1, 0])
+            for shift in (-2e-6, 2e-6)
+        ]
+        return (ends[1] - ends[0]) / 4e-6
+
+    below, above = slope(2.0 * share - 5e-6), slope(2.0 * share + 5e-6)
+    assert abs(above - below) < 1e-2 * max(abs(above), abs(below), 1.0)
+
+
+def test_energies_are_extensive_and_independent_of_the_batch() -> None:
+    model = model_of("painn", seed=3)
+    near = Atoms("Cu2Au", [[0, 0, 0], [1.5, 0, 0], [0.8, 2.3, 0.4]])
+    apart = near.copy()
+    apart.positions += [30, 0, 0]
+    graphs = [graph(near), graph(alloy(1)), graph(near + apart)]
+    together, _ = values(model, concatenate(graphs))
+    alone = torch.cat([values(model, one)[0] for one in graphs])
+    torch.testing.assert_close(together, alone, rtol=1e-13, atol=1e-12)
+    assert float(alone[2]) == pytest.approx(2 * float(alone[0]), rel=1e-12)
+
+
+def test_limits_of_neighbours_keep_near_pairs() -> None:
+    atoms = bulk("Cu", "fcc", a=3.6, cubic=True)
+    atoms += Atoms("Cu", [[0.4, 0.1, 0.0]])
+    kept = from_ase(atoms, CUTOFF, max_neighbours=4)
+    lengths = edge_vectors(kept).norm(dim=1)
+    assert int((lengths < 0.5).sum()) == 2
+
+
+def test_rare_pairs_have_the_share_of_covalent_radii_of_the_nearest_pair() -> None:
+    graphs = [from_ase(alloy(0), CUTOFF) for _ in range(19)] + [from_ase(bulk("Cu", cubic=True), CUTOFF)]
+    closest = Closest(species=[29, 79], cutoff=CUTOFF, angstrom=1.0)
+    limits = closest.limits(np.array([closest.row(one) for one in graphs]))
+    assert [pair[:2] for pair in limits.shortest] == [(29, 29)]  # in 20 graphs
+    table, sums = shortest_distances(limits), bonds()
+    vectors, ends = edge_vectors(graphs[0]).norm(dim=1), graphs[0].nodes["atomic_numbers"]
+    mixed = ends[graphs[0].senders] != ends[graphs[0].receivers]
+    assert table[29, 79] <= float(vectors[mixed].min()) + 1e-6
+    assert table[29, 79] == table[79, 29] == pytest.approx(limits.share * sums[29, 79])
+    assert table[8, 26] == pytest.approx(limits.share * sums[8, 26])  # never seen
+
+
+def test_units_of_positions_do_not_change_the_repulsion() -> None:
+    bohr = 0.529177210903
+    one, other = (CloseRange(replace(LIMITS, angstrom=unit)).double() for unit in (1.0, bohr))
+    vectors = torch.tensor([[1.1, 0.0, 0.0], [-1.1, 0.0, 0.0]], dtype=torch.float64)
+    topology = Topology.square(torch.tensor([1, 0]), torch.tensor([0, 1]), 2)
+    species = torch.tensor([29, 79])
+    ours, theirs = one(vectors, topology, species)[1], other(vectors / bohr, topology, species)[1]
+    assert ours is not None and theirs is not None
+    torch.testing.assert_close(ours.repulsion, theirs.repulsion, rtol=1e-12, atol=0)
+
+
+def test_saved_models_repel_and_those_saved_earlier_do_not(tmp_path: Path) -> None:
+    model, near = model_of("schnet"), graph(Atoms("Cu2", [[0, 0, 0], [1.2, 0, 0]]))
+    save_model(tmp_path, model, Normalisation())
+    loaded = load_model(tmp_path, torch.float64).model
+    assert loaded.description.close_range == LIMITS
+    torch.testing.assert_close(values(loaded, near)[0], values(model, near)[0], rtol=1e-6, atol=0)  # limits in float32
+    content = json.loads(json.dumps(read_sealed(tmp_path / "model.json")))
+    del content["close_range"], content["model"]["repulsion"]
+    write_sealed(tmp_path / "model.json", content)
+    earlier = load_model(tmp_path, torch.float64).model
+    assert torch.equal(values(earlier, near)[0], values(model_of("schnet", None), near)[0])
+
+
+def test_members_as_one_repel() -> None:
+    models = [model_of("schnet", seed=seed).requires_grad_(False) for seed in (0, 1)]
+    batch = concatenate([graph(Atoms("Cu2Au", [[0, 0, 0], [1.3, 0, 0], [0.8, 2.3, 0.4]])), graph(alloy(1))])
+    stack = TrainedStack(
+        [TrainedModel(model=one, normalisation=Normalisation(), dtype=torch.float64) for one in models]
+    )
+    for (predicted, _), one in zip(stack.predict_with_states(batch), models):
+        torch.testing.assert_close(predicted["forces"].mean, values(one, batch)[1], rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("repulsion", ["zbl", "none"])
+def test_runs_measure_the_limits_of_their_training_part(tmp_path: Path, repulsion: str) -> None:
+    unit = Field(name="energy", on="graph", unit="Ha", role="target", dtype="float64")
+    with StoreWriter(tmp_path / "s.h5", [FIELDS[0], unit, replace(FIELDS[2], unit="Ha/Angstrom")], dim=3) as writer:
+        for seed in range(30):
+            one = from_ase(alloy(seed, 0.1), CUTOFF)
+            labels = {"energy": torch.tensor([-4.0 - 0.01 * seed]), "forces": torch.randn(4, 3) * 0.1}
+            fields = {"energy": unit, "forces": replace(FIELDS[2], unit="Ha/Angstrom")}
+            writer.write(
+                replace(
+                    one,
+                    fields={**one.fields, **fields},
+                    nodes={**one.nodes, "forces": labels["forces"]},
+                    graphs={"energy": labels["energy"].double()},
+                )
+            )
+    config = {
+        "data": {"store": str(tmp_path / "s.h5")},
+        "model": {"kind": "schnet", "hidden_dim": 4, "num_layers": 1, "cutoff": CUTOFF, "repulsion": repulsion},
+        "heads": [HEAD],
+        "train": {"epochs": 1},
+    }
+    hydragnn.train(config, tmp_path / "run")
+    trained = load_model(tmp_path / "run" / "model")
+    limits = trained.model.description.close_range
+    assert (limits is None) == (repulsion == "none")
+    if limits is not None:
+        assert [pair[:2] for pair in limits.shortest] == [(29, 29), (29, 79), (79, 79)] and limits.cutoff == CUTOFF
+        size, rest = limits.energies["energy"]
+        scale: Scale = trained.normalisation.scales["energy"]
+        assert size == pytest.approx(27.2114 * scale.std[0], rel=1e-5)
+        assert [number for number, _ in rest] == [29, 79]
+        near = trained.predict(from_ase(Atoms("Cu2", [[0, 0, 0], [0.3, 0, 0]]), CUTOFF))["energy"].mean
+        assert 27.2114 * float(near) == pytest.approx(5841.4, rel=0.05)
