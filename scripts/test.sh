@@ -9,13 +9,20 @@ unset PYTHONDONTWRITEBYTECODE # the checks of annotations are compiled into ever
 echo "== ruff"
 ruff format --check .
 ruff check .
-echo "== mypy --strict"
+echo "== import directions; docstrings and names; mypy --strict, which runs beside them"
 bash scripts/links.sh
-(cd .links && mypy --config-file ../pyproject.toml -p hydragnn)
-echo "== import directions"
-(cd .links && PYTHONPATH=. lint-imports --config ../pyproject.toml)
-echo "== docstrings and names"
-python -m tests.style
+words=$(mktemp)
+(cd .links && exec mypy --config-file ../pyproject.toml -p hydragnn) >"$words" 2>&1 &
+types=$!
+trap 'kill "$types" 2>/dev/null || true; rm -f "$words"' EXIT
+failed=0
+(cd .links && PYTHONPATH=. lint-imports --config ../pyproject.toml) || failed=1
+python -m tests.style || failed=1
+wait "$types" || failed=1
+cat "$words"
+rm "$words"
+trap - EXIT
+[ "$failed" = 0 ]
 echo "== tests"
 # three processes even on two cores, since tests of schedulers and of interrupted processes mostly wait
 exec python -m pytest -n "${TEST_PROCESSES:-3}" --dist worksteal "$@"

@@ -28,8 +28,8 @@ def has_shape(annotation: object) -> bool:
     return shape or any(map(has_shape, inner))
 
 
-ALWAYS, SOMETIMES = 20, 10
-"""Of the calls of a function in a test, so many are checked first, and then every tenth."""
+ALWAYS, SOMETIMES = 5, 25
+"""Of the calls of a function in a test, so many are checked first, and then every 25th."""
 running_test = [0]
 """The number of the test that runs; every test counts calls anew."""
 

@@ -4,8 +4,8 @@ A fault there shows in no run of usual size: as noise of a force in float32, as 
 hundred thousand.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -17,13 +17,15 @@ from torch import Tensor
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import (
     CORNERS,
-    assert_slope,
+    assert_slopes,
     directions_like,
+    energies_of,
     gives_forces,
     in_one_place,
     loss_of,
     make_model,
     repeated,
+    shared_model,
     small_settings,
     values_of,
 )
@@ -45,19 +47,19 @@ class LimitsConformance:
     settings: ClassVar[dict[str, Any]] = {}
 
     def _model(self, dtype: torch.dtype = torch.float64) -> GraphModel:
-        return make_model(self.architecture, 0, dtype, **self.settings)
+        return shared_model(self.architecture, dtype, **self.settings)
 
     def _model_of_layers(self, layers: int) -> GraphModel:
         """Return the model with that many layers; skip if it is refused."""
         try:
-            return make_model(self.architecture, 0, torch.float64, **{**self.settings, "num_layers": layers})
+            return shared_model(self.architecture, **{**self.settings, "num_layers": layers})
         except InputError as refusal:
             pytest.skip(f"refused: {refusal}")
 
     def test_float32_keeps_half_of_its_digits(self) -> None:
         """Compare with float64, each field on the scale of its largest value."""
         single = self._model(torch.float32)
-        double = self._model(torch.float32).double()
+        double = make_model(self.architecture, 0, torch.float32, **self.settings).double()
         batch = CORNERS["two graphs"]().to(dtype=torch.float32)
         rough, exact = single(batch), double(batch.to(dtype=torch.float64))
         for name, prediction in exact.items():
@@ -78,12 +80,13 @@ class LimitsConformance:
             pytest.skip(f"{self.architecture} gives no forces with these settings")
         forces = model(batch)["forces"].mean.detach()
 
-        def energy(along: Tensor, step: float) -> float:
-            moved = replace(batch, positions=batch.positions + step * along)
-            return float(model(moved)["energy"].mean.detach().sum())
+        def energies(steps: Sequence[tuple[Tensor, float]]) -> Sequence[float]:
+            return energies_of(
+                model, [replace(batch, positions=batch.positions + step * along) for along, step in steps]
+            )
 
         along = directions_like(batch.positions)[0]
-        assert_slope(partial(energy, along), -float((forces * along).sum()), forces)
+        assert_slopes(energies, [(along, -float((forces * along).sum()))], forces)
 
     def test_a_repeated_cell_is_the_cell_so_many_times(self) -> None:
         """Compare a cell with its supercell.
@@ -119,15 +122,15 @@ class LimitsConformance:
         atoms.rattle(0.2, seed=2)
         batch = atoms_graph(atoms, CUTOFF)
         _, forces, positions = energies_and_forces(model, batch, differentiable=True)
-        ways = directions_like(batch.positions)
-        for along, visible in pairwise(ways):
+
+        def pulls(steps: Sequence[tuple[tuple[Tensor, Tensor], float]]) -> Sequence[float]:
+            moved = [replace(batch, positions=batch.positions + step * along) for (along, _), step in steps]
+            parts = energies_and_forces(model, concatenate(moved))[1].detach().split(batch.num_nodes)
+            return [-float((part * visible).sum()) for part, ((_, visible), _) in zip(parts, steps)]
+
+        for along, visible in pairwise(directions_like(batch.positions)):
             (curvature,) = torch.autograd.grad((-forces * along).sum(), positions, retain_graph=True)
-
-            def pull(step: float, along: Tensor = along, visible: Tensor = visible) -> float:
-                moved = replace(batch, positions=batch.positions + step * along)
-                return -float((energies_and_forces(model, moved)[1].detach() * visible).sum())
-
-            assert_slope(pull, float((curvature * visible).sum()), curvature)
+            assert_slopes(pulls, [((along, visible), float((curvature * visible).sum()))], curvature)
 
     def test_gradients_of_shares_add_up_to_that_of_the_batch(self) -> None:
         """Compare two ranks with one."""

@@ -5,10 +5,10 @@ architecture that cannot promise it says so (``ArchitectureSettings.kinks``), an
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -141,23 +141,29 @@ def second_derivatives(model: GraphModel) -> Float[Tensor, "atoms 3 nodes 3"]:
     return hessian
 
 
-def finite_differences(model: GraphModel, step: float) -> Float[Tensor, "3 nodes 3"]:
-    """Return the change of minus the forces per displacement."""
-    batch, differences = crystals(), []
-    for axis in range(3):
-        forces = []
-        for sign in (1, -1):
-            positions = batch.positions.clone()
-            positions[batch.node_offsets[:-1], axis] += sign * step
-            forces.append(energies_and_forces(model, replace(batch, positions=positions))[1].detach())
-        differences.append((forces[1] - forces[0]) / (2 * step))
-    return torch.stack(differences)
+@cache
+def _copies() -> GraphBatch:
+    """Return a copy of the crystals for every step, axis and sign."""
+    return concatenate([crystals()] * (len(STEPS) * 3 * 2))
+
+
+def finite_differences(model: GraphModel) -> dict[float, Float[Tensor, "3 nodes 3"]]:
+    """Return the change of minus the forces per displacement, by steps."""
+    batch, first = _copies(), crystals().node_offsets[:-1]
+    positions = batch.positions.view(len(STEPS), 3, 2, -1, 3).clone()
+    for number, step in enumerate(STEPS):
+        for axis in range(3):
+            positions[number, axis, 0, first, axis] += step
+            positions[number, axis, 1, first, axis] -= step
+    _, forces, _ = energies_and_forces(model, replace(batch, positions=positions.view(-1, 3)))
+    ahead, behind = forces.detach().view_as(positions).unbind(2)
+    return {step: (behind[number] - ahead[number]) / (2 * step) for number, step in enumerate(STEPS)}
 
 
 def problems_of_force_constants(model: GraphModel) -> list[str]:
     """Return sentences about force constants that are wrong."""
     exact, owner, problems = second_derivatives(model), crystals().owner("node"), []
-    differences = {step: finite_differences(model, step) for step in STEPS}
+    differences = finite_differences(model)
     for number, name in enumerate(CRYSTALS):
         own = owner == number
         constants = exact[: int(own.sum()), :, own]  # [atoms, 3, atoms, 3]
@@ -187,14 +193,24 @@ def _converge(gaps: dict[float, float]) -> bool:
     )
 
 
-def jump(values: Callable[[tuple[float, ...]], Float[Tensor, "points numbers"]]) -> float | None:
-    """Return the position of a jump of ``values``, or None.
+Shares = tuple[float, ...]
+Search = Generator[Shares, Float[Tensor, "points numbers"], float | None]
+
+
+def jump(values: Callable[[Shares], Float[Tensor, "points numbers"]]) -> float | None:
+    """Return the position of a jump of ``values``, or None."""
+    (place,) = jumps({"": search_of_a_jump()}, lambda asked: {key: values(shares) for key, shares in asked.items()})
+    return place
+
+
+def search_of_a_jump() -> Search:
+    """Ask for values at shares of the way; return the position of a jump.
 
     Between 33 points, the interval whose change differs most from that of its neighbours is divided by 8, four times. What is
     continuous then changes as slowly as elsewhere; a jump is as high as before, and its slope 4096 times as large.
     """
     shares = np.linspace(0, 1, 33)
-    at = values(tuple(shares.tolist()))
+    at = yield tuple(shares.tolist())
     if float((at - at[0]).abs().max()) < 1e-9:
         return None
     largest = _slopes(at, shares).max()
@@ -203,7 +219,7 @@ def jump(values: Callable[[tuple[float, ...]], Float[Tensor, "points numbers"]])
         companion = np.pad(slopes, 1, mode="reflect")
         worst = int(np.abs(slopes - (companion[:-2] + companion[2:]) / 2).argmax())
         shares = np.linspace(shares[worst], shares[worst + 1], 9)
-        at = values(tuple(shares.tolist()))
+        at = yield tuple(shares.tolist())
     slopes = _slopes(at, shares)
     return float(shares[slopes.argmax()]) if slopes.max() > STEEP * largest else None
 
@@ -212,29 +228,46 @@ def _slopes(at: Float[Tensor, "points numbers"], shares: Any) -> Any:
     return (at[1:] - at[:-1]).norm(dim=1).numpy() / np.diff(shares)
 
 
-Both = Callable[[tuple[float, ...]], tuple[Tensor, Tensor, Tensor]]
+Key = TypeVar("Key")
+
+
+def jumps(
+    searches: Mapping[Key, Search], values: Callable[[Mapping[Key, Shares]], Mapping[Key, Tensor]]
+) -> list[float | None]:
+    """Return the position of a jump for each search; all ask together."""
+    places: dict[Key, float | None] = {}
+    asked = {key: next(search) for key, search in searches.items()}
+    while asked:
+        found, asked = values(asked), {}
+        for key, at in found.items():
+            try:
+                asked[key] = searches[key].send(at)
+            except StopIteration as end:
+                places[key] = end.value
+    return [places[key] for key in searches]
 
 
 def problems_on_paths(model: GraphModel) -> list[str]:
     """Return sentences about jumps of energies or forces on paths."""
-    problems = []
-    for path in PATHS:
 
-        @cache
-        def both(shares: tuple[float, ...], path: str = path) -> tuple[Tensor, Tensor, Tensor]:
-            return energies_and_forces(model, points(path, shares))
+    def values(asked: Mapping[tuple[str, bool], Shares]) -> Mapping[tuple[str, bool], Tensor]:
+        """Call the model once for the points of all paths."""
+        asks = list(dict.fromkeys((path, shares) for (path, _), shares in asked.items()))
+        graphs = [points(*ask) for ask in asks]
+        energies, forces, _ = energies_and_forces(model, concatenate(graphs))
+        by_energy = dict(zip(asks, energies.detach().split([graph.num_graphs for graph in graphs])))
+        by_force = dict(zip(asks, forces.split([graph.num_nodes for graph in graphs])))
+        return {
+            (path, of_forces): (by_force if of_forces else by_energy)[path, shares].reshape(len(shares), -1)
+            for (path, of_forces), shares in asked.items()
+        }
 
-        def energies(shares: tuple[float, ...], both: Both = both) -> Tensor:
-            return both(shares)[0].detach().unsqueeze(1)
-
-        def forces(shares: tuple[float, ...], both: Both = both) -> Tensor:
-            return both(shares)[1].view(len(shares), -1)
-
-        for what, values in (("the energy jumps", energies), ("forces jump", forces)):
-            place = jump(values)
-            if place is not None:
-                problems.append(f"{path}: {what} at {place:.4f} of the way")
-    return problems
+    searches = {(path, of_forces): search_of_a_jump() for path in PATHS for of_forces in (False, True)}
+    return [
+        f"{path}: {'forces jump' if of_forces else 'the energy jumps'} at {place:.4f} of the way"
+        for (path, of_forces), place in zip(searches, jumps(searches, values))
+        if place is not None
+    ]
 
 
 class SmoothnessConformance:

@@ -4,9 +4,8 @@ Cells of a mesh, grains of a section and pixels of an image lie in a plane, wher
 other ways (no third axis in harmonics or in antisymmetric tensors). One that works in space alone refuses such graphs in a sentence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
-from hydragnn.conformance.cases import CORNERS, assert_slope, directions_like, make_graph, make_model
+from hydragnn.conformance.cases import CORNERS, assert_slopes, directions_like, energies_of, make_graph, shared_model
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
@@ -32,12 +31,12 @@ class SymmetryConformance:
     settings: ClassVar[dict[str, Any]] = {}
 
     def _model_in_space(self) -> GraphModel:
-        return make_model(self.architecture, **self.settings)
+        return shared_model(self.architecture, **self.settings)
 
     def _model_in_the_plane(self) -> GraphModel:
         """Return the model for two dimensions; skip if it is refused."""
         try:
-            return make_model(self.architecture, dim=2, **self.settings)
+            return shared_model(self.architecture, dim=2, **self.settings)
         except InputError as refusal:
             pytest.skip(f"refused: {refusal}")
 
@@ -72,21 +71,18 @@ class SymmetryConformance:
         predictions = model(batch)
         forces, stress = predictions["forces"].mean.detach(), predictions["stress"].mean[0].detach()
 
-        def energy(moved: GraphBatch) -> float:
-            return float(model(moved)["energy"].mean.detach())
+        def shifted(steps: Sequence[tuple[Tensor, float]]) -> Sequence[float]:
+            return energies_of(
+                model, [replace(batch, positions=batch.positions + step * along) for along, step in steps]
+            )
 
-        def shifted(along: Tensor, step: float) -> float:
-            return energy(replace(batch, positions=batch.positions + step * along))
+        def strained(steps: Sequence[tuple[Tensor, float]]) -> Sequence[float]:
+            graphs = [mapped(batch, torch.eye(2, dtype=torch.float64) + step * strain) for strain, step in steps]
+            return [energy / float(volumes(batch)) for energy in energies_of(model, graphs)]
 
-        def strained(strain: Tensor, step: float) -> float:
-            map_ = torch.eye(2, dtype=torch.float64) + step * strain
-            return energy(mapped(batch, map_)) / float(volumes(batch))
-
-        for along in directions_like(batch.positions):
-            assert_slope(partial(shifted, along), -float((forces * along).sum()), forces)
-        for along in directions_like(stress):
-            strain = (along + along.T) / 2
-            assert_slope(partial(strained, strain), float((stress * strain).sum()), stress)
+        ways, strains = directions_like(batch.positions), [(way + way.T) / 2 for way in directions_like(stress)]
+        assert_slopes(shifted, [(along, -float((forces * along).sum())) for along in ways], forces)
+        assert_slopes(strained, [(strain, float((stress * strain).sum())) for strain in strains], stress)
 
 
 def assert_equal(actual: Distribution, expected: Distribution, act: Callable[[Tensor], Tensor] = lambda x: x) -> None:

@@ -1,5 +1,6 @@
 """Equivariant attention around architectures: what it reaches, where it ends, and what it is refused for."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,15 @@ from torch import Tensor
 
 from hydragnn.architectures import GlobalAttentionSettings
 from hydragnn.base.errors import InputError
-from hydragnn.conformance.cases import assert_slope, directions_like, make_graph, make_model, small_settings, values_of
+from hydragnn.conformance.cases import (
+    assert_slopes,
+    directions_like,
+    energies_of,
+    make_graph,
+    make_model,
+    small_settings,
+    values_of,
+)
 from hydragnn.conformance.smoothness import atoms_graph, energies_and_forces, energy_model, jump
 from hydragnn.conformance.symmetry import permuted
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
@@ -82,12 +91,12 @@ def test_all_pairs_turn_with_the_graph_and_stay_inside_it(kind: str) -> None:
 def test_forces_of_all_pairs_are_minus_the_gradient(kind: str) -> None:
     model, batch = make_model(kind, **attention()), molecules()
     forces = model(batch)["forces"].mean.detach()
-    for along in directions_like(batch.positions):
 
-        def energy(step: float, along: Tensor = along) -> float:
-            return float(energies(model, replace(batch, positions=batch.positions + step * along)).sum())
+    def moved(steps: Sequence[tuple[Tensor, float]]) -> Sequence[float]:
+        return energies_of(model, [replace(batch, positions=batch.positions + step * along) for along, step in steps])
 
-        assert_slope(energy, -float((forces * along).sum()), forces)
+    ways = directions_like(batch.positions)
+    assert_slopes(moved, [(along, -float((forces * along).sum())) for along in ways], forces)
 
 
 @pytest.mark.parametrize("pbc", [False, True])
