@@ -19,6 +19,7 @@ from hydragnn.models import Categorical, Distribution, Target
 Members = Sequence[Distribution]
 Weights = Float[Array, " members"]
 """Shares of members; their sum is 1."""
+Metrics = Mapping[str, float | None]
 Counts = Int[np.ndarray, " items"]
 """The nodes of the graph that each item belongs to."""
 
@@ -219,8 +220,10 @@ class Estimate(ABC):
     def columns(cls, target: Target, quantity: str) -> list[str]:
         """Return suffixes of the target's name in tables, one per number."""
 
-    def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> TargetEvaluation:
-        """Return scores of trivial predictor, members and ensemble."""
+    def evaluation(
+        self, labels: Labels, names: Sequence[str], trivial: Metrics, baselines: Mapping[str, Metrics]
+    ) -> TargetEvaluation:
+        """Return scores of trivial predictor, simple baselines, members and ensemble."""
         scores = {
             name: self.scores(values[items], labels[items])
             for name, values, items in zip(names, self.members, self.asked)
@@ -232,6 +235,7 @@ class Estimate(ABC):
             members=scores,
             best_member=min(scores, key=lambda name: scores[name][self.ranking]) if self.asked.all() else "",
             ensemble={**self.scores(self[self.scored], labels), **self.uncertainty_scores(labels)},
+            baselines={name: {key: of.get(key) for key in self.score_names} for name, of in baselines.items()},
         )
 
     @abstractmethod

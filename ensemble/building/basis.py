@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, GraphStore, Split
-from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, Parts, evaluate_parts, with_baselines
+from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, Parts, evaluate_parts
 from hydragnn.ensemble.building.held_out import Fold
 from hydragnn.ensemble.building.training_domain import (
     detectors_of_members,
@@ -207,8 +207,9 @@ def held_out_evaluation(
             continue
         estimate = held_out_estimate(target, labelled, ensemble.weights, nominal)
         labels = np.concatenate([fold.rows.labels for fold in labelled])
-        evaluated = estimate.evaluation(labels, ensemble.names, trivial.get(target.name, {}))
-        metrics[target.name] = with_baselines(evaluated, baselines.get(target.name, {}))
+        metrics[target.name] = estimate.evaluation(
+            labels, ensemble.names, trivial.get(target.name, {}), baselines.get(target.name, {})
+        )
         rows = estimate.rows(labels, np.concatenate([fold.rows.graph for fold in labelled]))
         arrays |= {f"{HELD_OUT}/{target.name}/{what}": values for what, values in rows.items()}
     return metrics, arrays

@@ -1,7 +1,7 @@
 """Scores of an ensemble beside its members and the trivial predictor."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import field as member
 from typing import Any, Final
 
@@ -102,8 +102,9 @@ def part_evaluation(
             outputs.nodes(target)[use],
         )
         labels = outputs.labels[target.name][use]
-        evaluated = one.evaluation(labels, names, trivial.get(target.name, {}))
-        metrics[target.name] = with_baselines(evaluated, baselines.get(target.name, {}))
+        metrics[target.name] = one.evaluation(
+            labels, names, trivial.get(target.name, {}), baselines.get(target.name, {})
+        )
         rows = one.rows(labels, outputs.owners(target)[use])
         arrays |= {f"{target.name}/{what}": values for what, values in rows.items()}
     if not metrics:
@@ -111,14 +112,6 @@ def part_evaluation(
             "this part of the data has no labelled graph that could be predicted; give the split a larger fraction"
         )
     return metrics, arrays
-
-
-def with_baselines(
-    evaluated: TargetEvaluation, baselines: Mapping[str, Mapping[str, float | None]]
-) -> TargetEvaluation:
-    """Return the evaluation with the scores that the trivial predictor has, of baselines."""
-    scores = {name: {key: of.get(key) for key in evaluated.trivial} for name, of in baselines.items()}
-    return replace(evaluated, baselines=scores)
 
 
 def evaluate_parts(

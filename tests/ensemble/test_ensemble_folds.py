@@ -137,6 +137,7 @@ def test_the_ensemble_says_how_it_was_calibrated_and_predicts(
         for part in ("held-out", "test"):
             scores = evaluation.parts[part][name]
             assert len(scores.members) == FOLDS and scores.trivial["rmse"] is not None
+            assert scores.baselines.keys() == ({"ridge", "boosting"} if name == "energy" else set())
             assert bool(scores.best_member) == (part == "test")
     assert str(evaluation)
     predictions = ensemble.predict(frames[:9])
