@@ -9,6 +9,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
+from hydragnn.ensemble.calibration.distance import NO_GROWTH, POWER, Distance, held_out_p_values
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import (
     STATES,
@@ -83,26 +84,35 @@ def detectors_of_members(ensemble: Ensemble) -> list[Detector]:
     return [*([spread] if doubted else []), *spaces_of]
 
 
-def flag_evaluation(
-    ensemble: Ensemble,
-    domain: Domain,
-    parts: Mapping[str, tuple[GraphStore, MemberOutputs]],
-    calibrations: Calibrations,
-    scores_of_parts: Mapping[str, DomainScores] | None = None,
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the flagged share of every part, and the scores behind it.
+def part_scores(
+    ensemble: Ensemble, domain: Domain, store: GraphStore, outputs: MemberOutputs, calibrations: Calibrations
+) -> DomainScores:
+    """Return the scores of the graphs of a part."""
+    doubts = part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations)
+    return scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
 
-    Scores of some parts may be given.
-    """
+
+def distance_of(domain: Domain) -> Distance:
+    """Return the growth of uncertainties in this domain; none where held-out graphs tell nothing."""
+    graphs = len(domain.rarity.held_out) if domain.rarity else 0
+    return Distance(power=POWER, unknown=1 / (graphs + 1)) if graphs else NO_GROWTH
+
+
+def calibrating_p_values(domain: Domain, scores: DomainScores) -> Float[Array, " graphs"]:
+    """Return p-values of held-out graphs, each against the others."""
+    assert domain.rarity is not None
+    return held_out_p_values(scores.p_values, len(domain.rarity.held_out))
+
+
+def flag_evaluation(
+    domain: Domain, scores: Mapping[str, DomainScores]
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return the flagged share of every part, and the scores behind it."""
     flagged: dict[str, float] = {}
     by_detector: dict[str, dict[str, float]] = {}
     arrays: dict[str, NDArray[Any]] = {}
     names = [detector.name for detector in domain.detectors]
-    every = dict(scores_of_parts or {})
-    for part, (store, outputs) in parts.items():
-        doubts = part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations)
-        every[part] = scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
-    for part, one in every.items():
+    for part, one in scores.items():
         flagged[part] = float(np.mean([bool(reason) for reason in one.reasons]))
         by_detector[part] = {
             name: float(np.mean([name in reason.split("; ") for reason in one.reasons])) for name in names

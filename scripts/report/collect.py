@@ -43,7 +43,7 @@ from hydragnn.training.baselines import BaselineMetrics
 
 ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set", "scores")
 UNCERTAINTY = (
-    *("crps", "nll", "coverage", "interval_width", "miscalibration_area", "spearman"),
+    *("crps", "nll", "coverage", "unknown", "interval_width", "miscalibration_area", "spearman"),
     *("set_size", "empty_sets"),
 )
 METRICS = (
