@@ -13,6 +13,7 @@ from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.tools import present_graphs
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.kernels import segment_sum
 from hydragnn.models import Target
 
 LOOKED_AT = 1000
@@ -20,6 +21,8 @@ LOOKED_AT = 1000
 NEAR = 0.3
 """Structures are neighbours where no atom is farther from where it was than this part of the median edge."""
 LEAST_PAIRS = 12
+MISSED = 0.02
+"""Part of the spread of labels by which they may miss their total per node."""
 
 
 def label_notes(store: GraphStore, train: NDArray[np.int64], targets: Sequence[Target]) -> list[str]:
@@ -30,6 +33,8 @@ def label_notes(store: GraphStore, train: NDArray[np.int64], targets: Sequence[T
             notes += undetermined_references(store, train, target.field.name)
         if target.derivative == "forces":
             notes += turned_forces(store, train, target.source, target.field.name)
+        if target.total is not None:
+            notes += missed_totals(store, train, target.field.name, target.total)
     return notes
 
 
@@ -40,6 +45,23 @@ def labels_in_parts(store: GraphStore, split: Split, targets: Sequence[Target]) 
         for target in targets
         for present in [present_graphs(store, target.field)]
     }
+
+
+def missed_totals(store: GraphStore, train: NDArray[np.int64], name: str, total: str) -> Iterator[str]:
+    """Return a note where labels do not add up to the total of their head."""
+    batch = store.read(np.sort(train)[:LOOKED_AT], [name, total] if total else [name])
+    labels = batch[name].double()
+    lacking = segment_sum(labels, batch.owner("node"), batch.num_graphs)
+    if total:
+        lacking = lacking - batch[total].double().reshape(lacking.shape)
+    present, counts = batch.masks.get(name, batch.counts("node") > 0), batch.counts("node").clamp_min(1)
+    shifts = lacking.abs() / counts.view(-1, *[1] * (lacking.dim() - 1))
+    amount = float(shifts[present].mean()) if bool(present.any()) else 0.0
+    if amount > MISSED * float(labels.std()):
+        yield (
+            f"labels of {name} do not add up to {total or 'zero'}: they would have to move by {amount:.2g} per node, and predictions with "
+            "this total will; name a graph input with their sum in the total of the head, or leave it out"
+        )
 
 
 def undetermined_references(store: GraphStore, train: NDArray[np.int64], energy: str) -> Iterator[str]:
