@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import gives_forces, small_settings
+from hydragnn.conformance.transforms import jump
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -34,8 +35,6 @@ AGREEMENT = 1e-3
 """Of finite differences with second derivatives, over the largest force constant."""
 SCALE = 0.1
 """Angstrom; an energy that varies over this length has truncation errors of (u / SCALE)^2, which are allowed beside."""
-STEEP = 10
-"""A path is continuous where the slope between neighbouring points stays below so many times the largest on a coarse grid."""
 
 LOAD = Field(name="load", on="graph", dtype="float64")
 
@@ -187,31 +186,6 @@ def _converge(gaps: dict[float, float]) -> bool:
     )
 
 
-def jump(values: Callable[[tuple[float, ...]], Float[Tensor, "points numbers"]]) -> float | None:
-    """Return the position of a jump of ``values``, or None.
-
-    Between 33 points, the interval whose change differs most from that of its neighbours is divided by 8, four times. What is
-    continuous then changes as slowly as elsewhere; a jump is as high as before, and its slope 4096 times as large.
-    """
-    shares = np.linspace(0, 1, 33)
-    at = values(tuple(shares.tolist()))
-    if float((at - at[0]).abs().max()) < 1e-9:
-        return None
-    largest = _slopes(at, shares).max()
-    for _ in range(4):
-        slopes = _slopes(at, shares)
-        companion = np.pad(slopes, 1, mode="reflect")
-        worst = int(np.abs(slopes - (companion[:-2] + companion[2:]) / 2).argmax())
-        shares = np.linspace(shares[worst], shares[worst + 1], 9)
-        at = values(tuple(shares.tolist()))
-    slopes = _slopes(at, shares)
-    return float(shares[slopes.argmax()]) if slopes.max() > STEEP * largest else None
-
-
-def _slopes(at: Float[Tensor, "points numbers"], shares: Any) -> Any:
-    return (at[1:] - at[:-1]).norm(dim=1).numpy() / np.diff(shares)
-
-
 Both = Callable[[tuple[float, ...]], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -231,7 +205,7 @@ def problems_on_paths(model: GraphModel) -> list[str]:
             return both(shares)[1].view(len(shares), -1)
 
         for what, values in (("the energy jumps", energies), ("forces jump", forces)):
-            place = jump(values)
+            place, _ = jump(values)
             if place is not None:
                 problems.append(f"{path}: {what} at {place:.4f} of the way")
     return problems
