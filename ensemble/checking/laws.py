@@ -298,10 +298,10 @@ def _through_the_cutoff(subject: Subject) -> Seen:
     paths: dict[str, Callable[[tuple[float, ...]], Any]] = {"structure 0 with an atom on its way": of_moved}
     for name, pair in _pairs(subject).items():
         for begin in np.arange(2.5, subject.cutoff + 0.5):
-            path = partial(
+            name_of_path = f"{name} from {begin:g} to {begin + 1:g} Angstrom"
+            paths[name_of_path] = partial(
                 lambda shares, pair, begin: _curve(subject, pair, begin + np.array(shares)), pair=pair, begin=begin
             )
-            paths[f"{name} from {begin:g} to {begin + 1:g} Angstrom"] = path
     for name, path in paths.items():
         both = cache(path)
         for number, what in enumerate(("energy", "forces")):
