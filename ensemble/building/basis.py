@@ -23,6 +23,7 @@ from hydragnn.ensemble.building.training_domain import (
     flag_evaluation,
     part_doubts,
     part_scores,
+    reference_detectors,
     training_domain,
 )
 from hydragnn.ensemble.building.weights import fitted_weights
@@ -292,7 +293,7 @@ def cross_domain(
         held_out,
         ensemble.inputs,
         ensemble.needed(store),
-        detectors_of_members(ensemble),
+        [*reference_detectors(ensemble, store, everything), *detectors_of_members(ensemble)],
         false_alarms,
     )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
@@ -17,6 +17,7 @@ from hydragnn.ensemble.domain import (
     Domain,
     DomainScores,
     Latent,
+    OpenReferences,
     Spread,
     fitted_domain,
     graph_doubts,
@@ -31,7 +32,9 @@ from hydragnn.ensemble.member_outputs import MemberOutputs
 from hydragnn.ensemble.members import final_states
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
+from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.models import Point, Target
+from hydragnn.runs.label_notes import open_compositions
 
 Calibrations = Mapping[str, AnyCalibration]
 
@@ -61,13 +64,25 @@ def training_domain(
     false_alarms: float,
 ) -> Domain:
     """Return the domain of the training part, with scores of held-out parts."""
-    of_members = detectors_of_members(ensemble)
+    of_members = [*reference_detectors(ensemble, store, split.train), *detectors_of_members(ensemble)]
     of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations) for outputs in held_out]
     doubts = {name: np.concatenate([one[name] for one in of_parts]) for name in of_parts[0]}
     graphs = np.concatenate([outputs.graphs for outputs in held_out])
     return fitted_domain(
         store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, of_members, false_alarms
     )
+
+
+def reference_detectors(ensemble: Ensemble, store: GraphStore, train: Int[np.ndarray, " train"]) -> list[Detector]:
+    """Return the detector of compositions whose reference energies these graphs leave open, if any."""
+    if ATOMIC_NUMBERS not in [field.name for field in ensemble.inputs]:
+        return []
+    for target in ensemble.targets:
+        if target.references and not target.given_references:
+            elements, directions = open_compositions(store, train, target.field.name)
+            if len(directions):
+                return [OpenReferences(elements=elements, directions=directions)]
+    return []
 
 
 def detectors_of_members(ensemble: Ensemble) -> list[Detector]:

@@ -66,19 +66,26 @@ def missed_totals(store: GraphStore, train: NDArray[np.int64], name: str, total:
 
 def undetermined_references(store: GraphStore, train: NDArray[np.int64], energy: str) -> Iterator[str]:
     """Return which reference energies the compositions of the training part leave open."""
+    species, rows = open_compositions(store, train, energy)
+    if len(rows):
+        open_ones = species[np.abs(rows).max(axis=0) > 1e-9]
+        yield (
+            f"compositions of the training part do not determine the reference energies of {energy} ({len(species) - len(rows)} are independent, and there are "
+            f"{len(species)} elements): those of {', '.join(chemical_symbols[z] for z in open_ones)} are a choice, and energies of other "
+            "compositions may be far off; give the references of isolated atoms"
+        )
+
+
+def open_compositions(
+    store: GraphStore, train: NDArray[np.int64], energy: str
+) -> tuple[NDArray[np.int64], Float64[ndarray, "open species"]]:
+    """Return elements of labelled training graphs, and directions in their counts that no graph has."""
     present = store.column(energy).present
     counts, species = species_counts(store)
     counts = counts[train[present[train]]]
     species, counts = species[counts.any(axis=0)], np.unique(counts[:, counts.any(axis=0)], axis=0)
     _, sizes, rows = np.linalg.svd(counts.astype(np.float64))
-    rank = int((sizes > 1e-9 * sizes.max(initial=0.0)).sum())
-    if rank < len(species):
-        open_ones = species[np.abs(rows[rank:]).max(axis=0) > 1e-9]
-        yield (
-            f"compositions of the training part do not determine the reference energies of {energy} ({rank} are independent, and there are "
-            f"{len(species)} elements): those of {', '.join(chemical_symbols[z] for z in open_ones)} are a choice, and energies of other "
-            "compositions may be far off; give the references of isolated atoms"
-        )
+    return species, rows[int((sizes > 1e-9 * sizes.max(initial=0.0)).sum()) :]
 
 
 def turned_forces(store: GraphStore, train: NDArray[np.int64], energy: str, forces: str) -> Iterator[str]:
