@@ -1,6 +1,6 @@
 """Normalisation fitted on the training part of a store."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -52,6 +52,10 @@ class Fitted(Protocol):
         """The energy field that a derivative belongs to."""
 
     @property
+    def total(self) -> str | None:
+        """Graph input that values of nodes add up to; empty for zero, None for no total."""
+
+    @property
     def centred(self) -> bool:
         """False keeps zero and scales all components alike, for relative errors."""
 
@@ -73,7 +77,8 @@ def fit_normalisation(
     mean 0 and one common root mean square, so that rotations still act on them; tensors: the mean trace over dim on the diagonal, and
     one common root mean square of the rest. Extensive targets: mean 0 and the root mean square of value minus
     references per node; with forces, the root mean square of all force components, shared by energy, forces and stress (times the
-    factor between the units of their labels, where these differ).
+    factor between the units of their labels, where these differ). Values of nodes with a total: mean 0 and the standard deviation; the total shares it,
+    so that normalised values add up to the normalised total.
     InputError where a field is missing or has no value in the training part.
     """
     survey = survey or Survey(store, indices)
@@ -97,7 +102,21 @@ def fit_normalisation(
             scales |= _extensive_scales(survey, field, fields, factors, references.get(field.name, {}))
         else:
             scales[field.name] = _scale(survey, field, centred=target.centred)
+    for total in {target.total for target in targets if target.total is not None}:
+        scales |= _scales_with_total(scales, total, [target.field for target in targets if target.total == total])
     return Normalisation(scales=scales, references=references)
+
+
+def _scales_with_total(scales: Mapping[str, Scale], total: str, fields: Sequence[Field]) -> dict[str, Scale]:
+    """Return scales without a mean of fields, and of the graph input ``total`` that they share.
+
+    Fields that add up to zero keep their own standard deviations.
+    """
+    if not total:
+        return {field.name: Scale(mean=(0.0,) * field.width, std=scales[field.name].std) for field in fields}
+    stds = np.sqrt(np.square([scales[field.name].std for field in fields]).mean(axis=0))
+    shared = Scale(mean=(0.0,) * len(stds), std=tuple(stds.tolist()))
+    return dict.fromkeys([total, *(field.name for field in fields)], shared)
 
 
 def _known(fields_by_name: dict[str, Field], name: str) -> Field:

@@ -43,6 +43,9 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.models import NotCompiled, Target, TrainedModel
 from hydragnn.runs.compile_cache import compile_cache
 
+UNKNOWN = "intervals are unknown"
+"""End of the reason of a graph that is further from training data than all graphs that calibrate."""
+
 
 class Ensemble:
     """Members with weights, their calibration and their training domain."""
@@ -313,7 +316,17 @@ class Ensemble:
 
         view = GraphView(batch=seen, scale=self.manifest.domain.scale, doubts=own, items=items)
         flags = self.manifest.domain.scores(view).spread_over(read.fine, len(together))
-        return replace(together, domain=flags.reasons, domain_scores=flags.scores, p_values=flags.p_values)
+        calibrations = self.manifest.calibration
+        grown = {name: one.at(calibrations.get(name), flags.p_values[owners[name]]) for name, one in fields.items()}
+        unknown = np.any([one.distance.beyond(flags.p_values) for one in calibrations.values()], axis=0)
+        reasons = np.where(unknown, [f"{reason}; {UNKNOWN}" for reason in flags.reasons], flags.reasons)
+        return replace(
+            together,
+            fields=grown,
+            domain=tuple(reasons.tolist()),
+            domain_scores=flags.scores,
+            p_values=flags.p_values,
+        )
 
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """Return the prediction for one graph that could not be tried."""

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError, nearest
+from hydragnn.ensemble.calibration.distance import Distance
 from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, Part
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.field import Field
@@ -19,6 +20,7 @@ from hydragnn.models import Categorical, Distribution, Target
 Members = Sequence[Distribution]
 Weights = Float[Array, " members"]
 """Shares of members; their sum is 1."""
+Metrics = Mapping[str, float | None]
 Counts = Int[np.ndarray, " items"]
 """The nodes of the graph that each item belongs to."""
 
@@ -32,6 +34,8 @@ class Labelled:
     members: Members
     graph: Owners
     nodes: Counts
+    p_values: Float[Array, " items"] | None = None
+    """Of each item's graph in the training domain; None where there is none."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -51,7 +55,8 @@ class TargetEvaluation:
     """Scores of one target in one part of the data.
 
     Scores of numbers are ``mae`` and ``rmse`` (in ``unit``) and ``r2``; of an ensemble also ``crps`` and ``interval_width`` (in
-    ``unit``), ``nll``, ``coverage``, ``miscalibration_area`` and ``spearman``. Scores of classes are those of
+    ``unit``), ``nll``, ``coverage``, ``unknown``, ``miscalibration_area`` and ``spearman``: ``coverage`` and ``interval_width`` are of values with an interval, ``unknown`` is the share
+    of the others. Scores of classes are those of
     ``hydragnn.ensemble.classes.class_scores``; of an ensemble also ``coverage``, ``set_size``, ``empty_sets`` and ``spearman``.
     """
 
@@ -210,6 +215,25 @@ class Estimate(ABC):
         """
 
     @classmethod
+    def calibration_at(
+        cls,
+        target: Target,
+        calibration: AnyCalibration,
+        folds: Sequence[FoldLabels],
+        weights: Weights,
+        distance: Distance,
+    ) -> AnyCalibration:
+        """Return the calibration with uncertainties that grow with the distance of graphs.
+
+        ``folds`` are the graphs that it was fitted on; without cross-validation all members predict all of them. Of classes nothing grows.
+        """
+        return calibration
+
+    def at(self, calibration: AnyCalibration | None, p_values: Float[Array, " items"] | None) -> "Estimate":
+        """Return the estimate of graphs at a distance from training data."""
+        return self
+
+    @classmethod
     @abstractmethod
     def evidence(cls, target: Target, labels: Labels, members: Members) -> Evidence:
         """Return the evidence for selection and diversity."""
@@ -219,8 +243,10 @@ class Estimate(ABC):
     def columns(cls, target: Target, quantity: str) -> list[str]:
         """Return suffixes of the target's name in tables, one per number."""
 
-    def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> TargetEvaluation:
-        """Return scores of trivial predictor, members and ensemble."""
+    def evaluation(
+        self, labels: Labels, names: Sequence[str], trivial: Metrics, baselines: Mapping[str, Metrics]
+    ) -> TargetEvaluation:
+        """Return scores of trivial predictor, simple baselines, members and ensemble."""
         scores = {
             name: self.scores(values[items], labels[items])
             for name, values, items in zip(names, self.members, self.asked)
@@ -232,6 +258,7 @@ class Estimate(ABC):
             members=scores,
             best_member=min(scores, key=lambda name: scores[name][self.ranking]) if self.asked.all() else "",
             ensemble={**self.scores(self[self.scored], labels), **self.uncertainty_scores(labels)},
+            baselines={name: {key: of.get(key) for key in self.score_names} for name, of in baselines.items()},
         )
 
     @abstractmethod

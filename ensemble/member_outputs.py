@@ -6,7 +6,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
@@ -59,8 +59,11 @@ class MemberOutputs:
         every = [outcome.predictions[target.name] for outcome in self.outcomes]
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
 
-    def labelled(self, target: Target, part: Part) -> Labelled:
-        """Return the usable items of a target, as this part."""
+    def labelled(self, target: Target, part: Part, p_values: Float[Array, " graphs"] | None = None) -> Labelled:
+        """Return the usable items of a target, as this part.
+
+        ``p_values`` are those of the graphs in the training domain.
+        """
         use = self.usable(target)
         return Labelled(
             part=part,
@@ -68,6 +71,7 @@ class MemberOutputs:
             members=self.of(target, use),
             graph=self.owners(target)[use],
             nodes=self.nodes(target)[use],
+            p_values=None if p_values is None else p_values[self.positions(target)[use]],
         )
 
     @property

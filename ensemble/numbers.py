@@ -9,6 +9,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.calibration.cross_validation import cross_interval, graph_scores, shares
+from hydragnn.ensemble.calibration.distance import Distance
 from hydragnn.ensemble.calibration.forms import Form, forms
 from hydragnn.ensemble.calibration.numbers import (
     Calibration,
@@ -18,6 +19,7 @@ from hydragnn.ensemble.calibration.numbers import (
     fit_scale,
     labelled_rows,
     turning_axes,
+    with_quantiles,
 )
 from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, with_fold_scores
 from hydragnn.ensemble.estimates import Counts, Estimate, Evidence, FoldLabels, Labelled, Members, Weights
@@ -47,7 +49,8 @@ class NumberEstimate(Estimate):
 
     ``std`` is the calibrated standard deviation and ``epistemic`` and ``aleatoric`` are its two parts as standard
     deviations (their squares sum to that of ``std``, but for the calibration's floor and the typical spread that its form may add). Vectors and tensors have one
-    uncertainty for all their components. ``lower`` and ``upper`` enclose the truth with the nominal probability. Without
+    uncertainty for all their components. ``lower`` and ``upper`` enclose the truth with the nominal probability; they are NaN where the graph is further from training data than
+    all graphs that calibrate. Without
     a calibration the std is the members' raw one and there are no intervals (NaN). One member alone disagrees with nobody, so that its
     ``epistemic`` part is not known (NaN); where it predicts points, neither is ``aleatoric``, nor without a calibration ``std``.
     """
@@ -175,6 +178,38 @@ class NumberEstimate(Estimate):
         return with_fold_scores(fitted, [fold.members for fold in folds], scores)
 
     @classmethod
+    def calibration_at(
+        cls,
+        target: Target,
+        calibration: AnyCalibration,
+        folds: Sequence[FoldLabels],
+        weights: Weights,
+        distance: Distance,
+    ) -> Calibration:
+        """Return the calibration with quantiles of scores at a distance."""
+        assert isinstance(calibration, Calibration)
+        grown, field = replace(calibration, distance=distance), target.field
+        moments = [moments_of(fold.rows.members, shares(weights, fold.members)) for fold in folds]
+        scores = [_relative(field, grown, fold.rows, one) for fold, one in zip(folds, moments)]
+        graph = [np.repeat(fold.rows.graph, len(one) // max(1, len(fold.rows))) for fold, one in zip(folds, scores)]
+        grown = with_quantiles(grown, np.concatenate(scores), np.concatenate(graph))
+        if not calibration.folds:
+            return grown
+        of_folds = [_by_graph(grown, one, own) for one, own in zip(scores, graph)]
+        return with_fold_scores(grown, [fold.members for fold in folds], of_folds)
+
+    def at(self, calibration: AnyCalibration | None, p_values: Float[Array, " items"] | None) -> "NumberEstimate":
+        """Return uncertainties that grow; beyond all calibrating graphs intervals are NaN."""
+        if not isinstance(calibration, Calibration) or p_values is None or not calibration.distance.power:
+            return self
+        p_values = p_values.reshape(-1, *[1] * len(self.field.shape))
+        growth = calibration.distance.growth(p_values)
+        reach = np.where(calibration.distance.beyond(p_values), np.nan, growth)
+        parts = {name: self[name] * growth for name in ("std", "epistemic", "aleatoric")}
+        lower, upper = (self.mean + (self[end] - self.mean) * reach for end in ("lower", "upper"))
+        return replace(self, lower=lower, upper=upper, **parts)
+
+    @classmethod
     def evidence(cls, target: Target, labels: Labels, members: Members) -> Evidence:
         """Return labels, means and variances in units of each component's spread."""
         scale = labels.reshape(len(labels), -1).std(axis=0).reshape(target.field.shape)
@@ -206,14 +241,16 @@ class NumberEstimate(Estimate):
         if axes:
             last = tuple(range(-axes, 0))
             error, spread = np.sqrt((error**2).sum(axis=last)), self.std.mean(axis=last)
-        intervals = {
-            "coverage": coverage(y, self.lower.ravel(), self.upper.ravel()),
-            "interval_width": float(np.mean(self.upper - self.lower)),
-        }
+        lower, upper = self.lower.ravel(), self.upper.ravel()
+        known = np.isfinite(upper - lower)
+        intervals = {"unknown": float(np.mean(~known))}
+        if known.any():
+            intervals["coverage"] = coverage(y[known], lower[known], upper[known])
+            intervals["interval_width"] = float(np.mean((upper - lower)[known]))
         return {
             "crps": float(np.mean(gaussian_crps(y, mean, std))),
             "nll": float(np.mean(gaussian_nll(y, mean, std))),
-            **({} if np.isnan(self.lower).all() else intervals),
+            **intervals,
             "miscalibration_area": miscalibration_area(y, mean, std),
             "spearman": rank_correlation(error.ravel(), spread.ravel()),
         }
@@ -286,11 +323,24 @@ def _scores(
     field: Field, calibration: Calibration, rows: Labelled, moments: MixtureMoments
 ) -> tuple[tuple[float, ...], ...]:
     """Return the scores of one fold's graphs, per component."""
+    relative = _relative(field, calibration, rows, moments)
+    return _by_graph(calibration, relative, np.repeat(rows.graph, len(relative) // max(1, len(rows))))
+
+
+def _relative(
+    field: Field, calibration: Calibration, rows: Labelled, moments: MixtureMoments
+) -> Float[Array, "rows components"]:
+    """Return errors in calibrated standard deviations, at the distance of graphs."""
     std = calibrated(field, calibration, moments, rows.nodes).std
-    components = len(calibration.components)
-    relative = (np.abs(rows.labels - moments.mean) / std).reshape(-1, components)
-    graph = np.repeat(rows.graph, len(relative) // max(1, len(rows.graph)))
-    return tuple(graph_scores(relative[:, c], graph, calibration.graphs) for c in range(components))
+    if rows.p_values is not None:
+        std = std * calibration.distance.growth(rows.p_values).reshape(-1, *[1] * len(field.shape))
+    return (np.abs(rows.labels - moments.mean) / std).reshape(-1, len(calibration.components))
+
+
+def _by_graph(
+    calibration: Calibration, relative: Float[Array, "rows components"], graph: Owners
+) -> tuple[tuple[float, ...], ...]:
+    return tuple(graph_scores(scores, graph, calibration.graphs) for scores in relative.T)
 
 
 def _forms(target: Target) -> list[Form]:

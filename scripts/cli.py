@@ -18,6 +18,7 @@ from hydragnn.base.settings import store_override
 from hydragnn.base.terminal import PlainConsole, printing, visible
 from hydragnn.hpo.folder import campaign_table
 from hydragnn.scripts import api, step_command
+from hydragnn.scripts.check_command import check
 from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.kernel_commands import kernels
 from hydragnn.scripts.run_sources import run_folder
@@ -459,6 +460,7 @@ def doctor(as_json: AsJson = False) -> None:
     show_value(api.doctor().to_json(), as_json)
 
 
+app.command()(check)
 app.command()(conformance)
 
 

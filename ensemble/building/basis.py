@@ -14,16 +14,21 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, GraphStore, Split
-from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, Parts, evaluate_parts, with_baselines
+from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, Parts, evaluate_parts
 from hydragnn.ensemble.building.held_out import Fold
 from hydragnn.ensemble.building.training_domain import (
+    calibrating_p_values,
     detectors_of_members,
+    distance_of,
     flag_evaluation,
     part_doubts,
+    part_scores,
+    reference_detectors,
     training_domain,
 )
 from hydragnn.ensemble.building.weights import fitted_weights
 from hydragnn.ensemble.calibration.cross_validation import shares
+from hydragnn.ensemble.calibration.distance import NO_GROWTH, Distance
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import Domain, DomainScores, cross_fitted_domain
 from hydragnn.ensemble.ensemble import Ensemble
@@ -79,8 +84,24 @@ def validated(
         ensemble, store, split, [valid, *([separate] if separate else [])], calibrations, false_alarms
     )
     every: Parts = {"valid": (store, valid), **parts}
-    evaluation, arrays = evaluate_parts(ensemble, every, calibrations, store, split, nominal)
-    flagged, flags = flag_evaluation(ensemble, domain, every, calibrations)
+    scores = {
+        part: part_scores(ensemble, domain, where, outputs, calibrations) for part, (where, outputs) in every.items()
+    }
+    distance = distance_of(domain)
+    if distance.power:
+        everyone = tuple(range(len(ensemble.members)))
+        p_values = {"valid": calibrating_p_values(domain, scores["valid"])}
+        if separate:
+            own_scores = part_scores(ensemble, domain, store, separate, calibrations)
+            p_values["calibration"] = calibrating_p_values(domain, own_scores)
+        for target in ensemble.targets:
+            fitted, weights_of = calibrations[target.name], ensemble.weights_of(target.name)
+            outputs = separate if separate and fitted.part == "calibration" else valid
+            rows = outputs.labelled(target, fitted.part, p_values[fitted.part])
+            folds = [FoldLabels(members=everyone, rows=rows)]
+            calibrations[target.name] = estimates_of(target).calibration_at(target, fitted, folds, weights_of, distance)
+    evaluation, arrays = evaluate_parts(ensemble, every, calibrations, store, split, nominal, scores)
+    flagged, flags = flag_evaluation(domain, scores)
     evidence = evidence_of(valid, ensemble.targets)
     return Basis(
         weights=weights,
@@ -109,10 +130,11 @@ class FoldOutputs:
 
     fold: Fold
     outputs: MemberOutputs
+    p_values: Float[Array, " graphs"] | None = None
 
     def labelled(self, target: Target) -> FoldLabels:
         """Return the usable items of a target."""
-        return FoldLabels(members=self.fold.members, rows=self.outputs.labelled(target, HELD_OUT))
+        return FoldLabels(members=self.fold.members, rows=self.outputs.labelled(target, HELD_OUT, self.p_values))
 
 
 def cross_validated(
@@ -137,9 +159,23 @@ def cross_validated(
         for target in ensemble.targets
     }
     domain, scores = cross_domain(ensemble, store, split, of_every_fold, calibrations, false_alarms)
-    held_out, rows = held_out_evaluation(ensemble, store, split, of_every_fold, nominal)
-    evaluation, arrays = evaluate_parts(ensemble, parts, calibrations, store, split, nominal)
-    flagged, flags = flag_evaluation(ensemble, domain, parts, calibrations, {HELD_OUT: scores})
+    of_parts = {
+        part: part_scores(ensemble, domain, where, outputs, calibrations) for part, (where, outputs) in parts.items()
+    }
+    distance = distance_of(domain)
+    if distance.power:
+        ends = np.cumsum([len(one.fold.graphs) for one in of_every_fold])[:-1]
+        of_folds = np.split(calibrating_p_values(domain, scores), ends)
+        of_every_fold = tuple(replace(one, p_values=own) for one, own in zip(of_every_fold, of_folds))
+        calibrations = {
+            target.name: estimates_of(target).calibration_at(
+                target, calibrations[target.name], _with_labels(target, of_every_fold), ensemble.weights, distance
+            )
+            for target in ensemble.targets
+        }
+    held_out, rows = held_out_evaluation(ensemble, store, split, of_every_fold, nominal, distance)
+    evaluation, arrays = evaluate_parts(ensemble, parts, calibrations, store, split, nominal, of_parts)
+    flagged, flags = flag_evaluation(domain, {**of_parts, HELD_OUT: scores})
     failures = {graph: why for one in of_every_fold for graph, why in one.outputs.failures.items()}
     return Basis(
         weights={},
@@ -168,21 +204,34 @@ def _with_labels(target: Target, folds: Sequence[FoldOutputs]) -> list[FoldLabel
 
 
 def held_out_estimate(
-    target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
+    target: Target,
+    folds: Sequence[FoldLabels],
+    weights: Float[Array, " members"],
+    nominal: float,
+    distance: Distance = NO_GROWTH,
 ) -> Estimate:
     """Return estimates for held-out graphs, each calibrated on the other folds."""
     estimates = []
     for fold in folds:
         others = [one for one in folds if one is not fold]
-        calibration = estimates_of(target).cross_calibration(target, others, weights, nominal).without_folds()
+        calibration = estimates_of(target).cross_calibration(target, others, weights, nominal)
+        calibration = (
+            estimates_of(target).calibration_at(target, calibration, others, weights, distance).without_folds()
+        )
         own = shares(weights, fold.members)
         one = estimates_of(target).of(target, fold.rows.members, own, calibration, fold.rows.nodes)
+        one = one.at(calibration, fold.rows.p_values)
         estimates.append(one.spread_members(fold.members, len(weights)))
     return type(estimates[0]).join_parts(estimates)
 
 
 def held_out_evaluation(
-    ensemble: Ensemble, store: GraphStore, split: Split, folds: Sequence[FoldOutputs], nominal: float
+    ensemble: Ensemble,
+    store: GraphStore,
+    split: Split,
+    folds: Sequence[FoldOutputs],
+    nominal: float,
+    distance: Distance,
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
     """Return scores of the cross-validated ensemble and its members, with rows.
 
@@ -205,10 +254,11 @@ def held_out_evaluation(
         labelled = _with_labels(target, folds)
         if len(labelled) < 2:
             continue
-        estimate = held_out_estimate(target, labelled, ensemble.weights, nominal)
+        estimate = held_out_estimate(target, labelled, ensemble.weights, nominal, distance)
         labels = np.concatenate([fold.rows.labels for fold in labelled])
-        evaluated = estimate.evaluation(labels, ensemble.names, trivial.get(target.name, {}))
-        metrics[target.name] = with_baselines(evaluated, baselines.get(target.name, {}))
+        metrics[target.name] = estimate.evaluation(
+            labels, ensemble.names, trivial.get(target.name, {}), baselines.get(target.name, {})
+        )
         rows = estimate.rows(labels, np.concatenate([fold.rows.graph for fold in labelled]))
         arrays |= {f"{HELD_OUT}/{target.name}/{what}": values for what, values in rows.items()}
     return metrics, arrays
@@ -243,7 +293,7 @@ def cross_domain(
         held_out,
         ensemble.inputs,
         ensemble.needed(store),
-        detectors_of_members(ensemble),
+        [*reference_detectors(ensemble, store, everything), *detectors_of_members(ensemble)],
         false_alarms,
     )
 

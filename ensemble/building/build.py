@@ -29,7 +29,7 @@ from hydragnn.datasets import GraphStore, Split, open_store
 from hydragnn.ensemble.building.basis import cross_validated, validated
 from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Parts, joint_evaluation, part_evaluation
 from hydragnn.ensemble.building.held_out import Fold, calibrating_split
-from hydragnn.ensemble.building.training_domain import with_latent_spaces
+from hydragnn.ensemble.building.training_domain import part_scores, with_latent_spaces
 from hydragnn.ensemble.domain import FALSE_ALARMS
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
@@ -221,8 +221,10 @@ def evaluate_ensemble(
             raise InputError(f"the store has no labels {field.name}; {nearest(field.name, names)}")
     outputs = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
     members = [member.name for member in ensemble.members]
+    calibrations = ensemble.manifest.calibration
+    scores = part_scores(ensemble, ensemble.manifest.domain, store, outputs, calibrations)
     part, _ = part_evaluation(
-        ensemble.targets, outputs, members, ensemble.weights_of, ensemble.manifest.calibration, {}, {}
+        ensemble.targets, outputs, members, ensemble.weights_of, calibrations, {}, {}, scores.p_values
     )
     return joint_evaluation(members, {"all": outputs}, {"all": part}, ensemble.manifest.nominal)
 

@@ -1,7 +1,7 @@
 """Scores of an ensemble beside its members and the trivial predictor."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import field as member
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, GraphStore, Split
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
+from hydragnn.ensemble.domain import DomainScores
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import TargetEvaluation
 from hydragnn.ensemble.member_outputs import MemberOutputs
@@ -83,9 +84,11 @@ def part_evaluation(
     calibrations: Mapping[str, AnyCalibration],
     trivial: Mapping[str, Mapping[str, float | None]],
     baselines: BaselineMetrics,
+    p_values: Float[Array, " graphs"] | None = None,
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
     """Return scores of every target on one part, with their rows.
 
+    ``p_values`` are those of the graphs in the training domain.
     Rows are the labelled items with their components flattened. A target without labels in this part is left out.
     """
     metrics: Part = {}
@@ -101,9 +104,12 @@ def part_evaluation(
             calibrations.get(target.name),
             outputs.nodes(target)[use],
         )
+        if p_values is not None:
+            one = one.at(calibrations.get(target.name), p_values[outputs.positions(target)[use]])
         labels = outputs.labels[target.name][use]
-        evaluated = one.evaluation(labels, names, trivial.get(target.name, {}))
-        metrics[target.name] = with_baselines(evaluated, baselines.get(target.name, {}))
+        metrics[target.name] = one.evaluation(
+            labels, names, trivial.get(target.name, {}), baselines.get(target.name, {})
+        )
         rows = one.rows(labels, outputs.owners(target)[use])
         arrays |= {f"{target.name}/{what}": values for what, values in rows.items()}
     if not metrics:
@@ -113,14 +119,6 @@ def part_evaluation(
     return metrics, arrays
 
 
-def with_baselines(
-    evaluated: TargetEvaluation, baselines: Mapping[str, Mapping[str, float | None]]
-) -> TargetEvaluation:
-    """Return the evaluation with the scores that the trivial predictor has, of baselines."""
-    scores = {name: {key: of.get(key) for key in evaluated.trivial} for name, of in baselines.items()}
-    return replace(evaluated, baselines=scores)
-
-
 def evaluate_parts(
     ensemble: Ensemble,
     parts: Parts,
@@ -128,8 +126,12 @@ def evaluate_parts(
     store: GraphStore,
     split: Split,
     nominal: float,
+    scores: Mapping[str, DomainScores],
 ) -> tuple[Evaluation, dict[str, NDArray[Any]]]:
-    """Return the evaluation of all parts, and the rows behind it."""
+    """Return the evaluation of all parts, and the rows behind it.
+
+    ``scores`` are those of the parts in the training domain.
+    """
     model = ensemble.members[0].model
     trivial = trivial_predictor(store, split.train, model.targets, model.normalisation)
     simple = fitted_baselines(store, split.train, model.targets, model.inputs) if parts else None
@@ -141,7 +143,14 @@ def evaluate_parts(
         baseline = errors_on(trivial, where, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
         baselines = baseline_errors([(simple, fine)], where, model.targets) if simple and len(fine) else {}
         metrics[part], rows = part_evaluation(
-            ensemble.targets, outputs, names, ensemble.weights_of, calibrations, baseline, baselines
+            ensemble.targets,
+            outputs,
+            names,
+            ensemble.weights_of,
+            calibrations,
+            baseline,
+            baselines,
+            scores[part].p_values,
         )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
     return joint_evaluation(names, {part: outputs for part, (_, outputs) in parts.items()}, metrics, nominal), arrays

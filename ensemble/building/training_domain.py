@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
+from hydragnn.ensemble.calibration.distance import NO_GROWTH, POWER, Distance, held_out_p_values
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import (
     STATES,
@@ -16,6 +17,7 @@ from hydragnn.ensemble.domain import (
     Domain,
     DomainScores,
     Latent,
+    OpenReferences,
     Spread,
     fitted_domain,
     graph_doubts,
@@ -30,7 +32,9 @@ from hydragnn.ensemble.member_outputs import MemberOutputs
 from hydragnn.ensemble.members import final_states
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
+from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.models import Point, Target
+from hydragnn.runs.label_notes import open_compositions
 
 Calibrations = Mapping[str, AnyCalibration]
 
@@ -60,13 +64,25 @@ def training_domain(
     false_alarms: float,
 ) -> Domain:
     """Return the domain of the training part, with scores of held-out parts."""
-    of_members = detectors_of_members(ensemble)
+    of_members = [*reference_detectors(ensemble, store, split.train), *detectors_of_members(ensemble)]
     of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations) for outputs in held_out]
     doubts = {name: np.concatenate([one[name] for one in of_parts]) for name in of_parts[0]}
     graphs = np.concatenate([outputs.graphs for outputs in held_out])
     return fitted_domain(
         store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, of_members, false_alarms
     )
+
+
+def reference_detectors(ensemble: Ensemble, store: GraphStore, train: Int[np.ndarray, " train"]) -> list[Detector]:
+    """Return the detector of compositions whose reference energies these graphs leave open, if any."""
+    if ATOMIC_NUMBERS not in [field.name for field in ensemble.inputs]:
+        return []
+    for target in ensemble.targets:
+        if target.references and not target.given_references:
+            elements, directions = open_compositions(store, train, target.field.name)
+            if len(directions):
+                return [OpenReferences(elements=elements, directions=directions)]
+    return []
 
 
 def detectors_of_members(ensemble: Ensemble) -> list[Detector]:
@@ -83,26 +99,35 @@ def detectors_of_members(ensemble: Ensemble) -> list[Detector]:
     return [*([spread] if doubted else []), *spaces_of]
 
 
-def flag_evaluation(
-    ensemble: Ensemble,
-    domain: Domain,
-    parts: Mapping[str, tuple[GraphStore, MemberOutputs]],
-    calibrations: Calibrations,
-    scores_of_parts: Mapping[str, DomainScores] | None = None,
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the flagged share of every part, and the scores behind it.
+def part_scores(
+    ensemble: Ensemble, domain: Domain, store: GraphStore, outputs: MemberOutputs, calibrations: Calibrations
+) -> DomainScores:
+    """Return the scores of the graphs of a part."""
+    doubts = part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations)
+    return scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
 
-    Scores of some parts may be given.
-    """
+
+def distance_of(domain: Domain) -> Distance:
+    """Return the growth of uncertainties in this domain; none where held-out graphs tell nothing."""
+    graphs = len(domain.rarity.held_out) if domain.rarity else 0
+    return Distance(power=POWER, unknown=1 / (graphs + 1)) if graphs else NO_GROWTH
+
+
+def calibrating_p_values(domain: Domain, scores: DomainScores) -> Float[Array, " graphs"]:
+    """Return p-values of held-out graphs, each against the others."""
+    assert domain.rarity is not None
+    return held_out_p_values(scores.p_values, len(domain.rarity.held_out))
+
+
+def flag_evaluation(
+    domain: Domain, scores: Mapping[str, DomainScores]
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return the flagged share of every part, and the scores behind it."""
     flagged: dict[str, float] = {}
     by_detector: dict[str, dict[str, float]] = {}
     arrays: dict[str, NDArray[Any]] = {}
     names = [detector.name for detector in domain.detectors]
-    every = dict(scores_of_parts or {})
-    for part, (store, outputs) in parts.items():
-        doubts = part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations)
-        every[part] = scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
-    for part, one in every.items():
+    for part, one in scores.items():
         flagged[part] = float(np.mean([bool(reason) for reason in one.reasons]))
         by_detector[part] = {
             name: float(np.mean([name in reason.split("; ") for reason in one.reasons])) for name in names

@@ -55,6 +55,8 @@ class Calibration(AnyCalibration):
         widths = self.form.words(self.follows)
         if any(component.corrections != NONE for component in self.components):
             widths += ", corrected by thirds of graphs and predictions"
+        if self.distance.power:
+            widths += ", grow with the distance from training data"
         if self.folds:
             widths += ", and wider where folds disagree"
         return f"interval widths {widths}; {self.evidence}"
@@ -165,6 +167,17 @@ def fit_calibration(
         guaranteed=all(guarantees),
         form=scale.form,
     )
+
+
+def with_quantiles(
+    calibration: Calibration, scores: Float[Array, "rows components"], graph: Int[np.ndarray, " rows"]
+) -> Calibration:
+    """Return the calibration with half-widths from other scores."""
+    components = tuple(
+        replace(component, quantile=conformal_quantile(column, graph, calibration.nominal)[0])
+        for component, column in zip(calibration.components, scores.T, strict=True)
+    )
+    return replace(calibration, components=components)
 
 
 def turning_axes(field: Field) -> int:

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import Count, Fraction
 from hydragnn.ensemble.calibration.cross_validation import FoldScores, guaranteed_level, rank
+from hydragnn.ensemble.calibration.distance import NO_GROWTH, Distance
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.field import Field
 
@@ -43,6 +44,8 @@ class AnyCalibration(ABC):
     part: Part = "valid"
     folds: tuple[FoldScores, ...] = ()
     """Of a cross-validation ensemble, whose intervals and sets are CV+; else empty."""
+    distance: Distance = NO_GROWTH
+    """Growth of uncertainties with the distance from training data, to which quantiles belong."""
 
     @property
     @abstractmethod

@@ -8,5 +8,6 @@ from hydragnn.ensemble.domain.detector import Detector
 from hydragnn.ensemble.domain.domain import FILE, Domain, DomainScores, domain_from_json
 from hydragnn.ensemble.domain.doubts import STATES, Latent, Spread, doubted_items, graph_doubts, state_doubts
 from hydragnn.ensemble.domain.fitting import cross_fitted_domain, fitted_domain, references_of, scores_of, views
+from hydragnn.ensemble.domain.kinds import OpenReferences
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS
 from hydragnn.ensemble.domain.view import GraphView

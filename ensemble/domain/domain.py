@@ -20,7 +20,7 @@ from hydragnn.ensemble.domain.detector import Detector, Stored
 from hydragnn.ensemble.domain.doubts import Latent, Spread
 from hydragnn.ensemble.domain.geometry import Neighbourhoods, Structure
 from hydragnn.ensemble.domain.inputs import Inputs, Statistics
-from hydragnn.ensemble.domain.kinds import Composition, Kinds
+from hydragnn.ensemble.domain.kinds import Composition, Kinds, OpenReferences
 from hydragnn.ensemble.domain.rarity import Rarity
 from hydragnn.ensemble.domain.view import Array, GraphView
 from hydragnn.graphs.field import Field
@@ -30,7 +30,8 @@ RARITY = "rarity"
 """Place of usual values and held-out scores among tensors, which no detector has."""
 
 DETECTORS: Mapping[str, type[Detector]] = {
-    one.name: one for one in (Kinds, Inputs, Composition, Neighbourhoods, Structure, Statistics, Latent, Spread)
+    one.name: one
+    for one in (Kinds, Inputs, Composition, Neighbourhoods, Structure, Statistics, OpenReferences, Latent, Spread)
 }
 
 OF_MEMBERS = (Spread.name, Latent.name)

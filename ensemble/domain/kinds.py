@@ -10,7 +10,7 @@ from jaxtyping import Float
 from hydragnn.ensemble.domain.detector import Channel, Detector, References, Stored
 from hydragnn.ensemble.domain.view import LARGEST_TABLE, Array, GraphView, Numbers
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
 SLACK = 0.02
 """Share of nodes, and of pairs of neighbours, that may always be of another kind."""
@@ -88,6 +88,50 @@ def _items(batch: GraphBatch, name: str) -> tuple[Numbers, Numbers]:
     is_present = batch.present(name)[of_items].numpy()
     owners = np.repeat(of_items.numpy()[is_present], field.width)
     return batch[name].reshape(-1, field.width).numpy()[is_present].reshape(-1), owners
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OpenReferences(Detector):
+    """Compositions whose reference energies follow from those of training graphs."""
+
+    name: ClassVar[str] = "references"
+
+    elements: Numbers
+    """Atomic numbers of labelled training graphs."""
+    directions: Float[Array, "open elements"]
+    """Orthonormal directions of counts that no training graph has."""
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Return one."""
+        return (Channel(slack=0.1, exact=True),)
+
+    def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
+        """Return 1 for a composition that is no sum of those of training graphs, else 0."""
+        numbers, owners = _items(view.batch, ATOMIC_NUMBERS)
+        counts = np.zeros((len(view), len(self.elements)))
+        known = np.isin(numbers, self.elements)
+        np.add.at(counts, (owners[known], np.searchsorted(self.elements, numbers[known])), 1.0)
+        away = np.abs(counts @ self.directions.T).max(axis=1, keepdims=True, initial=0.0)
+        return np.asarray(away > 1e-6 * np.maximum(np.diff(view.node_rows), 1)[:, None]).astype(np.float64)
+
+    def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
+        """Return the cause in words."""
+        return "compositions of training graphs do not determine the reference energy of its composition"
+
+    def settings(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def tensors(self) -> dict[str, Array]:
+        """Return elements and directions."""
+        return {"elements": self.elements.astype(np.float64), "directions": self.directions}
+
+    @classmethod
+    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "OpenReferences":
+        """Return the detector with these tensors."""
+        elements = stored.kinds("elements", ATOMIC_NUMBERS)
+        return cls(elements=elements, directions=stored.numbers("directions", None, len(elements)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -109,6 +109,33 @@ def class_named(
     neither Python's own modules, some of which act when imported, nor programs (``__main__``) are imported. InputError
     begins with ``where``, and says ``noun`` for what the class should be, and ``parent`` for what it should derive from.
     """
+    value = _imported(reference, where=where, noun=noun, registered=registered)
+    module_name, _, name = reference.partition(":")
+    if not (isinstance(value, type) and issubclass(value, base)):
+        raise InputError(f"{where}: {module_name} has no {noun} {name}; derive it from {parent}")
+    if lacks := getattr(value, "__abstractmethods__", ()):
+        raise InputError(
+            f"{where}: {reference} lacks the methods {', '.join(sorted(lacks))}; {parent} says what they return"
+        )
+    return value
+
+
+def function_named(reference: str, *, where: str, noun: str) -> Callable[[], Any]:
+    """Return a function or class of a module in ``allow_code``; InputError for another.
+
+    Modules that are imported already are not enough, since their functions may do anything.
+    """
+    module = reference.partition(":")[0]
+    if not any(f"{module}.".startswith(f"{one}.") for one in _allowed):
+        raise InputError(f"{where} runs code of {module}; where you trust it, add --allow-code {module}")
+    value = _imported(reference, where=where, noun=noun)
+    if not callable(value):
+        raise InputError(f"{where}: {reference} is no function; name one that returns a {noun}")
+    return value
+
+
+def _imported(reference: str, *, where: str, noun: str, registered: bool = False) -> Any:
+    """Return a value of an allowed module; None where the module lacks it."""
     module_name, _, name = reference.partition(":")
     parts = module_name.split(".")
     if not all(part.isidentifier() for part in [*parts, name]):
@@ -128,14 +155,7 @@ def class_named(
             f"{where}: {module_name} cannot be imported ({error}); install its package, or put its folder on "
             "PYTHONPATH (the current folder is left out, because strangers' files may lie there)"
         ) from error
-    value = getattr(module, name, None)
-    if not (isinstance(value, type) and issubclass(value, base)):
-        raise InputError(f"{where}: {module_name} has no {noun} {name}; derive it from {parent}")
-    if lacks := getattr(value, "__abstractmethods__", ()):
-        raise InputError(
-            f"{where}: {reference} lacks the methods {', '.join(sorted(lacks))}; {parent} says what they return"
-        )
-    return value
+    return getattr(module, name, None)
 
 
 def announced_classes(group: str) -> dict[str, str]:

@@ -5,10 +5,10 @@ architecture that cannot promise it says so (``ArchitectureSettings.kinks``), an
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import gives_forces, small_settings
+from hydragnn.conformance.transforms import jump
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -34,8 +35,6 @@ AGREEMENT = 1e-3
 """Of finite differences with second derivatives, over the largest force constant."""
 SCALE = 0.1
 """Angstrom; an energy that varies over this length has truncation errors of (u / SCALE)^2, which are allowed beside."""
-STEEP = 10
-"""A path is continuous where the slope between neighbouring points stays below so many times the largest on a coarse grid."""
 
 LOAD = Field(name="load", on="graph", dtype="float64")
 
@@ -193,81 +192,29 @@ def _converge(gaps: dict[float, float]) -> bool:
     )
 
 
-Shares = tuple[float, ...]
-Search = Generator[Shares, Float[Tensor, "points numbers"], float | None]
-
-
-def jump(values: Callable[[Shares], Float[Tensor, "points numbers"]]) -> float | None:
-    """Return the position of a jump of ``values``, or None."""
-    (place,) = jumps({"": search_of_a_jump()}, lambda asked: {key: values(shares) for key, shares in asked.items()})
-    return place
-
-
-def search_of_a_jump() -> Search:
-    """Ask for values at shares of the way; return the position of a jump.
-
-    Between 33 points, the interval whose change differs most from that of its neighbours is divided by 8, four times. What is
-    continuous then changes as slowly as elsewhere; a jump is as high as before, and its slope 4096 times as large.
-    """
-    shares = np.linspace(0, 1, 33)
-    at = yield tuple(shares.tolist())
-    if float((at - at[0]).abs().max()) < 1e-9:
-        return None
-    largest = _slopes(at, shares).max()
-    for _ in range(4):
-        slopes = _slopes(at, shares)
-        companion = np.pad(slopes, 1, mode="reflect")
-        worst = int(np.abs(slopes - (companion[:-2] + companion[2:]) / 2).argmax())
-        shares = np.linspace(shares[worst], shares[worst + 1], 9)
-        at = yield tuple(shares.tolist())
-    slopes = _slopes(at, shares)
-    return float(shares[slopes.argmax()]) if slopes.max() > STEEP * largest else None
-
-
-def _slopes(at: Float[Tensor, "points numbers"], shares: Any) -> Any:
-    return (at[1:] - at[:-1]).norm(dim=1).numpy() / np.diff(shares)
-
-
-Key = TypeVar("Key")
-
-
-def jumps(
-    searches: Mapping[Key, Search], values: Callable[[Mapping[Key, Shares]], Mapping[Key, Tensor]]
-) -> list[float | None]:
-    """Return the position of a jump for each search; all ask together."""
-    places: dict[Key, float | None] = {}
-    asked = {key: next(search) for key, search in searches.items()}
-    while asked:
-        found, asked = values(asked), {}
-        for key, at in found.items():
-            try:
-                asked[key] = searches[key].send(at)
-            except StopIteration as end:
-                places[key] = end.value
-    return [places[key] for key in searches]
+Both = Callable[[tuple[float, ...]], tuple[Tensor, Tensor, Tensor]]
 
 
 def problems_on_paths(model: GraphModel) -> list[str]:
     """Return sentences about jumps of energies or forces on paths."""
+    problems = []
+    for path in PATHS:
 
-    def values(asked: Mapping[tuple[str, bool], Shares]) -> Mapping[tuple[str, bool], Tensor]:
-        """Call the model once for the points of all paths."""
-        asks = list(dict.fromkeys((path, shares) for (path, _), shares in asked.items()))
-        graphs = [points(*ask) for ask in asks]
-        energies, forces, _ = energies_and_forces(model, concatenate(graphs))
-        by_energy = dict(zip(asks, energies.detach().split([graph.num_graphs for graph in graphs])))
-        by_force = dict(zip(asks, forces.split([graph.num_nodes for graph in graphs])))
-        return {
-            (path, of_forces): (by_force if of_forces else by_energy)[path, shares].reshape(len(shares), -1)
-            for (path, of_forces), shares in asked.items()
-        }
+        @cache
+        def both(shares: tuple[float, ...], path: str = path) -> tuple[Tensor, Tensor, Tensor]:
+            return energies_and_forces(model, points(path, shares))
 
-    searches = {(path, of_forces): search_of_a_jump() for path in PATHS for of_forces in (False, True)}
-    return [
-        f"{path}: {'forces jump' if of_forces else 'the energy jumps'} at {place:.4f} of the way"
-        for (path, of_forces), place in zip(searches, jumps(searches, values))
-        if place is not None
-    ]
+        def energies(shares: tuple[float, ...], both: Both = both) -> Tensor:
+            return both(shares)[0].detach().unsqueeze(1)
+
+        def forces(shares: tuple[float, ...], both: Both = both) -> Tensor:
+            return both(shares)[1].view(len(shares), -1)
+
+        for what, values in (("the energy jumps", energies), ("forces jump", forces)):
+            place, _ = jump(values)
+            if place is not None:
+                problems.append(f"{path}: {what} at {place:.4f} of the way")
+    return problems
 
 
 class SmoothnessConformance:

@@ -30,7 +30,8 @@ from hydragnn.conformance.cases import (
 )
 from hydragnn.conformance.limits import LimitsConformance
 from hydragnn.conformance.smoothness import SmoothnessConformance
-from hydragnn.conformance.symmetry import SymmetryConformance, assert_equal, mapped
+from hydragnn.conformance.symmetry import SymmetryConformance, assert_equal
+from hydragnn.conformance.transforms import mapped
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology

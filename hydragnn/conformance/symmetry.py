@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import CORNERS, assert_slopes, directions_like, energies_of, make_graph, shared_model
+from hydragnn.conformance.transforms import mapped, permuted
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.joining import concatenate
-from hydragnn.graphs.topology import Topology
 from hydragnn.models import Distribution, GraphModel
 
 TIGHT = 1e-11  # float64 sums in another order; values are of order 1
@@ -122,25 +122,3 @@ def assert_follows_the_order(model: GraphModel, batch: GraphBatch) -> None:
     rows = {"node": order, "edge": edges, "graph": slice(None)}
     for name, prediction in expected.items():
         assert_equal(actual[name], prediction.rows(rows[model.description.fields[name].on]))
-
-
-def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
-    """Return the graphs with node ``order[i]`` at place i."""
-    place = torch.argsort(order)
-    receivers, edges = torch.sort(place[batch.receivers], stable=True)
-    return replace(
-        batch,
-        positions=batch.positions[order],
-        topology=Topology.square(place[batch.senders][edges], receivers, batch.num_nodes),
-        edge_shifts=batch.edge_shifts[edges],
-        nodes={name: value[order] for name, value in batch.nodes.items()},
-        edges={name: value[edges] for name, value in batch.edges.items()},
-    )
-
-
-def mapped(batch: GraphBatch, map_: Tensor) -> GraphBatch:
-    """Return the graphs with every vector times a matrix."""
-    whole = torch.block_diag(map_, torch.eye(3 - batch.dim, dtype=map_.dtype))
-    return replace(
-        batch, positions=batch.positions @ map_, edge_shifts=batch.edge_shifts @ map_, cell=batch.cell @ whole
-    )

@@ -151,6 +151,9 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
         with_layers(description.model, head.own_layers)
     if head.corrected_input:
         _check_corrected(field, head.corrected_input, description)
+    for target in head.targets(description.fields):
+        if target.total:
+            _check_total(field, target.total, description)
     if field.on == "edge" and not description.edges:
         raise InputError(
             f"head {field.name}: it predicts edges, and data.edges = false takes them all away; leave data.edges out, or the head"
@@ -169,6 +172,25 @@ def _check_corrected(field: Field, name: str, description: ModelDescription) -> 
     if correction.shape != field.shape:
         raise InputError(
             f"head {field.name}: correction_of = {name!r} has shape {correction.shape}, the field {field.shape}; declare both with one shape"
+        )
+
+
+def _check_total(field: Field, name: str, description: ModelDescription) -> None:
+    total = description.fields.get(name)
+    if total is None or name not in description.inputs or total.on != "graph" or total.classes:
+        numbers = [one.name for one in description.input_fields if one.on == "graph" and not one.classes]
+        raise InputError(f"head {field.name}: total = {name!r} is no numeric graph input; {nearest(name, numbers)}")
+    if total.width != field.width:
+        raise InputError(
+            f"head {field.name}: total = {name!r} has shape {total.shape}, the field {field.shape}; declare both with one shape"
+        )
+    if total.unit and field.unit and total.unit != field.unit:
+        raise InputError(
+            f"head {field.name}: total = {name!r} is in {total.unit}, the field in {field.unit}; store both in one unit"
+        )
+    if description.branch:
+        raise InputError(
+            f"head {field.name}: total = {name!r} is for runs of one data set, since branches share the scales of inputs; use total = 0"
         )
 
 

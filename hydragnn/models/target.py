@@ -26,6 +26,8 @@ class Target:
     """The value grows with the number of nodes: no mean is taken off, and errors are stated per graph and per node."""
     odd: bool = False
     """The value of an edge changes its sign with the edge's direction: zero stays where it is."""
+    total: str | None = None
+    """Graph input that the values of nodes add up to; empty where that is zero, None where nothing holds for their sum."""
     per_node: bool = False
     """The loss divides errors by the number of nodes; those of a stress are multiplied by the volume before."""
     references: bool = False
@@ -61,6 +63,8 @@ class Target:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``target_from_json`` gives the same target back."""
         plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        if self.total is None:
+            del plain["total"]  # which older versions would not read
         weights = list(self.class_weights) if isinstance(self.class_weights, tuple) else self.class_weights
         values = {"field": self.field.to_json(), "distribution": self.distribution.kind, "class_weights": weights}
         return {**plain, **values, "given_references": [list(one) for one in self.given_references]}

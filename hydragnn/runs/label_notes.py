@@ -13,6 +13,7 @@ from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.tools import present_graphs
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.kernels import segment_sum
 from hydragnn.models import Target
 
 LOOKED_AT = 1000
@@ -20,6 +21,8 @@ LOOKED_AT = 1000
 NEAR = 0.3
 """Structures are neighbours where no atom is farther from where it was than this part of the median edge."""
 LEAST_PAIRS = 12
+MISSED = 0.02
+"""Part of the spread of labels by which they may miss their total per node."""
 
 
 def label_notes(store: GraphStore, train: NDArray[np.int64], targets: Sequence[Target]) -> list[str]:
@@ -30,6 +33,8 @@ def label_notes(store: GraphStore, train: NDArray[np.int64], targets: Sequence[T
             notes += undetermined_references(store, train, target.field.name)
         if target.derivative == "forces":
             notes += turned_forces(store, train, target.source, target.field.name)
+        if target.total is not None:
+            notes += missed_totals(store, train, target.field.name, target.total)
     return notes
 
 
@@ -42,21 +47,45 @@ def labels_in_parts(store: GraphStore, split: Split, targets: Sequence[Target]) 
     }
 
 
+def missed_totals(store: GraphStore, train: NDArray[np.int64], name: str, total: str) -> Iterator[str]:
+    """Return a note where labels do not add up to the total of their head."""
+    batch = store.read(np.sort(train)[:LOOKED_AT], [name, total] if total else [name])
+    labels = batch[name].double()
+    lacking = segment_sum(labels, batch.owner("node"), batch.num_graphs)
+    if total:
+        lacking = lacking - batch[total].double().reshape(lacking.shape)
+    present, counts = batch.masks.get(name, batch.counts("node") > 0), batch.counts("node").clamp_min(1)
+    shifts = lacking.abs() / counts.view(-1, *[1] * (lacking.dim() - 1))
+    amount = float(shifts[present].mean()) if bool(present.any()) else 0.0
+    if amount > MISSED * float(labels.std()):
+        yield (
+            f"labels of {name} do not add up to {total or 'zero'}: they would have to move by {amount:.2g} per node, and predictions with "
+            "this total will; name a graph input with their sum in the total of the head, or leave it out"
+        )
+
+
 def undetermined_references(store: GraphStore, train: NDArray[np.int64], energy: str) -> Iterator[str]:
     """Return which reference energies the compositions of the training part leave open."""
+    species, rows = open_compositions(store, train, energy)
+    if len(rows):
+        open_ones = species[np.abs(rows).max(axis=0) > 1e-9]
+        yield (
+            f"compositions of the training part do not determine the reference energies of {energy} ({len(species) - len(rows)} are independent, and there are "
+            f"{len(species)} elements): those of {', '.join(chemical_symbols[z] for z in open_ones)} are a choice, and energies of other "
+            "compositions may be far off; give the references of isolated atoms"
+        )
+
+
+def open_compositions(
+    store: GraphStore, train: NDArray[np.int64], energy: str
+) -> tuple[NDArray[np.int64], Float64[ndarray, "open species"]]:
+    """Return elements of labelled training graphs, and directions in their counts that no graph has."""
     present = store.column(energy).present
     counts, species = species_counts(store)
     counts = counts[train[present[train]]]
     species, counts = species[counts.any(axis=0)], np.unique(counts[:, counts.any(axis=0)], axis=0)
     _, sizes, rows = np.linalg.svd(counts.astype(np.float64))
-    rank = int((sizes > 1e-9 * sizes.max(initial=0.0)).sum())
-    if rank < len(species):
-        open_ones = species[np.abs(rows[rank:]).max(axis=0) > 1e-9]
-        yield (
-            f"compositions of the training part do not determine the reference energies of {energy} ({rank} are independent, and there are "
-            f"{len(species)} elements): those of {', '.join(chemical_symbols[z] for z in open_ones)} are a choice, and energies of other "
-            "compositions may be far off; give the references of isolated atoms"
-        )
+    return species, rows[int((sizes > 1e-9 * sizes.max(initial=0.0)).sum()) :]
 
 
 def turned_forces(store: GraphStore, train: NDArray[np.int64], energy: str, forces: str) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Simple baselines by scikit-learn, on composition and on statistics of inputs."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from hydragnn.datasets.tools import present_graphs
 from hydragnn.graphs.batch import GraphBatch, edge_vectors, volumes
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
 from hydragnn.kernels import segment_max, segment_mean, segment_min, segment_sum, segment_variance
-from hydragnn.models import Point, Target
-from hydragnn.training.metrics import Errors, RunningMoments, target_moments
+from hydragnn.models import Distribution, Point, Target
+from hydragnn.training.evaluate import errors_of_folds
 
 Array = np.ndarray
+Predictor = Callable[[Array, Array], Array]
+"""From features and shares of species to values."""
 BaselineMetrics = dict[str, dict[str, dict[str, float | None]]]
 """Metrics by target and baseline."""
 
@@ -29,18 +32,12 @@ BASELINES: Mapping[str, str] = {
     "ridge": "ridge on statistics of inputs",
     "boosting": "boosting on statistics of inputs",
 }
-"""Baselines in words."""
-
-GRAPHS, ITEMS, ROWS = 3_000, 1_000_000, 3_000
-"""Most training graphs, nodes and edges in them, and labelled items that a baseline is fitted on."""
-FEWEST = 10
-"""Labelled items without which nothing is fitted."""
-COMPONENTS = 32
-"""Components of an input that are used, and classes of it, the most frequent ones."""
-BOOSTED = 6
-"""Components of a target up to which each is boosted."""
+GRAPHS, ITEMS, ROWS, FEWEST = 3_000, 1_000_000, 3_000, 10
+"""Most training graphs, nodes and edges in them, and labelled items that a baseline is fitted on; fewest items."""
+COMPONENTS, BOOSTED = 32, 6
+"""Most components and classes of an input that are used, and components of a target that is boosted."""
 FARTHEST = 10.0
-"""Standardised inputs of ridge are cut here, so that a foreign graph does not get any value whatever."""
+"""Standardised inputs of ridge are cut here, so that no foreign graph gets an absurd value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -63,6 +60,10 @@ class Features:
             return torch.cat([own, nodes[batch.senders], nodes[batch.receivers], of_graph], dim=1)
         received = torch.cat([nodes[batch.senders], self.own(batch, "edge")], dim=1)
         return torch.cat([own, segment_mean(received, batch.receivers, batch.num_nodes), of_graph], dim=1)
+
+    def arrays(self, batch: GraphBatch, location: Location) -> tuple[Array, Array]:
+        """Return features and composition of every graph, node or edge."""
+        return np.nan_to_num(self.of(batch, location).numpy()), self.composition(batch, location).numpy()
 
     def own(self, batch: GraphBatch, location: Location) -> Float[Tensor, "items features"]:
         """Return inputs, of nodes also the number of neighbours, of edges the length."""
@@ -104,72 +105,38 @@ def invariants(values: Tensor, field: Field, kinds: Int[Tensor, " kinds"] | None
     return values.reshape(len(values), math.prod(values.shape[1:]))[:, :COMPONENTS]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TargetBaselines:
-    """Fitted baselines of one target; extensive ones are fitted per node."""
-
-    coefficients: Float[Array, "species width"]
-    shown: tuple[str, ...]
-    """Baselines that say something: composition only where it is not the trivial predictor."""
-    mean: Float[Array, " features"]
-    scale: Float[Array, " features"]
-    """Infinite for features that are constant in training."""
-    ridge: Any
-    boosting: tuple[Any, ...]
-    """One per component."""
-
-    def predict(
-        self, features: Float[Array, "items features"], shares: Float[Array, "items species"]
-    ) -> dict[str, Float[Array, "items width"]]:
-        """Return what each baseline predicts."""
-        base = shares @ self.coefficients
-        left = {
-            "composition": lambda: 0.0,
-            "ridge": lambda: self.ridge.predict(self.standardised(features)).reshape(base.shape),
-            "boosting": lambda: np.stack([one.predict(features) for one in self.boosting], axis=1),
-        }
-        return {name: base + left[name]() for name in self.shown}
-
-    def standardised(self, features: Float[Array, "items features"]) -> Float[Array, "items features"]:
-        """Return features with mean 0 and deviation 1 in training, cut far outside."""
-        return np.clip(np.nan_to_num((features - self.mean) / self.scale), -FARTHEST, FARTHEST)
-
-
 def fitted_target(
     target: Target,
     features: Float[Array, "rows features"],
     shares: Float[Array, "rows species"],
     values: Float[Array, "rows width"],
-) -> TargetBaselines:
-    """Fit the baselines of one target; ridge and boosting learn what composition leaves."""
+) -> dict[str, Predictor]:
+    """Fit the baselines of one target; composition is left out where it is the trivial predictor."""
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import RidgeCV
+    from sklearn.multioutput import MultiOutputRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
     coefficients = np.linalg.lstsq(shares, values, rcond=None)[0]
-    left = values - shares @ coefficients
-    mean, deviation = features.mean(axis=0), features.std(axis=0)
-    scale = np.where(deviation > 1e-6 * np.abs(mean), deviation, np.inf)
-    boosted = target.field.width <= BOOSTED
-    is_trivial = target.references or shares.shape[1] < 2
-    names = (*(() if is_trivial else ("composition",)), "ridge", *(("boosting",) if boosted else ()))
-    one = TargetBaselines(
-        coefficients=coefficients,
-        shown=names,
-        mean=mean,
-        scale=scale,
-        ridge=RidgeCV(alphas=np.logspace(-6, 4, 11), alpha_per_target=True),
-        boosting=tuple(
-            HistGradientBoostingRegressor(
-                max_leaf_nodes=15,
-                min_samples_leaf=min(20, max(2, len(values) // 20)),
-                early_stopping=False,
-                random_state=0,
-            ).fit(features, left[:, component])
-            for component in range(target.field.width if boosted else 0)
-        ),
+    cut = FunctionTransformer(np.clip, kw_args={"a_min": -FARTHEST, "a_max": FARTHEST})
+    ridge = RidgeCV(alphas=np.logspace(-6, 4, 11), alpha_per_target=True)
+    leaf = min(20, max(2, len(values) // 20))
+    trees = HistGradientBoostingRegressor(
+        max_leaf_nodes=15, min_samples_leaf=leaf, early_stopping=False, random_state=0
     )
-    one.ridge.fit(one.standardised(features), left)
-    return one
+    models = {"ridge": make_pipeline(StandardScaler(), cut, ridge)}
+    models |= {"boosting": MultiOutputRegressor(trees)} if target.field.width <= BOOSTED else {}
+    for model in models.values():
+        model.fit(features, values - shares @ coefficients)
+
+    def predict(model: Any, features: Array, shares: Array) -> Array:
+        base = shares @ coefficients
+        return base if model is None else base + model.predict(features).reshape(base.shape)
+
+    is_trivial = target.references or shares.shape[1] < 2
+    every = models if is_trivial else {"composition": None, **models}
+    return {name: partial(predict, model) for name, model in every.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -177,23 +144,21 @@ class Baselines:
     """Fitted baselines of all targets that have any."""
 
     features: Features
-    targets: tuple[Target, ...]
-    fitted: Mapping[str, TargetBaselines]
-    """By target."""
+    fitted: Mapping[str, Mapping[str, Predictor]]
+    """By target and name; extensive targets are fitted per node."""
 
-    def predict(self, batch: GraphBatch) -> dict[str, dict[str, Point]]:
-        """Return predictions by target and baseline, in the units of labels."""
-        result: dict[str, dict[str, Point]] = {}
-        every: dict[Location, tuple[Array, Array]] = {}
-        for target in self.targets:
-            at, like = target.field.on, batch[target.field.name]
-            if at not in every:
-                every[at] = (self.features.of(batch, at).numpy(), self.features.composition(batch, at).numpy())
-            size = sizes_of(target, batch)
-            predicted = self.fitted[target.name].predict(*every[at])
-            means = {name: torch.from_numpy(values * size).view(like.shape) for name, values in predicted.items()}
-            result[target.name] = {name: Point(mean=mean) for name, mean in means.items()}
-        return result
+    def predictor(self, baseline: str, targets: Sequence[Target]) -> Callable[[GraphBatch], dict[str, Distribution]]:
+        """Return the predictor of these targets, in the units of labels."""
+
+        def predict(batch: GraphBatch) -> dict[str, Distribution]:
+            result: dict[str, Distribution] = {}
+            for target in targets:
+                values = self.fitted[target.name][baseline](*self.features.arrays(batch, target.field.on))
+                mean = torch.from_numpy(values * sizes_of(target, batch))
+                result[target.name] = Point(mean=mean.view(batch[target.field.name].shape))
+            return result
+
+        return predict
 
 
 def sizes_of(target: Target, batch: GraphBatch) -> Float[Array, "items 1"]:
@@ -210,21 +175,25 @@ def fitted_baselines(
     The graphs are drawn with a fixed seed, from those with labels. Vectors, tensors, derivatives of energies and classes have
     no baselines, nor have targets with less than ``FEWEST`` labels.
     """
-    numeric = [t for t in targets if t.field.parity == "scalar" and not t.derivative and not t.field.classes]
     fields = {field.name: field for field in store.fields()}
     names = [*dict.fromkeys([*inputs, *((ATOMIC_NUMBERS,) if any(t.references for t in targets) else ())])]
-    graphs = np.unique(np.concatenate([np.zeros(0, np.int64), *(_sample(store, train, t) for t in numeric)]))
-    batches = list(_batches(store, graphs, [*names, *(target.field.name for target in numeric)]))
-    classes = [name for name in names if fields[name].classes and batches]
+    numeric = [t for t in targets if t.field.parity == "scalar" and not t.derivative and not t.field.classes]
+    samples = [_sample(store, train, target) for target in numeric]
+    graphs = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *samples]))
+    if not len(graphs):
+        return Baselines(features=Features(inputs=(), kinds={}), fitted={})
+    read = dict.fromkeys([*names, *(target.field.name for target in numeric)])
+    batches = [batch for _, batch in Loader(store, graphs, _budget(store), shuffle=False, fields=read).epoch(0)]
+    classes = [name for name in names if fields[name].classes]
     kinds = {name: _kinds(torch.cat([batch[name].flatten() for batch in batches])) for name in classes}
     features = Features(inputs=tuple(fields[name] for name in names), kinds=kinds)
-    fitted: dict[str, TargetBaselines] = {}
+    fitted: dict[str, dict[str, Predictor]] = {}
     with threadpool_limits(1):
         for target in numeric:
-            rows = _rows(target, features, batches) if batches else ()
-            if rows and len(rows[0]) >= FEWEST:
+            rows = _rows(target, features, batches)
+            if len(rows[0]) >= FEWEST:
                 fitted[target.name] = fitted_target(target, *rows)
-    return Baselines(features=features, targets=tuple(t for t in numeric if t.name in fitted), fitted=fitted)
+    return Baselines(features=features, fitted=fitted)
 
 
 def _sample(store: GraphStore, train: NDArray[np.int64], target: Target) -> NDArray[np.int64]:
@@ -235,15 +204,9 @@ def _sample(store: GraphStore, train: NDArray[np.int64], target: Target) -> NDAr
     return np.asarray(labelled[: max(1, int((items <= ITEMS).sum()))], dtype=np.int64)
 
 
-def _batches(store: GraphStore, graphs: NDArray[np.int64], fields: Sequence[str]) -> Iterator[GraphBatch]:
-    """Yield these graphs in batches of up to 100,000 nodes and a million edges."""
-    if len(graphs):
-        sizes = store.sizes()
-        most = [max(limit, int(of[graphs].max())) for limit, of in ((100_000, sizes.nodes), (ITEMS, sizes.edges))]
-        budget = Budget(max_graphs=1024, max_nodes=most[0], max_edges=most[1])
-        yield from (
-            batch for _, batch in Loader(store, graphs, budget, shuffle=False, fields=dict.fromkeys(fields)).epoch(0)
-        )
+def _budget(store: GraphStore) -> Budget:
+    most = [max(limit, int(of.max())) for limit, of in ((100_000, store.sizes().nodes), (ITEMS, store.sizes().edges))]
+    return Budget(max_graphs=1024, max_nodes=most[0], max_edges=most[1])
 
 
 def _kinds(values: Int[Tensor, " items"]) -> Int[Tensor, " kinds"]:
@@ -254,14 +217,13 @@ def _kinds(values: Int[Tensor, " items"]) -> Int[Tensor, " kinds"]:
 
 def _rows(target: Target, features: Features, batches: Sequence[GraphBatch]) -> tuple[Array, Array, Array]:
     """Return features, shares of species and labels of at most ``ROWS`` labelled items."""
-    at, parts = target.field.on, []
+    at, name, parts = target.field.on, target.field.name, []
     for batch in batches:
-        values = batch[target.field.name].double().reshape(-1, target.field.width).numpy() / sizes_of(target, batch)
-        present = batch.present(target.field.name)[batch.owner(at)].numpy()
-        parts.append((features.of(batch, at).numpy(), features.composition(batch, at).numpy(), values, present))
-    columns, shares, values, present = (np.concatenate(part) for part in zip(*parts, strict=True))
-    use = np.flatnonzero(present & np.isfinite(columns).all(axis=1) & np.isfinite(values).all(axis=1))
-    use = np.sort(np.random.default_rng(0).permutation(use)[:ROWS])
+        values = batch[name].double().reshape(-1, target.field.width).numpy() / sizes_of(target, batch)
+        present = batch.present(name)[batch.owner(at)].numpy() & np.isfinite(values).all(axis=1)
+        parts.append([one[present] for one in (*features.arrays(batch, at), values)])
+    columns, shares, values = (np.concatenate(part) for part in zip(*parts, strict=True))
+    use = np.sort(np.random.default_rng(0).permutation(len(values))[:ROWS])
     return columns[use], shares[use], values[use]
 
 
@@ -272,26 +234,11 @@ def baseline_errors(
 
     A baseline that is not fitted in every fold is left out.
     """
-    names = {
-        target.name: [one for one in BASELINES if all(one in _shown(fold, target) for fold, _ in folds)]
-        for target in targets
-    }
-    some = [target for target in targets if folds and names[target.name]]
-    errors = {(t.name, one): Errors([t]) for t in some for one in names[t.name]}
-    moments: dict[str, RunningMoments] = {}
-    for baselines, graphs in folds if some else ():
-        inputs = [field.name for field in baselines.features.inputs]
-        for batch in _batches(store, graphs, [*inputs, *(target.field.name for target in baselines.targets)]):
-            with threadpool_limits(1):
-                predictions = baselines.predict(batch)
-            for target in some:
-                for one in names[target.name]:
-                    errors[target.name, one].add(target, predictions[target.name][one], batch)
-            parts = target_moments(some, batch)
-            moments = {name: moments[name].merged(part) if moments else part for name, part in parts.items()}
-    return {t.name: {one: errors[t.name, one].values(moments)[t.name] for one in names[t.name]} for t in some}
-
-
-def _shown(baselines: Baselines, target: Target) -> tuple[str, ...]:
-    fitted = baselines.fitted.get(target.name)
-    return fitted.shown if fitted else ()
+    result: BaselineMetrics = {}
+    for name in BASELINES if folds else ():
+        some = [target for target in targets if all(name in fold.fitted.get(target.name, {}) for fold, _ in folds)]
+        predictors = [(fold.predictor(name, some), graphs) for fold, graphs in folds] if some else []
+        with threadpool_limits(1):
+            for target, metrics in errors_of_folds(predictors, store, some, _budget(store)).items():
+                result.setdefault(target, {})[name] = metrics
+    return result

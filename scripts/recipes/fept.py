@@ -258,8 +258,9 @@ def _figures(name: str, evaluation: dict[str, Any], means: dict[str, float]) -> 
         goal = GOALS.get(name, {}).get(field)
         figures.append(Figure(what=f"{name}: {field} RMSE, one model", value=one, unit=unit, goal=goal, beside=beside))
         figures.append(Figure(what=f"{name}: {field} RMSE, ensemble", value=together["rmse"], unit=unit))
-        coverage = 100 * together["coverage"]
-        figures.append(Figure(what=f"{name}: {field} coverage (90 nominal)", value=coverage, unit="%"))
+        for what, score in (("coverage (90 nominal)", "coverage"), ("coverage unknown", "unknown")):
+            if score in together:  # no coverage where all cells lie too far outside for intervals
+                figures.append(Figure(what=f"{name}: {field} {what}", value=100 * together[score], unit="%"))
     flagged = 100 * evaluation["domain"]["flagged"][name]
     return [*figures, Figure(what=f"{name}: cells flagged as outside the training domain", value=flagged, unit="%")]
 

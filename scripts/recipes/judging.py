@@ -99,8 +99,10 @@ def honesty(evaluation: dict[str, Any]) -> list[Figure]:
     for name in COVERED:
         scores = evaluation["parts"][name]["displacement"]["ensemble"]
         beside = f"Spearman of spread and error {scores['spearman']:.2f}"
-        what = f"{name}: coverage of the displacement (90 nominal)"
-        figures.append(Figure(what=what, value=100 * scores["coverage"], unit="%", beside=beside))
+        for end, score in ((" (90 nominal)", "coverage"), (" unknown", "unknown")):
+            if score in scores:  # no coverage where all densities lie too far outside for intervals
+                what = f"{name}: coverage of the displacement{end}"
+                figures.append(Figure(what=what, value=100 * scores[score], unit="%", beside=beside))
         flagged = 100 * evaluation["domain"]["flagged"][name]
         figures.append(
             Figure(what=f"{name}: densities flagged as outside the training domain", value=flagged, unit="%")

@@ -43,7 +43,7 @@ from hydragnn.training.baselines import BaselineMetrics
 
 ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set", "scores")
 UNCERTAINTY = (
-    *("crps", "nll", "coverage", "interval_width", "miscalibration_area", "spearman"),
+    *("crps", "nll", "coverage", "unknown", "interval_width", "miscalibration_area", "spearman"),
     *("set_size", "empty_sets"),
 )
 METRICS = (
@@ -313,6 +313,10 @@ def _scores(name: str, values: Mapping[str, Any], prefix: str = "") -> Scores:
     return Scores(name=name, values={key: _number(values[prefix + key]) for key in METRICS if prefix + key in values})
 
 
+def _baselines(values: Mapping[str, Mapping[str, Any]] | None) -> tuple[Scores, ...]:
+    return tuple(_scores(str(name), of) for name, of in (values or {}).items())
+
+
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
@@ -332,7 +336,7 @@ def field_scores(field: str, values: Mapping[str, Any]) -> FieldScores:
         ensemble=_scores("ensemble", ensemble) if ensemble else None,
         uncertainty={key: float(ensemble[key]) for key in UNCERTAINTY if isinstance(ensemble.get(key), int | float)},
         confusion=tuple(tuple(int(count) for count in row) for row in values.get("confusion", [])),
-        baselines=tuple(_scores(str(name), of) for name, of in (values.get("baselines") or {}).items()),
+        baselines=_baselines(values.get("baselines")),
     )
 
 
@@ -361,20 +365,17 @@ def _with_points(parts: dict[str, Part], folder: Path, table: Mapping[str, Any])
     config = BranchedConfig.parse(table) if "branches" in table else _run_config(table)
     names = [branch.name for branch in config.branches]
     models = [load_model(folder / "model", branch=name) for name in names]
+    record = read_record(folder)
+    points: dict[str, Points | ClassPoints] = {}
+    simple: BaselineMetrics = {}
     try:
-        every = [run_points(model, config.of_branch(name)) for model, name in zip(models, names, strict=True)]
-        record = read_record(folder)
-        simple: BaselineMetrics = {}
         for model, name in zip(models, names, strict=True):
+            points |= run_points(model, config.of_branch(name))
             simple |= run_baselines(model, config.of_branch(name), record.of_branch(name).data_hash)
     except InputError:
         return parts  # the store is gone, or holds something else by now
-    points = {name: points for each in every for name, points in each.items()}
     own = {scores.field: points[scores.field] for scores in parts["valid"].scores if scores.field in points}
-    scores = tuple(
-        replace(one, baselines=tuple(_scores(name, of) for name, of in simple.get(one.field, {}).items()))
-        for one in parts["valid"].scores
-    )
+    scores = tuple(replace(s, baselines=_baselines(simple.get(s.field))) for s in parts["valid"].scores)
     return {**parts, "valid": replace(parts["valid"], points=own, scores=scores)}
 
 

@@ -103,11 +103,12 @@ class Points:
         return self.std if self.std is not None and float(self.std.max(initial=0.0)) > 0 else None
 
     @property
-    def covered(self) -> NDArray[np.bool_] | None:
-        """Return True for each target inside its interval; None without intervals."""
-        if self.lower is None or self.upper is None:
+    def covered(self) -> Values | None:
+        """Return 1 for each target inside its interval, NaN where that is unknown; None without intervals."""
+        if self.lower is None or self.upper is None or not len(self.target) or np.isnan(self.upper).all():
             return None
-        return np.asarray((self.target >= self.lower) & (self.target <= self.upper))
+        inside = (self.target >= self.lower) & (self.target <= self.upper)
+        return np.where(np.isnan(self.upper), np.nan, inside.astype(np.float64))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -127,9 +128,9 @@ class ClassPoints:
         return self.probability.argmax(axis=1)
 
     @property
-    def covered(self) -> NDArray[np.bool_] | None:
-        """Return True for each label in its set; None without sets."""
-        return None if self.set is None else self.set[np.arange(len(self.target)), self.target]
+    def covered(self) -> Values | None:
+        """Return 1 for each label in its set; None without sets."""
+        return None if self.set is None else self.set[np.arange(len(self.target)), self.target].astype(np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -236,7 +236,7 @@ def calibration(part: Part, nominal: float) -> Figure | None:
 
     def note(points: Points) -> str:
         covered = points.covered
-        return "" if covered is None else f"{promise} interval holds {covered.mean() * 100:.1f}\u00a0%"
+        return "" if covered is None else f"{promise} interval holds {np.nanmean(covered) * 100:.1f}\u00a0%"
 
     return panels(
         f"calibration-{part.name}",
@@ -261,7 +261,7 @@ def _draw_calibration(points: Points, nominal: float, axes: Axes) -> None:
         axes.plot((0, *LEVELS, 1), (0, *observed, 1))
     if points.covered is not None:
         look: dict[str, Any] = {"color": INK, "markersize": 7, "markeredgecolor": PAPER, "markeredgewidth": 1}
-        axes.plot([nominal], [float(points.covered.mean())], "D", **look)
+        axes.plot([nominal], [float(np.nanmean(points.covered))], "D", **look)
     linear_scale(axes, "x")
     linear_scale(axes, "y")
     label(axes, "promised share", "observed share")
@@ -270,7 +270,7 @@ def _draw_calibration(points: Points, nominal: float, axes: Axes) -> None:
 def coverage(parts: Sequence[Part], nominal: float) -> Figure | None:
     """Return coverage by field and part with chance errors, if any."""
     rows = [
-        (f"{name} ({part.name})", float(points.covered.mean()), coverage_error(points, nominal))
+        (f"{name} ({part.name})", float(np.nanmean(points.covered)), coverage_error(points, nominal))
         for part in parts
         for name, points in part.points.items()
         if points.covered is not None

@@ -489,7 +489,7 @@ def confusion_tables(part: Part) -> list[Table]:
 
 def uncertainty_tables(part: Part, nominal: float) -> list[Table]:
     """Return how good spreads and intervals are, and sets of classes."""
-    numeric = ("coverage", "interval_width", "crps", "nll", "miscalibration_area", "spearman")
+    numeric = ("coverage", "unknown", "interval_width", "crps", "nll", "miscalibration_area", "spearman")
     classes = ("coverage", "set_size", "empty_sets", "spearman")
     rows = [
         (
@@ -503,9 +503,19 @@ def uncertainty_tables(part: Part, nominal: float) -> list[Table]:
     ]
     return [
         Table(
-            header=("field", "unit", "coverage", "interval width", "CRPS", "NLL", "miscalibration area", "Spearman"),
-            rows=[row for row in rows if len(row) == 8],
-            caption=f"Uncertainty on the {part.name} part. Coverage should be {nominal:.2f}; width in the field's unit (narrower is "
+            header=(
+                "field",
+                "unit",
+                "coverage",
+                "unknown",
+                "interval width",
+                "CRPS",
+                "NLL",
+                "miscalibration area",
+                "Spearman",
+            ),
+            rows=[row for row in rows if len(row) == 9],
+            caption=f"Uncertainty on the {part.name} part. Coverage should be {nominal:.2f}; unknown: share of values without an interval, of graphs further from training data than all that calibrate; width in the field's unit (narrower is "
             "better at equal coverage); CRPS and NLL: proper scores, lower is better; miscalibration area: 0 is perfect; "
             "Spearman: does the spread rank the errors, 1 is perfect.",
         ),
@@ -608,7 +618,8 @@ def worst_table(points: Points, data: DataFacts | None) -> Table:
         if points.spread is not None:
             cells.append(measured(float(points.spread[own].mean())))
         if points.covered is not None:
-            cells.append(f"{100 * points.covered[own].mean():.0f} %")
+            share = points.covered[own].mean()  # a graph has all intervals or none
+            cells.append("unknown" if np.isnan(share) else f"{100 * share:.0f} %")
         rows.append(tuple(cells))
     return Table(
         header=tuple(header),

@@ -70,9 +70,11 @@ def coverage_error(points: Points | ClassPoints, nominal: float) -> float:
     covered = points.covered
     if covered is None or not len(covered):
         return math.nan
-    _, group = np.unique(points.graph, return_inverse=True)
+    known = np.isfinite(covered)
+    covered = covered[known]
+    _, group = np.unique(points.graph[known], return_inverse=True)
     size = np.bincount(group).astype(np.float64)
-    hits = np.bincount(group, weights=covered.astype(np.float64))
+    hits = np.bincount(group, weights=covered)
     rows, share = len(covered), float(covered.mean())
     binomial = share * (1 - share) / rows
     clustered = float(((hits - size * share) ** 2).sum()) / rows**2
@@ -133,6 +135,9 @@ def coverage_finding(points: Points | ClassPoints | None, observed: float | None
     else:
         side = "narrow: the model is overconfident" if miss < 0 else "wide: the model is more careful than it need be"
         sentence = f"Intervals are {'somewhat' if grade == 'fair' else 'much'} too {side}."
+    unknown = float(np.isnan(points.covered).mean()) if points is not None and points.covered is not None else 0.0
+    if unknown:
+        sentence += f" {unknown * 100:.0f} % of values lie too far outside the training data for an interval."
     return Finding(grade=grade, sentence=sentence)
 
 
@@ -149,7 +154,7 @@ def field_verdict(scores: FieldScores, points: Points | ClassPoints | None, nomi
     """Return the verdict on one field from scores and predictions."""
     observed = scores.uncertainty.get("coverage")
     if observed is None and points is not None and points.covered is not None:
-        observed = float(points.covered.mean())
+        observed = float(np.nanmean(points.covered))
     error = error_finding(scores)
     coverage = coverage_finding(points, observed, nominal)
     return FieldVerdict(

@@ -1,4 +1,4 @@
-"""Run the tests of one of the 23 silent failures on ``docs/silent-failures.md``, by its number there.
+"""Run the tests of one of the silent failures on ``docs/silent-failures.md``, by its number there.
 
 python -m tests.contracts.silent_failures 14     # by pytest, which takes further options
 """
@@ -16,11 +16,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def promises() -> dict[int, list[tuple[str, str]]]:
+def promises() -> dict[str, list[tuple[str, str]]]:
     """Return file and function of the tests that each row of the page links to."""
     text = (ROOT / "docs" / "silent-failures.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d+) \|.*\|([^|]*)\|$", text, re.MULTILINE)
-    links = {int(number): re.findall(r"\[([^]]*)\]\(\.\./([^)]*)\)", cell) for number, cell in rows}
+    rows = re.findall(r"^\| (F?\d+) \|.*\|([^|]*)\|$", text, re.MULTILINE)
+    links = {number: re.findall(r"\[([^]]*)\]\(\.\./([^)]*)\)", cell) for number, cell in rows}
     return {number: [(file, f"test_{name.replace(' ', '_')}") for name, file in own] for number, own in links.items()}
 
 
@@ -43,7 +43,7 @@ def _definition(item: Any) -> tuple[str, str]:
     return str(Path(function.__code__.co_filename).resolve()), function.__name__
 
 
-def run(numbers: Sequence[int], options: Sequence[str] = ()) -> int:
+def run(numbers: Sequence[str], options: Sequence[str] = ()) -> int:
     """Run the tests of some numbers; the exit code is that of pytest."""
     tests = [test for number in numbers for test in promises()[number]]
     inherited = "hydragnn/conformance/"  # which runs for every architecture
@@ -55,10 +55,10 @@ def run(numbers: Sequence[int], options: Sequence[str] = ()) -> int:
 def main() -> int:
     """Run the tests of the numbers that are given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("numbers", type=int, nargs="+", metavar="NUMBER", help="1 to 23")
+    parser.add_argument("numbers", nargs="+", metavar="NUMBER", help="1 to 23, and F1 to F20 of the field")
     known, options = parser.parse_known_args()
     if unknown := [number for number in known.numbers if number not in promises()]:
-        parser.error(f"there is no number {unknown[0]}; give some of 1 to {len(promises())}")
+        parser.error(f"there is no number {unknown[0]}; give some of {', '.join(promises())}")
     return run(known.numbers, options)
 
 

@@ -56,7 +56,9 @@ def test_the_arrays_are_the_rows_behind_the_metrics(built: tuple[Path, Evaluatio
             metrics = evaluation.parts["test"][field].ensemble
             assert np.sqrt(np.mean((rows["mean"] - rows["target"]) ** 2)) == pytest.approx(metrics["rmse"])
             inside = (rows["lower"] <= rows["target"]) & (rows["target"] <= rows["upper"])
-            assert inside.mean() == pytest.approx(metrics["coverage"])
+            known = np.isfinite(rows["upper"])
+            assert inside[known].mean() == pytest.approx(metrics["coverage"])
+            assert (~known).mean() == pytest.approx(metrics["unknown"])
             assert rows["members"].shape == (3, len(rows["target"])) and len(rows["graph"]) == len(rows["target"])
             weighted = Ensemble.load(out).weights_of(field) @ rows["members"]
             np.testing.assert_allclose(weighted, rows["mean"], atol=1e-9)

@@ -19,6 +19,7 @@ from hydragnn.ensemble import Ensemble, Evaluation, calculator
 from hydragnn.ensemble.domain import (
     Domain,
     GraphView,
+    OpenReferences,
     Spread,
     domain_from_json,
     fitted_domain,
@@ -378,3 +379,24 @@ def test_known_classes_of_a_field_of_very_many_are_read_without_laying_them_out(
     else:
         with pytest.raises(ValueError, match="does not hold classes of clusters"):
             stored.kinds("known", "clusters")
+
+
+def test_compositions_that_references_do_not_cover_are_flagged_whatever_their_score(crystals: MemoryStore) -> None:
+    open_ones = OpenReferences(
+        elements=np.array([28, 29]), directions=np.array([[1.0, -1.0]]) / np.sqrt(2)
+    )  # always NiCu
+    graphs = graphs_of(
+        [
+            Atoms(symbols, np.random.default_rng(0).normal(size=(len(symbols), 3)), pbc=False)
+            for symbols in (["Ni", "Cu"], ["Cu", "Ni"] * 3, ["Ni", "Cu", "Cu"], ["Ni"] * 2)
+        ]
+    )
+    view = GraphView(batch=concatenate(graphs), scale=1.0)
+    np.testing.assert_array_equal(open_ones.values(view)[:, 0], [0, 0, 1, 1])
+    read = ["atomic_numbers"]
+    domain = fitted_domain(crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], read, {}, [open_ones])
+    stored = Stored(tensors=open_ones.tensors(), fields=ATOMS, dim=3)
+    np.testing.assert_array_equal(OpenReferences.load({}, stored).directions, open_ones.directions)
+    output = domain.scores(view)
+    assert all("reference energy" in reason for reason in output.reasons[2:])
+    assert domain.rarity is not None and (output.p_values[2:] < 1 / (len(domain.rarity.held_out) + 1)).all()

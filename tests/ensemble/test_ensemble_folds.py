@@ -16,6 +16,7 @@ from hydragnn.base.files import checksum_of
 from hydragnn.datasets import MemoryStore, StoreWriter, make_split, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.ensemble.building.held_out import calibrating_split
+from hydragnn.ensemble.calibration.distance import held_out_p_values
 from hydragnn.ensemble.calibration.numbers import Calibration
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.numbers import NumberEstimate
@@ -96,6 +97,8 @@ def test_no_member_says_anything_about_a_graph_that_it_has_seen(
     with np.load(cross_validated[0] / "evaluation.npz") as arrays:
         graph, words = arrays["held-out/energy/graph"], arrays["held-out/energy/members"]
         mean, truth = arrays["held-out/energy/mean"], arrays["held-out/energy/target"]
+        p_values = held_out_p_values(arrays["held-out/domain/p_values"], 72)
+        p_value_of = dict(zip(np.concatenate([fold.graphs for fold in folds]).tolist(), p_values.tolist(), strict=True))
     for position, split in enumerate(splits):
         seen = np.isin(graph, np.union1d(split.train, split.valid))
         np.testing.assert_array_equal(np.isnan(words[position]), seen)
@@ -107,6 +110,7 @@ def test_no_member_says_anything_about_a_graph_that_it_has_seen(
         alone = [Point(mean=torch.from_numpy(words[fold.members[0], own]))]
         nodes = store.sizes().nodes[graph[own]]
         one = NumberEstimate.of(ENERGY, alone, np.ones(1), calibration.without_folds(), nodes)
+        one = one.at(calibration, np.array([p_value_of[g] for g in graph[own].tolist()]))
         np.testing.assert_allclose(fold.scores[0], np.sort(np.abs(one.mean - truth[own]) / one.std), rtol=1e-9)
 
 
@@ -137,6 +141,7 @@ def test_the_ensemble_says_how_it_was_calibrated_and_predicts(
         for part in ("held-out", "test"):
             scores = evaluation.parts[part][name]
             assert len(scores.members) == FOLDS and scores.trivial["rmse"] is not None
+            assert scores.baselines.keys() == ({"ridge", "boosting"} if name == "energy" else set())
             assert bool(scores.best_member) == (part == "test")
     assert str(evaluation)
     predictions = ensemble.predict(frames[:9])

@@ -49,7 +49,7 @@ def test_files_say_what_the_ensemble_says(ensemble: Path, stored: Path, store: M
     arrays = arrays_of(tmp_path / "out.h5")
     for name in ("energy", "forces"):
         for quantity in ("mean", "std", "lower", "upper", "epistemic", "aleatoric"):
-            assert np.array_equal(arrays[f"fields/{name}/{quantity}"], direct[name][quantity])
+            assert np.array_equal(arrays[f"fields/{name}/{quantity}"], direct[name][quantity], equal_nan=True)
     assert arrays["graph"].tolist() == list(range(len(store)))
     assert set(arrays["status"]) == {"ok"}
     with h5py.File(tmp_path / "out.h5") as file:
@@ -95,8 +95,8 @@ def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble: Path, stored: Path, tm
                 values = stream.read(name)
                 blocks.setdefault(name, []).append(np.array(json.loads(values)) if isinstance(values, str) else values)
     for name, values in first.items():
-        assert np.array_equal(values, second[name])
-        assert np.array_equal(values, np.concatenate(blocks[name]))
+        np.testing.assert_array_equal(values, second[name])
+        np.testing.assert_array_equal(values, np.concatenate(blocks[name]))
 
 
 def _predict_with_few_files(ensemble: Path, structures: Path, out: Path) -> None:

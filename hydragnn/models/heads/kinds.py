@@ -1,6 +1,7 @@
 """Head kinds: keys, targets, and the fields they can predict."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field as Setting
@@ -16,6 +17,7 @@ from hydragnn.models.heads.base import HeadContext, HeadSettings
 from hydragnn.models.heads.modules import (
     NUMBER_OUTPUTS,
     ClassOutput,
+    ConservedHead,
     ConvolvedHead,
     DistributionHead,
     EdgeHead,
@@ -158,6 +160,14 @@ class _PooledHead(_NumberHead):
 class ScalarHeadSettings(_ItemHead, _PooledHead):
     """Numbers on nodes, edges or graphs that do not turn."""
 
+    acts_with: ClassVar = {
+        "total_shift": ActsWith(
+            words="in a head with a total",
+            remedy="give total = 0 or a graph input",
+            holds=lambda head: head.total is not None,
+        )
+    }
+
     kind: Literal["scalar"] = "scalar"
 
     pool: Literal["sum", "mean", "max"] | None = None
@@ -171,24 +181,51 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
     """Node input of the field's shape that the network corrects (node fields only): the answer of a cheaper method, as a coarse solve or a
     simpler model. It is added to what the network says, times a learned number per component, before ``graph_scale``."""
 
+    total: Finite | str | None = None
+    """Sum of a node field over each graph (node fields only): 0, or the name of a graph input with its value, in the unit of the field. The charges of a molecule
+    are an example. Values are shifted so that they add up to it. Absent: nothing holds for the sum."""
+
+    total_shift: Literal["softness", "equal"] = "softness"
+    """Shares of the nodes in the shift to the total: softness, by a positive number that a network predicts for each node, or equal. Predicted shares are
+    the default, since nodes that are known well (hydrogen) should move less than others."""
+
     symmetry: Literal["symmetric", "antisymmetric"] | None = None
     """What an edge's value is in the other direction (edge fields only): the same (a misorientation) or minus it (a flux from
     sender to receiver). Absent: anything. With a symmetry every edge needs its reverse in the graph."""
+
+    @field_validator("total")
+    @classmethod
+    def _is_zero_or_input(cls, value: float | str | None) -> float | str | None:
+        if value == "" or (isinstance(value, float) and value):
+            raise ValueError(f"{value!r} is no total; write 0, or the name of a graph input that holds it")
+        return value
 
     @property
     def corrected_input(self) -> str:
         """Name of the node input that the network corrects; empty for none."""
         return self.correction_of or ""
 
+    @property
+    def conserved(self) -> str | None:
+        """Graph input that values add up to; empty for 0, None for no total."""
+        return self.total if self.total is None or isinstance(self.total, str) else ""
+
+    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
+        """The one field of this head, with its total."""
+        return tuple(replace(target, total=self.conserved) for target in super().targets(fields))
+
     def build(self, field: Field, context: HeadContext) -> nn.Module:
         """Return the network of numbers."""
         return self.network(NUMBER_OUTPUTS[self.distribution](field), field, context)
 
     def node_network(self, output: DistributionHead[Any], channels: int) -> nn.Module:
-        """Return the network of nodes, with a factor per graph for ``graph_scale``."""
+        """Return the network of nodes, with a factor per graph and a total where requested."""
+        head = super().node_network(output, channels)
         if self.graph_scale:
-            return ScaledNodeHead(output, self.hidden_dims, channels, self.correction_of)
-        return super().node_network(output, channels)
+            head = ScaledNodeHead(output, self.hidden_dims, channels, self.correction_of)
+        if self.conserved is None:
+            return head
+        return ConservedHead(head, self.hidden_dims, channels, self.conserved, softness=self.total_shift == "softness")
 
     def check(self, field: Field) -> None:
         """Numbers with parity scalar, on nodes, edges or graphs."""
@@ -196,6 +233,10 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
         if field.parity != "scalar":
             raise InputError(
                 f'head {field.name}: it is a {field.parity}, and kind scalar does not turn; use kind = "{field.parity}"'
+            )
+        if self.conserved is not None and field.on != "node":
+            raise InputError(
+                f"head {field.name}: total is for node fields, and {field.name} lies on {field.on}s; remove it"
             )
         _refuse_keys_of_other_places(self, field)
 

@@ -43,7 +43,7 @@ from hydragnn.models.compiler import mended_compiler
 
 HEADS: dict[str, dict[str, Any]] = {
     "energy": {"kind": "energy", "field": "energy"},
-    "charge": {"kind": "scalar", "field": "charge", "hidden_dims": []},
+    "charge": {"kind": "scalar", "field": "charge", "hidden_dims": [], "total": 0},
 }
 
 

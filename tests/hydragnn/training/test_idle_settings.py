@@ -44,6 +44,7 @@ OTHER: dict[str, Any] = {
     "per_index": 7,
     "pool": "sum",
     "correction_of": "size",
+    "total": 0.0,
     "class_weights": "balanced",
 }
 """Other values than the default where the annotation tells none."""

@@ -276,6 +276,7 @@ def write_ensemble(folder: Path, store: Path) -> Path:
         write_json(folder / "members" / str(number) / "record.json", asdict(record))
     detectors = ("kinds", "structure", "spread")
     arrays |= {f"{part}/domain/scores": generator.gamma(2, 0.2, size=(40, 3)) for part in parts}
+    arrays |= {f"{part}/domain/p_values": generator.uniform(size=40) for part in parts}
     domain = {
         "false_alarms": 0.02,
         "detectors": detectors,

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from hydragnn.config import RunConfig
+from hydragnn.datasets import make_split, open_store
+from hydragnn.models import load_model
 from hydragnn.runs import train
 from hydragnn.scripts.report.collect import collect
+from hydragnn.training.baselines import baseline_errors, fitted_baselines
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +41,17 @@ def test_the_dots_belong_to_validation_graphs(trained: Path) -> None:
     graphs, counts = np.unique(points.graph, return_counts=True)
     assert facts.data is not None and len(graphs) == facts.data.parts["valid"]
     assert counts.tolist() == facts.data.nodes[graphs].tolist()
+
+
+def test_simple_baselines_of_a_run_are_those_of_its_own_training_and_validation_parts(trained: Path) -> None:
+    model, config = load_model(trained / "model"), RunConfig.parse(json.loads((trained / "config.json").read_text()))
+    store = open_store(config.data.store)
+    split = make_split(store, config.split)
+    fitted = fitted_baselines(store, split.train, model.targets, model.inputs)
+    expected = baseline_errors([(fitted, split.valid)], store, model.targets)
+    scores = {one.field: one for one in collect(trained).parts["valid"].scores}
+    assert set(expected) == {"energy", "charge"} and not scores["forces"].baselines
+    for name, by_baseline in expected.items():
+        assert {one.name: one["mae"] for one in scores[name].baselines} == {
+            one: metrics["mae"] for one, metrics in by_baseline.items()
+        }

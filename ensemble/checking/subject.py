@@ -1,0 +1,177 @@
+"""Models under check, with the structures and graphs they are checked on."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.calculators.calculator import PropertyNotImplementedError
+from ase.io import read
+from ase.stress import voigt_6_to_full_3x3_stress
+from jaxtyping import Float, Int
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import open_store
+from hydragnn.ensemble.calculator import EnsembleCalculator
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.uncertainty import Array
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
+from hydragnn.graphs.joining import concatenate, unbatch
+
+FEW = 3
+"""Structures of a store or a file; a law takes its worst."""
+SMALL = 64
+"""Nodes of the largest graph drawn, if there are so small ones: force constants of six atoms take 72 predictions."""
+FARTHEST = 12.0
+"""Angstrom, the cutoff of calculators, which do not say theirs; published potentials have shorter ones."""
+
+
+class DoesNotApply(Exception):
+    """Reason why a law says nothing about a model."""
+
+
+class Values(NamedTuple):
+    """Numbers of one field, on what, with which parity, and the size below which differences are not relative."""
+
+    numbers: Float[Array, "items *shape"]
+    on: Location
+    parity: str
+    size: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """Anything that predicts, and what it is asked for."""
+
+    name: str
+    new_calculator: Callable[[], Any] | None
+    """A calculator of ASE without a past; None for a model without energies of atoms."""
+    frames: Sequence[Atoms] = ()
+    cutoff: float = FARTHEST
+    ensemble: Ensemble | None = None
+    """A model of ours in double precision."""
+    single: Ensemble | None = None
+    """The same in its own precision."""
+    graphs: GraphBatch | None = None
+
+    @cached_property
+    def calculator(self) -> Any:
+        """Return a calculator that is used again."""
+        return self.fresh()
+
+    def fresh(self) -> Any:
+        """Return a calculator without a past; DoesNotApply without energies."""
+        if self.new_calculator is None:
+            raise DoesNotApply("the model predicts no energies of atoms")
+        return self.new_calculator()
+
+    @property
+    def ours(self) -> tuple[Ensemble, GraphBatch]:
+        """Return model and graphs; DoesNotApply for a calculator of others."""
+        if self.ensemble is None or self.graphs is None:
+            raise DoesNotApply("it is about fields and members of a model of this program")
+        return self.ensemble, self.graphs
+
+    def structures(self, rattle: float = 0.0) -> Iterator[tuple[str, Atoms]]:
+        """Yield the structures by name, displaced at random; DoesNotApply without energies."""
+        _ = self.calculator
+        for number, frame in enumerate(self.frames):
+            atoms = frame.copy()
+            if rattle:
+                atoms.rattle(rattle, seed=1)
+            yield f"structure {number} ({atoms.symbols})", atoms
+
+    def results(self, frames: Sequence[Atoms]) -> list[dict[str, Any]]:
+        """Return energy, forces and stress of structures; a model of ours has them as one batch."""
+        calculator = self.calculator
+        if self.ensemble is None:
+            return [results_of(atoms, calculator) for atoms in frames]
+        predictions, results = self.ensemble.predict(frames), [dict[str, Any]() for _ in frames]
+        rows = np.cumsum(predictions.nodes_per_graph)[:-1]
+        for name, field in calculator.names.items():
+            means = predictions[field]["mean"] * calculator.factors[name]
+            for result, own in zip(results, np.split(means, rows) if name == "forces" else means):
+                result |= (
+                    {name: own.item() if name == "energy" else own}
+                    if np.isfinite(own).any() or name != "stress"
+                    else {}
+                )
+        return results
+
+
+def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
+    """Return energy, forces and stress of one structure, without those of earlier ones."""
+    atoms = atoms.copy()
+    getattr(calculator, "reset", lambda: None)()
+    atoms.calc = calculator
+    results: dict[str, Any] = {"energy": float(atoms.get_potential_energy())}
+    for name, full in (("forces", np.array), ("stress", voigt_6_to_full_3x3_stress)):
+        try:
+            if name == "forces" or (atoms.pbc.all() and atoms.cell.rank == 3):
+                results[name] = full(calculator.get_property(name, atoms))
+        except PropertyNotImplementedError:
+            continue
+    return results
+
+
+def calculator_subject(name: str, factory: Callable[[], Any], structures: Path, seed: int = 0) -> Subject:
+    """Return a calculator of ASE with structures of a file."""
+    return Subject(name=name, new_calculator=factory, frames=_of_file(structures, seed))
+
+
+def model_subject(folder: Path, structures: Path | None = None, *, branch: str = "", seed: int = 0) -> Subject:
+    """Return a run or an ensemble with structures of a file, or of its training store.
+
+    Laws are checked in double precision, where a broken one is not hidden by rounding.
+    """
+    ensemble, single = (Ensemble.load(folder, dtype=dtype, branch=branch) for dtype in (torch.float64, None))
+    frames = None if structures is None else _of_file(structures, seed)
+    if frames is not None:
+        graphs = [ensemble.structures.graph(atoms, f"structure {number}") for number, atoms in enumerate(frames)]
+    else:
+        path = ensemble.members[0].config.data.store
+        if not path.exists():
+            raise InputError(f"the training store {path} is not there; give --structures FILE, or put it back")
+        store = open_store(path)
+        graphs = unbatch(store.read(_drawn(store.sizes().nodes, seed), ensemble.needed(store)))
+    facts: Mapping[str, Any] = {
+        "name": str(folder),
+        "ensemble": ensemble,
+        "single": single,
+        "graphs": concatenate(graphs),
+    }
+    try:
+        rule = EnsembleCalculator(ensemble).structures
+    except InputError:  # no energy, or no atoms: laws of fields remain
+        return Subject(new_calculator=None, **facts)
+    frames = [_atoms_of(graph, rule.fields) for graph in graphs] if frames is None else frames
+    return Subject(new_calculator=lambda: EnsembleCalculator(ensemble), frames=frames, cutoff=rule.cutoff, **facts)
+
+
+def _of_file(path: Path, seed: int) -> list[Atoms]:
+    try:
+        frames = read(path, ":")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} holds no structures that ASE reads: {error}") from error
+    return [frames[number] for number in _drawn(np.array([len(one) for one in frames]), seed)]
+
+
+def _drawn(nodes: Int[Array, " graphs"], seed: int) -> Int[Array, " few"]:
+    """Return the numbers of a few graphs, no large one if there are others."""
+    small = np.flatnonzero((nodes <= max(SMALL, nodes.min())) & (nodes > 0))
+    return np.sort(np.random.default_rng(seed).choice(small, min(FEW, len(small)), replace=False))
+
+
+def _atoms_of(graph: GraphBatch, fields: Sequence[Any]) -> Atoms:
+    """Return the structure of a graph, with the fields that members read."""
+    cell, periodic = graph.cell[0].numpy(), graph.periodic[0].numpy()
+    atoms = Atoms(graph[ATOMIC_NUMBERS].numpy(), graph.positions.numpy(), cell=cell, pbc=periodic)
+    for field in fields:
+        values = graph[field.name].numpy()
+        (atoms.arrays if field.on == "node" else atoms.info)[field.name] = values if field.on == "node" else values[0]
+    return atoms

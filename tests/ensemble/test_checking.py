@@ -1,0 +1,175 @@
+"""A broken law is found by its own row, and what is sound passes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.calculator import all_changes
+from ase.calculators.emt import EMT
+from ase.calculators.lj import LennardJones
+from ase.io import write
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import read_toml
+from hydragnn.conformance.transforms import jump
+from hydragnn.ensemble.checking import Finding, Subject, findings, findings_of, model_subject
+from hydragnn.ensemble.checking.laws import LAWS
+from hydragnn.scripts.check_command import check
+
+EXACT = {
+    "rotation", "permutation", "translation", "arrays that are not contiguous", "repetition", "batches", "extensivity", "detached fragments",
+    "forces", "symmetric force constants", "acoustic sums", "stale results", "errors are not silent", "shapes of results", "precision",
+    "no copies", "change of units", "spread of members",
+}  # fmt: skip
+
+
+def crystal() -> Atoms:
+    atoms = bulk("Cu", cubic=True)
+    atoms.numbers[0] = 79
+    atoms.rattle(0.05, seed=3)
+    return atoms
+
+
+def of_law(name: str, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> Finding:
+    monkeypatch.setattr(findings, "LAWS", {name: LAWS[name]})
+    (finding,) = findings_of(subject)
+    return finding
+
+
+class Wrong(EMT):
+    """EMT with one fault."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault, self.count = fault, 0
+
+    def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
+        changes = super().check_state(atoms, tol)
+        return [one for one in changes if one != "cell"] if self.fault == "stale cell" else changes
+
+    def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+        super().calculate(atoms, properties or ["energy"], system_changes)
+        assert self.atoms is not None
+        count, results = len(self.atoms), self.results
+        results.pop("free_energy", None)
+        self.count += 1
+        match self.fault:
+            case "intensive":
+                results["energy"] /= count
+            case "by order":
+                results["energy"] += 0.1 * self.atoms.numbers[0]
+            case "by axes":
+                results["energy"] += 0.1 * self.atoms.positions[:, 0].std()
+            case "by place":
+                results["energy"] += 0.1 * self.atoms.positions[0, 0]
+            case "by memory":
+                results["energy"] += 0.1 * self.count
+            case "by layout":
+                results["energy"] += 0.1 * (not self.atoms.cell.array.flags.c_contiguous)
+            case "forces":
+                results["forces"] = 1.01 * results["forces"]
+            case "no energy behind":
+                results["forces"] = results["forces"] @ np.array([[1, 0.1, 0], [-0.1, 1, 0], [0, 0, 1]])
+            case "anchored":
+                results["forces"] = results["forces"] - 0.1 * self.atoms.positions
+            case "sign of stress":
+                results["stress"] = -results["stress"]
+            case "energies of members":
+                results["energies"] = np.zeros(3)
+            case "noise":
+                results["energy"] += 0.02 * np.sin(1e4 * self.atoms.positions[:, 0].sum())
+            case "attraction":
+                results["energy"] *= -1
+                results["forces"] = -results["forces"]
+
+
+FAULTS = {
+    "intensive": "extensivity",
+    "by order": "permutation",
+    "by axes": "rotation",
+    "by place": "translation",
+    "by memory": "repetition",
+    "forces": "forces",
+    "no energy behind": "symmetric force constants",
+    "anchored": "acoustic sums",
+    "sign of stress": "stress",
+    "energies of members": "shapes of results",
+    "stale cell": "stale results",
+    "noise": "through the cutoff",
+    "attraction": "compression",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_by_its_law_which_holds_without_it(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for factory, verdict in ((EMT, "passed"), (lambda: Wrong(fault), "failed")):
+        subject = Subject(name="", new_calculator=factory, frames=[crystal()], cutoff=3.0)
+        finding = of_law(FAULTS[fault], subject, monkeypatch)
+        assert finding.verdict == verdict, finding
+
+
+def test_forces_that_end_at_once_are_seen_at_their_cutoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    for smooth, verdict in ((False, "failed"), (True, "passed")):
+        make = lambda smooth=smooth: LennardJones(sigma=2.3, epsilon=0.2, smooth=smooth)  # noqa: E731
+        subject = Subject(name="", new_calculator=make, frames=[crystal()])
+        finding = of_law("through the cutoff", subject, monkeypatch)
+        assert finding.verdict == verdict, finding
+    finding = of_law("through the cutoff", Subject(name="", new_calculator=LennardJones, frames=[]), monkeypatch)
+    assert finding.verdict == "failed" and "Error" in finding.where  # what raises never passes
+
+
+@pytest.mark.parametrize("place", [0.123, 0.4, 0.5001, 0.9])
+def test_a_jump_is_found_wherever_it_falls_between_points(place: float) -> None:
+    def values(shares: tuple[float, ...]) -> torch.Tensor:
+        at = torch.tensor(shares, dtype=torch.float64)
+        return (at.sin() + (at > place)).unsqueeze(1)
+
+    for refinements in (2, 4):
+        found, height = jump(values, refinements)
+        assert found == pytest.approx(place, abs=1e-3) and height == pytest.approx(1, abs=0.01)
+
+
+def test_an_ensemble_has_every_exact_law_and_a_run_no_laws_of_members(ensemble: Path, runs: list[Path]) -> None:
+    found = {one.law: one for one in findings_of(model_subject(ensemble))}
+    assert {name for name in EXACT if found[name].verdict != "passed"} == {"extensivity"}  # which clusters lack
+    assert found["extensivity"].verdict == found["stress"].verdict == "does not apply"
+
+
+def test_the_page_the_value_and_the_status_say_what_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        findings, "LAWS", {name: LAWS[name] for name in ("errors are not silent", "precision", "rotation")}
+    )
+    page, frames = tmp_path / "page.md", tmp_path / "frames.xyz"
+    write(frames, [crystal()])
+    words: dict[str, Any] = {"calculator": "ase.calculators.emt:EMT", "structures": frames, "out": page}
+    with pytest.raises(InputError, match=r"add --allow-code ase\.calculators\.emt"):
+        check(None, **words)
+    for as_json in (True, False):
+        with pytest.raises(typer.Exit) as end:
+            check(None, **words, allow_code=["ase"], as_json=as_json)
+        assert end.value.exit_code == 1
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert {one["law"]: one["verdict"] for one in json.loads(first)} == {
+        "errors are not silent": "failed",  # EMT takes a position that is no number
+        "precision": "does not apply",
+        "rotation": "passed",
+    }
+    assert any("errors are not silent fails in structure 0" in line for line in rest)
+    assert "| errors are not silent | **failed** | 2 | <= 0 energies |" in page.read_text()
+    with pytest.raises(InputError, match="MODEL, or --calculator"):
+        check(None)
+
+
+def test_every_law_has_a_limit_and_stands_on_the_page(root: Path) -> None:
+    table = read_toml(findings.TABLE)
+    assert list(table) == list(LAWS)
+    page = (root / "docs" / "check.md").read_text()
+    assert [name for name in LAWS if f"| {name} |" not in page] == []

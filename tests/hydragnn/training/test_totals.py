@@ -1,0 +1,254 @@
+"""Values of nodes add up to a total: in physical units, in every step and form of a model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hydragnn.base.errors import InputError
+from hydragnn.config import RunConfig
+from hydragnn.conformance.cases import INPUTS, make_graph, small_settings
+from hydragnn.conformance.symmetry import permuted
+from hydragnn.datasets import MemoryStore
+from hydragnn.distributed import Ranks
+from hydragnn.ensemble import Ensemble, build_ensemble
+from hydragnn.graphs import Field, GraphBatch, concatenate
+from hydragnn.models import GraphModel, TrainedModel, build_model, load_model, parse_head, replay, target_from_json
+from hydragnn.models.distributions import Number
+from hydragnn.models.trained_stack import TrainedStack
+from hydragnn.runs import recording
+from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.plan import plan_run
+from hydragnn.runs.recording import with_replays
+from hydragnn.training.data import DevicePlacement
+from hydragnn.training.loop import take_step
+from tests.hydragnn.training.conftest import CHARGE, ENERGY
+from tests.hydragnn.training.recorder import StandIn
+from tests.hydragnn.training.test_stacked_steps import assert_near, steps_of
+
+Configs = Callable[..., RunConfig]
+SITE, PAIR = Field(name="site", on="node", role="target"), Field(name="pair", on="node", shape=(2,), role="target")
+LABEL = Field(name="label", on="node", classes=3, dtype="int64", role="target")
+OF_GRAPH = Field(name="of_graph", on="graph", role="target")
+MOMENTS = Field(name="moments", on="graph", shape=(2,))
+NET = Field(name="net", on="graph", unit="e", dtype="float64")
+FIELDS = (*INPUTS, SITE, PAIR, LABEL, OF_GRAPH, MOMENTS)
+WITH_NET = {"data__inputs": ["atomic_numbers", "net"]}
+WAYS: dict[str, dict[str, Any]] = {
+    "zero": {"total": 0},
+    "zero, equally": {"total": 0.0, "total_shift": "equal"},
+    "graph field": {"total": "load"},
+    "graph field, equally": {"total": "load", "total_shift": "equal"},
+    "gaussian": {"total": "load", "distribution": "gaussian", "loss": "nll"},
+    "networks per index": {"total": "load", "per_index": 4},
+    "layers and factors of its own": {"total": "load", "conv_layers": 1, "graph_scale": True},
+}
+
+
+def built(
+    head: dict[str, Any], field: str = "site", kind: str = "schnet", inputs: str = "species size load"
+) -> GraphModel:
+    heads = [parse_head({"kind": "scalar", "field": field, "hidden_dims": [6], **head})]
+    return build_model(small_settings(kind), heads, FIELDS, inputs=inputs.split(), dim=3, seed=0).double()
+
+
+def values_of(model: GraphModel, batch: GraphBatch, field: str = "site") -> Number:
+    result: Number = model(batch)[field]  # type: ignore[assignment]
+    return result
+
+
+def sums(values: Tensor, batch: GraphBatch) -> Tensor:
+    return torch.stack([part.sum(0) for part in values.split(batch.counts("node").tolist())])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_values_add_up_and_depend_on_neither_company_nor_order(way: str) -> None:
+    model, sizes = built(WAYS[way]), (4, 4) if way == "networks per index" else (3, 6)
+    graphs = [make_graph(seed, nodes) for seed, nodes in enumerate(sizes)]
+    batch = concatenate(graphs)
+    values = values_of(model, batch)
+    expected = batch["load"] if "graph field" in way or way in ("gaussian", *[*WAYS][5:]) else torch.zeros(2)
+    torch.testing.assert_close(sums(values.mean, batch), expected.double(), rtol=1e-12, atol=1e-12)
+    alone = [values_of(model, graph).mean for graph in graphs]
+    torch.testing.assert_close(torch.cat(alone), values.mean, rtol=1e-12, atol=1e-12)
+    if way != "networks per index":
+        order = torch.randperm(6, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(
+            values_of(model, permuted(graphs[1], order)).mean, alone[1][order], rtol=1e-12, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("shift", ["softness", "equal"])
+def test_the_shift_is_the_equation_and_has_its_gradients(shift: str) -> None:
+    model, batch = built({"total": "load", "total_shift": shift}), concatenate([make_graph(0, 3), make_graph(1, 6)])
+    (head,) = model.heads
+    graph = model.message_graph(batch, model.edge_vectors(batch))
+    states = model.encode(batch, graph)
+    raw = head.get_submodule("head")(states, graph, batch).mean
+    soft = torch.ones(9, dtype=torch.float64)
+    if shift == "softness":
+        soft = torch.nn.functional.softplus(head.get_submodule("softness")(states[0])).squeeze(1) + 1e-6
+    expected = torch.cat(
+        [
+            a + s / s.sum() * (total - a.sum())
+            for a, s, total in zip(raw.split([3, 6]), soft.split([3, 6]), batch["load"])
+        ]
+    )
+    actual = values_of(model, batch).mean
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    weights = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    ours, theirs = (
+        torch.autograd.grad((one * weights).sum(), [*model.parameters()], retain_graph=True, allow_unused=True)
+        for one in (actual, expected)
+    )
+    for one, other in zip(ours, theirs):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_components_have_totals_of_their_own() -> None:
+    batch = concatenate([make_graph(0, 3), make_graph(1, 6)])
+    moments = torch.randn(2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    batch = batch.with_fields({"moments": moments}, fields=[MOMENTS])
+    model = built({"total": "moments"}, "pair", inputs="species moments")
+    torch.testing.assert_close(sums(values_of(model, batch, "pair").mean, batch), moments, rtol=1e-12, atol=1e-12)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "graph fields": ({"field": "of_graph", "total": 0}, "total is for node fields, and of_graph lies on graphs"),
+    "classes": ({"kind": "classes", "field": "label", "total": 0}, 'total belongs to kind = "scalar"'),
+    "unknown": ({"total": "laod"}, "total = 'laod' is no numeric graph input; did you mean load"),
+    "classes of graphs": ({"total": "phase"}, "total = 'phase' is no numeric graph input"),
+    "node fields": ({"total": "size"}, "total = 'size' is no numeric graph input"),
+    "not an input": ({"total": "moments"}, "total = 'moments' is no numeric graph input"),
+    "other shape": ({"field": "pair", "total": "load"}, r"total = 'load' has shape \(\), the field \(2,\)"),
+    "other numbers": ({"total": 1}, "1.0 is no total; write 0, or the name of a graph input"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_totals_that_cannot_hold_are_refused(case: str) -> None:
+    head, sentence = REFUSED[case]
+    with pytest.raises(InputError, match=sentence):
+        built(head, inputs="species size load phase")
+
+
+@pytest.fixture(scope="module")
+def charged(material: ModuleType) -> MemoryStore:
+    """Return clusters with the sums of their charges, or 3 where these are not known."""
+    whole = material.clusters(40)
+    graphs = []
+    for number in range(len(whole)):
+        graph = whole.read([number])
+        known = bool(graph.masks["charge"].all()) if "charge" in graph.masks else True
+        net = graph["charge"].sum().reshape(1) if known else torch.full((1,), 3.0, dtype=torch.float64)
+        graphs.append(graph.with_fields({"net": net}, fields=[NET]))
+    return MemoryStore(graphs, whole.attributes)
+
+
+@pytest.fixture(scope="module")
+def folders(charged: MemoryStore, make_config: Configs, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    from hydragnn.runs import train
+
+    root, heads = tmp_path_factory.mktemp("totals"), [ENERGY, {**CHARGE, "total": "net"}]
+    for seed in (0, 1):
+        config = make_config("schnet", heads, train__seed=seed, train__precision="fp32", **WITH_NET)
+        record = train(config, root / str(seed), store=charged)
+        assert record.status == "finished" and not [note for note in record.notes if "add up" in note]
+    return [root / "0", root / "1"]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_saved_models_and_ensembles_keep_totals_in_physical_units(
+    folders: list[Path], charged: MemoryStore, dtype: torch.dtype, tolerance: float
+) -> None:
+    batch = charged.read(range(40))
+    models = [load_model(folder / "model", dtype) for folder in folders]
+    scale = models[0].normalisation.scales
+    assert scale["net"] == scale["charge"] and scale["net"].mean == (0.0,) and scale["net"].std != (1.0,)
+    stack = TrainedStack(models)
+    for model, (stacked, _) in zip(models, stack.predict_with_states(batch)):
+        values = values_in(model.predict(batch)["charge"])
+        assert float((sums(values, batch) - batch["net"]).abs().max()) < tolerance * float(batch["net"].abs().max())
+        torch.testing.assert_close(values_in(stacked["charge"]), values, rtol=0, atol=tolerance)
+    with pytest.raises(InputError, match="no field net, which the model reads"):
+        models[0].predict(batch.with_fields(drop=["net"]))
+
+
+def values_in(prediction: Any) -> Tensor:
+    values: Tensor = prediction.mean
+    return values
+
+
+def test_means_of_ensembles_keep_totals(folders: list[Path], charged: MemoryStore, tmp_path: Path) -> None:
+    build_ensemble(folders, tmp_path / "ensemble", store=charged)
+    batch = charged.read(range(40))
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        estimate = Ensemble.load(tmp_path / "ensemble", dtype=dtype).predict(batch)["charge"]
+        found = sums(torch.from_numpy(np.asarray(estimate.mean)), batch)
+        assert float((found - batch["net"]).abs().max()) < tolerance * float(batch["net"].abs().max())
+        assert (estimate["lower"] < estimate["upper"]).all()
+
+
+@pytest.mark.parametrize("shift", ["softness", "equal"])
+def test_eight_runs_with_totals_as_one_take_the_steps_of_each(
+    shift: str, make_config: Configs, charged: MemoryStore
+) -> None:
+    heads = [ENERGY, {**CHARGE, "total": "net", "total_shift": shift}]
+    as_one, alone = ([run_of(make_config, heads, charged, seed=seed) for seed in range(3)] for _ in range(2))
+    for ours, theirs in zip(steps_of(as_one, stacked=True), steps_of(alone, stacked=False)):
+        assert_near(ours.loss, theirs.loss)
+        assert_near(ours.norm, theirs.norm)
+    for one, other in zip(as_one, alone):
+        assert_near(one.state.parameters.vector, other.state.parameters.vector)
+
+
+def run_of(
+    make_config: Configs, heads: list[dict[str, Any]], store: MemoryStore, *, seed: int = 0, **changes: Any
+) -> Assembly:
+    config = make_config("painn", heads, train__seed=seed, train__optimizer="sgd", **WITH_NET, **changes)
+    placement = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
+    return assemble(plan_run(config, store), placement, Ranks(), lambda: None)
+
+
+def test_padded_and_replayed_steps_with_totals_are_the_steps(
+    make_config: Configs, charged: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = StandIn()
+    monkeypatch.setattr(recording, "recorder_on", lambda device: recorder)
+    monkeypatch.setattr(replay, "USES", 0)
+    heads = [ENERGY, {**CHARGE, "total": "net"}]
+    plain, replayed = (
+        with_replays(run_of(make_config, heads, charged, train__graphs=way), Ranks(), lambda: None)
+        for way in ("off", "on")
+    )
+    for ours, theirs in zip(replayed.data.epoch(0), plain.data.epoch(0)):
+        new, old = (take_step(r.state, share, r.context, 1e-3) for r, share in ((replayed, ours), (plain, theirs)))
+        torch.testing.assert_close((new.loss, new.norm), (old.loss, old.norm), rtol=1e-12, atol=0)
+    assert recorder.replays > 0
+    trained = TrainedModel(
+        model=plain.state.model, normalisation=plain.data.branches[0].normalisation, dtype=torch.float64
+    )
+    batch = charged.read(range(40))
+    assert float((sums(values_in(trained.predict(batch)["charge"]), batch) - batch["net"]).abs().max()) < 1e-11
+
+
+def test_labels_that_miss_their_total_are_noted(trained: Callable[..., Any]) -> None:
+    record = trained(heads=[ENERGY, {**CHARGE, "total": 0}], train__epochs=1)
+    assert any("labels of charge do not add up to zero" in note for note in record.notes)
+
+
+def test_targets_without_a_total_have_the_json_of_older_versions() -> None:
+    with_total, without = (
+        target
+        for head in ({"total": "load"}, {})
+        for target in parse_head({"kind": "scalar", "field": "site", **head}).targets({"site": SITE})
+    )
+    assert with_total.to_json()["total"] == "load" and "total" not in without.to_json()
+    assert target_from_json(with_total.to_json()) == with_total and target_from_json(without.to_json()) == without
