@@ -220,9 +220,10 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
 
     def node_network(self, output: DistributionHead[Any], channels: int) -> nn.Module:
         """Return the network of nodes, with a factor per graph and a total where requested."""
-        head = super().node_network(output, channels)
         if self.graph_scale:
-            head = ScaledNodeHead(output, self.hidden_dims, channels, self.correction_of)
+            head: nn.Module = ScaledNodeHead(output, self.hidden_dims, channels, self.correction_of)
+        else:
+            head = super().node_network(output, channels)
         if self.conserved is None:
             return head
         return ConservedHead(head, self.hidden_dims, channels, self.conserved, softness=self.total_shift == "softness")
