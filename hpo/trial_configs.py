@@ -20,6 +20,9 @@ from hydragnn.hpo.space.points import NUMBER, Point, Space, all_points, allowed_
 FIXED = ("data.store", "split", "train.epochs")
 """Trials that differ in these cannot be compared, so that they are not searched."""
 
+NETWORK = ("hidden_dims", "pool")
+"""Keys of heads that change their network and not the loss."""
+
 UNKNOWN_KEY = re.compile(r"unknown key ([^;\s]+);")
 TRIES = 64
 MISSES = 1000
@@ -154,7 +157,7 @@ def _check_paths(settings: CampaignSettings, space: Space) -> None:
                 "set it in the base configuration"
             )
         section, *_, last = path.split(".")
-        if settings.search.objective == "valid/loss" and section == "heads" and last != "hidden_dims":
+        if settings.search.objective == "valid/loss" and section == "heads" and last not in NETWORK:
             raise InputError(
                 f'{settings.source}: search.space."{whole}" changes what valid/loss means, so that trials cannot be '
                 'compared by it; set objective to a metric such as "valid/energy/mae" or to weights per field'

@@ -6,7 +6,11 @@ from typing import Any
 
 from hydragnn.architectures import architecture_of
 from hydragnn.architectures.base import Searched
+from hydragnn.config import RunConfig, parse_config
+from hydragnn.datasets import open_store
+from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.hpo.space.able import able_kinds, has_positions
+from hydragnn.models.heads.kinds import ScalarHeadSettings
 
 KIND = "model.kind"
 
@@ -46,7 +50,26 @@ def default_space(base: Mapping[str, Any], source: str) -> tuple[dict[str, dict[
         if all(_value(base, place) is None for place in (path, *RELATED.get(path, ())))
     }
     choice = {} if given is not None else {KIND: {"type": "categorical", "choices": kinds}}
-    return {**choice, **of_model, **of_training}, left_out
+    return {**choice, **of_model, **_head_parameters(base, kinds[0]), **of_training}, left_out
+
+
+def _head_parameters(base: Mapping[str, Any], kind: str) -> dict[str, dict[str, Any]]:
+    """Return the pool of intensive numbers of graphs whose nodes have no species.
+
+    Grains and cells differ in size, and weights of attention learn it; where values add up, or nodes are alike, a mean is better.
+    """
+    config = parse_config({**base, "model": {"kind": kind}})
+    if not isinstance(config, RunConfig):
+        return {}
+    fields = {field.name: field for field in open_store(config.data.store).fields()}
+    if ATOMIC_NUMBERS in fields:
+        return {}
+    return {
+        f"heads.{number}.pool": {"type": "categorical", "choices": ["mean", "attention"]}
+        for number, head in enumerate(config.heads)
+        if isinstance(head, ScalarHeadSettings) and fields[head.field].on == "graph"
+        if head.pool is None and not head.extensive
+    }
 
 
 def left_out_words(left_out: Mapping[str, str]) -> str:

@@ -126,6 +126,14 @@ def test_a_task_that_no_architecture_can_do_and_a_space_of_another_name_are_refu
         campaign(paths, [STRENGTH], search__space="defalt")
 
 
+def test_the_read_out_of_intensive_numbers_is_searched_where_nodes_have_no_species(paths: Path, rich: Path) -> None:
+    flows = [STRENGTH, {"kind": "scalar", "field": "energy", "extensive": True}]
+    space = campaign(paths, flows).search.space
+    assert space["heads.0.pool"].choices == ["mean", "attention"] and "heads.1.pool" not in space
+    for store, head in ((paths, {**STRENGTH, "pool": "max"}), (rich, STRENGTH)):
+        assert not [path for path in campaign(store, [head]).search.space if path.startswith("heads")]
+
+
 def test_two_parameters_of_one_key_never_hold_together(paths: Path) -> None:
     width = {"type": "int", "low": 8, "high": 16}
     space = {

@@ -21,7 +21,8 @@ FLUX = Field(name="flux", on="edge", shape=(2,))
 BOND = Field(name="bond", on="edge", classes=3, dtype="int64")
 SITE = Field(name="site", on="node")
 TENSOR = Field(name="tensor", on="graph", shape=(3, 3), parity="tensor")
-FIELDS = (*INPUTS, FLUX, BOND, SITE, TENSOR)
+GAP = Field(name="gap", on="graph")
+FIELDS = (*INPUTS, FLUX, BOND, SITE, TENSOR, GAP)
 
 
 def built(kind: str, *heads: dict[str, Any], edges: bool = True, dim: int = 3) -> GraphModel:
@@ -87,6 +88,17 @@ def test_an_edge_without_its_reverse_is_named() -> None:
     ):
         model(make_graph(7, 3, edges=1))
     assert model(make_graph(3, 4, edges=0))["flux"].mean.shape == (0, 2)  # type: ignore[attr-defined]
+
+
+def test_attention_weighs_nodes_by_a_learned_gate_and_the_weights_of_a_graph_sum_to_one(batch: GraphBatch) -> None:
+    model = built("schnet", {"kind": "scalar", "field": "gap", "pool": "attention"})
+    (head,) = model.heads
+    states = model.with_states(batch)[1][0]
+    scores, values = head.gate(states)[:, 0], head.network(states)[:, 0]  # type: ignore[operator]
+    expected = torch.stack(
+        [(scores[of].softmax(0) * values[of]).sum() for of in map(batch.owner("node").eq, range(len(batch)))]
+    )
+    torch.testing.assert_close(model(batch)["gap"].mean.flatten(), expected, rtol=1e-12, atol=1e-12)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["painn", "egnn", "schnet"])

@@ -16,6 +16,7 @@ from hydragnn.models.distributions import Categorical, Distribution, Normal, Poi
 from hydragnn.models.heads.base import HeadContext, HeadSettings
 from hydragnn.models.heads.modules import (
     NUMBER_OUTPUTS,
+    AttentionHead,
     ClassOutput,
     ConservedHead,
     ConvolvedHead,
@@ -79,7 +80,7 @@ class _NumberHead(HeadSettings):
 class _ItemHead(HeadSettings):
     """Base of heads whose values do not turn with the graph."""
 
-    pool: Literal["sum", "mean", "max"] | None = None
+    pool: Literal["sum", "mean", "max", "attention"] | None = None
     symmetry: Literal["symmetric", "antisymmetric"] | None = None
 
     per_index: Annotated[int, Setting(ge=1)] | None = None
@@ -98,6 +99,8 @@ class _ItemHead(HeadSettings):
         """Return the network of a field on graphs, edges or nodes."""
         hidden, channels = self.hidden_dims, context.channels
         if field.on == "graph":
+            if self.pool == "attention":
+                return AttentionHead(output, hidden, channels)
             return GraphHead(output, hidden, channels, self.pool or "mean")
         if field.on == "edge":
             return EdgeHead(output, hidden, context, self.symmetry, 0 if field.classes else field.width)
@@ -170,8 +173,9 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
 
     kind: Literal["scalar"] = "scalar"
 
-    pool: Literal["sum", "mean", "max"] | None = None
-    """How nodes become a graph field (only there): sum adds up a network on every node, mean (the default) and max pool states."""
+    pool: Literal["sum", "mean", "max", "attention"] | None = None
+    """How nodes become a graph field (only there): sum adds up a network on every node, attention takes its mean with learned weights that sum to
+    one (grains and cells of different size), mean (the default) and max pool states."""
 
     graph_scale: bool = False
     """Multiply a node field by a positive factor per graph, learned from the mean state: for targets whose size varies

@@ -14,7 +14,7 @@ from hydragnn.datasets.normalisation import ELEMENTS
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.padding import is_padded
-from hydragnn.kernels import segment_sum, silu, spread
+from hydragnn.kernels import segment_softmax, segment_sum, silu, spread
 from hydragnn.layers import EdgeInputs, GatedProducts, GatedVectors, MessageGraph, Pool, States, mlp, pool_nodes
 from hydragnn.models.distributions import VARIANCE_FLOOR, Categorical, Distribution, Normal, Number, Point
 from hydragnn.models.heads.base import HeadContext
@@ -215,6 +215,28 @@ class ConservedHead(nn.Module):
         if self.total:
             lacking = lacking + batch.graphs[self.total].reshape(lacking.shape)
         return prediction.shift_by(shares.view(-1, *[1] * (values.dim() - 1)) * graph.to_nodes(lacking))
+
+
+class AttentionHead(nn.Module):
+    """y = output(sum_i a_i network(h_i)), a = softmax_i(gate(h_i)).
+
+    Weights a_i are positive and sum to one in a graph: a mean over nodes that stand for unequal parts, as grains do for volumes (global attention
+    pooling, Li et al. 2016, arXiv:1511.05493, eq. 7). Deviates from the paper: weights share one sum, and values have no tanh. The
+    value is intensive: a graph and two copies of it as one have the same value.
+    """
+
+    def __init__(self, output: DistributionHead[Any], hidden_dims: list[int], channels: int) -> None:
+        super().__init__()
+        self.output = output
+        self.network = mlp([channels, *hidden_dims, output.width])
+        self.gate = mlp([channels, *hidden_dims, 1])
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
+        """A distribution per graph, of the field's shape."""
+        owner, graphs = batch.owner("node"), batch.num_graphs
+        weights = segment_softmax(self.gate(states[0]), owner, graphs)  # [nodes, 1]
+        prediction: Distribution = self.output(segment_sum(weights * self.network(states[0]), owner, graphs))
+        return prediction
 
 
 class GraphHead(nn.Module):
