@@ -29,7 +29,7 @@ Statistic = Literal["degrees", "species"]
 
 Readout = Literal["last", "every layer"]
 
-EdgeData = Literal["lengths", "inputs"]
+ActsOn = Literal["lengths", "inputs", "close atoms"]
 """Data of edges: ``lengths`` where nodes have positions, ``inputs`` where there are lengths or edge features."""
 
 
@@ -92,8 +92,8 @@ class ArchitectureSettings(Settings):
     searched: ClassVar[Searched] = {"hidden_dim": steps(16, 128, 16), "num_layers": steps(2, 4)}
     """Settings that ``search.space = "default"`` varies; ranges in which a model trains on two cores, and that are worth a GPU."""
 
-    acts_on: ClassVar[Mapping[str, EdgeData]] = {}
-    """Settings that act on what edges have; given where the data have no such thing, they are refused."""
+    acts_on: ClassVar[Mapping[str, ActsOn]] = {"repulsion": "close atoms"}
+    """Settings that act on what not all data have; given where the data have no such thing, they are refused."""
 
     kind: str
     """Name of the architecture, or ``package.module:Name`` of a class of yours."""
@@ -172,7 +172,10 @@ ENVELOPE: Literal["polynomial"] = "polynomial"
 class GeometricSettings(ArchitectureSettings):
     """Settings of architectures that see edge lengths."""
 
-    acts_on: ClassVar = dict.fromkeys(("cutoff", "num_radial", "radial", "envelope", "envelope_exponent"), "lengths")
+    acts_on: ClassVar = {
+        **ArchitectureSettings.acts_on,
+        **dict.fromkeys(("cutoff", "num_radial", "radial", "envelope", "envelope_exponent"), "lengths"),
+    }
 
     searched: ClassVar[Searched] = {
         **ArchitectureSettings.searched,

@@ -98,10 +98,15 @@ class ModelDescription:
 
     @property
     def repels(self) -> bool:
-        """Return True for energies with forces, of atoms that may have a repulsion."""
+        """Return True where atoms nearer than in training repel each other."""
+        return self.has_close_atoms and self.model.repulsion == "zbl"
+
+    @property
+    def has_close_atoms(self) -> bool:
+        """Return True for energies with forces of atoms, which may have a repulsion."""
         forces = any(head.kind == "energy" and head.derivatives for head in self.heads)
         atoms = self.dim == 3 and self.edges and ATOMIC_NUMBERS in self.inputs
-        return forces and atoms and self.model.repulsion == "zbl"
+        return bool(forces and atoms)
 
     @property
     def architecture(self) -> type[Architecture]:

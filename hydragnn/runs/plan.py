@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.architectures import architecture_of
-from hydragnn.architectures.base import EdgeData
+from hydragnn.architectures.base import ActsOn
 from hydragnn.base.errors import InputError, about, nearest
 from hydragnn.base.settings import ActsWith, is_complete, is_given
 from hydragnn.config import AnyConfig, BranchSettings, TrainSettings
@@ -141,7 +141,12 @@ def head_factors(head: HeadSettings, model: ModelDescription, store: GraphStore)
     return label_factors(model.fields[head.field], derived, store.attributes, store.dim)
 
 
-ACTS_ON: dict[EdgeData, ActsWith] = {
+ACTS_ON: dict[ActsOn, ActsWith] = {
+    "close atoms": ActsWith(
+        words="on energies with forces or stress of atoms with atomic_numbers as input, and this model has none",
+        remedy="train forces or stress with an energy",
+        holds=lambda model: bool(model.has_close_atoms),
+    ),
     "lengths": ActsWith(
         words="on lengths of edges, and these graphs have no positions",
         remedy="build the store with positions",
