@@ -10,7 +10,7 @@ from torch import nn
 from hydragnn.base.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.layers import States
+from hydragnn.layers import CloseRange, States
 from hydragnn.models.checks import check
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution
@@ -29,21 +29,28 @@ class BranchedModel(nn.Module):
         """Build the trunk and heads of descriptions that ``build_branched`` checked."""
         super().__init__()
         degrees = frozenset[int]().union(*(description.degrees for description in descriptions))
-        self.trunk = GraphModel(replace(descriptions[0], heads=(), shared_degrees=degrees))
+        self.trunk = GraphModel(replace(descriptions[0], heads=(), shared_degrees=degrees, close_range=None))
         of_branches = [build_heads(description, self.trunk) for description in descriptions]
         self.heads = nn.ModuleList(of_branches)
-        self.views = tuple(map(partial(BranchView, self.trunk), of_branches, descriptions))  # registered above already
+        limits = [None if one.close_range is None else CloseRange(one.close_range) for one in descriptions]
+        self.close_ranges = nn.ModuleList(one for one in limits if one is not None)
+        self.views = tuple(map(partial(BranchView, self.trunk), of_branches, limits, descriptions))  # registered above
 
 
 class BranchView(GraphModel):
-    """One branch as a model that shares the whole's weights."""
+    """One branch as a model that shares the whole's weights.
 
-    def __init__(self, trunk: GraphModel, heads: nn.ModuleList, description: ModelDescription) -> None:
+    Its limits of close range are its own, since units and cutoffs of stores may differ.
+    """
+
+    def __init__(
+        self, trunk: GraphModel, heads: nn.ModuleList, close_range: CloseRange | None, description: ModelDescription
+    ) -> None:
         nn.Module.__init__(self)
         for name, part in {**vars(trunk), **trunk._modules}.items():
             if not name.startswith("_"):
                 setattr(self, name, part)
-        self.description, self.heads = description, heads
+        self.description, self.heads, self.close_range = description, heads, close_range
 
     def with_states(self, batch: GraphBatch) -> tuple[dict[str, Distribution], States]:
         """Predictions by the targets' names, ``energy@metals``, and final states."""

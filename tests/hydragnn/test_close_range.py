@@ -22,6 +22,7 @@ from hydragnn.kernels import Topology
 from hydragnn.layers import CloseRange, CloseRangeLimits
 from hydragnn.layers.close_range import bonds, nuclear_repulsion, screening, shortest_distances
 from hydragnn.models import GraphModel, TrainedModel, build_from_description, load_model, parse_head, save_model
+from hydragnn.models.branched import build_branched
 from hydragnn.models.description import degree_statistics, make_description
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs.close_range import Closest
@@ -195,6 +196,21 @@ def test_units_of_positions_do_not_change_the_repulsion() -> None:
     ours, theirs = one(vectors, topology, species)[1], other(vectors / bohr, topology, species)[1]
     assert ours is not None and theirs is not None
     torch.testing.assert_close(ours.repulsion, theirs.repulsion, rtol=1e-12, atol=0)
+
+
+def test_branches_repel_in_their_own_units_of_positions() -> None:
+    bohr, alone = 0.529177210903, model_of("schnet").description
+    limits = (replace(LIMITS, angstrom=bohr), LIMITS)
+    views = build_branched(
+        [replace(alone, branch=name, close_range=one) for name, one in zip(("first", "second"), limits)], 0
+    ).views
+    for view, unit in zip(views, (bohr, 1.0)):
+        near, usual = (
+            from_ase(Atoms("Cu2", [[0, 0, 0], [length / unit, 0, 0]]), CUTOFF) for length in (0.9 * 2.0, 1.01 * 2.0)
+        )
+        for batch, contacts in ((near, True), (usual, False)):
+            graph_of_view = view.eval().message_graph(batch, edge_vectors(batch))
+            assert (graph_of_view.contacts is not None) == contacts
 
 
 def test_saved_models_repel_and_those_saved_earlier_do_not(tmp_path: Path) -> None:
