@@ -40,6 +40,9 @@ Configs = Callable[..., RunConfig]
 CPU = torch.device("cpu")
 CURVE = Footprint(forms=((10.0, 1.0, 2.0, 3.0, 0.0), (0.0, 5.0, 0.0, 1.0, 0.5)), kept=(0.0, 1.0, 1.0, 1.0, 0.0))
 
+SMALL = {"model__repulsion": "none"}
+"""Without the tables of all pairs of elements, which are larger than the models of these tests."""
+
 
 def peak(compute: Callable[[], object]) -> int:
     return int(np.concatenate([[0], allocations(compute, CPU)]).cumsum().max())
@@ -148,7 +151,7 @@ def test_no_step_takes_more_than_the_limit(budget: dict[str, Any], store: Memory
 
 
 def test_parts_that_fit_take_the_same_steps(store: MemoryStore, make_config: Configs, tmp_path: Path) -> None:
-    config = make_config("schnet", batch__max_graphs=28, train__epochs=2)
+    config = make_config("schnet", batch__max_graphs=28, train__epochs=2, **SMALL)
     whole = train(config, tmp_path / "whole", store=store)
     parts = train(config, tmp_path / "parts", store=store, memory="400 kB")
     assert parts.config == whole.config
@@ -159,7 +162,7 @@ def test_parts_that_fit_take_the_same_steps(store: MemoryStore, make_config: Con
 def test_batches_that_fill_memory_stay_when_a_run_resumes_with_less(
     store: MemoryStore, make_config: Configs, tmp_path: Path
 ) -> None:
-    config = make_config("schnet", batch__budget="auto", batch__memory="900 kB")
+    config = make_config("schnet", batch__budget="auto", batch__memory="900 kB", **SMALL)
     whole = train(config, tmp_path / "whole", store=store)
     train(config, tmp_path / "cut", store=store, until=1)
     begun = read_record(tmp_path / "cut").memory_budget
@@ -175,7 +178,7 @@ def test_a_graph_that_does_not_fit_is_named_before_training(store: MemoryStore, 
         with pytest.raises(
             InputError, match=r"graph \d+ \(\d+ nodes, \d+ edges\) takes .* more than the limit of 230 kB"
         ):
-            within(make_config("painn", **batch), store)
+            within(make_config("painn", **batch, **SMALL), store)
 
 
 def test_batches_that_fill_memory_need_to_know_how_much_there_is(store: MemoryStore, make_config: Configs) -> None:
