@@ -61,7 +61,7 @@ def best_shapes(batches: Sequence[Shape]) -> tuple[Shape, ...]:
     Nodes and edges count as shares of those of all batches.
 
     >>> best_shapes([(64, 2000, 1), (64, 2010, 1), (320, 10000, 5)])
-    ((72, 2016, 8), (328, 10000, 8))
+    ((72, 2000, 8), (72, 2016, 8), (328, 10000, 8))
     """
     if not batches:
         return ()

@@ -121,7 +121,7 @@ def nuclear_repulsion(
 
     >>> inverse, product = (torch.from_numpy(table[29, 29:30]) for table in screening())
     >>> nuclear_repulsion(torch.tensor([0.3], dtype=torch.float64), inverse, product).round(decimals=1)
-    tensor([5841.4], dtype=torch.float64)
+    tensor([5844.7000], dtype=torch.float64)
     """
     reduced = lengths * inverse
     screened = sum(share * torch.exp(-rate * reduced) for share, rate in SCREENING)

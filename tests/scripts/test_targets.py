@@ -40,6 +40,7 @@ BUILD = 'kind = "ase"\nfiles = ["{folder}/*.xyz"]\ncutoff = 3.0\n'
 COMMANDS = {
     "quickstart": (["quickstart", "--scale", "alloys"], ""),
     "conformance": (["conformance", "gin"], ".md"),
+    "check": (["check", "{inputs}/run"], ".md"),
     "data build": (["data", "build", "{inputs}/build.toml"], ".h5"),
     "train": (["train", "{inputs}/config.toml"], ""),
     "search": (["search", "{inputs}/campaign.toml"], ""),
