@@ -52,12 +52,14 @@ class Rarity:
         """Return the probability that a graph like those of training is as rare; NaN if unknown.
 
         (1 + k) / (n + 1) for a joint score that k of n held-out graphs reach (split conformal). Beyond all of them,
-        1 / (n + 1) times the largest of their scores over the graph's: a rank, and no probability.
+        1 / (n + 1) times the largest of their scores over the graph's: a rank, and no probability. What training never
+        showed (exact channels) is beyond all of them, whatever their scores.
         """
         joint, graphs = joint_scores(excesses), len(self.held_out)
         if not graphs:
             return np.full(len(joint), np.nan)
-        as_rare = graphs - np.searchsorted(self.held_out, joint, side="left")
+        foreign = (excesses[:, self.unit == 1 / HIGHEST] >= HIGHEST).any(axis=1)
+        as_rare = np.where(foreign, 0, graphs - np.searchsorted(self.held_out, joint, side="left"))
         beyond = np.where(as_rare == 0, max(float(self.held_out[-1]), 1e-3) / np.maximum(joint, 1e-3), 1.0)
         return (1 + as_rare) / (graphs + 1) * np.minimum(beyond, 1.0)
 

@@ -114,3 +114,9 @@ def test_vectors_turn_with_their_intervals() -> None:
     )
     stds = [predicted(some, fitted(some, DISTANCE)).std for some in (rows, turned)]
     np.testing.assert_allclose(stds[0], stds[1], rtol=1e-9)
+
+
+def test_a_calibrating_graph_with_a_kind_that_training_never_had_counts_as_the_rarest() -> None:
+    values = held_out_p_values(np.array([0.5 / 31, 2 / 31, 1.0, np.nan]), graphs=30)
+    np.testing.assert_allclose(values, [1 / 30, 1 / 30, 1.0, np.nan])
+    assert Distance(power=POWER).growth(values)[0] < 2.0

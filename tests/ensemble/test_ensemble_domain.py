@@ -400,3 +400,12 @@ def test_compositions_that_references_do_not_cover_are_flagged_whatever_their_sc
     output = domain.scores(view)
     assert all("reference energy" in reason for reason in output.reasons[2:])
     assert domain.rarity is not None and (output.p_values[2:] < 1 / (len(domain.rarity.held_out) + 1)).all()
+
+
+def test_what_training_never_showed_is_beyond_held_out_outliers() -> None:
+    values = np.column_stack([np.linspace(0, 1, 30), np.zeros(30)])
+    values[-1, 0] = 1e6  # an outlier that calibrates, at the largest excess
+    rarity = fitted_rarity(values, [Channel(slack=0.01), Channel(slack=0.1, exact=True)])
+    foreign = rarity.standardised(np.array([[0.5, 1.0], [0.5, 0.0]]))
+    p_values = rarity.p_values(foreign)
+    assert p_values[0] <= 1 / 31 < p_values[1]
