@@ -104,9 +104,13 @@ class ModelDescription:
     @property
     def has_close_atoms(self) -> bool:
         """Return True for energies with forces of atoms, which may have a repulsion."""
-        forces = any(head.kind == "energy" and head.derivatives for head in self.heads)
         atoms = self.dim == 3 and self.edges and ATOMIC_NUMBERS in self.inputs
-        return bool(forces and atoms)
+        return bool(self.has_derivatives and atoms)
+
+    @property
+    def has_derivatives(self) -> bool:
+        """Return True for energies with forces or stress."""
+        return any(head.kind == "energy" and head.derivatives for head in self.heads)
 
     @property
     def architecture(self) -> type[Architecture]:

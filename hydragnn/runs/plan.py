@@ -143,9 +143,9 @@ def head_factors(head: HeadSettings, model: ModelDescription, store: GraphStore)
 
 ACTS_ON: dict[ActsOn, ActsWith] = {
     "close atoms": ActsWith(
-        words="on energies with forces or stress of atoms with atomic_numbers as input, and this model has none",
-        remedy="train forces or stress with an energy",
-        holds=lambda model: bool(model.has_close_atoms),
+        words="on atoms in 3 dimensions with atomic_numbers as input, and this model of forces has none",
+        remedy="give atomic_numbers as input",
+        holds=lambda model: bool(model.has_close_atoms or not model.has_derivatives),
     ),
     "lengths": ActsWith(
         words="on lengths of edges, and these graphs have no positions",

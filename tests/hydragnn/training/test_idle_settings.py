@@ -59,8 +59,8 @@ HEADS = {
     **{f"classes of {field}": {"kind": "classes", "field": field} for field in ("lattice", "site", "bond")},
 }
 
-SAME = {"checkpoint_activations", "conditioning"}
-"""Less memory for the same numbers; and what acts on inputs of graphs alone, and is refused without any."""
+SAME = {"checkpoint_activations", "repulsion", "conditioning"}
+"""Less memory for the same numbers; what is nothing on training data; and what acts on inputs of graphs alone, and is refused without any."""
 
 
 def other_value(settings: Settings, key: str) -> Any:
@@ -115,8 +115,7 @@ def declared_idle(kind: str, batch: GraphBatch) -> set[str]:
     """The keys that are refused where somebody gives them and leaves the others alone."""
     cls = architecture_of(kind).Settings
     alone = {key for key, condition in vars(cls).get("acts_with", {}).items() if not condition.holds(cls(kind=kind))}
-    missing = {"close atoms"} if batch.positions.shape[1] else {*cls.acts_on.values()}
-    return alone | {key for key, what in cls.acts_on.items() if what in missing}
+    return alone | (set() if batch.positions.shape[1] else {*cls.acts_on})
 
 
 def has_effect(kind: str, key: str, batch: GraphBatch, known: list[Any]) -> bool:
@@ -183,7 +182,6 @@ def test_a_setting_of_training_changes_the_curves_or_is_refused(
     heads = [{"kind": "scalar", "field": "charge", "hidden_dims": [8]}]
     table = make_config("gin", heads).to_json()
     table["heads"] = heads
-    del table["model"]["repulsion"]  # which acts on energies with forces
     table["train"] = {"epochs": 6, "precision": "fp64", "learning_rate": 0.5}
 
     def curves(changes: dict[str, Any]) -> Any:
