@@ -112,7 +112,10 @@ class Committee(Company):
         return list(dict.fromkeys(every))
 
     def _computed(self, groups: Sequence[Group], batch: GraphBatch) -> dict[int, Outcome | None]:
-        """Return outcomes by member, with those of the groups; None where each member has to find the graph that it cannot predict."""
+        """Return outcomes by member, with those of the groups.
+
+        None where each member has to find the graph that it cannot predict.
+        """
         outcomes: dict[int, Outcome | None] = batch._derived.setdefault(OUTCOMES, {}).setdefault(self, {})
         groups = [group for group in groups if group.numbers[0] not in outcomes]
         works = list[tuple[Group, Callable[[], Predicted | None]]]()

@@ -219,8 +219,9 @@ class SkinList:
         )
 
     def _covers(self, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float) -> tuple[bool, bool]:
-        """Return whether no unlisted pair can be within the cutoff, and no sure one beyond it; and whether no two atoms can meet.
+        """Return whether the list still holds, and whether no two atoms can meet.
 
+        It holds while no unlisted pair can be within the cutoff, and no sure one beyond it.
         With F the deformation of the cell and u what atoms moved beyond it, a pair at v is at v F + u_j - u_i now, hence not
         nearer than the least singular value of F times its old length minus twice the largest |u|, nor farther than the largest
         one times it plus the same.

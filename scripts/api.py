@@ -246,7 +246,8 @@ def build_ensemble(
 
     Gives its evaluation. Of a campaign ``top_k`` (5) trials are chosen by ``method`` ("top-k"); with ``train``, ``final_seeds`` or
     ``epochs`` they are first trained anew, all at once. Given runs all become members, and none of
-    these means anything: InputError. Validation graphs set weights per field. So it is for runs that did not finish or do not fit together. Interrupted by a signal.
+    these means anything: InputError. So it is for runs that did not finish or do not fit together. Interrupted by a signal.
+    Validation graphs set weights of members per field.
     ``false_alarms`` is the share of graphs like those of training that may be flagged (docs/domain.md).
     ``store`` says where the store of the runs lies now, if it or they were moved; their configurations then name this place.
     """

@@ -15,7 +15,7 @@ TABLE = Path(__file__).with_name("laws.toml")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What a model shows of one law."""
+    """Verdict and figure of one law for a model."""
 
     law: str
     verdict: str
