@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field, Location
+from hydragnn.graphs.field import Field, Location, is_labelled
 from hydragnn.graphs.problems import edge_problems
 from hydragnn.graphs.texts import Texts, join_texts
 from hydragnn.graphs.validate import check_structure
@@ -173,6 +173,10 @@ def _field_values(batch: GraphBatch, field: Field) -> tuple[Array, NDArray[np.bo
         zeros = np.zeros((batch.num_items(field.on), *field.shape), dtype=field.dtype)
         return zeros, np.zeros(len(batch), dtype=np.bool_)
     values, mask = batch[field.name].detach().numpy(), batch.present(field.name).numpy()
+    if field.role == "target" and not (labelled := is_labelled(values, field)).all():
+        some = labelled.reshape(len(values), -1).any(axis=1)
+        counts = np.bincount(batch.owner(field.on).numpy()[some], minlength=len(batch))
+        mask = mask & (counts > 0)  # a graph without any label lacks the field
     if not mask.all():
         absent = np.repeat(~mask, batch.counts(field.on).numpy())
         values = values.copy()

@@ -13,7 +13,7 @@ from hydragnn.datasets.normalisation import Normalisation, Scale
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.store import GraphStore
 from hydragnn.datasets.survey import BLOCK, FieldSummary, Survey, merge_summaries
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, is_labelled
 from hydragnn.graphs.units import label_factors
 
 SPECIES = 119
@@ -135,29 +135,30 @@ def _scale(survey: Survey, field: Field, *, centred: bool = True) -> Scale:
 
 
 def _scale_of(summary: FieldSummary, field: Field, *, centred: bool = True) -> Scale:
-    if summary.items == 0 and field.on == "edge":
+    if not summary.items.any() and field.on == "edge":
         return Scale(mean=(0.0,) * field.width, std=(1.0,) * field.width)  # graphs without edges are legal
-    if summary.items == 0:
+    if not summary.items.any():
         raise InputError(f"no graph of the training part has a value of {field.name}; choose another split or field")
-    mean, variance = summary.mean, summary.deviations / summary.items
+    mean, variance = summary.mean, summary.deviations / np.maximum(summary.items, 1)
     if field.parity == "tensor" and centred:
-        mean, variance = _along_identity(mean, variance, field)
+        mean, variance = _along_identity(mean, variance, summary.items > 0, field)
     elif field.parity != "scalar" or not centred:
-        mean, variance = np.zeros(field.width), np.full(field.width, summary.squares / (summary.items * field.width))
+        mean, variance = np.zeros(field.width), np.full(field.width, summary.squares / summary.items.sum())
     return Scale(mean=tuple(mean.tolist()), std=_stds(np.sqrt(variance), mean))
 
 
 def _along_identity(
-    mean: NDArray[np.float64], variance: NDArray[np.float64], field: Field
+    mean: NDArray[np.float64], variance: NDArray[np.float64], labelled: NDArray[np.bool_], field: Field
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the mean along the identity, and the common residual mean square.
 
-    These are the only shift and scale that turning the axes does not change.
+    These are the only shift and scale that turning the axes does not change. Components without labels do not count.
     """
-    of_tensors = mean.reshape(-1, *field.shape[-2:])
-    traces = np.trace(of_tensors, axis1=-2, axis2=-1) / field.shape[-1]
+    of_tensors, known = (values.reshape(-1, *field.shape[-2:]) for values in (mean, labelled))
+    diagonal = np.trace(known, axis1=-2, axis2=-1, dtype=np.int64)
+    traces = np.trace(of_tensors, axis1=-2, axis2=-1) / np.maximum(diagonal, 1)
     isotropic = (traces[:, None, None] * np.eye(field.shape[-1])).reshape(-1)
-    return isotropic, np.full(field.width, (variance + np.square(mean - isotropic)).mean())
+    return isotropic, np.full(field.width, (variance + np.square(mean - isotropic))[labelled].mean())
 
 
 def _stds(std: NDArray[np.float64], mean: NDArray[np.float64]) -> tuple[float, ...]:
@@ -243,7 +244,7 @@ def _extensive_scales(
 
 
 def _rms_per_node(survey: Survey, field: Field, references: dict[int, float]) -> float:
-    if not survey.summary(field).items:
+    if not survey.summary(field).items.any():
         raise InputError(f"no graph of the training part has a value of {field.name}; choose another split or field")
 
     def root(_: int) -> NDArray[np.float64]:
@@ -254,7 +255,8 @@ def _rms_per_node(survey: Survey, field: Field, references: dict[int, float]) ->
             counts, species = species_counts(survey.store)
             values = values - (counts[used] @ per_species[species])[:, None]
         nodes = np.maximum(survey.store.sizes().nodes[used], 1)
-        return np.array([np.sqrt(np.square(values / nodes[:, None]).mean())])
+        per_node = values / nodes[:, None]
+        return np.array([np.sqrt(np.square(per_node[is_labelled(per_node, field)]).mean())])
 
     return float(survey.rows(1, 1, root)[0, 0])
 
@@ -271,7 +273,7 @@ def lost_digits(survey: Survey, field: Field, *, extensive: bool = False) -> str
         size, spread = survey.rows(1, 2, lambda _: _size_and_spread(survey, field, extensive))[0].tolist()
         return _digits_sentence(field, size, spread, extensive)
     summary = survey.summary(field)
-    spreads = np.sqrt(summary.deviations / max(1, summary.items))
+    spreads = np.sqrt(summary.deviations / np.maximum(1, summary.items))
     sizes = np.hypot(summary.mean, spreads)
     sentences = (_digits_sentence(field, size, spread, False) for size, spread in zip(sizes.tolist(), spreads.tolist()))
     return next(filter(None, sentences), "")

@@ -51,10 +51,12 @@ class PartInfo:
     """None where no graph has a text."""
     defects: dict[str, Defect] = member(default_factory=dict)
     """Oddities of its graphs by name, counted from the first graph of the part."""
+    missing: dict[str, int] = member(default_factory=dict)
+    """Missing numbers of targets in graphs that have the field, where there are any."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the part as plain JSON."""
-        return {key: value for key, value in asdict(self).items() if key != "texts" or value is not None}
+        return {key: value for key, value in asdict(self).items() if key not in ("texts", "missing") or value}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +173,8 @@ def _check_counts(manifest: Manifest, graphs: int) -> None:
         for defect in part.defects.values():
             if not (0 < defect.graphs <= part.graphs and 0 <= defect.first < part.graphs):
                 raise ValueError(f"{part.name} counts defects of graphs that it does not have")
+        if not fields >= part.missing.keys() or any(count < 1 for count in part.missing.values()):
+            raise ValueError(f"{part.name} counts missing labels of fields that it does not have")
         for name, stored in part.stored.items():
             if stored != sorted({*stored}.intersection(range(len(part.blocks)))):
                 raise ValueError(f"{part.name} stores {name} in blocks that it does not have")

@@ -10,7 +10,7 @@ from numpy import ndarray
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.datasets.settings import SplitSettings
 from hydragnn.datasets.store import GraphStore, stored_label
-from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.field import ATOMIC_NUMBERS, is_labelled
 
 LEAST = 40
 """Graphs that training and validation must leave before, without a word about it, half of them calibrate: with fewer than
@@ -111,11 +111,14 @@ def _by_label(rows: ndarray, cuts: SplitSettings) -> Split:
 def graph_values(store: GraphStore, name: str) -> Float64[ndarray, "graphs ..."]:
     """Return a graph field of all graphs; InputError where values lack."""
     column = store.column(name)
-    location = next(field.on for field in store.fields() if field.name == name)
-    if location != "graph":
-        raise InputError(f"field {name} lives on {location}s; this needs one value per graph, so name a graph field")
-    if not column.present.all():
-        missing = int(np.flatnonzero(~column.present)[0])
+    field = next(field for field in store.fields() if field.name == name)
+    if field.on != "graph":
+        raise InputError(f"field {name} lives on {field.on}s; this needs one value per graph, so name a graph field")
+    present = column.present
+    if field.role == "target":
+        present = present & is_labelled(column.values, field).reshape(len(present), -1).all(axis=1)
+    if not present.all():
+        missing = int(np.flatnonzero(~present)[0])
         raise InputError(f"{stored_label(store, missing)} has no {name}; every graph needs one here")
     return column.values.astype(np.float64)
 

@@ -5,7 +5,7 @@ bits however many there are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.datasets.store import GraphStore
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import Field, is_labelled
 
 BLOCK = 8192  # graphs read at once: bounds memory, whatever the store
 
@@ -36,8 +36,8 @@ def every_row(count: int, width: int, row: Row) -> NDArray[np.float64]:
 class FieldSummary:
     """Summary of a field over the training part."""
 
-    items: int
-    """Nodes, edges or graphs of the training part that have the field."""
+    items: Int64[ndarray, " components"]
+    """Nodes, edges or graphs of the training part that have the component."""
     mean: Float64[ndarray, " components"]
     """Over those items."""
     deviations: Float64[ndarray, " components"]
@@ -47,13 +47,20 @@ class FieldSummary:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``summary_from_json`` gives the same bits back."""
-        return {**asdict(self), "mean": self.mean.tolist(), "deviations": self.deviations.tolist()}
+        items = self.items.tolist()
+        return {
+            "items": items[0] if len(set(items)) == 1 else items,
+            "mean": self.mean.tolist(),
+            "deviations": self.deviations.tolist(),
+            "squares": self.squares,
+        }
 
 
 def summary_from_json(value: Mapping[str, Any]) -> FieldSummary:
     """The summary that ``FieldSummary.to_json`` wrote."""
     arrays = {name: np.array(value[name], dtype=np.float64) for name in ("mean", "deviations")}
-    return FieldSummary(items=int(value["items"]), squares=float(value["squares"]), **arrays)
+    items = np.zeros(len(arrays["mean"]), dtype=np.int64) + value["items"]  # one number for all, or one for each
+    return FieldSummary(items=items, squares=float(value["squares"]), **arrays)
 
 
 class Survey:
@@ -80,15 +87,15 @@ class Survey:
         """Return the summary of a field; its values are read once."""
         if field.name not in self._known:
             blocks = -(-len(self.store) // BLOCK)
-            rows = self.rows(blocks, 2 + 2 * field.width, lambda block: self._row(field, block))
+            rows = self.rows(blocks, 1 + 3 * field.width, lambda block: self._row(field, block))
             self._known[field.name] = _merge(rows, field.width)
         return self._known[field.name]
 
     def _row(self, field: Field, block: int) -> NDArray[np.float64]:
-        """Return a block's items, squares, means and deviations."""
+        """Return a block's squares, and items, means and deviations of components."""
         self.heartbeat()
         start, stop = block * BLOCK, min((block + 1) * BLOCK, len(self.store))
-        numbers = np.zeros(2 + 2 * field.width)
+        numbers = np.zeros(1 + 3 * field.width)
         if field.classes or not self.train[start:stop].any():
             return numbers
         column = self.store.column(field.name, start, stop)
@@ -97,29 +104,29 @@ class Survey:
             usable = np.repeat(usable, (self._sizes.nodes if field.on == "node" else self._sizes.edges)[start:stop])
         values = column.values[usable].reshape(int(usable.sum()), field.width).astype(np.float64)
         if len(values):
+            labelled = is_labelled(values, field) if field.role == "target" else np.ones_like(values, dtype=np.bool_)
+            values, items = np.where(labelled, values, 0.0), labelled.sum(axis=0)
             with np.errstate(invalid="ignore", over="ignore"):  # who asks is told what is not finite
                 centred = field.parity != "vector"
-                mean = values.mean(axis=0) if centred else np.zeros(field.width)
-                deviations = np.square(values - mean).sum(axis=0) if centred else np.zeros(field.width)
-                numbers[:] = np.concatenate([[len(values), np.square(values).sum()], mean, deviations])
+                mean = values.sum(axis=0) / np.maximum(items, 1) if centred else np.zeros(field.width)
+                away = np.where(labelled, values - mean, 0.0)
+                deviations = np.square(away).sum(axis=0) if centred else np.zeros(field.width)
+                numbers[:] = np.concatenate([[np.square(values).sum()], items, mean, deviations])
         return numbers
 
 
 def _merge(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummary:
     """The summary of all blocks, in their order: Chan et al. 1979."""
-    items, mean, deviations, squares = 0, np.zeros(width), np.zeros(width), 0.0
+    items, mean, deviations, squares = np.zeros(width, dtype=np.int64), np.zeros(width), np.zeros(width), 0.0
     for row in rows:
-        count, block_mean = int(row[0]), row[2 : 2 + width]
-        squares += float(row[1])
-        if count:
-            total, shift = items + count, block_mean - mean
-            deviations = deviations + row[2 + width :]
-            deviations = deviations + np.square(shift) * (items * count / total)
-            mean, items = mean + shift * (count / total), total
+        (count, block_mean, own), squares = row[1:].reshape(3, width), squares + float(row[0])
+        total, shift = items + count.astype(np.int64), block_mean - mean
+        deviations = deviations + own + np.square(shift) * (items * count / np.maximum(total, 1))
+        mean, items = mean + shift * (count / np.maximum(total, 1)), total
     return FieldSummary(items=items, mean=mean, deviations=deviations, squares=squares)
 
 
 def merge_summaries(summaries: Sequence[FieldSummary]) -> FieldSummary:
     """Return the summary of several data sets together."""
-    rows = [np.concatenate([[each.items, each.squares], each.mean, each.deviations]) for each in summaries]
+    rows = [np.concatenate([[each.squares], each.items, each.mean, each.deviations]) for each in summaries]
     return _merge(np.stack(rows), len(summaries[0].mean))

@@ -27,7 +27,7 @@ from hydragnn.datasets.views import disk_store
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.graphs.batch import GraphBatch, graph_label, volumes
 from hydragnn.graphs.defects import Defects, graph_defects, joined_defects
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import Field, is_labelled
 from hydragnn.graphs.problems import graph_problems
 from hydragnn.graphs.texts import NAME, Texts
 from hydragnn.graphs.validate import check_structure
@@ -65,6 +65,8 @@ class StoreInfo:
     fields: tuple[Field, ...]
     present: Mapping[str, int]
     """Graphs that have each field."""
+    labels: Mapping[str, tuple[int, int]]
+    """Numbers of each field that are there, and that are missing."""
     attributes: Mapping[str, Any]
     """What its maker noted, such as the cutoff in Angstrom."""
     parts: int
@@ -79,13 +81,15 @@ class StoreInfo:
     """What was noticed of its graphs when they were written, and of its fields when it was built."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, with the graphs that have and lack each field."""
+        """Return plain JSON, with the graphs that have and lack each field, and numbers that are there and missing."""
         table = {**asdict(replace(self, fields=())), "path": str(self.path), "notes": list(self.notes)}
         counts = [
-            {"present": (present := self.present[one.name]), "missing": self.graphs - present} for one in self.fields
+            {"present": (present := self.present[one.name]), "missing": self.graphs - present}
+            | dict(zip(("labels", "missing_labels"), self.labels[one.name]))
+            for one in self.fields
         ]
         fields = [{**field.to_json(), **count} for field, count in zip(self.fields, counts)]
-        unsaid = {"present", *(() if self.notes else ("notes",))}
+        unsaid = {"present", "labels", *(() if self.notes else ("notes",))}
         return {name: fields if name == "fields" else value for name, value in table.items() if name not in unsaid}
 
     def __str__(self) -> str:
@@ -109,6 +113,7 @@ def store_info(path: Path | str) -> StoreInfo:
         dim=store.dim,
         fields=tuple(store.fields()),
         present={field.name: int(present_graphs(store, field).sum()) for field in store.fields()},
+        labels={field.name: label_numbers(store, field) for field in store.fields()},
         attributes=dict(store.attributes),
         parts=len(parts),
         bytes=sum(file.bytes for part in parts for file in part.files.values())
@@ -145,6 +150,32 @@ def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:
             for part in disk.parts
         ]
     )
+
+
+def label_numbers(store: DiskStore, field: Field) -> tuple[int, int]:
+    """Return how many numbers of a field are there and how many missing, from the manifest."""
+    sizes, present = store.sizes(), present_graphs(store, field)
+    items = {"node": sizes.nodes, "edge": sizes.edges}.get(field.on, np.ones(len(store), dtype=np.int64))
+    labels = int(items[present].sum()) * field.width
+    labels -= sum(part.missing.get(field.name, 0) for part in store.manifest.parts)
+    return labels, int(items.sum()) * field.width - labels
+
+
+def missing_in_graphs(store: GraphStore, field: Field) -> NDArray[np.int64]:
+    """Return how many numbers of a target each graph that has it lacks; read only where the manifest counts some."""
+    missing, sizes = np.zeros(len(store), dtype=np.int64), store.sizes()
+    disk = disk_store(store)
+    if field.role != "target" or (disk is not None and not any(field.name in part.info.missing for part in disk.parts)):
+        return missing
+    for start in range(0, len(store), BLOCK):
+        stop = min(start + BLOCK, len(store))
+        column = store.column(field.name, start, stop)
+        items = {"node": sizes.nodes, "edge": sizes.edges}.get(field.on, np.ones(len(store), dtype=np.int64))[
+            start:stop
+        ]
+        lacking = (~is_labelled(column.values, field)).reshape(len(column.values), field.width).sum(axis=1)
+        missing[start:stop] = np.bincount(np.repeat(np.arange(stop - start), items), lacking, minlength=stop - start)
+    return missing
 
 
 def refuse_useless(path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import alone_in_folder, flush_directory, read_sealed, write_sealed
-from hydragnn.datasets.arrays import Array, FlatGraphs, array_specs, flat_graphs, join, mask_name
+from hydragnn.datasets.arrays import Array, FlatGraphs, array_name, array_specs, flat_graphs, join, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.engine import PartWriter, engine_named, engine_of, part_name
 from hydragnn.datasets.manifest import (
@@ -29,7 +29,7 @@ from hydragnn.datasets.manifest import (
 from hydragnn.datasets.part_texts import TextsInfo, TextsWriter, texts_path
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.defects import Defect, graph_defects, joined_defects
-from hydragnn.graphs.field import Field, field_from_json
+from hydragnn.graphs.field import Field, field_from_json, is_labelled
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.validate import validate
 
@@ -91,6 +91,7 @@ class StoreWriter:
         self._blocks: list[tuple[int, int, int]] = []
         self._stored: dict[str, list[int]] = {}
         self._masked: set[str] = set()
+        self._missing: dict[str, int] = {}
         self._digests: list[Array] = []
         self._defects: dict[str, Defect] = {}
         self._rows = dict.fromkeys(("node", "edge", "graph"), 0)
@@ -157,6 +158,9 @@ class StoreWriter:
             if name in arrays:
                 self._stored.setdefault(name, []).append(number)
         self._masked |= {field.name for field in self.fields if mask_name(field) in flat.arrays}
+        for field in self.fields:
+            count = int((~is_labelled(flat.arrays[array_name(field)], field)).sum()) if field.role == "target" else 0
+            self._missing |= {field.name: self._missing.get(field.name, 0) + count} if count else {}
         counts = (len(flat), int(flat.node_offsets[-1]), int(flat.edge_offsets[-1]))
         self._blocks.append(counts)
         self._digests.append(digests)
@@ -198,6 +202,7 @@ class StoreWriter:
             files=files,
             texts=texts,
             defects=self._defects,
+            missing=self._missing,
         )
 
     def _finish_texts(self, final: Path) -> TextsInfo | None:

@@ -31,7 +31,7 @@ class MemberOutputs:
     edges_per_graph: Int[np.ndarray, " graphs"]
     outcomes: tuple[Outcome, ...]
     labels: dict[str, Array]
-    """Targets in their units, one row per item; NaN where a graph has no label."""
+    """Targets in their units, one row per item; NaN where a label is missing."""
     seconds: tuple[float, ...]
     """Time of every member."""
 
@@ -99,8 +99,7 @@ def member_outputs(
         batch = read.whole
         for target in targets:
             values = batch[target.field.name].double().numpy().copy()
-            present = batch.present(target.field.name).numpy()
-            values[~np.repeat(present, batch.counts(target.field.on).numpy())] = np.nan
+            values[~batch.labelled(target.field.name).numpy()] = np.nan
             labels[target.name].append(values)
         for position, member in enumerate(members):
             started = perf_counter()

@@ -53,7 +53,7 @@ def from_ase(
     that ``keys`` gives, from the calculator's stored results (nothing is computed), from ``atoms.info`` (graph fields)
     or ``atoms.arrays`` (node fields); two values that differ are refused. Energies are eV, forces eV/Angstrom, stress eV/Angstrom^3 in ASE's sign: the
     derivative of the energy with respect to strain, divided by the volume (tension is positive). Six stress components
-    (xx, yy, zz, yz, xz, xy) become a 3 x 3 tensor. A field named in ``optional`` may be absent. The graph's name is that of
+    (xx, yy, zz, yz, xz, xy) become a 3 x 3 tensor. A field named in ``optional`` may be absent, and labels of these targets missing (NaN, of classes -1). The graph's name is that of
     ``atoms.info`` (``NAME_KEYS``), where there is one.
 
     Raises InputError for no atoms, two atoms nearer than 0.001 Angstrom, a cell that is singular along periodic axes,
@@ -74,7 +74,8 @@ def from_ase(
         raise InputError(f"{name}, positions: NaN or infinite; remove the structure")
     search = neighbours or neighbour_list
     senders, receivers, shifts = search(positions, cell, periodic, cutoff, max_neighbours, name=name)
-    labels = labels_of(atoms, fields, keys or {}, set(optional), name)
+    optional = set(optional)
+    labels = labels_of(atoms, fields, keys or {}, optional, name)
     graph = graph_from_arrays(
         positions,
         senders,
@@ -88,6 +89,7 @@ def from_ase(
         edge_shifts=shifts @ cell,
         cell=np.asarray(atoms.cell.array, dtype=np.float64),
         periodic=periodic,
+        optional=optional,
         name=name,
     )
     own = name_among(atoms.info)
@@ -136,11 +138,18 @@ def labels_of(
             continue
         key = keys.get(field.name, field.name)
         value = _label(atoms, field, key, name)
+        if value is not None and field.name in optional and _is_nan(value):
+            continue
         if value is not None:
             labels.append((field, value))
         elif field.name not in optional:
             raise InputError(_missing(atoms, field, key, name))
     return labels
+
+
+def _is_nan(value: Any) -> bool:
+    values = np.asarray(value)
+    return values.dtype.kind == "f" and bool(np.isnan(values).all())
 
 
 def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
@@ -151,7 +160,7 @@ def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
     if (
         stored is not None
         and own is not None
-        and not (np.shape(stored) == np.shape(own) and np.allclose(stored, own, rtol=1e-6, atol=1e-8))
+        and not (np.shape(stored) == np.shape(own) and np.allclose(stored, own, rtol=1e-6, atol=1e-8, equal_nan=True))
     ):
         raise InputError(
             f"{name} has two values of {key} that differ: one among the results of its calculator, one in {_place(field)}; remove one"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.coarse import Levels
-from hydragnn.graphs.field import LOCATIONS, Field, Location
+from hydragnn.graphs.field import LOCATIONS, Field, Location, is_labelled
 from hydragnn.graphs.texts import NAME, Texts, label
 from hydragnn.graphs.topology import Topology, note_ascending, reverse_of
 
@@ -25,6 +25,7 @@ class GraphBatch:
 
     A message flows sender -> receiver. Edges are sorted by receiver. ``positions`` has dim 0 where graphs have no
     geometry. ``masks[name]`` says which graphs have a field; a name without a mask is present everywhere. The
+    Labels of targets may be missing inside a graph, too: NaN, of classes -1 (``labelled``). The
     constructor trusts its caller; ``graph_from_arrays`` and ``validate`` check what comes from outside.
 
     What follows from the offsets is made when first asked for and kept; a ``replace`` starts without it.
@@ -190,6 +191,19 @@ class GraphBatch:
             return None
         location = self.fields[name].on
         return self.masks[name] if location == "graph" else self.masks[name].index_select(0, self.owner(location))
+
+    def labelled(self, name: str) -> Bool[Tensor, "items *shape"]:
+        """Return a bool per number of the field: its graph has the field, and it is not missing.
+
+        >>> from hydragnn.graphs.validate import graph_from_arrays
+        >>> charge = Field(name="charge", on="node", role="target")
+        >>> values = {"charge": [0.5, float("nan")]}
+        >>> graph_from_arrays(torch.zeros(2, 0), [], [], fields=[charge], nodes=values, optional=["charge"]).labelled("charge")
+        tensor([ True, False])
+        """
+        values, present = self[name], self.present_items(name)
+        labelled = is_labelled(values, self.fields[name])
+        return labelled if present is None else labelled & present.view(-1, *[1] * (values.ndim - 1))
 
     def with_fields(
         self,

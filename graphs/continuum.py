@@ -1,7 +1,7 @@
 """Meshes: nodes are vertices (or cells), edges join what an element joins."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import meshio
@@ -27,12 +27,13 @@ def from_mesh(
     graphs: Mapping[str, Any] | None = None,
     tags: Sequence[str] | None = None,
     cell_centred: bool = False,
+    optional: Collection[str] = (),
     name: str = "mesh",
 ) -> GraphBatch:
     """Return the graph of a mesh: its vertices, or its cells.
 
     Node fields come from ``nodes`` or ``mesh.point_data`` (``mesh.cell_data`` when cell-centred), one row per point (cell) of
-    the mesh; graph fields from ``graphs``. Mid-side nodes of quadratic cells join the corners along their edge. Points that
+    the mesh; graph fields from ``graphs``; labels of targets named in ``optional`` may be missing. Mid-side nodes of quadratic cells join the corners along their edge. Points that
     no element uses are dropped (``used_points`` lists those kept, in order); a mesh flat at z = 0 has dimension 2.
 
     Every physical group or cell set, or those named in ``tags``, becomes a categorical node field ``tag_<name>``: 1 on
@@ -83,6 +84,7 @@ def from_mesh(
         nodes=values | own,
         edges=edges,
         graphs=graphs,
+        optional=optional,
         name=name,
     )
 

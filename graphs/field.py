@@ -3,9 +3,10 @@
 import math
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
+from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 
@@ -19,6 +20,11 @@ ATOMIC_NUMBERS = "atomic_numbers"
 RESERVED = ("positions", "senders", "receivers", "edge_shifts", "cell", "periodic", "node_offsets", "edge_offsets")
 MOST_CLASSES, MOST_NUMBERS = 1_000_000, 2**63 - 1
 """Every class of an input or a target takes a row of weights, so that more of them are a damaged number; those of an auxiliary field only number."""
+
+MISSING_CLASS = -1
+"""Class of a target whose label is missing; missing numbers are NaN."""
+
+Values = TypeVar("Values", torch.Tensor, NDArray[Any])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +91,15 @@ class Field:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``field_from_json`` gives the same field back."""
         return {**asdict(self), "shape": list(self.shape)}
+
+
+def is_labelled(values: Values, field: Field) -> Values:
+    """Return a bool per number: it is no missing label.
+
+    >>> is_labelled(torch.tensor([1.0, torch.nan]), Field(name="charge", on="node", role="target"))
+    tensor([ True, False])
+    """
+    return values != MISSING_CLASS if field.classes else values == values
 
 
 def field_from_json(value: dict[str, Any]) -> Field:

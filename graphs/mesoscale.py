@@ -1,6 +1,6 @@
 """Microstructures: nodes are grains or cells, edges their shared faces."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -41,6 +41,7 @@ def from_voronoi(
     fields: Iterable[Field] = (),
     nodes: Mapping[str, Any] | None = None,
     graphs: Mapping[str, Any] | None = None,
+    optional: Collection[str] = (),
     name: str = "microstructure",
 ) -> GraphBatch:
     """Return the Voronoi cells of ``seeds`` [cells, 2 or 3].
@@ -50,7 +51,7 @@ def from_voronoi(
     of each axis in turn. Edges are shared faces with their ``area`` and ``normal`` (out of the receiver). In two
     dimensions a volume is an area and an area a length. Cells that touch through several periodic images have one edge
     per image; the volumes sum to the box, and area times normal over the faces and walls of a cell sums to zero.
-    ``fields`` declares the tensors in ``nodes`` and ``graphs``.
+    ``fields`` declares the tensors in ``nodes`` and ``graphs``; labels of targets named in ``optional`` may be missing.
 
     InputError for seeds that coincide, or lie on or outside a bounded wall.
 
@@ -70,6 +71,7 @@ def from_voronoi(
         edge_shifts=cells.images * lengths,
         cell=np.diag(lengths),
         periodic=flags,
+        optional=optional,
         name=name,
     )
 
@@ -105,6 +107,7 @@ def from_labels(
     fields: Iterable[Field] = (),
     nodes: Mapping[str, Any] | None = None,
     graphs: Mapping[str, Any] | None = None,
+    optional: Collection[str] = (),
     name: str = "microstructure",
 ) -> GraphBatch:
     """Return the grains of an image of labels, ascending by label.
@@ -113,8 +116,8 @@ def from_labels(
     sit at the grain's centroid (found through the periodic wrap; exact for grains shorter than the image) and have its
     ``volume``. An edge is all faces that two grains share through one periodic image, with their total ``area`` (of
     voxel faces, so a slanted boundary counts its steps) and ``area_vector`` (their vector sum, out of the receiver, in which
-    steps cancel). A grain has no edge to itself. ``fields`` declares the tensors in ``nodes`` and ``graphs``; ``grain_numbers``
-    gives the node of every voxel.
+    steps cancel). A grain has no edge to itself. ``fields`` declares the tensors in ``nodes`` and ``graphs``; labels of targets
+    named in ``optional`` may be missing. ``grain_numbers`` gives the node of every voxel.
 
     >>> from_labels([[7, 7, 9], [7, 7, 9]])["volume"]
     tensor([4., 2.], dtype=torch.float64)
@@ -138,6 +141,7 @@ def from_labels(
         edge_shifts=images * lengths,
         cell=np.diag(lengths),
         periodic=flags,
+        optional=optional,
         name=name,
     )
 

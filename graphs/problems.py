@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label
 from hydragnn.graphs.defects import edge_codes
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
+from hydragnn.graphs.field import ATOMIC_NUMBERS, MISSING_CLASS, Field, Location, is_labelled
 from hydragnn.graphs.levels import CLUSTERS, cluster_problems, is_levels
 
 Finding = tuple[int, str]
@@ -44,7 +44,7 @@ def graph_problems(
     """Return the faults of invalid graphs by position in the batch.
 
     Checked are: at least one node; edges inside their graph and sorted by receiver; finite positions, shifts, cells and
-    values; classes in range; independent cell vectors along periodic axes; shifts that are whole numbers of these; edges within
+    values (labels of targets may be missing); classes in range; independent cell vectors along periodic axes; shifts that are whole numbers of these; edges within
     the ``cutoff`` that made them, if one did, and between atoms that are apart; one target per edge among those that are the same to
     a model; clusters that are nested; and that every graph has the fields ``needed``.
     A graph with several problems is told of the first. The sentences call graphs by their ``numbers``, by default their
@@ -74,6 +74,13 @@ def without_label(field: Field) -> str:
         f"where it has no {field.name}, leave the value out (in a BUILD.toml the field is optional = true, in Python neither "
         f"fields nor {ITEMS[field.on]} have it)"
     )
+
+
+def with_missing_labels(field: Field) -> str:
+    """Return the advice for a graph that lacks some labels of the field."""
+    if field.role != "target":
+        return f"only labels of targets may be missing, and {field.name} has the role {field.role}"
+    return f"where labels of {field.name} are missing, say so: optional = true in a BUILD.toml, optional=['{field.name}'] in Python"
 
 
 def cell_problem(cell: Tensor, periodic: Tensor) -> str:
@@ -210,7 +217,7 @@ def _contradictions(batch: GraphBatch) -> Iterator[Finding]:
             equal = ~_differ(batch[field.name], first, second)
             first, second = first[equal], second[equal]
     for target in targets:
-        differ = _differ(batch[target.name], first, second)
+        differ = _differ(batch[target.name], first, second, is_labelled(batch[target.name], target))
         pairs = sorted(zip(first[differ].tolist(), second[differ].tolist()))
         starts = torch.tensor([pair[0] for pair in pairs], dtype=torch.int64)
         for graph, edge in _firsts(starts, batch.edge_offsets):
@@ -221,34 +228,47 @@ def _contradictions(batch: GraphBatch) -> Iterator[Finding]:
             yield graph, f"{same}model can tell apart; {move}"
 
 
-def _differ(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    columns = values.reshape(len(values), math.prod(values.shape[1:]))
-    return (columns[first] != columns[second]).any(dim=1)
+def _differ(values: Tensor, first: Tensor, second: Tensor, labelled: Tensor | None = None) -> Tensor:
+    unequal = values[first] != values[second]
+    if labelled is not None:
+        unequal &= labelled[first] & labelled[second]
+    return unequal.reshape(len(unequal), math.prod(values.shape[1:])).any(dim=1)
 
 
 def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
     for field in batch.fields.values():
-        for graph, problem in field_problems(field, batch[field.name], batch.offsets(field.on).cpu().numpy()):
+        offsets = batch.offsets(field.on).cpu().numpy()
+        for graph, problem in field_problems(field, batch[field.name], offsets, field.role == "target"):
             if bool(batch.present(field.name)[graph]):
                 yield graph, problem
 
 
-def field_problems(field: Field, values: Tensor, offsets: NDArray[np.int64]) -> Iterator[Finding]:
-    """Yield graphs with classes out of range, or with values that are not finite."""
+def field_problems(
+    field: Field, values: Tensor, offsets: NDArray[np.int64], missing: bool = False
+) -> Iterator[Finding]:
+    """Yield graphs with classes out of range, or with values that are not finite.
+
+    Labels may be ``missing``.
+    """
     if not field.classes:
-        yield from not_finite(f"field {field.name}", values, offsets, f"remove the graph, or {without_label(field)}")
+        move = f"remove the graph, or {with_missing_labels(field)}"
+        yield from not_finite(f"field {field.name}", values, offsets, move, missing=missing)
         return
-    outside = (values < 0) | (values >= field.classes)
+    outside = (values < (MISSING_CLASS if missing else 0)) | (values >= field.classes)
     if bool(outside.any()):
         use = f"use 0 to {field.classes - 1} or declare more classes"
+        if field.role == "target" and not missing and bool((values == MISSING_CLASS).any()):
+            use += f"; {with_missing_labels(field)}"
         for graph, _, value, _ in _first_bad(values, outside, offsets):
             yield graph, f", field {field.name}: class {value} is out of range; {use}"
 
 
-def not_finite(what: str, values: Tensor, offsets: NDArray[np.int64], move: str) -> Iterator[Finding]:
-    """Yield graphs with values that are NaN or infinite."""
+def not_finite(
+    what: str, values: Tensor, offsets: NDArray[np.int64], move: str, missing: bool = False
+) -> Iterator[Finding]:
+    """Yield graphs with values that are infinite, or NaN and not ``missing`` labels."""
     if values.is_floating_point() and not math.isfinite(float(values.sum())):
-        for graph, row, value, count in _first_bad(values, ~values.isfinite(), offsets):
+        for graph, row, value, count in _first_bad(values, values.isinf() if missing else ~values.isfinite(), offsets):
             yield graph, f", {what}: {value} in row {row} ({count} in all); {move}"
 
 
@@ -264,6 +284,11 @@ def _missing_fields(batch: GraphBatch, needed: Collection[str]) -> Iterator[Find
         if name in batch.masks:
             for graph in (~batch.masks[name]).nonzero().flatten().tolist():
                 yield graph, f" has no {name}, which the model reads; add it, or leave the graph out"
+        field = batch.fields.get(name)
+        if field is not None and field.role == "target" and not bool((labelled := batch.labelled(name)).all()):
+            offsets = batch.offsets(field.on).cpu().numpy()
+            for graph, _, _, count in _first_bad(batch[name], ~labelled, offsets):
+                yield graph, f" lacks {count} values of {name}, which the model reads; add them, or leave the graph out"
 
 
 def _first_bad(values: Tensor, bad: Tensor, offsets: NDArray[np.int64]) -> Iterator[tuple[int, int, float, int]]:

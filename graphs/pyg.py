@@ -94,7 +94,7 @@ def from_pyg(
     Positions come from ``pos`` (none: dimension 0); cell, periodic axes and images from the attributes of this program, the public
     HydraGNN, MACE, NequIP, fairchem, SevenNet, matgl, SchNetPack and others (``SHIFTS``), compared with lengths of edges that
     are stored beside, or with the ``cutoff`` that made them. A trailing axis of length 1 may stand for a scalar, and a leading
-    one for the graph. Fields named in ``optional`` may be absent. InputError for a missing attribute, for images that are not
+    one for the graph. Fields named in ``optional`` may be absent, and labels of these targets missing (NaN, of classes -1). InputError for a missing attribute, for images that are not
     understood and for all that ``graph_from_arrays`` refuses.
 
     >>> data = torch_geometric("data").Data(pos=torch.zeros(2, 3), edge_index=torch.tensor([[0], [1]]), y=torch.tensor([2.0]))
@@ -131,6 +131,7 @@ def from_pyg(
         edge_shifts=geometry.shifts,
         cell=geometry.cell,
         periodic=geometry.periodic,
+        optional=absent,
         name=name,
     )
     own = name_among({key: data[key] for key in NAME_KEYS if key in data})

@@ -154,6 +154,7 @@ def with_multilevel_edges(
         edges={RELATION: level * sectors + bins, level_name: level},
         graphs=batch.graphs,
         cell=batch.cell[0],
+        optional=batch.fields,
     )
     return replace(graph, masks=batch.masks)
 

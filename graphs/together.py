@@ -100,7 +100,7 @@ def _together(
     tensors: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     masks = {}
     for name, (field, values) in columns.items():
-        tensor = _joined(field, values, counts)
+        tensor = _joined(field, values, counts, field.role == "target" and name in optional)
         if tensor is None:
             return None
         tensors[field.on][name] = tensor
@@ -181,8 +181,8 @@ def _searched(
     return positions, (senders, receivers, shifts)
 
 
-def _joined(field: Field, values: Mapping[int, Any], counts: Int64[ndarray, " graphs"]) -> Tensor | None:
-    """Return a field's values of all graphs; None in doubt."""
+def _joined(field: Field, values: Mapping[int, Any], counts: Int64[ndarray, " graphs"], missing: bool) -> Tensor | None:
+    """Return a field's values of all graphs, where labels may be missing; None in doubt."""
     arrays = {graph: np.asarray(value) for graph, value in values.items()}
     kinds = {array.dtype for array in arrays.values()}
     if len(kinds) > 1 or {kind.kind for kind in kinds} - ({"i"} if field.classes else {"f", "i"}):
@@ -202,4 +202,4 @@ def _joined(field: Field, values: Mapping[int, Any], counts: Int64[ndarray, " gr
     tensor = torch.from_numpy(np.concatenate(rows)).to(field.torch_dtype)
     if field.classes:
         return tensor if not bool(((tensor < 0) | (tensor >= field.classes)).any()) else None
-    return tensor if bool(tensor.isfinite().all()) else None
+    return tensor if not bool((tensor.isinf() if missing else ~tensor.isfinite()).any()) else None

@@ -1,6 +1,6 @@
 """Validation of arrays from outside and of whole batches."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field, Location
+from hydragnn.graphs.field import MISSING_CLASS, Field, Location
 from hydragnn.graphs.problems import ITEMS, cell_problem, field_problems, graph_problems, not_finite, without_label
 from hydragnn.graphs.topology import Topology
 
@@ -32,6 +32,7 @@ def graph_from_arrays(
     edge_shifts: ArrayLike | None = None,
     cell: ArrayLike | None = None,
     periodic: bool | Sequence[bool] | np.ndarray | Tensor = False,
+    optional: Collection[str] = (),
     name: str = "graph",
 ) -> GraphBatch:
     """Return one checked graph from numpy arrays, tensors or lists.
@@ -40,6 +41,7 @@ def graph_from_arrays(
     receiver (stable) and the edge fields follow. Values of graph fields have the shape of their Field. ``cell`` holds
     the cell vectors as rows ([3, 3]; [2, 2] in two dimensions) or the edge lengths of an orthogonal box. Where a node of a
     periodic graph is more than ten cells away, all are brought into the cell, with the shifts that keep every edge.
+    Labels of targets named in ``optional`` may be missing: NaN, of classes NaN or -1.
 
     Raises InputError, naming the graph, the field and the fix, for an index out of range, NaN or infinite values,
     wrong lengths, shapes or dtypes, classes out of range, a graph without nodes, undeclared and missing fields.
@@ -61,7 +63,7 @@ def graph_from_arrays(
     values: dict[Location, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     for field in declared.values():
         raw = raw_values[field.on][field.name]
-        values[field.on][field.name] = field_values(raw, field, items[field.on], name)
+        values[field.on][field.name] = field_values(raw, field, items[field.on], name, field.name in optional)
     if bool((receiver[1:] < receiver[:-1]).any()):
         order = torch.argsort(receiver, stable=True)
         sender, receiver, shifts = sender[order], receiver[order], shifts[order]
@@ -108,8 +110,10 @@ def into_cell(
     return positions - turns @ rows, (images + turns[senders] - turns[receivers]) @ rows + across
 
 
-def field_values(raw: Any, field: Field, items: int, name: str = "graph") -> Tensor:
+def field_values(raw: Any, field: Field, items: int, name: str = "graph", optional: bool = False) -> Tensor:
     """Return ``raw`` as the tensor of a field; InputError where impossible.
+
+    Labels of an ``optional`` target may be missing.
 
     >>> field_values([1, 2], Field(name="mass", on="node"), 2)
     tensor([1., 2.])
@@ -123,13 +127,16 @@ def field_values(raw: Any, field: Field, items: int, name: str = "graph") -> Ten
         if array.ndim == len(expected) and array.shape[0] != items:
             raise InputError(f"{where}: {array.shape[0]} rows for {items} {ITEMS[field.on]}; give one per {field.on}")
         raise InputError(f"{where}: shape {tuple(array.shape)} is not {expected}; reshape it or declare another shape")
+    missing = optional and field.role == "target"
     if field.classes:
+        if missing and array.dtype.is_floating_point and bool((array.isnan() | (array == array.round())).all()):
+            array = torch.where(array.isnan(), MISSING_CLASS, array).to(torch.int64)
         if array.dtype.is_floating_point or array.dtype.is_complex:
             raise InputError(f"{where}: {field.classes} classes but {_short(array.dtype)} values; give integers")
     elif array.dtype.is_complex or array.dtype == torch.bool:
         raise InputError(f"{where}: {_short(array.dtype)} values where {field.dtype} is declared; give real numbers")
     values = array.to(field.torch_dtype)
-    for _, problem in field_problems(field, values, np.array([0, items])):
+    for _, problem in field_problems(field, values, np.array([0, items]), missing):
         raise InputError(f"{name}{problem}")
     return values
 

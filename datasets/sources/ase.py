@@ -63,7 +63,7 @@ class AseBuild(BuildSettings):
             "cutoff": self.cutoff,
             "fields": [field.field for field in self.fields],
             "keys": {field.name: field.keys[0] for field in self.fields},
-            "optional": [field.name for field in self.fields if field.optional],
+            "optional": self.optional,
             "max_neighbours": self.max_neighbours,
         }
 

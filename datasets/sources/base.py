@@ -188,6 +188,11 @@ class BuildSettings(Settings, ABC):
                 )
 
     @property
+    def optional(self) -> list[str]:
+        """Fields that graphs may lack."""
+        return [field.name for field in self.fields if field.optional]
+
+    @property
     def text_keys(self) -> list[str]:
         """Entries that texts are read from."""
         return [*([self.name_key] if self.name_key else []), *self.texts]

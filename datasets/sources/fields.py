@@ -51,7 +51,8 @@ class FieldSettings(Settings):
     """virial: the source has virials (-stress x volume, in the unit of energies), which become a stress by -1/volume."""
 
     optional: bool = False
-    """True where graphs may lack the field; else a missing value is an error."""
+    """True where graphs may lack the field, or labels of a target are missing: NaN, of classes -1, and empty cells of tables; else a missing
+    value is an error."""
 
     @model_validator(mode="before")
     @classmethod
@@ -89,6 +90,11 @@ class FieldSettings(Settings):
             classes=self.classes,
             dtype=self.dtype,
         )
+
+    @property
+    def missing(self) -> bool:
+        """True where some labels of a graph may be missing."""
+        return self.optional and self.role == "target"
 
     @property
     def keys(self) -> list[str]:

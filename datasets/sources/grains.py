@@ -47,15 +47,16 @@ class GrainsBuild(BuildSettings):
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each microstructure, ascending by the column ``graph``."""
         numbers: dict[Location, list[str]] = {"node": [*self.positions], "edge": ["sender", "receiver"], "graph": []}
+        optional = {key for field in self.fields if field.missing for key in field.keys}
         for field in self.fields:
             numbers[field.on] += field.keys
-        grains = _join([read_table(path, numbers["node"]) for path in find_files(self.files)], self.files)
-        edges = read_table(Path(self.edges), numbers["edge"])
+        grains = _join([read_table(path, numbers["node"], optional) for path in find_files(self.files)], self.files)
+        edges = read_table(Path(self.edges), numbers["edge"], optional)
         tables: dict[Location, Table] = {"node": grains, "edge": edges, "graph": {}}
         sources: dict[Location, str] = {"node": ", ".join(self.files), "edge": self.edges}
         sources["graph"] = self.graphs or "the build file (no table of graphs)"
         if self.graphs is not None:
-            tables["graph"] = read_table(Path(self.graphs), numbers["graph"])
+            tables["graph"] = read_table(Path(self.graphs), numbers["graph"], optional)
         labels = np.unique(table_column(grains, "graph", sources["node"]))
         rows = {location: _rows(table, labels, sources[location]) for location, table in tables.items() if table}
         for number, label in enumerate(labels):
@@ -85,6 +86,7 @@ class GrainsBuild(BuildSettings):
                 nodes=values["node"],
                 edges=values["edge"],
                 graphs=values["graph"],
+                optional=self.optional,
                 name=name,
             )
 

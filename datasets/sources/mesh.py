@@ -7,6 +7,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.tables import Table, find_files, read_table, stack_rows
@@ -34,8 +36,9 @@ class MeshBuild(BuildSettings):
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each mesh file; InputError names the file."""
-        numbers = [key for field in self.fields if field.on == "graph" and not field.optional for key in field.keys]
-        labels = read_table(Path(self.labels), numbers) if self.labels else {}
+        numbers = [key for field in self.fields if field.on == "graph" for key in field.keys]
+        optional = {key for field in self.fields if field.optional for key in field.keys}
+        labels = read_table(Path(self.labels), numbers, optional) if self.labels else {}
         for path in find_files(self.files):
             yield partial(self._graph, path, labels)
 
@@ -52,7 +55,11 @@ class MeshBuild(BuildSettings):
             if field.on == "node" and key in source:
                 source[field.name] = source[key]
             elif field.on == "graph" and all(key in row for key in field.keys):
-                graphs[field.name] = stack_rows([row[key] for key in field.keys], field)
+                value = stack_rows([row[key] for key in field.keys], field)
+                if field.optional and value.dtype.kind == "f" and np.isnan(value).all():
+                    absent.add(field.name)
+                else:
+                    graphs[field.name] = value
             elif field.optional:
                 absent.add(field.name)
             else:
@@ -67,6 +74,7 @@ class MeshBuild(BuildSettings):
             graphs=graphs,
             tags=self.tags,
             cell_centred=self.cell_centred,
+            optional=self.optional,
             name=path.name,
         )
         return graph.with_texts(self.texts_of(row if self.name_key or self.texts else {}, path.name))

@@ -122,6 +122,7 @@ class _Source:
             edge_shifts=shifts,
             cell=cell,
             periodic=settings.periodic,
+            optional=settings.optional,
             name=f"{self.path.name}, graph {graph}",
         )
         return batch.with_texts(settings.texts_of(texts, f"{self.path.name}#{graph}"))

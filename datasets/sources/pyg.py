@@ -32,7 +32,7 @@ class PygBuild(BuildSettings):
         graph = from_pyg(
             data,
             [field.field for field in self.fields],
-            optional=[field.name for field in self.fields if field.optional],
+            optional=self.optional,
             cutoff=cutoff_of(self.attributes),
             name=f"{path.name}, graph {number}",
         )

@@ -27,11 +27,15 @@ def find_files(patterns: list[str]) -> list[Path]:
     return list(paths)
 
 
-def read_table(path: Path, numbers: Collection[str] = ()) -> Table:
+MISSING_CELLS = ("", "nan", "na", "n/a", "null", "none")
+"""What cells without a label hold, in small letters."""
+
+
+def read_table(path: Path, numbers: Collection[str] = (), optional: Collection[str] = ()) -> Table:
     """Return the columns of a CSV or npz file by name.
 
-    InputError where the file is missing, damaged or ragged. And where a cell of one of the columns ``numbers`` holds
-    none.
+    Cells of ``optional`` columns may be missing: they become NaN. InputError where the file is missing, damaged or ragged. And
+    where another cell of one of the columns ``numbers`` holds none.
     """
     if path.suffix == ".npz":
         return read_npz(path)
@@ -47,8 +51,10 @@ def read_table(path: Path, numbers: Collection[str] = ()) -> Table:
     for number, row in body:
         if len(row) != len(header):
             raise InputError(f"{path}, line {number}: {len(row)} values for {len(header)} columns; repair the line")
-        for name, cell in zip(header, row):
-            if name in numbers and not _is_number(cell):
+        for place, (name, cell) in enumerate(zip(header, row)):
+            if name in optional and cell.strip().lower() in MISSING_CELLS:
+                row[place] = "nan"
+            elif name in numbers and not _is_number(cell):
                 what = f"{cell!r}, which is no number; repair it" if cell.strip() else "nothing; fill it in"
                 raise InputError(f"{path}, line {number}: the column {name} holds {what}, or remove the row")
     return {name: _column([row[position] for _, row in body]) for position, name in enumerate(header)}

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Split
 from hydragnn.datasets.split import species_counts
-from hydragnn.datasets.tools import present_graphs
+from hydragnn.datasets.tools import missing_in_graphs, present_graphs
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
-from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.kernels import segment_sum
 from hydragnn.models import Target
 
@@ -29,6 +29,7 @@ def label_notes(store: GraphStore, train: NDArray[np.int64], targets: Sequence[T
     """Return notes on the labels of a training part."""
     notes: list[str] = []
     for target in targets:
+        notes += missing_labels(store, train, target.field)
         if target.references and not target.given_references:
             notes += undetermined_references(store, train, target.field.name)
         if target.derivative == "forces":
@@ -47,6 +48,16 @@ def labels_in_parts(store: GraphStore, split: Split, targets: Sequence[Target]) 
     }
 
 
+def missing_labels(store: GraphStore, train: NDArray[np.int64], field: Field) -> Iterator[str]:
+    """Return a note where labels inside graphs of the training part are missing."""
+    if missing := missing_in_graphs(store, field)[train].sum():
+        numbers = {"node": store.sizes().nodes, "edge": store.sizes().edges}.get(
+            field.on, np.ones(len(store), dtype=np.int64)
+        )
+        of = int(numbers[train[present_graphs(store, field)[train]]].sum()) * field.width
+        yield f"{missing} of {of} labels of {field.name} in graphs of the training part that have it are missing, and count nowhere"
+
+
 def missed_totals(store: GraphStore, train: NDArray[np.int64], name: str, total: str) -> Iterator[str]:
     """Return a note where labels do not add up to the total of their head."""
     batch = store.read(np.sort(train)[:LOOKED_AT], [name, total] if total else [name])
@@ -54,10 +65,11 @@ def missed_totals(store: GraphStore, train: NDArray[np.int64], name: str, total:
     lacking = segment_sum(labels, batch.owner("node"), batch.num_graphs)
     if total:
         lacking = lacking - batch[total].double().reshape(lacking.shape)
-    present, counts = batch.masks.get(name, batch.counts("node") > 0), batch.counts("node").clamp_min(1)
+    present = batch.masks.get(name, batch.counts("node") > 0) & lacking.isfinite().unsqueeze(-1).flatten(1).all(1)
+    counts = batch.counts("node").clamp_min(1)
     shifts = lacking.abs() / counts.view(-1, *[1] * (lacking.dim() - 1))
     amount = float(shifts[present].mean()) if bool(present.any()) else 0.0
-    if amount > MISSED * float(labels.std()):
+    if amount > MISSED * float(labels[batch.labelled(name)].std()):
         yield (
             f"labels of {name} do not add up to {total or 'zero'}: they would have to move by {amount:.2g} per node, and predictions with "
             "this total will; name a graph input with their sum in the total of the head, or leave it out"
@@ -120,6 +132,8 @@ def neighbour_changes(batch: GraphBatch, energy: str, forces: str) -> Float64[nd
     rows = []
     cells, offsets = batch.cell.numpy(), batch.node_offsets.tolist()
     positions, pull = batch.positions.numpy(), batch[forces].double().numpy()
+    lacking = batch.owner("node")[(~batch[forces].isfinite()).any(dim=1)]
+    usable = usable.index_fill(0, lacking, False)
     numbers, energies = batch[ATOMIC_NUMBERS].numpy(), batch[energy].double().flatten().numpy()
     for graph in np.flatnonzero(usable.numpy()).tolist():
         own_rows = slice(offsets[graph], offsets[graph + 1])

@@ -399,8 +399,8 @@ def valid_statistics(
     trivial = errors_on(predict, store, valid, targets, Budget(max_graphs=1024))
     labels = {target.name: labels_of(store, valid, target) for target in targets if not target.field.classes}
     moments = {
-        name: [value.count.item(), value.mean.tolist(), value.squares.tolist()]
-        for name, value in ((name, moments_of(values)) for name, values in labels.items())
+        name: [value.count.tolist(), value.mean.tolist(), value.squares.tolist()]
+        for name, value in ((name, moments_of(values, values == values)) for name, values in labels.items())
     }
     return {"moments": moments, "trivial": flat_metrics(trivial, "valid")}
 

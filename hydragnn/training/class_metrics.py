@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import Field, is_labelled
 from hydragnn.kernels import segment_sum
 from hydragnn.models import Target
 
@@ -25,6 +25,7 @@ def label_counts_of(field: Field, store: GraphStore, graphs: NDArray[np.int64]) 
     selection[graphs] = True
     items = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]
     labels = column.values[np.repeat(selection & column.present, items)]
+    labels = labels[is_labelled(labels, field)] if field.role == "target" else labels
     if labels.size and not 0 <= labels.min() <= labels.max() < field.classes:
         raise InputError(
             f"field {field.name} holds labels from {labels.min()} to {labels.max()}, and has classes 0 to "

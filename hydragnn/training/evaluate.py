@@ -11,6 +11,7 @@ from torch import Tensor
 from hydragnn.datasets import Budget, GraphStore, Loader, Normalisation, Survey, reference_sums
 from hydragnn.datasets.fit import fitted_references
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import is_labelled
 from hydragnn.models import Categorical, Distribution, Point, Target, TrainedModel
 from hydragnn.training.class_metrics import label_frequencies
 from hydragnn.training.metrics import Errors, RunningMoments, target_moments
@@ -115,8 +116,11 @@ def _training_mean(store: GraphStore, train: NDArray[np.int64], target: Target) 
     selection &= column.present
     counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[target.field.on]
     values = column.values[np.repeat(selection, counts)].reshape(-1, target.field.width).astype(np.float64)
-    items = int(sizes.nodes[selection].sum()) if target.extensive else len(values)
-    return torch.from_numpy(values.sum(axis=0) / max(1, items))
+    labelled = is_labelled(values, target.field)
+    weights = sizes.nodes[selection][:, None] if target.extensive else np.ones((len(values), 1), dtype=np.int64)
+    return torch.from_numpy(
+        np.where(labelled, values, 0.0).sum(axis=0) / np.maximum(1, (labelled * weights).sum(axis=0))
+    )
 
 
 def trivial_metrics(

@@ -35,10 +35,7 @@ POINT_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": squared_error, "ma
 
 def label_norms(batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
     """Return the norm of each graph's labels; 0 without any."""
-    target, present = batch[name], batch.present_items(name)
-    if present is not None:
-        target = torch.where(present.view(-1, *[1] * (target.ndim - 1)), target, 0.0)
-    return _squares_per_graph(target, batch, name).sqrt()
+    return _squares_per_graph(_labelled_only(batch[name], batch.labelled(name)), batch, name).sqrt()
 
 
 def _squares_per_graph(values: Tensor, batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
@@ -52,7 +49,7 @@ def _squares_per_graph(values: Tensor, batch: GraphBatch, name: str) -> Float[Te
 def label_counts(targets: Sequence[Target], batch: GraphBatch) -> Float64[Tensor, " targets"]:
     """Return the number of labels of each target.
 
-    Components count; graphs for relative errors.
+    Components count, without missing ones; graphs for relative errors.
 
     The counts stay on the batch's device, so that nobody waits for it.
     """
@@ -63,10 +60,7 @@ def _label_count(target: Target, batch: GraphBatch) -> Float64[Tensor, ""]:
     name = target.field.name
     if target.loss == "relative":
         return (label_norms(batch, name) > 0).sum().to(torch.float64)
-    labels, present = batch[name], batch.present_items(name)
-    if present is None:
-        return torch.full((), float(labels.shape[0] * target.field.width), dtype=torch.float64, device=labels.device)
-    return present.sum().to(torch.float64) * target.field.width
+    return batch.labelled(name).sum().to(torch.float64)
 
 
 def loss_sums(
@@ -79,16 +73,16 @@ def loss_sums(
 def loss_sum(target: Target, prediction: Distribution, batch: GraphBatch) -> Float[Tensor, ""]:
     """Return the summed error of one target; missing labels add nothing."""
     name = target.field.name
-    labels, present = batch[name], batch.present_items(name)
+    labelled = batch.labelled(name)
+    labels = _labelled_only(batch[name], labelled)
     prediction = prediction.to(dtype=labels.dtype if labels.is_floating_point() else batch.positions.dtype)
     divisor = _like_items(batch.counts("node").clamp(min=1), labels) if target.per_node else None
     if target.loss in ("nll", "cross_entropy"):
-        labels = _present_only(labels, present)
         values = prediction.nll(labels, divisor)
         if target.class_weights is not None:
             values = values * class_weights_on(target.class_weights, values.dtype, values.device)[labels]
-        return _present_only(values, present).sum()
-    error = _present_only(prediction.error(labels), present)
+        return _labelled_only(values, labelled).sum()
+    error = _labelled_only(prediction.error(labels), labelled)
     if divisor is not None:
         error = error / divisor
         if target.derivative == "stress":
@@ -106,9 +100,9 @@ def class_weights_on(weights: tuple[float, ...], dtype: torch.dtype, device: tor
     return torch.tensor(weights, dtype=dtype, device=device)
 
 
-def _present_only(values: Tensor, present: Tensor | None) -> Tensor:
+def _labelled_only(values: Tensor, labelled: Tensor) -> Tensor:
     """The values with zero where the label is missing."""
-    return values if present is None else torch.where(_like_items(present, values), values, values.new_zeros(()))
+    return torch.where(labelled, values, values.new_zeros(()))
 
 
 def _like_items(per_item: Tensor, values: Tensor) -> Tensor:

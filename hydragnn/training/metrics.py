@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hydragnn.datasets import Normalisation
@@ -21,7 +21,8 @@ class RunningMoments:
     Two parts merge exactly (Chan et al. 1979).
     """
 
-    count: Float[Tensor, ""]
+    count: Float[Tensor, ""] | Float[Tensor, " components"]
+    """One number where all components have as many labels."""
     mean: Float[Tensor, " components"]
     squares: Float[Tensor, " components"]
 
@@ -37,14 +38,20 @@ class RunningMoments:
         )
 
 
-def moments_of(values: Float[Tensor, "items components"]) -> RunningMoments:
-    """The moments of one part; zeros for a part without items.
+def moments_of(
+    values: Float[Tensor, "items components"], labelled: Bool[Tensor, "items components"] | None = None
+) -> RunningMoments:
+    """The moments of one part, without missing labels; zeros for a part without items.
 
     >>> moments = moments_of(torch.tensor([[1.0], [3.0]]))
     >>> moments.merged(moments_of(torch.tensor([[5.0]]))).squares
     tensor([8.], dtype=torch.float64)
     """
     values = values.to(torch.float64)
+    if labelled is not None and not bool(labelled.all()):
+        values, count = torch.where(labelled, values, 0.0), labelled.sum(0).to(torch.float64)
+        mean = values.sum(0) / count.clamp(min=1)
+        return RunningMoments(count=count, mean=mean, squares=torch.where(labelled, values - mean, 0.0).square().sum(0))
     mean = values.sum(0) / max(1, len(values))
     return RunningMoments(
         count=torch.tensor(float(len(values)), dtype=torch.float64, device=values.device),
@@ -66,16 +73,17 @@ class NumberTally:
         """Return the sums of a batch, in the field's unit."""
         name, width = self.target.field.name, self.target.field.width
         error = prediction.to(batch.positions.device, torch.float64).error(batch[name].to(torch.float64))
-        values = error.reshape(-1, width) if std is None else error.reshape(-1, width) * std
+        error, labelled = error.reshape(-1, width), batch.labelled(name).reshape(-1, width)
+        values = (error if std is None else error * std).masked_fill(~labelled, 0.0)
         extensive = self.target.extensive
         per_node = values / batch.counts("node").clamp(min=1).unsqueeze(1) if extensive else values[:0]
         present = batch.present_items(name)
         if present is not None:
-            values = values[present]
+            values, labelled = values[present], labelled[present]
             per_node = per_node[present] if extensive else per_node
         return torch.stack(
             [
-                values.new_tensor(float(values.numel())),
+                labelled.sum().to(torch.float64),
                 values.abs().sum(),
                 values.square().sum(),
                 per_node.abs().sum(),
@@ -116,11 +124,9 @@ class ClassTally:
         """The sums of one batch."""
         assert isinstance(prediction, Categorical)
         name, classes = self.target.field.name, self.target.field.classes
-        labels, present = batch[name], batch.present_items(name)
-        output = prediction.to(batch.positions.device, torch.float64)
-        if present is not None:
-            labels, output = labels[present], output.rows(present)
-        labels, output = labels.reshape(-1), Categorical(logits=output.logits.reshape(-1, classes))
+        labelled, output = batch.labelled(name).reshape(-1), prediction.to(batch.positions.device, torch.float64)
+        labels = batch[name].reshape(-1)[labelled]
+        output = Categorical(logits=output.logits.reshape(-1, classes)[labelled])
         return class_sums(output.probabilities, output.nll(labels), labels)
 
     def values(self, sums: Sequence[float], moments: RunningMoments | None) -> dict[str, float | None]:
@@ -168,7 +174,9 @@ def target_moments(targets: Sequence[Target], batch: GraphBatch) -> dict[str, Ru
     for target in targets:
         if target.field.classes:
             continue
-        values = batch[target.field.name].reshape(-1, target.field.width)
-        present = batch.present_items(target.field.name)
-        result[target.name] = moments_of(values if present is None else values[present])
+        name, width = target.field.name, target.field.width
+        values, labelled = batch[name].reshape(-1, width), batch.labelled(name).reshape(-1, width)
+        present = batch.present_items(name)
+        rows = slice(None) if present is None else present
+        result[target.name] = moments_of(values[rows], labelled[rows])
     return result

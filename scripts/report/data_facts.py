@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import Budget, GraphStore, WithoutEdges, disk_store, make_split, open_store, pack
-from hydragnn.datasets.tools import present_graphs, store_notes
+from hydragnn.datasets.tools import missing_in_graphs, present_graphs, store_notes
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, is_labelled
 from hydragnn.graphs.texts import NAME, Texts
 from hydragnn.models import Categorical, Distribution, Normal, Point, Target, TrainedModel, concatenate_distributions
 from hydragnn.runs.moved import is_data
@@ -50,6 +50,14 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         has = present_graphs(store, field)
         return {name: int(has[getattr(split, name)].sum()) for name in split.counts}
 
+    def labels(field: Field) -> dict[str, tuple[int, int]]:
+        """Return by part how many numbers of a field are there, and how many might be."""
+        items = {"node": sizes.nodes, "edge": sizes.edges}.get(field.on, np.ones(len(store), dtype=np.int64))
+        numbers = items * field.width
+        known = numbers * present_graphs(store, field) - missing_in_graphs(store, field)
+        chosen = {name: getattr(split, name) for name in split.counts}
+        return {name: (int(known[own].sum()), int(numbers[own].sum())) for name, own in chosen.items()}
+
     return DataFacts(
         path=path,
         fingerprint=store.fingerprint,
@@ -58,7 +66,7 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         nodes=sizes.nodes,
         edges=sizes.edges,
         parts={name: count for name, count in split.counts.items() if count or name != "calibration"},
-        fields=[{**field.to_json(), "present": present(field)} for field in store.fields()],
+        fields=[{**field.to_json(), "present": present(field), "labels": labels(field)} for field in store.fields()],
         attributes=dict(store.attributes),
         notes=store_notes(disk) if (disk := disk_store(store)) else (),
         composition=_composition(read, kinds) if kinds else {},
@@ -94,10 +102,8 @@ def _composition(read: Mapping[str, GraphBatch], kinds: Field) -> dict[str, floa
 
 
 def _present_rows(batch: GraphBatch, field: Field) -> NDArray[Any]:
-    """Return all present numbers of a field, flat."""
-    present = batch.present_items(field.name)
-    values = batch[field.name] if present is None else batch[field.name][present]
-    return np.asarray(values.reshape(-1).numpy())
+    """Return all numbers of a field that are not missing, flat."""
+    return np.asarray(batch[field.name][batch.labelled(field.name)].numpy())
 
 
 def _target(field: Field, read: Mapping[str, GraphBatch]) -> facts.Target:
@@ -186,10 +192,12 @@ def _points(
     graphs: tuple[NDArray[np.int64], ...],
 ) -> Points | ClassPoints:
     truth, graph, prediction = np.concatenate(labels), np.concatenate(graphs), concatenate_distributions(parts)
+    labelled = is_labelled(truth, target.field)
+    truth, graph = truth[labelled], graph[labelled]
     if isinstance(prediction, Categorical):
-        probability = prediction.probabilities.reshape(-1, prediction.classes).numpy()
+        probability = prediction.probabilities.reshape(-1, prediction.classes).numpy()[labelled]
         return ClassPoints(field=target.name, target=truth.astype(np.int64), probability=probability, graph=graph)
     assert isinstance(prediction, Point | Normal)
-    mean = prediction.mean.reshape(-1).numpy()
+    mean = prediction.mean.reshape(-1).numpy()[labelled]
     unit = target.field.unit
     return Points(field=target.name, unit=unit, target=truth.astype(np.float64), mean=mean, graph=graph)

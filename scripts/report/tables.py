@@ -128,7 +128,12 @@ def fields_table(data: DataFacts) -> Table:
     """Return the fields of the store."""
 
     def present(field: Mapping[str, Any]) -> str:
-        counts = [(field["present"][part], total, part) for part, total in data.parts.items()]
+        return all_or_some([(field["present"][part], total, part) for part, total in data.parts.items()])
+
+    def labels(field: Mapping[str, Any]) -> str:
+        return all_or_some([(*field["labels"][part], part) for part in data.parts])
+
+    def all_or_some(counts: list[tuple[int, int, str]]) -> str:
         if all(count == total for count, total, _ in counts):
             return "all"
         return ", ".join(f"{count} of {total} {part}" for count, total, part in counts)
@@ -143,6 +148,7 @@ def fields_table(data: DataFacts) -> Table:
             "turns as": lambda field: f"{field['classes']} classes" if field["classes"] else str(field["parity"]),
             "role": lambda field: str(field["role"]),
             "graphs that have it": present,
+            **({"labels": labels} if any(labels(field) != "all" for field in data.fields) else {}),
         },
         "Fields of the store.",
     )

@@ -140,13 +140,10 @@ def test_a_segment_ends_within_the_budget(trained: Trained) -> None:
     assert trained(until=99).epochs == 3
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_labels_that_are_not_finite_are_refused_with_their_graph(
-    value: float, trained: Trained, store: MemoryStore
-) -> None:
+def test_labels_that_are_infinite_are_refused_with_their_graph(trained: Trained, store: MemoryStore) -> None:
     batch = store.read(range(len(store)))
-    batch["charge"][batch.node_offsets[7]] = value
-    with pytest.raises(InputError, match=r"graph 7, field charge: (nan|inf) in row 0"):
+    batch["charge"][batch.node_offsets[7]] = math.inf
+    with pytest.raises(InputError, match="graph 7, field charge: inf in row 0"):
         trained(store=MemoryStore(batch))
 
 
