@@ -224,11 +224,16 @@ class ClassEvidence(Evidence):
 
     def weighted_score(self, weights: Weights, score: str) -> float:
         """Return the mean NLL, or for ``crps`` the mean Brier score."""
+        if score != "nll":
+            return float(self.row_errors(weights).mean())
+        of_label = np.tensordot(weights, self.probabilities, axes=1)[np.arange(len(self.target)), self.target]
+        return float(-np.log(np.maximum(of_label, TINY)).mean())
+
+    def row_errors(self, weights: Weights) -> Float[Array, " rows"]:
+        """Return the Brier score of every row."""
         mixed = np.tensordot(weights, self.probabilities, axes=1)
         of_label = mixed[np.arange(len(self.target)), self.target]
-        if score == "nll":
-            return float(-np.log(np.maximum(of_label, TINY)).mean())
-        return float(((mixed**2).sum(axis=1) - 2.0 * of_label + 1.0).mean())
+        return np.asarray((mixed**2).sum(axis=1) - 2.0 * of_label + 1.0)
 
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
         """Return the diversity of the probabilities, taken as numbers."""

@@ -115,6 +115,10 @@ class Evidence(ABC):
         """Return the mean proper score of the mixture with these weights."""
 
     @abstractmethod
+    def row_errors(self, weights: Float[Array, " candidates"]) -> Float[Array, " rows"]:
+        """Return the error of every row with these weights."""
+
+    @abstractmethod
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
         """Return the correlation of errors, and the gain from averaging.
 

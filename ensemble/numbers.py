@@ -37,8 +37,6 @@ from hydragnn.models import Distribution, Normal, Point, Target
 
 QUANTITIES: Final = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
 SCORES = {"crps": gaussian_crps, "nll": gaussian_nll}
-MEANS: Final = "means"
-"""CRPS of a normal distribution with one width for all rows: the score of means alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -283,11 +281,14 @@ class NumberEvidence(Evidence):
         use = weights > 0
         moments = total_variance(self.means[use], self.variances[use], weights[use])
         error = self.target - moments.mean
-        variance = np.zeros_like(error) if score == MEANS else moments.variance
-        unexplained = max(float(np.mean(error**2) - np.mean(variance)), 0.0)
-        std = np.sqrt(variance + unexplained)
+        unexplained = max(float(np.mean(error**2) - np.mean(moments.variance)), 0.0)
+        std = np.sqrt(moments.variance + unexplained)
         tiny = float(np.finfo(np.float64).tiny) ** 0.5
         return float(np.mean(SCORES.get(score, gaussian_crps)(self.target, moments.mean, np.maximum(std, tiny))))
+
+    def row_errors(self, weights: Float[Array, " candidates"]) -> Float[Array, " rows"]:
+        """Return the absolute error of the mean of every row."""
+        return np.abs(np.tensordot(weights, self.means, axes=1) - self.target)
 
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
         """Return the diversity of the errors of the means."""

@@ -11,7 +11,6 @@ from scipy.optimize import minimize
 
 from hydragnn.ensemble.estimates import Evidence
 from hydragnn.ensemble.member_outputs import MemberOutputs
-from hydragnn.ensemble.numbers import MEANS
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.models import Target
@@ -34,14 +33,20 @@ SMALL = 0.02
 SECOND = 0.05
 """Weight of the second best member where only one is left, so that members can still disagree."""
 
+CAUTION = 2.0
+"""Standard errors that are added to every difference from the best member of a field."""
+
+REST = 0.1
+"""Share of the mean over fields beside the worst field."""
+
 Shares = Float[Array, " members"]
+Rows = Float[Array, " rows"]
 
 
 def fitted_weights(valid: MemberOutputs, targets: Sequence[Target], given: Shares) -> dict[str, tuple[float, ...]]:
     """Return weights of members by field, which validation graphs set.
 
-    They lie on the simplex at the least CRPS of means with one width, since widths are calibrated later (classes: Brier score). Folds of graphs choose how far they move away from the ``given`` weights. Fields with too few labelled graphs
-    keep those, and are absent.
+    They lie on the simplex, where the worst field of those that share them is best beside its best member. Folds of graphs choose how far they move away from the ``given`` weights. Fields with too few labelled graphs keep those, and are absent.
     """
     groups: dict[str, list[Target]] = {}
     for target in targets:
@@ -66,15 +71,23 @@ def _of_group(valid: MemberOutputs, targets: Sequence[Target], given: Shares, sp
     fold_of[graphs] = np.random.default_rng(0).permutation(len(graphs)) % FOLDS
     base = given[speaking]
     everything = _evidence(valid, targets, usable, speaking, fold_of >= 0)
-    scores = np.zeros(len(SHRINKAGE))
-    for fold in range(FOLDS):
-        fitted = optimum(_evidence(valid, targets, usable, speaking, (fold_of >= 0) & (fold_of != fold)), base)
-        judge = _evidence(valid, targets, usable, speaking, fold_of == fold)
-        scores += [relative_score(judge, mixed(fitted, base, share), base) for share in SHRINKAGE]
-    own = mixed(optimum(everything, base), base, SHRINKAGE[int(scores.argmin())])
+    folds = [
+        (
+            optimum(_evidence(valid, targets, usable, speaking, (fold_of >= 0) & (fold_of != fold)), base),
+            _evidence(valid, targets, usable, speaking, fold_of == fold),
+        )
+        for fold in range(FOLDS)
+    ]
+    alone = _joined([errors_alone(judge) for _, judge in folds])
+    scores = [
+        worst_ratio(_joined([errors_of(judge, mixed(fitted, base, share)) for fitted, judge in folds]), alone)
+        for share in SHRINKAGE
+    ]
+    own = mixed(optimum(everything, base), base, SHRINKAGE[int(np.argmin(scores))])
     if np.count_nonzero(own) == 1:
-        alone = [relative_score(everything, one, base) for one in np.eye(len(base))]
-        second = next(one for one in np.argsort(alone, kind="stable") if own[one] == 0)
+        rivals = errors_alone(everything)
+        of_each = [worst_ratio(errors_of(everything, one), rivals) for one in np.eye(len(base))]
+        second = next(one for one in np.argsort(of_each, kind="stable") if own[one] == 0)
         own = (1 - SECOND) * own
         own[second] = SECOND
     result = np.zeros(len(given))
@@ -88,9 +101,9 @@ def _evidence(
     usable: Mapping[str, Bool[np.ndarray, " items"]],
     speaking: np.ndarray,
     graphs: Bool[np.ndarray, " graphs"],
-) -> list[Evidence]:
+) -> dict[str, Evidence]:
     """Return the evidence of these graphs for every field that has labels there."""
-    result = []
+    result: dict[str, Evidence] = {}
     for target in targets:
         items = np.flatnonzero(usable[target.name] & graphs[valid.positions(target)])
         if not len(items):
@@ -98,32 +111,59 @@ def _evidence(
         use = np.zeros(len(usable[target.name]), dtype=np.bool_)
         use[items[:: max(1, len(items) * target.field.width // ROWS)]] = True
         every = valid.of(target, use)
-        result.append(
-            estimates_of(target).evidence(target, valid.labels[target.name][use], [every[one] for one in speaking])
+        result[target.name] = estimates_of(target).evidence(
+            target, valid.labels[target.name][use], [every[one] for one in speaking]
         )
     return result
 
 
-def relative_score(evidence: Sequence[Evidence], weights: Shares, base: Shares) -> float:
-    """Return the mean over fields of the score over that of the base weights.
+def errors_of(evidence: Mapping[str, Evidence], weights: Shares) -> dict[str, Rows]:
+    """Return the error of every row of every field with these weights."""
+    return {name: one.row_errors(weights) for name, one in evidence.items()}
 
-    1 where nothing is known.
+
+def errors_alone(evidence: Mapping[str, Evidence]) -> dict[str, Float[Array, "members rows"]]:
+    """Return the errors of every member alone."""
+    return {
+        name: np.stack([one.row_errors(alone) for alone in np.eye(one.candidates)]) for name, one in evidence.items()
+    }
+
+
+def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the rows of all parts, by field."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: np.concatenate([part[name] for part in parts if name in part], axis=-1) for name in names}
+
+
+def worst_ratio(own: Mapping[str, Rows], alone: Mapping[str, Float[Array, "members rows"]]) -> float:
+    """Return the largest ratio over fields to the error of the best member.
+
+    Each is raised by its own uncertainty, so that noise of few graphs moves no weights; a small share of the mean over fields decides where the worst fields are equal. 0 where nothing is known.
     """
-    pairs = [(one.weighted_score(weights, MEANS), one.weighted_score(base, MEANS)) for one in evidence]
-    return float(np.mean([own / given if given > 0 else 1.0 + own for own, given in pairs])) if pairs else 1.0
+    ratios, cautious = [], []
+    for name, errors in own.items():
+        best = alone[name][int(alone[name].mean(axis=1).argmin())]
+        difference, scale = errors - best, float(best.mean()) or 1.0
+        ratios.append(1.0 + float(difference.mean()) / scale)
+        cautious.append(ratios[-1] + CAUTION * float(difference.std()) / (len(best) ** 0.5 * scale))
+    return max(cautious) + REST * float(np.mean(ratios)) if ratios else 0.0
 
 
-def optimum(evidence: Sequence[Evidence], base: Shares) -> Shares:
-    """Return the weights on the simplex with the least score, without small ones.
+def optimum(evidence: Mapping[str, Evidence], base: Shares) -> Shares:
+    """Return the weights on the simplex with the least worst ratio, without small ones.
 
     A local search from the base weights and from the best member alone.
     """
-    alone = np.eye(len(base))
-    best = alone[int(np.argmin([relative_score(evidence, one, base) for one in alone]))]
-    candidates = [base, best]
-    for start in (base, 0.5 * (base + best)):
+    rivals = errors_alone(evidence)
+
+    def score(weights: Shares) -> float:
+        return worst_ratio(errors_of(evidence, weights), rivals)
+
+    alone = list(np.eye(len(base)))
+    candidates = [base, *alone]
+    for start in (base, 0.5 * (base + min(alone, key=score))):
         found = minimize(
-            lambda weights: relative_score(evidence, normalised(weights), base),
+            lambda weights: score(normalised(weights)),
             start,
             method="SLSQP",
             bounds=[(0.0, 1.0)] * len(base),
@@ -133,7 +173,7 @@ def optimum(evidence: Sequence[Evidence], base: Shares) -> Shares:
         if np.isfinite(found.x).all() and found.x.clip(0.0).sum() > 0:
             weights = normalised(found.x)
             candidates.append(normalised(np.where(weights < SMALL, 0.0, weights)))
-    return min(candidates, key=lambda weights: relative_score(evidence, weights, base))
+    return min(candidates, key=score)
 
 
 def mixed(fitted: Shares, base: Shares, share: float) -> Shares:

@@ -1,8 +1,8 @@
 """Is an ensemble trusted where it may be, and nowhere else?
 
-    python -m tests.benchmarks.trust [--only alloys] [--data DATA] [--out FOLDER]
+    python -m tests.benchmarks.trust [--only alloys] [--kinds schnet painn mace] [--data DATA] [--out FOLDER]
 
-Three small members per set learn from graphs that commands make (``trust_sets``), and predict their test part and graphs beyond training. Printed per field:
+Three small members per set learn from graphs that commands make (``trust_sets``), and predict their test part and graphs beyond training; of one kind and three seeds, or of the named kinds. Printed per field:
 
 - flagged: share of graphs outside the training domain (of the test part 1 to 4 % are wanted, where 2 % may be)
 - large: share of graphs whose error exceeds three times the median error of the test part
@@ -10,6 +10,8 @@ Three small members per set learn from graphs that commands make (``trust_sets``
 - AUROC: of the score against large errors, over the test part and all graphs beyond
 - covered in, out: share of values inside their 90 % intervals, of graphs that are not flagged (87 to 94 % are wanted) and of flagged ones (80 %, or unknown)
 - unknown: share of values of flagged graphs without an interval; width: mean width of intervals of graphs that are not flagged
+
+and mean absolute errors of the test part: of members, of the ensemble, and their ratio to the best member's (1.02 is wanted at most).
 
 Runs are kept in a folder named for a digest of graphs and settings, and trained once; ensembles are built anew. ``DATA`` holds published sets, which are left out without it.
 """
@@ -63,30 +65,41 @@ class Row:
     width: float
 
 
-def trained(name: str, made: TrustSet, out: Path) -> tuple[Path, list[Path]]:
+def member_tables(made: TrustSet, kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the configurations of members, of the set's kind or of these kinds, each with a seed of its own."""
+    models = [{"kind": kind} for kind in kinds] or [{}] * MEMBERS
+    table, train_settings = made.table, made.table["train"]
+    return [
+        {**table, "model": {**table["model"], **model}, "train": {**train_settings, "seed": seed}}
+        for seed, model in enumerate(models)
+    ]
+
+
+def trained(name: str, made: TrustSet, out: Path, kinds: Sequence[str] = ()) -> tuple[Path, list[Path]]:
     """Return the store and the finished runs, made where they are not there."""
     content = concatenate(list(made.graphs))
     values = {field: float(content[field].double().sum()) for field in content.fields}
-    folder = out / f"{name}-{digest({'table': made.table, 'values': values, 'members': MEMBERS})[:12]}"
+    members = list(kinds) or MEMBERS
+    folder = out / f"{name}-{digest({'table': made.table, 'values': values, 'members': members})[:12]}"
     store = folder / "graphs.h5"
     if not store.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with StoreWriter(store, list(content.fields.values()), dim=content.dim) as writer:
             writer.write(content)
-    runs = [folder / f"{seed}" for seed in range(MEMBERS)]
-    for seed, run in enumerate(runs):
+    tables = member_tables(made, kinds)
+    runs = [folder / f"{seed}" for seed in range(len(tables))]
+    for table, run in zip(tables, runs):
         if not (run / "model" / "model.json").exists():
             shutil.rmtree(run, ignore_errors=True)
-            table = {**made.table, "data": {"store": str(store)}, "train": {**made.table["train"], "seed": seed}}
-            record = train(config_from_table(table, store), run)
-            print(f"{name}, seed {seed}: {record.status}, {record.cost.cpu_seconds:.0f} s", flush=True)
+            record = train(config_from_table({**table, "data": {"store": str(store)}}, store), run)
+            print(f"{name}, member {run.name}: {record.status}, {record.cost.cpu_seconds:.0f} s", flush=True)
     return store, runs
 
 
-def asked(name: str, data: Path, out: Path) -> tuple[Path, Path, dict[str, GraphBatch]]:
+def asked(name: str, data: Path, out: Path, kinds: Sequence[str] = ()) -> tuple[Path, Path, dict[str, GraphBatch]]:
     """Return an ensemble built anew, its store, and graphs of the test part and of every kind beyond training."""
     made = SETS[name](data)
-    store, runs = trained(name, made, out)
+    store, runs = trained(name, made, out, kinds)
     folder = runs[0].parent / "ensemble"
     shutil.rmtree(folder, ignore_errors=True)
     build_ensemble(runs, folder)
@@ -163,10 +176,23 @@ def table_of(rows: Sequence[Row]) -> Table:
     return table
 
 
+def table_of_members(ensemble: Ensemble, batch: GraphBatch) -> Table:
+    """Return mean absolute errors of members and the ensemble on the test part."""
+    table = Table("field", *(member.model.settings.kind for member in ensemble.members), "ensemble", "ratio to best")
+    output = ensemble.predict(batch)
+    for target in ensemble.targets:
+        one, truth = output[target.name], batch[target.name].double().numpy()
+        alone = [float(np.abs(own - truth).mean()) for own in one.members]
+        together = float(np.abs(one[one.scored] - truth).mean())
+        table.add_row(target.name, *(f"{error:.4g}" for error in (*alone, together)), f"{together / min(alone):.3f}")
+    return table
+
+
 def main() -> None:
     """Measure the sets, print their tables, and write OUT/trust.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(SETS), help="these sets")
+    parser.add_argument("--kinds", nargs="+", default=(), help="architectures of members")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="published data")
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "trust", help="runs, kept")
     options = parser.parse_args()
@@ -177,9 +203,10 @@ def main() -> None:
         if name in NEEDS and not (options.data / NEEDS[name]).exists():
             print(f"{name}: left out, since {options.data / NEEDS[name]} is not there")
             continue
-        folder, _, graphs = asked(name, options.data, options.out)
-        own = rows_of(name, Ensemble.load(folder), graphs)
-        Console(width=150).print(table_of(own))
+        folder, _, graphs = asked(name, options.data, options.out, options.kinds)
+        ensemble = Ensemble.load(folder)
+        own = rows_of(name, ensemble, graphs)
+        Console(width=150).print(table_of(own), table_of_members(ensemble, graphs[TEST]))
         rows += own
     (options.out / "trust.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
 

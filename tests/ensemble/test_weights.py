@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.ensemble.building.weights import mixed, optimum, relative_score
+from hydragnn.ensemble.building.weights import errors_alone, errors_of, mixed, optimum, worst_ratio
 from hydragnn.ensemble.numbers import NumberEvidence
 
 
@@ -19,12 +19,12 @@ def noise(*sizes: float, rows: int = 400, seed: int = 0) -> np.ndarray:
 
 
 def test_a_member_that_only_hurts_weighs_nothing() -> None:
-    weights = optimum([evidence(noise(0.1, 0.1, 3.0))], np.full(3, 1 / 3))
+    weights = optimum({"energy": evidence(noise(0.1, 0.1, 3.0))}, np.full(3, 1 / 3))
     assert weights[2] == 0 and weights[:2] == pytest.approx([0.5, 0.5], abs=0.1)
 
 
 def test_members_weigh_as_the_inverse_of_their_variance() -> None:
-    weights = optimum([evidence(noise(0.1, 0.2, rows=20_000))], np.full(2, 0.5))
+    weights = optimum({"energy": evidence(noise(0.1, 0.2, rows=20_000))}, np.full(2, 0.5))
     assert weights == pytest.approx([0.8, 0.2], abs=0.02)
 
 
@@ -32,14 +32,23 @@ def test_members_weigh_as_the_inverse_of_their_variance() -> None:
 @given(st.integers(0, 10_000), st.integers(2, 6))
 def test_fitted_weights_score_no_worse_than_each_member_and_the_base_weights(seed: int, members: int) -> None:
     sizes = np.random.default_rng(seed).uniform(0.05, 2.0, size=members)
-    fields, base = (
-        [evidence(noise(*sizes, seed=seed)), evidence(noise(*sizes[::-1], seed=seed + 1))],
-        np.full(members, 1 / members),
-    )
-    weights = optimum(fields, base)
-    best = min(relative_score(fields, one, base) for one in (*np.eye(members), base))
+    base = np.full(members, 1 / members)
+    fields = {"energy": evidence(noise(*sizes, seed=seed)), "forces": evidence(noise(*sizes[::-1], seed=seed + 1))}
+    weights, alone = optimum(fields, base), errors_alone(fields)
+    best = min(worst_ratio(errors_of(fields, one), alone) for one in (*np.eye(members), base))
     assert (weights >= 0).all() and weights.sum() == pytest.approx(1.0)
-    assert relative_score(fields, weights, base) <= best + 1e-9
+    assert worst_ratio(errors_of(fields, weights), alone) <= best + 1e-9
+
+
+def test_fields_that_share_weights_are_weighed_by_the_one_that_is_worst_beside_its_best_member() -> None:
+    shared = noise(1.0)  # the second member has the first one's error and more, so it can only hurt the energy
+    energy = evidence(np.concatenate([shared, 1.5 * shared]))
+    forces = evidence(noise(1.0, 0.9, seed=1))
+    both = optimum({"energy": energy, "forces": forces}, np.full(2, 0.5))
+    alone = optimum({"forces": forces}, np.full(2, 0.5))
+    assert both[0] > 0.8 and alone[0] < 0.6
+    own = energy.row_errors(both).mean() / energy.row_errors(np.array([1.0, 0.0])).mean()
+    assert own < 1.1 and forces.row_errors(both).mean() < forces.row_errors(np.array([0.0, 1.0])).mean() * 1.1
 
 
 def test_mixtures_keep_members_out_that_have_no_fitted_weight() -> None:
