@@ -6,6 +6,7 @@ if __name__ == "datasets":
         "itself before site-packages on the path"
     )
 
+from hydragnn.datasets.access import StoreDataset
 from hydragnn.datasets.build import build_store
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.fit import fit_normalisation, joint_scale

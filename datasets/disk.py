@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import allow_many_files, digest
+from hydragnn.base.places import as_path
+from hydragnn.datasets.access import Access
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
 from hydragnn.datasets.fingerprint import graph_digests
 from hydragnn.datasets.formats.engine import PartReader, engine_named
@@ -21,7 +23,7 @@ from hydragnn.datasets.formats.memory import check_fields, checked_indices
 from hydragnn.datasets.gather import gather, spans_of
 from hydragnn.datasets.manifest import MANIFEST, Layout, Manifest, PartInfo, check_part_files, part_files, read_manifest
 from hydragnn.datasets.part_texts import TextsReader, texts_path
-from hydragnn.datasets.store import Column, GraphStore, Numbers, Sizes
+from hydragnn.datasets.store import Column, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts
@@ -226,7 +228,7 @@ def disk_specs(dim: int, fields: Sequence[Field]) -> dict[str, ArraySpec]:
     return specs
 
 
-class DiskStore:
+class DiskStore(Access):
     """Store of parts on disk; several processes may read it at once."""
 
     def __init__(self, path: Path) -> None:
@@ -375,6 +377,6 @@ def no_graphs(dim: int, fields: Sequence[Field]) -> FlatGraphs:
     return FlatGraphs(dim=dim, fields=tuple(fields), node_offsets=none, edge_offsets=none, arrays=arrays)
 
 
-def open_store(path: Path | str) -> GraphStore:
+def open_store(path: Path | str) -> DiskStore:
     """Return a store; InputError where it is foreign, damaged, incomplete or newer."""
-    return DiskStore(Path(path))
+    return DiskStore(as_path(path))

@@ -14,6 +14,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.shown import Shown
 from hydragnn.datasets.arrays import mask_name
 from hydragnn.datasets.disk import DiskStore, OpenParts, Part
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
@@ -49,7 +50,7 @@ class SizeSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoreInfo:
+class StoreInfo(Shown):
     """Contents of a store, from its manifest."""
 
     path: Path

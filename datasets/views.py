@@ -9,6 +9,7 @@ from jaxtyping import Bool, UInt8
 from numpy import ndarray
 
 from hydragnn.base.files import digest
+from hydragnn.datasets.access import Access
 from hydragnn.datasets.disk import DiskStore
 from hydragnn.datasets.store import Column, GraphStore, Numbers, Sizes, read_checked
 from hydragnn.graphs.batch import GraphBatch
@@ -17,7 +18,7 @@ from hydragnn.graphs.texts import Texts
 from hydragnn.graphs.topology import Topology
 
 
-class WithoutEdges:
+class WithoutEdges(Access):
     """Same graphs, nodes and labels without edges; edge fields have no rows."""
 
     def __init__(self, store: GraphStore) -> None:

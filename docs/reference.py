@@ -1,21 +1,18 @@
 """Hook of MkDocs: reference pages made from the code, and links that leave ``docs/`` as plain text."""
 
 import inspect
-import json
 import posixpath
 import re
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from pydantic._internal._docs_extraction import extract_docstrings_from_cls
-from pydantic.fields import FieldInfo
 
-from hydragnn.base.settings import Settings
+from hydragnn.scripts.key_help import EVERY_KIND, Section, keys_of, sections
 
 ROOMS = (
     "",
@@ -155,36 +152,9 @@ def _value_kind(parameter: Any) -> str:
 
 def configuration_page() -> str:
     """Return the page of all configuration keys."""
-    from hydragnn.architectures import architecture_of, architectures
-    from hydragnn.config import RunConfig
-    from hydragnn.datasets.sources.registry import sources
-    from hydragnn.hpo import SearchSettings
-    from hydragnn.hpo.job import JobSettings
-    from hydragnn.hpo.simulation.assumptions import Assumptions
-    from hydragnn.models.heads.base import head_kinds
-
-    sections = {name: _settings_in(field.annotation) for name, field in RunConfig.model_fields.items()}
     text = ["# Configuration", "", CONFIGURATION, ""]
-    for name in ("data", "split", "batch", "train"):
-        text += _section(f"[{name}]", sections[name][0])
-    shared = set.intersection(*(set(architecture_of(kind).Settings.model_fields) for kind in architectures()))
-    first = architecture_of(next(iter(architectures()))).Settings
-    text += _section("[model], every kind", first, only=shared - {"kind"})
-    for kind in architectures():
-        text += _section(f'[model] kind = "{kind}"', architecture_of(kind).Settings, leave_out=shared)
-    for name, field in first.model_fields.items():
-        for nested in _settings_in(field.annotation):
-            text += _section(f"[model.{name}]", nested)
-    for kind, settings in sorted(head_kinds().items()):
-        text += _section(f'[[heads]] kind = "{kind}"', settings)
-    text += _section("[search]", SearchSettings)
-    text += _section("[job]", JobSettings)
-    for kind, settings in sources().items():
-        text += _section(f'BUILD.toml, kind = "{kind}"', settings)
-        nested_settings = [(n, s) for n, f in settings.model_fields.items() for s in _settings_in(f.annotation)]
-    for name, nested in nested_settings:
-        text += _section(f"BUILD.toml, {name}", nested)
-    text += _section("Assumptions of hydragnn simulate", Assumptions)
+    for section in sections():
+        text += _section(section)
     return "\n".join(text) + "\n"
 
 
@@ -194,99 +164,15 @@ A run file has the sections `[data]`, `[split]`, `[model]`, `[[heads]]`, `[batch
 A campaign file has `[search]` as well, and `[job]` for batch jobs. Times and sizes state their unit in the key or in its description."""
 
 
-def _settings_in(annotation: Any) -> list[type[Settings]]:
-    """Return the settings classes that occur in an annotation."""
-    if inspect.isclass(annotation) and issubclass(annotation, Settings):
-        return [annotation]
-    return [cls for argument in get_args(annotation) for cls in _settings_in(argument)]
-
-
-def _section(
-    title: str,
-    settings: type[Settings],
-    *,
-    only: set[str] | None = None,
-    leave_out: frozenset[str] | set[str] = frozenset(),
-) -> list[str]:
-    """Return the heading, the first line and the table of one settings class."""
-    meanings = meanings_of(settings)
+def _section(section: Section) -> list[str]:
+    """Return the heading, the first line and the table of one section."""
     rows = [
-        (
-            f"`{name}`",
-            _cell(_type_text(field)),
-            _cell(_default_text(field)),
-            _cell(_range_text(field)),
-            _cell(_unit_text(name, field, meanings.get(name, ""))),
-            _cell(meanings.get(name, "")),
-        )
-        for name, field in settings.model_fields.items()
-        if (only is None or name in only) and name not in leave_out
+        (f"`{one.key}`", *(_cell(text) for text in (one.type, one.default, one.range, one.unit, one.meaning)))
+        for one in keys_of(section)
     ]
-    intro = "" if only is not None else _prose(inspect.getdoc(settings) or "")
+    intro = "" if section.title == EVERY_KIND else _prose(inspect.getdoc(section.settings) or "")
     table = _table(("key", "type", "default", "range", "unit", "meaning"), rows) if rows else ["No keys of its own."]
-    return [f"## {title}", "", intro, "", *table, ""]
-
-
-def meanings_of(settings: type[Settings]) -> dict[str, str]:
-    """Return the text of every key: its description, or the docstring below it."""
-    meanings: dict[str, str] = {}
-    for base in reversed(settings.__mro__):
-        if issubclass(base, Settings):
-            meanings |= extract_docstrings_from_cls(base, use_inspect=True)
-    described = {name: field.description for name, field in settings.model_fields.items() if field.description}
-    return {
-        name: " ".join(text.split()) for name, text in (meanings | described).items() if name in settings.model_fields
-    }
-
-
-def _type_text(field: FieldInfo) -> str:
-    annotation = field.annotation
-    if get_origin(annotation) is Literal:
-        return ", ".join(f"`{value!r}`".replace("'", '"') for value in get_args(annotation))
-    text = annotation.__name__ if inspect.isclass(annotation) and not get_args(annotation) else str(annotation)
-    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text).replace("NoneType", "None")
-
-
-def _default_text(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=not field.default_factory_takes_validated_data)
-    if isinstance(value, Settings):
-        return "the section's defaults"
-    return "none" if value is None else f"`{json.dumps(value, default=str)}`"
-
-
-UNITS = (
-    (re.compile(r"(^|_)seconds$"), "s"),
-    (re.compile(r"(^|_)minutes$"), "min"),
-    (re.compile(r"(^|_)hours$"), "h"),
-    (re.compile(r"(^|_)epochs$"), "epochs"),
-)
-"""Units by the end of a key."""
-
-
-def _unit_text(name: str, field: FieldInfo, text: str) -> str:
-    """Return the unit of a key, from its name or its meaning."""
-    by_name = [unit for pattern, unit in UNITS if pattern.search(name)]
-    stated = [unit for unit in ("Angstrom", "GB", "degrees") if re.search(rf"\b{unit}\b", text)]
-    length = ["length of the store"] if name in ("cutoff", "side") and not stated else []
-    return (by_name + stated + length + [""])[0] if field.annotation is not bool else ""
-
-
-def _number(value: Any) -> str:
-    """Return a bound; powers of two that integers end at are written as such."""
-    return "2^63" if value == 2**63 else str(value)
-
-
-def _range_text(field: FieldInfo) -> str:
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
-    bounds = [
-        f"{sign} {_number(value)}"
-        for item in field.metadata
-        for key, sign in signs.items()
-        if (value := getattr(item, key, None)) is not None
-    ]
-    return ", ".join(bounds)
+    return [f"## {section.title}", "", intro, "", *table, ""]
 
 
 def python_pages() -> dict[str, str]:

@@ -148,14 +148,14 @@ class EnsembleCalculator(Calculator):
 
 
 def calculator(
-    folder: Path | str,
+    folder: Path | str | Ensemble,
     branch: str = "",
     *,
     outside: Outside = "warn",
     compile: bool = False,
     allow_code: Sequence[str] = (),
 ) -> EnsembleCalculator:
-    """Return the ASE calculator of the ensemble or run in ``folder``.
+    """Return the ASE calculator of a folder or a loaded ensemble.
 
     ``outside`` is the reaction to a structure outside the training domain. "stop" raises OutsideDomain before ASE writes the
     structure, so that a trajectory ends inside. "warn" prints a sentence per cause to stderr, once. "record" leaves it to
@@ -165,7 +165,7 @@ def calculator(
     (``Ensemble.compiled``). The folder may name classes of the modules in ``allow_code``.
     """
     _allow_code(allow_code)
-    ensemble = Ensemble.load(Path(folder), branch=branch)
+    ensemble = folder if isinstance(folder, Ensemble) else Ensemble.load(folder, branch=branch)
     for note in filter(None, (ensemble.caveat, ensemble.doubt_about_structures)):
         print(f"note: {note}", file=sys.stderr, flush=True)
     return EnsembleCalculator(ensemble.compiled() if compile else ensemble.replayed(), outside)

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from ase import Atoms
 from jaxtyping import Float, Int
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
-from hydragnn.base.places import check_model
-from hydragnn.datasets import GraphStore, MemoryStore
-from hydragnn.ensemble.committee import Committee, in_company
+from hydragnn.base.places import as_path, check_model, is_store
+from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
 from hydragnn.ensemble.domain import GraphView, doubted_items, graph_doubts, state_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.estimates import Estimate
@@ -33,6 +31,7 @@ from hydragnn.ensemble.members import (
     shared_inputs,
     summary_of,
 )
+from hydragnn.ensemble.module import EnsembleModule, listed
 from hydragnn.ensemble.plan import chunks_of, default_budget
 from hydragnn.ensemble.predictions import Predictions, concatenate_predictions, estimates_of
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen, without_screening
@@ -40,6 +39,7 @@ from hydragnn.ensemble.structures import Structures, made_graphs, reads_atoms, s
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.joining import concatenate
 from hydragnn.models import NotCompiled, Target, TrainedModel
 from hydragnn.runs.compile_cache import compile_cache
 
@@ -47,17 +47,12 @@ UNKNOWN = "intervals are unknown"
 """End of the reason of a graph that is further from training data than all graphs that calibrate."""
 
 
-class Ensemble:
+class Ensemble(EnsembleModule):
     """Members with weights, their calibration and their training domain."""
 
     def __init__(self, members: Sequence[Member], manifest: Manifest, identity: str) -> None:
         """Take checked members; ``load`` and ``build_ensemble`` check."""
-        if isinstance(members, MemberCache):
-            self.committee = Committee(members)
-            members.join(self.committee)
-            self.members: Sequence[Member] = members
-        else:
-            self.members, self.committee = in_company(members)
+        super().__init__(members)
         self.manifest = manifest
         self.digest = identity
         self.names = tuple(entry.name for entry in manifest.members)
@@ -89,7 +84,7 @@ class Ensemble:
         InputError where the folder is something else, damaged or from a newer version.
         """
         _allow_code(allow_code)
-        folder = Path(folder)
+        folder = as_path(folder)
         if check_model(folder) == "ensemble":
             manifest = read_manifest(folder)
             own = manifest.targets[0].branch
@@ -228,28 +223,35 @@ class Ensemble:
         inputs = [field.name for field in self.inputs]
         return [*inputs, *(name for name in (ATOMIC_NUMBERS,) if name in available and name not in inputs)]
 
-    def predict(self, source: GraphBatch | GraphStore | Atoms | Sequence[Atoms]) -> Predictions:
+    def predict(self, source: Any) -> Predictions:
         """Predict every graph of a batch, a store or structures.
 
-        Graphs that failed have NaN and a reason.
+        Graphs that failed have NaN and a reason. ``source`` is what ``graphs`` takes, a store or its path. InputError for anything else.
 
         Batches are built once and shared by all members. For what does not fit into memory use ``predict_to_file``.
         """
         if isinstance(source, GraphBatch):
             return self._predict_screened(screen(source, self._read_by_members(source.fields)))
-        frames = [source] if isinstance(source, Atoms) else source
-        if isinstance(frames, Sequence) and all(isinstance(one, Atoms) for one in frames):
-            return self._predict_atoms(frames)
-        if not isinstance(source, GraphStore):
-            raise InputError(f"predict takes graphs, a store or atoms, not {_kind_of(source)}")
-        return self._predict_store(source, None, {})
+        if isinstance(source, GraphStore):
+            return self._predict_store(source, None, {})
+        if isinstance(source, str | os.PathLike):
+            if not is_store(Path(source)):
+                raise InputError(
+                    f"{source} is no store; predict files with hydragnn.predict(model, {os.fspath(source)!r})"
+                )
+            return self._predict_store(open_store(Path(source)), None, {})
+        items = listed(source)
+        if items and all(isinstance(one, GraphBatch) for one in items):
+            return self.predict(concatenate(items))
+        return self.predict_made(self._makers(items, source))
 
     def predict_checked(self, batch: GraphBatch) -> Predictions:
         """Predict graphs that were checked as they were made."""
         return self._predict_screened(without_screening(batch))
 
-    def _predict_atoms(self, frames: Sequence[Atoms]) -> Predictions:
-        graphs, numbers, failures = made_graphs(self.structures.makers(frames))
+    def predict_made(self, makers: Iterable[Make]) -> Predictions:
+        """Predict the graphs that makers give."""
+        graphs, numbers, failures = made_graphs(makers)
         if graphs:
             reasons = {number: unbuilt.reason for number, unbuilt in failures.items()}
             return self._predict_store(MemoryStore(graphs), np.array(numbers), reasons)
@@ -339,25 +341,6 @@ class Ensemble:
             status=(reason,),
             domain=("",),
         )
-
-
-def _kind_of(source: object) -> str:
-    """Return words for an argument that is no graphs."""
-    first = (
-        next((one for one in source if not isinstance(one, Atoms)), source)
-        if isinstance(source, list | tuple)
-        else source
-    )
-    packages = [one.__module__.partition(".")[0] for one in type(first).__mro__]
-    package = "torch_geometric" if "torch_geometric" in packages else packages[0]
-    kind = f"{package}'s {type(first).__name__}"
-    if isinstance(first, str | os.PathLike):
-        return f"the path {os.fspath(first)!r}; predict files with hydragnn.predict(model, source, out), or open a store with open_store"
-    if kind.startswith("torch_geometric"):
-        return f"{kind}; make a graph of each Data with hydragnn.graphs.from_pyg, and join them with hydragnn.graphs.concatenate"
-    if isinstance(first, GraphBatch):
-        return "a list of graphs; join them with hydragnn.graphs.concatenate"
-    return f"{kind}; see docs/python.md"
 
 
 def _compiled(member: Member, others: Sequence[TrainedModel]) -> TrainedModel:

@@ -3,18 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
-from typing import Never
+from typing import Any, Never
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.shown import Shown
 from hydragnn.ensemble.classes import ClassEstimate
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.texts import NAME, Texts, join_texts
 from hydragnn.models import Categorical, Distribution, Normal, Point, Target
+
+MOST = 10
+"""Graphs that notebooks show."""
 
 ESTIMATES: Mapping[type[Distribution], type[Estimate]] = {
     Point: NumberEstimate,
@@ -28,8 +32,8 @@ def estimates_of(target: Target) -> type[Estimate]:
     return ESTIMATES[target.distribution]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Predictions:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
+class Predictions(Shown):
     """Estimates for a number of graphs, in their order: ``predictions["energy"].mean``."""
 
     fields: Mapping[str, Estimate]
@@ -62,6 +66,21 @@ class Predictions:
         foreign = sum(map(bool, self.domain))
         outside = f", {foreign} outside the training domain" if foreign else ""
         return f"{', '.join(self.fields)} of {self.ok.sum()} of {len(self)} graphs{outside}"
+
+    def __repr__(self) -> str:
+        return f"Predictions({self})"
+
+    def shown(self) -> Mapping[str, Any]:
+        """Return the first graphs with what is predicted of each."""
+        columns: dict[str, Sequence[Any]] = {"status": self.status, "outside the domain because": self.domain}
+        if any(self.names):
+            columns = {"name": self.names, **columns}
+        for name, one in self.fields.items():
+            if one.field.on == "graph" and not one.field.shape:
+                columns[f"{name} {one.field.unit}".strip()] = getattr(one, one.headline)[:MOST].tolist()
+                columns[f"{one.doubt_name} of {name}"] = getattr(one, one.doubt_name)[:MOST].tolist()
+        rows = [{key: values[graph] for key, values in columns.items()} for graph in range(min(MOST, len(self)))]
+        return {f"first {len(rows)} graphs": rows}
 
     def __getitem__(self, name: str) -> Estimate:
         if name not in self.fields:

@@ -10,17 +10,21 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.shown import Shown
 from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.field import LOCATIONS, Field, Location, is_labelled
 from hydragnn.graphs.texts import NAME, Texts, label
 from hydragnn.graphs.topology import Topology, note_ascending, reverse_of
+
+MOST = 10
+"""Graphs whose names and sizes notebooks show."""
 
 FAR = 10.0
 """A graph is far where its first node is so many times farther from the origin than from its other nodes and its edges' images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
-class GraphBatch:
+class GraphBatch(Shown):
     """Graphs laid end to end; the ``topology`` counts nodes over all.
 
     A message flows sender -> receiver. Edges are sorted by receiver. ``positions`` has dim 0 where graphs have no
@@ -89,6 +93,14 @@ class GraphBatch:
         sizes = f"{self.num_graphs} graphs, {self.num_nodes} nodes, {self.num_edges} edges, dim {self.dim}"
         names = [f"{name} ({field.on}{', masked' * (name in self.masks)})" for name, field in self.fields.items()]
         return f"GraphBatch({sizes}; {', '.join(names) or 'no fields'}; {self.device})"
+
+    def shown(self) -> Mapping[str, Any]:
+        """Return the graphs by size, and the fields."""
+        keys = ("name", "on", "shape", "unit", "role", "classes", "dtype")
+        sizes = {"nodes": self.counts("node")[:MOST].tolist(), "edges": self.counts("edge")[:MOST].tolist()}
+        names = {} if self.names is None else {"name": list(self.names[:MOST])}
+        fields = [{key: value for key, value in one.to_json().items() if key in keys} for one in self.fields.values()]
+        return {**names, **sizes, "fields": fields}
 
     def num_items(self, location: Location) -> int:
         """Nodes, edges or graphs of the batch."""

@@ -1,5 +1,6 @@
 """Exchange with torch_geometric, whose edges also flow from row 0 to 1."""
 
+import math
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator
@@ -138,15 +139,29 @@ def from_pyg(
     return graph.with_texts({NAME: [own]}) if own else graph
 
 
-def to_pyg(batch: GraphBatch) -> list[Data]:
+ABSENT = -100
+"""Integer in place of one that a graph lacks; torch's cross entropy passes over it."""
+
+
+def to_pyg(batch: GraphBatch, *, whole: bool = False) -> list[Data]:
     """Return one ``Data`` per graph, with every field under its name.
 
-    Graph fields have a leading axis of 1, so that torch_geometric stacks them when it makes batches.
+    Graph fields have a leading axis of 1, so that torch_geometric stacks them when it makes batches. With ``whole`` fields and
+    texts that a graph lacks are there as well, as NaN, -100 or an empty text: torch_geometric makes batches of equal attributes only.
     """
-    return [_data(graph) for graph in unbatch(batch)]
+    if not whole:
+        return [_data(graph) for graph in unbatch(batch)]
+    filled = {}
+    for name in batch.masks:
+        values, present = batch[name], batch.present_items(name)
+        if present is not None and values.dtype != torch.bool:
+            absent = ~present.view(-1, *[1] * (values.ndim - 1))
+            filled[name] = values.masked_fill(absent, math.nan if values.is_floating_point() else ABSENT)
+    batch = batch.with_fields(filled)
+    return [_data(batch.select([place]), whole=True) for place in range(len(batch))]
 
 
-def _data(graph: GraphBatch) -> Data:
+def _data(graph: GraphBatch, *, whole: bool = False) -> Data:
     geometry: dict[str, Any] = {"pos": graph.positions, "edge_shifts": graph.edge_shifts} if graph.dim else {}
     return torch_geometric("data").Data(
         edge_index=torch.stack([graph.senders, graph.receivers]),
@@ -157,7 +172,7 @@ def _data(graph: GraphBatch) -> Data:
         **graph.nodes,
         **graph.edges,
         **graph.graphs,
-        **{key: texts[0] for key, texts in graph.texts.items() if texts[0] and key not in graph.fields},
+        **{key: texts[0] for key, texts in graph.texts.items() if (whole or texts[0]) and key not in graph.fields},
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import Workers, this_machine, workers_here
+from hydragnn.base.shown import Shown
 from hydragnn.datasets.footprint import bytes_of
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
@@ -38,7 +39,7 @@ from hydragnn.runs.signals import handled_by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CampaignResult:
+class CampaignResult(Shown):
     """Result of a search."""
 
     folder: Path

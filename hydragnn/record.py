@@ -11,6 +11,7 @@ import pydantic
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import check_version, read_sealed, write_sealed
 from hydragnn.base.settings import first_problem
+from hydragnn.base.shown import Shown
 
 VERSION = 1
 
@@ -58,7 +59,7 @@ class BranchRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunRecord:
+class RunRecord(Shown):
     """Configuration, data, curves, cost and end of a run.
 
     ``record.json`` in its folder.
@@ -95,6 +96,8 @@ class RunRecord:
     trivial: dict[str, float] = member(default_factory=dict)
     unseen_inputs: list[str] = member(default_factory=list)
     notes: list[str] = member(default_factory=list)
+    continued: list[str] = member(default_factory=list)
+    """What the run was resumed with that it was not begun with."""
     cost: Cost = Cost()
     failure: Failure | None = None
     versions: dict[str, str] = member(default_factory=dict)
@@ -108,6 +111,12 @@ class RunRecord:
         best = f"; best valid/loss {self.best['valid/loss']:.6g}" if "valid/loss" in self.best else ""
         at = f" in epoch {self.best['epoch']:.0f}" if best and "epoch" in self.best else ""
         return f"{self.status}{why} after {self.epochs} epochs, {self.parameters} parameters{best}{at}"
+
+    def shown(self) -> dict[str, Any]:
+        """Return how the run ended, beside its trivial predictor."""
+        keys = ("status", "epochs", "parameters", "parts", "best", "trivial", "notes", "continued", "cost")
+        table = asdict(self)
+        return {key: table[key] for key in keys if table[key]}
 
     def of_branch(self, name: str) -> "RunRecord":
         """Return the record of a branch; itself for no name."""

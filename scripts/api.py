@@ -9,32 +9,35 @@ installed packages register, and classes of the modules in ``allow_code``, which
 
 from collections.abc import Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.base.files import read_json
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.machine import Workers, this_machine, workers_here
 from hydragnn.base.places import (
+    as_path,
     check_exists,
     check_model,
     check_source,
     check_store,
     check_stores,
     check_suffix,
+    is_store,
     reported_kind,
     source_kind,
 )
 from hydragnn.base.settings import Settings, read_toml, store_override, with_overrides
 from hydragnn.distributed.launch import this_launch
 from hydragnn.record import RunRecord
-from hydragnn.scripts.run_sources import CONFIG, run_folder, run_of
+from hydragnn.scripts.run_sources import CONFIG, model_folder, run_folder, run_of
 
 if TYPE_CHECKING:
     from hydragnn.config import AnyConfig
-    from hydragnn.datasets import StoreInfo
-    from hydragnn.ensemble import Ensemble, Evaluation, PredictionResult
+    from hydragnn.datasets import GraphStore, StoreInfo
+    from hydragnn.ensemble import Ensemble, Evaluation, PredictionResult, Predictions
     from hydragnn.hpo import CampaignResult, CampaignStatus
     from hydragnn.hpo.submit import Submission
     from hydragnn.scripts.doctor import Installation
@@ -58,7 +61,7 @@ def build_store(
     Under mpirun, srun or torchrun all ranks make the store together, and each gives what it holds.
     """
     if isinstance(source, str | Path) and this_launch().size == 1:
-        check_exists(Path(source))
+        check_exists(as_path(source))
     from hydragnn.datasets.build import build_store as build
     from hydragnn.datasets.disk import open_store
     from hydragnn.datasets.fit import precision_notes
@@ -70,25 +73,25 @@ def build_store(
         from hydragnn.scripts.shared_build import build_with_ranks
 
         with graphs_made(quiet or launch.rank > 0) as tell:
-            build_with_ranks(lambda: read_build_settings(*_table(source, overrides)), Path(out), workers, tell)
+            build_with_ranks(lambda: read_build_settings(*_table(source, overrides)), as_path(out), workers, tell)
         return store_info(out)
     settings = read_build_settings(*_table(source, overrides))
     processes = replace(this_machine(), gpus=0).workers() if workers == "auto" else workers
     with graphs_made(quiet) as tell:
         if processes > 1:
-            build_with_workers(settings, Path(out), processes, tell)
+            build_with_workers(settings, as_path(out), processes, tell)
         else:
-            build(settings, Path(out), tell)
+            build(settings, as_path(out), tell)
     info = store_info(out)
     return replace(info, notes=(*info.notes, *precision_notes(open_store(out))))
 
 
 def store_info(store: Path | str) -> "StoreInfo":
     """Return a store's fields, sizes, attributes and backend; InputError without a store."""
-    check_store(Path(store))
+    check_store(as_path(store))
     from hydragnn.datasets import store_info as info
 
-    return info(Path(store))
+    return info(as_path(store))
 
 
 def train(
@@ -147,7 +150,7 @@ def search(
         check_stores(table, origin)
     from hydragnn.hpo import run_campaign
 
-    result = run_campaign(table, origin, Path(out), resume=resume, workers=workers, quiet=quiet)
+    result = run_campaign(table, origin, as_path(out), resume=resume, workers=workers, quiet=quiet)
     outcome = f"{result.finished} of {result.trials} trials are done"
     if result.ending == "walltime":
         raise OutOfWalltime(f"the allocation has ended; {outcome}; {out} continues with --resume in a new one")
@@ -175,7 +178,13 @@ def submit(
     from hydragnn.hpo.submit import submit_campaign
 
     return submit_campaign(
-        Path(campaign), Path(out), resume=resume, workers=workers, overrides=overrides, dry_run=dry_run, now=time()
+        as_path(campaign),
+        as_path(out),
+        resume=resume,
+        workers=workers,
+        overrides=overrides,
+        dry_run=dry_run,
+        now=time(),
     )
 
 
@@ -211,11 +220,11 @@ def simulate(
         nodes=nodes,
         hours=6.0 if hours is None else hours,
         seed=seed,
-        recorded=Path(from_campaign) if from_campaign else None,
+        recorded=as_path(from_campaign) if from_campaign else None,
         policies=policies or ("adaptive",),
         final=final,
         assume=assume,
-        out=Path(out) if out else None,
+        out=as_path(out) if out else None,
     )
 
 
@@ -223,7 +232,7 @@ def status(campaign: Path | str) -> "CampaignStatus":
     """Return the state of a campaign from its journal."""
     from hydragnn.hpo.status import campaign_status
 
-    return campaign_status(Path(campaign))
+    return campaign_status(as_path(campaign))
 
 
 def build_ensemble(
@@ -252,7 +261,7 @@ def build_ensemble(
     ``store`` says where the store of the runs lies now, if it or they were moved; their configurations then name this place.
     """
     _allow_code(allow_code)
-    sources = [Path(source)] if isinstance(source, Path | str) else [Path(one) for one in source]
+    sources = [as_path(one) for one in source] if isinstance(source, list | tuple) else [as_path(source)]
     for one in sources:
         source_kind(one)
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
@@ -263,10 +272,10 @@ def build_ensemble(
     from hydragnn.scripts.ensembles import campaign_or_runs, check_no_options, trained_ensemble
 
     campaign = campaign_or_runs(sources)
-    check_out(Path(out))
+    check_out(as_path(out))
     if store is not None:
         runs = campaign if isinstance(campaign, list) else [folder for _, _, folder in campaign_records(campaign)]
-        name_store(runs, Path(store), branch)
+        name_store(runs, as_path(store), branch)
     if isinstance(campaign, list):
         check_no_options(
             {
@@ -278,12 +287,12 @@ def build_ensemble(
                 "--workers": workers,
             }
         )
-        return ensemble_of_runs(campaign, Path(out), branch=branch, false_alarms=false_alarms)
+        return ensemble_of_runs(campaign, as_path(out), branch=branch, false_alarms=false_alarms)
     top_k, method = top_k or 5, method or "top-k"
     if train or final_seeds or epochs:
         return trained_ensemble(
             campaign,
-            Path(out),
+            as_path(out),
             top_k=top_k,
             method=method,
             seeds=max(1, final_seeds),
@@ -297,13 +306,20 @@ def build_ensemble(
         raise InputError("workers train, and nothing is trained anew here; leave them out, or add --train")
     runs = finished_runs(campaign)
     return ensemble_from_runs(
-        runs, Path(out), top_k=top_k, method=method, campaign=campaign, branch=branch, false_alarms=false_alarms
+        runs, as_path(out), top_k=top_k, method=method, campaign=campaign, branch=branch, false_alarms=false_alarms
     )
 
 
+@overload
+def predict(
+    model: "Path | str | Ensemble", source: Any, out: None = None, *, branch: str = "", allow_code: Sequence[str] = ()
+) -> "Predictions": ...
+
+
+@overload
 def predict(
     model: Path | str,
-    source: Path | str,
+    source: "Path | str | GraphStore",
     out: Path | str,
     *,
     resume: bool = False,
@@ -312,11 +328,26 @@ def predict(
     branch: str = "",
     keep_parts: bool = False,
     allow_code: Sequence[str] = (),
-) -> "PredictionResult | None":
-    """Predict every graph of ``source`` into a file; return counts and speed.
+) -> "PredictionResult | None": ...
+
+
+def predict(
+    model: "Path | str | Ensemble",
+    source: Any,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    workers: Workers = 1,
+    quiet: bool = True,
+    branch: str = "",
+    keep_parts: bool = False,
+    allow_code: Sequence[str] = (),
+) -> "PredictionResult | Predictions | None":
+    """Predict every graph of ``source``, into the file ``out`` or in memory.
 
     ``source`` is a store, a file that becomes graphs as those of training did (labels need not be there), any file of
-    structures that ASE reads, or a BUILD.toml.
+    structures that ASE reads, or a BUILD.toml. Without ``out`` it may also be what a model takes (atoms, graphs, ``Data`` of
+    torch_geometric, lists of them), and the predictions come back; a file gives counts and speed.
 
     A run with several branches predicts with the one that is named, else with the one that was trained on ``source``.
     With ``keep_parts`` the part files stay in ``OUT.parts`` and ``out``, an .h5 file, is a view of them.
@@ -324,23 +355,51 @@ def predict(
     Under mpirun, srun or torchrun all ranks predict; the one that writes the file gives the result, the others None.
     """
     _allow_code(allow_code)
+    if out is None:
+        if resume or keep_parts or workers != 1:
+            raise InputError("resume, workers and keep_parts are about a file; name it (out=), or leave them out")
+        return _predict_in_memory(model, source, branch)
+    place = getattr(source, "path", source)  # of a store
+    for what, value in {"model": model, "source": place}.items():
+        if not isinstance(value, str | PathLike):
+            raise InputError(
+                f"{what}: a {type(value).__name__} in memory is predicted in memory; leave out= away, or give the path of a {what}"
+            )
+    folder, path = as_path(model), as_path(place)
     if this_launch().size == 1:
-        check_model(Path(model))
-        check_suffix(Path(out))
-        check_source(Path(source))
+        check_model(folder)
+        check_suffix(as_path(out))
+        check_source(path)
     from hydragnn.ensemble import predict_to_file
 
     processes = workers_here(workers)
     return predict_to_file(
-        Path(model),
-        Path(source),
-        Path(out),
+        folder,
+        path,
+        as_path(out),
         resume=resume,
         workers=processes,
         keep_parts=keep_parts,
         quiet=quiet,
         branch=branch,
     )
+
+
+def _predict_in_memory(model: Any, source: Any, branch: str) -> "Predictions":
+    from hydragnn.ensemble import Ensemble
+    from hydragnn.ensemble.prediction.job import branch_for
+    from hydragnn.ensemble.prediction.rules import rule_for
+
+    path = as_path(source) if isinstance(source, str | PathLike) else None
+    if path is not None:
+        check_source(path)
+    if not isinstance(model, Ensemble):
+        folder = model_folder(as_path(model))
+        model = load(folder, branch if path is None else branch_for(folder, path, branch))
+    if path is None or is_store(path):
+        return model.predict(source)
+    rule = rule_for(path, model)
+    return model.predict_made(make for block in rule.blocks() for make in rule.makers(block))
 
 
 def report(
@@ -355,33 +414,43 @@ def report(
     ``store`` is where the data lie now, if they were moved; InputError where other graphs are there.
     """
     _allow_code(allow_code)
-    reported_kind(Path(source))
+    reported_kind(as_path(source))
     from hydragnn.scripts.report import write_report
 
-    return write_report(Path(source), Path(out) if out else None, store=Path(store) if store else None)
+    return write_report(as_path(source), as_path(out) if out else None, store=as_path(store) if store else None)
 
 
-def load(folder: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) -> "Ensemble":
-    """Load the ensemble in a folder; a run counts as one."""
+def load(path: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) -> "Ensemble":
+    """Load a model as a module of torch.
+
+    ``path`` is the folder of an ensemble, of a run or of its model, or of a campaign, of which the best trial is loaded. A run is an ensemble of one.
+    InputError for anything else.
+    """
     _allow_code(allow_code)
-    check_model(Path(folder))
+    folder = model_folder(as_path(path))
+    check_model(folder)
     from hydragnn.ensemble import Ensemble
 
-    return Ensemble.load(Path(folder), branch=branch)
+    return Ensemble.load(folder, branch=branch)
 
 
 def evaluate(
-    ensemble: Path | str, store: Path | str, *, branch: str = "", allow_code: Sequence[str] = ()
+    ensemble: "Path | str | Ensemble",
+    store: "Path | str | GraphStore",
+    *,
+    branch: str = "",
+    allow_code: Sequence[str] = (),
 ) -> "Evaluation":
     """Evaluate an ensemble on the labelled graphs of a store.
 
     InputError where the store lacks an input or a label. The trivial predictor is not asked: it belongs to training data.
     """
     _allow_code(allow_code)
-    from hydragnn.datasets import open_store
-    from hydragnn.ensemble import evaluate_ensemble
+    from hydragnn.datasets import GraphStore, open_store
+    from hydragnn.ensemble import Ensemble, evaluate_ensemble
 
-    return evaluate_ensemble(load(ensemble, branch), open_store(Path(store)))
+    model = ensemble if isinstance(ensemble, Ensemble) else load(ensemble, branch)
+    return evaluate_ensemble(model, store if isinstance(store, GraphStore) else open_store(store))
 
 
 def doctor() -> "Installation":
@@ -395,7 +464,7 @@ def _table(source: Path | str | Table, overrides: Sequence[str]) -> tuple[Table,
     """The parsed table and the file that relative paths count from."""
     if isinstance(source, dict):
         return with_overrides(source, list(overrides)), Path.cwd() / "configuration"
-    path = Path(source)
+    path = as_path(source)
     if path.name == CONFIG:
         return with_overrides(read_json(path), list(overrides), own=False), path
     return with_overrides(read_toml(path), list(overrides)), path

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from hydragnn import __version__
 from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import NO_MEMORY, InputError, Interrupted, SaidByFirst, wants_memory
 from hydragnn.base.machine import Workers
@@ -26,7 +27,6 @@ from hydragnn.scripts.showing import leave_together, run_summary, show_value
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="""**HydraGNN Ensemble**: from graphs to trustworthy predictions.
@@ -38,7 +38,7 @@ app = typer.Typer(
     See it work on three scales in minutes: `hydragnn quickstart`. Every command takes `--json`.""",
 )
 data = typer.Typer(no_args_is_help=True, help="Make, look at, check and convert stores of graphs.")
-WITHOUT_TENSORS = ("doctor", "simulate", "status")
+WITHOUT_TENSORS = ("doctor", "help", "simulate", "status", "--version")
 """Commands that compute with no tensors, and do not wait for torch therefore."""
 FILE_SYSTEM = (
     errno.EIO,
@@ -102,6 +102,36 @@ AllowCode = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", help="Where the result goes; must not exist yet, unless resuming.")]
 NewOut = Annotated[Path, typer.Option("--out", help="Where the result goes; must not exist yet.")]
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        print(f"hydragnn {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options before a command."""
+
+
+@app.command("help")
+def explain(
+    key: Annotated[str, typer.Argument(help="A key such as `train.epochs` or `cutoff`, or a section such as `split`.")],
+    as_json: AsJson = False,
+) -> None:
+    """Explain a key of a configuration: type, default, range, unit, meaning."""
+    from dataclasses import asdict
+
+    from hydragnn.scripts.key_help import explained
+
+    keys = explained(key)
+    print(json.dumps([asdict(one) for one in keys]) if as_json else "\n".join(map(str, keys)))
 
 
 @app.command()

@@ -7,11 +7,12 @@ from typing import Any
 
 from hydragnn import __version__
 from hydragnn.base.machine import ROOM, this_machine
+from hydragnn.base.shown import Shown
 from hydragnn.datasets.footprint import in_words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Installation:
+class Installation(Shown):
     """Versions, devices and tools; what is missing says how to get it."""
 
     hydragnn: str

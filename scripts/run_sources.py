@@ -1,10 +1,11 @@
 """Runs as sources of runs."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.places import as_path
+from hydragnn.base.settings import Settings
 
 CONFIG = "config.json"
 """The configuration in a run folder, which may come from anybody."""
@@ -12,7 +13,7 @@ CONFIG = "config.json"
 
 def run_of(config: Any) -> Path | None:
     """Return the run folder that a configuration names; None for other files."""
-    path = Path(config) if isinstance(config, str | os.PathLike) else Path()
+    path = as_path(config) if not isinstance(config, Settings | dict) else Path()
     if path.name == CONFIG:
         return path.parent
     if config == path or isinstance(config, str):
@@ -26,9 +27,34 @@ def run_folder(config: Any, out: Path | str | None, *, resume: bool = True) -> P
     """Return the folder of a run: ``out``, or its own with ``resume``."""
     own = run_of(config)
     if out is not None:
-        return Path(out)
+        return as_path(out)
     if own is None:
         raise InputError("--out is missing; name the folder that the run goes into (out=)")
     if not resume:
         raise InputError(f"{own} is a run; continue it with --resume, or begin another like it with --out NEW")
     return own
+
+
+def model_folder(path: Path) -> Path:
+    """Return the run of a model or of a campaign's best trial.
+
+    Other folders come back as they are.
+
+    InputError for a model without its run, and for a campaign without a result.
+    """
+    if (path / "model.json").is_file():
+        run = path.resolve().parent
+        if not (run / "record.json").is_file():
+            raise InputError(
+                f"{path} is a model without its run, whose record.json and config.json lie beside it; copy the whole run, or read "
+                "the weights alone with hydragnn.models.load_model"
+            )
+        return run
+    if not (path / "campaign.json").is_file():
+        return path
+    from hydragnn.hpo.final import best_runs
+
+    best = next(iter(best_runs(path)), None)
+    if best is None:
+        raise InputError(f"{path} is a campaign without a result so far; wait for a trial, or resume the search")
+    return best

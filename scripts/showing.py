@@ -33,6 +33,7 @@ def run_summary(record: RunRecord, out: Path) -> dict[str, Any]:
         "parameters": record.parameters,
         **({"inputs that the model does not see": ", ".join(record.unseen_inputs)} if record.unseen_inputs else {}),
         **({"labels": missing} if (missing := missing_labels(record)) else {}),
+        **({"continued": "; ".join(record.continued)} if record.continued else {}),
         **({"notes": "; ".join(record.notes)} if record.notes else {}),
         "best epoch": record.best.get("epoch"),
         "best": errors,

@@ -12,6 +12,7 @@ from rich.table import Table
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_target, read_json, write_json
 from hydragnn.base.settings import refuse_idle, with_overrides
+from hydragnn.base.shown import Shown
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.simulation import Assumptions, PolicyResult, compare_policies, final_training, scenario_of
@@ -26,7 +27,7 @@ HIDDEN = ("node-hours", "faults", "milliseconds per decision", "violations", "de
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SimulationResult:
+class SimulationResult(Shown):
     """Policies on the same simulated machine, with the same configurations and faults; every figure is simulated."""
 
     title: str

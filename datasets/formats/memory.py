@@ -8,6 +8,7 @@ from jaxtyping import Int64, UInt8
 from numpy import ndarray
 
 from hydragnn.base.errors import InputError
+from hydragnn.datasets.access import Access
 from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import GatherPlan
@@ -20,7 +21,7 @@ from hydragnn.graphs.levels import CLUSTERS, remember_levels
 from hydragnn.graphs.texts import Texts
 
 
-class MemoryStore:
+class MemoryStore(Access):
     """Graphs in flat arrays in memory; reading costs microseconds per graph."""
 
     def __init__(
@@ -126,8 +127,11 @@ class MemoryStore:
 
 
 def checked_indices(indices: Numbers, graphs: int) -> Int64[ndarray, " _"]:
-    """Return graph numbers as int64; InputError for one outside the store."""
-    numbers = np.asarray(indices, dtype=np.int64).reshape(-1)
+    """Return graph numbers as int64; InputError for anything else."""
+    numbers = np.asarray(indices).reshape(-1)
+    if numbers.dtype.kind not in "iu" and len(numbers):
+        raise InputError(f"{indices!r:.80} are no numbers of graphs; give a list or an array of whole numbers")
+    numbers = numbers.astype(np.int64, copy=False)
     if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= graphs):
         wrong = int(numbers[(numbers < 0) | (numbers >= graphs)][0])
         raise InputError(f"there is no graph {wrong}; the store has {graphs} graphs, numbered from 0")

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.shown import Shown
 from hydragnn.datasets import Budget, GraphStore, Split
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import DomainScores
@@ -36,7 +37,7 @@ Part = dict[str, TargetEvaluation]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
+class Evaluation(Shown):
     """Scores of an ensemble: ``evaluation.parts["test"]["energy"].ensemble["rmse"]``."""
 
     nominal: float

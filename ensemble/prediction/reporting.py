@@ -13,6 +13,7 @@ from rich.progress import Progress
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed, write_sealed
 from hydragnn.base.machine import cores, visible_gpus
+from hydragnn.base.shown import Shown
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.schedule import Schedule
@@ -33,7 +34,7 @@ def plan_line(certificate: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PredictionResult:
+class PredictionResult(Shown):
     """A prediction that is written to a file."""
 
     out: Path

@@ -11,6 +11,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular
+from hydragnn.base.shown import Shown
 from hydragnn.hpo.costs import CostModel, scaling_of, works_of
 from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.journal import NAME as JOURNAL
@@ -139,7 +140,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CampaignStatus:
+class CampaignStatus(Shown):
     """Status that ``hydragnn status`` shows."""
 
     campaign: str

@@ -14,6 +14,7 @@ from hydragnn.base.files import check_regular, open_regular, read_sealed, write_
 from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.base.machine import Workers
 from hydragnn.base.settings import Settings, read_toml, with_overrides
+from hydragnn.base.shown import Shown
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import read_journal
@@ -55,7 +56,7 @@ class Chain(Settings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
+class Submission(Shown):
     """Job in the queue, or one that would be submitted."""
 
     id: str | None

@@ -3,6 +3,7 @@
 Commands call them before they import torch, and whatever opens a path calls them again.
 """
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,13 @@ SUFFIXES = (".h5", ".bp", ".npz", ".csv", ".xyz")
 Kind = Literal["ensemble", "campaign", "run"]
 MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaign", "record.json": "run"}
 """Kinds of folders by their file."""
+
+
+def as_path(value: Any) -> Path:
+    """Return a path; InputError for what is no text and no path."""
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(f"{value!r:.60}, a {type(value).__name__}, is no path; give a text or a pathlib.Path")
+    return Path(value)
 
 
 def check_exists(path: Path) -> None:

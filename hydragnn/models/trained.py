@@ -11,6 +11,7 @@ from torch import Tensor
 from hydragnn.architectures import ArchitectureSettings
 from hydragnn.base.errors import InputError
 from hydragnn.base.imports import allow_code as _allow_code
+from hydragnn.base.places import as_path
 from hydragnn.datasets.normalisation import Normalisation, normalise, reference_sums
 from hydragnn.datasets.views import without_edges
 from hydragnn.graphs.batch import GraphBatch
@@ -34,6 +35,8 @@ class TrainedModel:
     dtype: torch.dtype = torch.float32
     function: CompiledPrediction | ReplayedPrediction | None = None
     """What computes predictions instead of the model, see ``compiled`` and ``replayed``."""
+    exact: GraphModel | None = None
+    """The model without tables, where ``model`` has some."""
 
     @property
     def settings(self) -> ArchitectureSettings:
@@ -116,7 +119,8 @@ class TrainedModel:
 
     def tabulated(self) -> "TrainedModel":
         """Return the model with tabulated filters, equal to rounding."""
-        return replace(self, model=tabulated(self.model))
+        model = tabulated(self.model)
+        return self if model is self.model else replace(self, model=model, exact=self.model)
 
     @property
     def alike(self) -> tuple[object, ...]:
@@ -186,7 +190,7 @@ def load_model(
     do not fit together, or there is no such branch.
     """
     _allow_code(allow_code)
-    model, normalisation = load_graph_model(Path(folder), branch)
+    model, normalisation = load_graph_model(as_path(folder), branch)
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
     return TrainedModel(model=model, normalisation=normalisation, dtype=dtype)
 

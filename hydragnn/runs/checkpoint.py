@@ -8,6 +8,7 @@ one runs no code, whoever made it.
 
 import re
 import shutil
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,8 +127,10 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return path
 
 
-def load_checkpoint(path: Path, state: TrainState, ranks: Ranks, identity: dict[str, Any]) -> None:
+def load_checkpoint(path: Path, state: TrainState, ranks: Ranks, identity: Mapping[str, Collection[str]]) -> None:
     """Load a checkpoint into ``state``, whatever wrote it.
+
+    ``identity`` holds the values that it may have.
 
     InputError where it belongs to another configuration or other data, was made by another version, or is damaged.
     """
@@ -157,12 +160,12 @@ def _read_saved(path: Path) -> SavedState:
     return SavedState.parse(content, str(file))
 
 
-def _check(path: Path, saved: SavedState, state: TrainState, identity: dict[str, Any]) -> None:
+def _check(path: Path, saved: SavedState, state: TrainState, identity: Mapping[str, Collection[str]]) -> None:
     """InputError where the checkpoint is of another run or another model."""
-    for name, value in identity.items():
-        if saved.identity.get(name) != value:
+    for name, values in identity.items():
+        if saved.identity.get(name) not in values:
             raise InputError(
-                f"checkpoint {path} belongs to another {name.removesuffix('_hash')} ({saved.identity.get(name)}, now {value}); "
+                f"checkpoint {path} belongs to another {name.removesuffix('_hash')} ({saved.identity.get(name)}, now {next(iter(values))}); "
                 "resume with what the run began with, or start a new run in another folder"
             )
     layout = [(name, list(shape), start) for name, shape, start in state.parameters.layout]

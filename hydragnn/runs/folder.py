@@ -1,7 +1,7 @@
 """Folders of runs: what was begun there, and what does not belong."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.record import Cost, RunRecord, read_record
 from hydragnn.runs.attempt import Attempt
 
-FIRST_FILES = ("config.json", "attempt.json", "heartbeat")
+ATTEMPT = "attempt.json"
+
+FIRST_FILES = ("config.json", ATTEMPT, "heartbeat")
 """What may be in the folder of a run before it begins."""
 
 INDIFFERENT = {
@@ -38,6 +40,19 @@ INDIFFERENT = {
 sees calibrate an ensemble, how much memory a step may take, and what else is written when."""
 
 
+CONTINUED = (
+    "epochs",
+    "learning_rate",
+    "schedule",
+    "plateau_patience",
+    "warmup_epochs",
+    "clip_norm",
+    "patience",
+    "stage_two",
+)
+"""Settings under [train] that a resumed run may change: its state has the same meaning with all of them."""
+
+
 def table_as_begun(config: AnyConfig, out: Path) -> dict[str, Any]:
     """Return the configuration as JSON, as ``config.json`` has it.
 
@@ -45,9 +60,14 @@ def table_as_begun(config: AnyConfig, out: Path) -> dict[str, Any]:
     training depends on is that of today.
     """
     now, path = config.to_json(), out / "config.json"
-    if not path.is_file() or differences(decisive(stored_config(path).to_json()), decisive(now)):
+    if not path.is_file():
         return now
-    return _with_indifferent(read_json(path), now)
+    parsed = stored_config(path).to_json()
+    if differences(essential(parsed), essential(now)):
+        return now
+    table = _with_indifferent(read_json(path), now)
+    changed = {key: now["train"][key] for key in CONTINUED if now["train"][key] != parsed["train"][key]}
+    return {**table, "train": {**table["train"], **changed}} if changed else table
 
 
 def _with_indifferent(begun: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,11 +101,18 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
     if not (out / "config.json").exists():
         raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
     saved_config = stored_config(out / "config.json")
-    changed = differences(decisive(saved_config.to_json()), decisive(config))
+    saved = saved_config.to_json()
+    changed = differences(essential(saved), essential(config))
     if changed:
         raise InputError(
             f"{out} was begun with another configuration ({', '.join(changed[:3])}); resume it with the same one, or begin a "
             "new run in another folder"
+        )
+    changed = differences(decisive(saved), decisive(config))
+    if changed and (out / ATTEMPT).is_file():
+        raise InputError(
+            f"{out} is a trial of a campaign, which resumes it as it was begun ({', '.join(changed[:3])}); begin another run like it "
+            "with --out NEW"
         )
 
 
@@ -169,7 +196,29 @@ def trained_config(run: Path) -> AnyConfig:
 def identity(record: RunRecord) -> dict[str, Any]:
     """Return the hashes that identify a run's checkpoints."""
     budget = {"memory_budget_hash": digest(record.memory_budget)} if record.memory_budget else {}
-    return {"configuration_hash": digest(decisive(record.config)), "data_hash": record.data_hash, **budget}
+    return {"configuration_hash": digest(essential(record.config)), "data_hash": record.data_hash, **budget}
+
+
+def identities(record: RunRecord, out: Path) -> dict[str, Collection[str]]:
+    """Return the hashes that checkpoints of a run may have.
+
+    Earlier versions took the configuration with all that a resumed run may change.
+    """
+    begun = [read_json(out / "config.json")] if (out / "config.json").is_file() else []
+    recorded = [read_record(out).config] if (out / "record.json").exists() else []
+    whole = {digest(decisive(table)) for table in (record.config, *begun, *recorded)}
+    own = {name: {value} for name, value in identity(record).items()}
+    return {**own, "configuration_hash": own["configuration_hash"] | whole}
+
+
+def continued(config: dict[str, Any], out: Path) -> list[str]:
+    """Return sentences on what a run was continued with, latest last."""
+    if not (out / "record.json").exists():
+        return []
+    record = read_record(out)
+    before = parse_config(record.config, str(out / "record.json")).to_json()
+    changed = differences(decisive(before), decisive(config))
+    return [*record.continued, *([f"after epoch {record.epochs} with {', '.join(changed)}"] if changed else [])]
 
 
 def decisive(config: dict[str, Any]) -> dict[str, Any]:
@@ -188,6 +237,17 @@ def decisive(config: dict[str, Any]) -> dict[str, Any]:
         else value
         for section, value in config.items()
     }
+
+
+def essential(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the decisive part without what a resumed run may change.
+
+    >>> essential({"data": {"store": "here.h5"}, "train": {"seed": 1, "epochs": 10}})
+    {'data': {}, 'train': {'seed': 1}}
+    """
+    table = decisive(config)
+    kept = {key: value for key, value in table.get("train", {}).items() if key not in CONTINUED}
+    return {**table, "train": kept}
 
 
 def differences(before: object, now: object, path: str = "") -> list[str]:

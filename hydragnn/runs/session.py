@@ -29,9 +29,10 @@ from hydragnn.runs.failures import (
 from hydragnn.runs.folder import (
     alone_in,
     check_folder,
+    continued,
     earlier_budget,
     earlier_cost,
-    identity,
+    identities,
     table_as_begun,
 )
 from hydragnn.runs.memory import within_memory
@@ -147,7 +148,14 @@ def ready_run(
             run = with_note(run, "precision = tf32 is fp32 on a CPU, which has no products in TF32")
         checkpoint = latest_checkpoint(out / "checkpoints")
         if checkpoint:
-            load_checkpoint(checkpoint, run.state, ranks, identity(run.record))
+            load_checkpoint(checkpoint, run.state, ranks, identities(run.record, out))
+        if resume:
+            run = replace(run, record=replace(run.record, continued=continued(run.record.config, out)))
+        if run.state.epoch > plan.training.epochs:
+            raise InputError(
+                f"{out} has trained {run.state.epoch} epochs, more than train.epochs = {plan.training.epochs}; ask for more epochs, or "
+                "begin a new run in another folder"
+            )
     stopwatch.compile_seconds = sum(one.seconds for one in run.context.compiled)
     return run, heart, stopwatch
 

@@ -26,8 +26,7 @@ from hydragnn.ensemble.prediction.formats.structures import as_ase
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.screening import outcome_of
-from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays, to_pyg
-from hydragnn.graphs.pyg import torch_geometric
+from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.models import Target
 from tests.ensemble.finished import arrays_of, assert_same, finished_units
 from tests.forked import SERVER
@@ -172,21 +171,6 @@ def test_predictions_are_taken_by_field_and_say_so(ensemble: Path, frames: list[
     for use in (iter, list, tuple):
         with pytest.raises(TypeError, match=r'not iterated; take a field by its name, such as predictions\["energy"\]'):
             use(predictions)
-
-
-def test_what_is_neither_graphs_nor_atoms_is_refused_with_the_way_to_make_them(
-    ensemble: Path, store: MemoryStore
-) -> None:
-    loaded, data = Ensemble.load(str(ensemble)), to_pyg(store.read([0, 1]))
-    for what, words in (
-        (torch_geometric("data").Batch.from_data_list(data), "torch_geometric's DataBatch; make a graph of each"),
-        (data, "torch_geometric's Data; make a graph of each Data with hydragnn.graphs.from_pyg"),
-        ("in.xyz", "the path 'in.xyz'; predict files with hydragnn.predict"),
-        ([store.read([0])], "a list of graphs; join them with hydragnn.graphs.concatenate"),
-        (3, "builtins's int"),
-    ):
-        with pytest.raises(InputError, match=f"predict takes graphs, a store or atoms, not {words}"):
-            loaded.predict.__wrapped__(loaded, what) if hasattr(loaded.predict, "__wrapped__") else loaded.predict(what)
 
 
 def test_tables_have_one_line_per_graph_and_one_per_node(

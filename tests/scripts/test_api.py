@@ -15,12 +15,13 @@ import pytest
 import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.config import AnyConfig, read_config
-from hydragnn.datasets import StoreInfo, check_store, convert_store, open_store
+from hydragnn.datasets import GraphStore, StoreInfo, check_store, convert_store, open_store
 from hydragnn.ensemble import (
     Ensemble,
     Estimate,
     Evaluation,
     PredictionResult,
+    Predictions,
     build_ensemble,
     calculator,
     predict_to_file,
@@ -39,7 +40,7 @@ GIVES: dict[str, Any] = {
     "doctor": Installation,
     "evaluate": Evaluation,
     "load": Ensemble,
-    "predict": PredictionResult | None,
+    "predict": PredictionResult | Predictions | None,
     "report": Path,
     "search": CampaignResult,
     "simulate": SimulationResult,
@@ -81,7 +82,7 @@ def test_all_public_functions_of_the_api_are_listed() -> None:
 @pytest.mark.parametrize("name", sorted(hydragnn.__all__))
 def test_every_function_says_what_it_takes_and_gives(name: str) -> None:
     function = getattr(hydragnn, name)
-    kinds = {kind.__name__: kind for kind in (*VALUES, Ensemble)} | {"AnyConfig": AnyConfig}
+    kinds = {kind.__name__: kind for kind in (*VALUES, Ensemble, Predictions, GraphStore)} | {"AnyConfig": AnyConfig}
     hints = get_type_hints(function, localns=kinds)
     assert set(hints) == {*inspect.signature(function).parameters, "return"}
     assert hints["return"] == GIVES[name]
@@ -111,10 +112,13 @@ def test_static_tools_see_the_types_in_a_users_program(root: Path, tmp_path: Pat
         'hydragnn.build_ensemble("campaign", "e").parts["test"]["energy"].ensemble["rmse"]': "float",
         'hydragnn.load("e").predict([])["energy"]': written(Estimate),
         'hydragnn.store_info("s.h5").nodes.mean': "float",
+        'hydragnn.predict("e", [])["energy"]': written(Estimate),
+        'hydragnn.predict("e", "s.h5", "p.h5")': written(PredictionResult | None),
     }
+    plain = [name for name in GIVES if name != "predict"]  # which has two signatures
     lines = [
         "import hydragnn",
-        *(f"reveal_type(hydragnn.{name})" for name in GIVES),
+        *(f"reveal_type(hydragnn.{name})" for name in plain),
         *map("reveal_type({})".format, uses),
     ]
     (tmp_path / "program.py").write_text("\n".join(lines))
@@ -125,8 +129,8 @@ def test_static_tools_see_the_types_in_a_users_program(root: Path, tmp_path: Pat
     )
     assert done.returncode == 0, done.stdout
     revealed = [text.replace("builtins.", "") for text in re.findall(r'Revealed type is "(.*)"', done.stdout)]
-    assert [text.rpartition(" -> ")[2] for text in revealed[: len(GIVES)]] == [written(kind) for kind in GIVES.values()]
-    assert revealed[len(GIVES) :] == list(uses.values())
+    assert [text.rpartition(" -> ")[2] for text in revealed[: len(plain)]] == [written(GIVES[name]) for name in plain]
+    assert revealed[len(plain) :] == list(uses.values())
 
 
 @pytest.mark.parametrize("what", ["nowhere", "", "notes.txt", os.devnull])

@@ -52,9 +52,11 @@ def test_the_custom_dataset_of_the_readme_trains_and_predicts(
     exec(compile(code, "README.md", "exec"), {})  # the block is ours, not input
     assert "valid/moment/mae" in capsys.readouterr().out
     assert (tmp_path / "chains-run" / "model" / "weights.safetensors").is_file()
-    (code,) = _blocks(root / "docs" / "python.md", "python")
-    exec(compile(code, "python.md", "exec"), {})  # goes on with the data and the run of the README
-    assert "chains.h5: 80 graphs" in capsys.readouterr().out
+    names: dict[str, Any] = {}
+    for code in _blocks(root / "docs" / "python.md", "python"):
+        exec(compile(code, "python.md", "exec"), names)  # goes on with the data and the run of the README
+    printed = capsys.readouterr().out
+    assert "chains.h5: 80 graphs" in printed and "DiskStore(chains.h5: 80 graphs" in printed
 
 
 @pytest.fixture

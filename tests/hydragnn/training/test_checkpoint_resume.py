@@ -155,8 +155,8 @@ def test_an_existing_run_is_refused_and_left_alone(trained: Trained, tmp_path: P
     before = bits_of_files(tmp_path / "run")
     with pytest.raises(InputError, match="holds a run already; add --resume"):
         trained()
-    with pytest.raises(InputError, match=r"begun with another configuration \(train.learning_rate: 0.005, now 0.1\)"):
-        trained(train__learning_rate=0.1, resume=True)
+    with pytest.raises(InputError, match=r"begun with another configuration \(train.weight_decay: 1e-05, now 0.1\)"):
+        trained(train__weight_decay=0.1, resume=True)
     assert bits_of_files(tmp_path / "run") == before
 
 

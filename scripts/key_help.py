@@ -1,0 +1,205 @@
+"""Meanings of configuration keys, from the docstrings below them."""
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from textwrap import dedent
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.settings import Settings
+
+EVERY_KIND = "[model], every kind"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """Keys of one section of a configuration."""
+
+    title: str
+    path: str
+    """What stands before a key, such as ``train``; empty for the keys of BUILD.toml."""
+    settings: type[Settings]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """Facts about a key of a configuration."""
+
+    key: str
+    type: str
+    default: str
+    range: str
+    unit: str
+    meaning: str
+    sections: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the meaning below a line of facts."""
+        facts = [
+            self.type,
+            f"default {self.default}" if self.default != "required" else "required",
+            self.range,
+            self.unit,
+        ]
+        words = ", ".join(fact for fact in facts if fact).replace("`", "")
+        return f"{self.key} ({words}) in {', '.join(self.sections)}\n  {self.meaning}"
+
+
+def sections() -> Iterator[Section]:
+    """Yield the sections of all configurations, in the order of the reference."""
+    from hydragnn.architectures import architecture_of, architectures
+    from hydragnn.config import RunConfig
+    from hydragnn.datasets.sources.registry import sources
+    from hydragnn.hpo import SearchSettings
+    from hydragnn.hpo.job import JobSettings
+    from hydragnn.hpo.simulation.assumptions import Assumptions
+    from hydragnn.models.heads.base import head_kinds
+
+    def section(title: str, path: str, settings: type[Settings], leave_out: frozenset[str] = frozenset()) -> Section:
+        names = tuple(name for name in settings.model_fields if name not in leave_out)
+        return Section(title=title, path=path, settings=settings, names=names)
+
+    for name in ("data", "split", "batch", "train"):
+        yield section(f"[{name}]", name, settings_in(RunConfig.model_fields[name].annotation)[0])
+    kinds = {kind: architecture_of(kind).Settings for kind in architectures()}
+    shared = frozenset.intersection(*(frozenset(settings.model_fields) for settings in kinds.values()))
+    first = next(iter(kinds.values()))
+    yield section(EVERY_KIND, "model", first, frozenset(first.model_fields) - shared | {"kind"})
+    for kind, settings in kinds.items():
+        yield section(f'[model] kind = "{kind}"', "model", settings, shared)
+    for name, field in first.model_fields.items():
+        for nested in settings_in(field.annotation):
+            yield section(f"[model.{name}]", f"model.{name}", nested)
+    for kind, head in sorted(head_kinds().items()):
+        yield section(f'[[heads]] kind = "{kind}"', "heads", head)
+    yield section("[search]", "search", SearchSettings)
+    yield section("[job]", "job", JobSettings)
+    tables: list[tuple[str, type[Settings]]] = []
+    for kind, build in sources().items():
+        yield section(f'BUILD.toml, kind = "{kind}"', "", build)
+        tables = [(name, one) for name, field in build.model_fields.items() for one in settings_in(field.annotation)]
+    for name, nested in tables:
+        yield section(f"BUILD.toml, {name}", name, nested)
+    yield section("Assumptions of hydragnn simulate", "assume", Assumptions)
+
+
+def keys_of(section: Section) -> Iterator[Key]:
+    """Yield the keys of a section."""
+    meanings = meanings_of(section.settings)
+    for name in section.names:
+        field, meaning = section.settings.model_fields[name], meanings.get(name, "")
+        yield Key(
+            key=name,
+            type=_type_text(field),
+            default=_default_text(field),
+            range=_range_text(field),
+            unit=_unit_text(name, field, meaning),
+            meaning=meaning,
+            sections=(section.title,),
+        )
+
+
+def explained(key: str) -> list[Key]:
+    """Return the keys of a name, or all of a section.
+
+    A name is ``train.epochs``, ``epochs`` or ``train``.
+
+    InputError for a name that is none.
+    """
+    words = ".".join(word for word in key.strip("[]").split(".") if word != "branches" and not word.isdigit())
+    found: dict[Key, list[str]] = {}
+    names: dict[str, None] = {}
+    for section in sections():
+        whole = section.path == words and words != ""
+        for one in keys_of(section):
+            path = f"{section.path}.{one.key}".lstrip(".")
+            names |= {path: None, one.key: None}
+            if whole or words in (path, one.key):
+                table = {**asdict(one), "key": path, "sections": ()}
+                found.setdefault(Key(**table), []).append(section.title)
+    if not found:
+        raise InputError(f"no configuration has a key {key!r:.60}; {nearest(words, [*names])}")
+    return [Key(**{**asdict(one), "sections": tuple(titles)}) for one, titles in found.items()]
+
+
+def meanings_of(settings: type[Settings]) -> dict[str, str]:
+    """Return the text of every key."""
+    meanings: dict[str, str] = {}
+    for base in reversed(settings.__mro__):
+        if not issubclass(base, Settings):
+            continue
+        (definition,) = ast.parse(dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for one, text in pairwise(definition.body):
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(text, ast.Expr):
+                meanings[one.target.id] = str(ast.literal_eval(text.value))
+    described = {name: field.description for name, field in settings.model_fields.items() if field.description}
+    return {
+        name: " ".join(text.split()) for name, text in (meanings | described).items() if name in settings.model_fields
+    }
+
+
+def settings_in(annotation: Any) -> list[type[Settings]]:
+    """Return the settings classes that occur in an annotation."""
+    if inspect.isclass(annotation) and issubclass(annotation, Settings):
+        return [annotation]
+    return [cls for argument in get_args(annotation) for cls in settings_in(argument)]
+
+
+def _type_text(field: FieldInfo) -> str:
+    annotation = field.annotation
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{value!r}`".replace("'", '"') for value in get_args(annotation))
+    text = annotation.__name__ if inspect.isclass(annotation) and not get_args(annotation) else str(annotation)
+    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text).replace("NoneType", "None")
+
+
+def _default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    made = not field.default_factory_takes_validated_data
+    value = field.get_default(call_default_factory=True) if made else field.get_default()
+    if isinstance(value, Settings):
+        return "the section's defaults"
+    return "none" if value is None else f"`{json.dumps(value, default=str)}`"
+
+
+UNITS = (
+    (re.compile(r"(^|_)seconds$"), "s"),
+    (re.compile(r"(^|_)minutes$"), "min"),
+    (re.compile(r"(^|_)hours$"), "h"),
+    (re.compile(r"(^|_)epochs$"), "epochs"),
+)
+"""Units by the end of a key."""
+
+
+def _unit_text(name: str, field: FieldInfo, text: str) -> str:
+    """Return the unit of a key, from its name or its meaning."""
+    by_name = [unit for pattern, unit in UNITS if pattern.search(name)]
+    stated = [unit for unit in ("Angstrom", "GB", "degrees") if re.search(rf"\b{unit}\b", text)]
+    length = ["length of the store"] if name in ("cutoff", "side") and not stated else []
+    return (by_name + stated + length + [""])[0] if field.annotation is not bool else ""
+
+
+def _number(value: Any) -> str:
+    """Return a bound; powers of two that integers end at are written as such."""
+    return "2^63" if value == 2**63 else str(value)
+
+
+def _range_text(field: FieldInfo) -> str:
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
+    bounds = [
+        f"{sign} {_number(value)}"
+        for item in field.metadata
+        for key, sign in signs.items()
+        if (value := getattr(item, key, None)) is not None
+    ]
+    return ", ".join(bounds)

@@ -1,0 +1,163 @@
+"""Loaded models as modules of torch: any kind of graphs, physical units, own loops."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from torch.utils.data import DataLoader
+
+import hydragnn
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import MemoryStore, open_store
+from hydragnn.ensemble import Ensemble, calculator
+from hydragnn.graphs.pyg import torch_geometric
+from hydragnn.models import load_model
+
+SOURCES: dict[str, Callable[[MemoryStore, list[Atoms]], Any]] = {
+    "a batch": lambda store, frames: store[:6],
+    "graphs": lambda store, frames: list(store)[:6],
+    "a store": lambda store, frames: MemoryStore(store[:6], store.attributes),
+    "structures": lambda store, frames: frames[:6],
+    "a batch of torch_geometric": lambda store, frames: torch_geometric("data").Batch.from_data_list(
+        [store.to_pyg()[number] for number in range(6)]
+    ),
+    "data of torch_geometric": lambda store, frames: [store.to_pyg()[number] for number in range(6)],
+    "data without edges": lambda store, frames: [
+        torch_geometric("data").Data(z=torch.tensor(one.numbers), pos=torch.tensor(one.positions)) for one in frames[:6]
+    ],
+    "a dataset": lambda store, frames: MemoryStore(store[:6]).to_pyg(),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("several", [False, True], ids=["run", "ensemble"])
+def test_all_kinds_of_graphs_give_the_same_answers(
+    kind: str, several: bool, runs: list[Path], ensemble: Path, store: MemoryStore, frames: list[Atoms]
+) -> None:
+    model = hydragnn.load(ensemble if several else runs[0])
+    source = SOURCES[kind](store, frames)
+    expected, predicted, values = model.predict(store[:6]), model.predict(source), model(source)
+    for name in ("energy", "forces"):
+        np.testing.assert_allclose(predicted[name].mean, expected[name].mean, rtol=1e-5, atol=1e-5)
+        assert values[name].dtype == torch.float32 and values[name].requires_grad
+        np.testing.assert_allclose(values[name].detach().numpy(), expected[name].mean, rtol=1e-4, atol=1e-4)
+
+
+def test_in_double_precision_the_module_is_the_prediction(runs: list[Path], store: MemoryStore) -> None:
+    for run in (runs[0], runs[2]):
+        model = hydragnn.load(run).double()
+        values, predicted = model(store[:9]), model.predict(store[:9])
+        alone = load_model(run / "model", dtype=torch.float64).predict(store[:9])
+        for name in ("energy", "forces"):
+            assert values[name].dtype == torch.float64
+            np.testing.assert_allclose(values[name].detach().numpy(), predicted[name].mean, rtol=1e-12, atol=1e-12)
+            assert torch.equal(alone[name].tensors()["mean"], values[name].detach())
+
+
+def test_predictions_follow_a_loop_of_ones_own(runs: list[Path], store: MemoryStore, frames: list[Atoms]) -> None:
+    model = hydragnn.load(runs[0])
+    before = model.predict(store[:8])["energy"].mean
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    model.train()
+    for _ in range(3):
+        for batch in DataLoader(store.dataset(), batch_size=20):
+            optimizer.zero_grad()
+            values = model(batch)
+            loss = (values["energy"] - batch["energy"]).square().mean() + (
+                values["forces"] - batch["forces"]
+            ).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    model.eval()
+    after = model.predict(store[:8])["energy"].mean
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_allclose(after, model(store[:8])["energy"].detach().numpy(), rtol=1e-5, atol=1e-5)
+    frames[0].calc, kept = calculator(model), frames[0].calc
+    assert frames[0].get_potential_energy() == pytest.approx(after[0], abs=1e-5)
+    frames[0].calc = kept
+    again = hydragnn.load(runs[0])
+    again.load_state_dict(model.state_dict())
+    np.testing.assert_array_equal(again.predict(store[:8])["energy"].mean, after)
+
+
+def test_the_gradient_of_a_weight_is_a_difference_quotient(runs: list[Path], store: MemoryStore) -> None:
+    model = hydragnn.load(runs[2]).double()
+    name, weight = max(model.named_parameters(), key=lambda pair: pair[1].numel())
+    model(store[:4])["forces"].square().sum().backward()
+    place = int(weight.grad.abs().argmax()) if weight.grad is not None else 0
+    values = []
+    for step in (1e-5, -2e-5):
+        with torch.no_grad():
+            weight.view(-1)[place] += step
+        values.append(float(model(store[:4])["forces"].square().sum().detach()))
+    assert weight.grad is not None, name
+    assert (values[0] - values[1]) / 2e-5 == pytest.approx(float(weight.grad.view(-1)[place]), rel=1e-6)
+
+
+def test_intervals_of_changed_members_are_refused(ensemble: Path, store: MemoryStore) -> None:
+    model = hydragnn.load(ensemble)
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    with pytest.raises(InputError, match="intervals and training domain belong to the old ones"):
+        model.predict(store[:2])
+    assert model(store[:2])["energy"].isfinite().all()
+
+
+def test_embeddings_are_the_states_that_heads_read(ensemble: Path, runs: list[Path], store: MemoryStore) -> None:
+    of_run = hydragnn.load(runs[0]).embeddings(store[:3])
+    assert of_run.shape == (store[:3].num_nodes, 12)
+    torch.testing.assert_close(of_run, load_model(runs[0] / "model").states(store[:3]))
+    assert hydragnn.load(ensemble).embeddings(store[:3]).shape[1] == 36
+
+
+def test_a_model_is_found_by_all_its_paths(
+    runs: list[Path], ensemble: Path, store: MemoryStore, tmp_path: Path
+) -> None:
+    expected = hydragnn.load(runs[0]).predict(store[:2])["energy"].mean
+    for path in (str(runs[0]), runs[0] / "model", str(runs[0] / "model")):
+        np.testing.assert_array_equal(hydragnn.load(path).predict(store[:2])["energy"].mean, expected)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.json").write_text("{}")
+    with pytest.raises(InputError, match="is a model without its run"):
+        hydragnn.load(tmp_path / "model")
+    assert repr(hydragnn.load(ensemble)) == "Ensemble(energy, forces; of 0000, 0001, 0002)"
+    assert "eV/Angstrom" in hydragnn.load(ensemble)._repr_html_()
+
+
+def test_predict_takes_what_is_in_memory_and_what_is_in_files(
+    ensemble: Path, stored: Path, structures_file: Callable[[int], Path], frames: list[Atoms], tmp_path: Path
+) -> None:
+    store, model = open_store(stored), hydragnn.load(ensemble)
+    every = hydragnn.predict(ensemble, stored)
+    for source in (str(stored), store, frames):
+        np.testing.assert_allclose(hydragnn.predict(model, source)["energy"].mean, every["energy"].mean, rtol=1e-6)
+    file = hydragnn.predict(str(ensemble), structures_file(6))
+    assert len(file) == 6 and "structure 1" in file.status[1] and np.isnan(file["energy"].mean[1])
+    np.testing.assert_allclose(file["energy"].mean[2:], every["energy"].mean[2:6], rtol=1e-6)
+    written = hydragnn.predict(ensemble, store, tmp_path / "out.h5")
+    assert written is not None and written.graphs == len(store)
+    assert "first 10 graphs" in every._repr_html_() and repr(every).startswith("Predictions(energy, forces of 80 of 80")
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (3, "not int"),
+        ([], "no structure to predict"),
+        ("in.xyz", "in.xyz does not exist"),
+        (__file__, r"is no store; predict files with hydragnn.predict"),
+        ([np.zeros(3)], "not numpy's ndarray"),
+        (torch_geometric("data").HeteroData(), "not torch_geometric's HeteroData"),
+    ],
+    ids=["a number", "nothing", "no file", "a file", "arrays", "relations"],
+)
+def test_what_is_no_graph_gets_a_sentence(wrong: Any, words: str, runs: list[Path]) -> None:
+    with pytest.raises(InputError, match=words):
+        Ensemble.load(runs[0]).predict(wrong)

@@ -1,0 +1,89 @@
+"""Runs that are resumed with more epochs or another learning rate."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydragnn.base.errors import InputError, Interrupted
+from hydragnn.base.files import digest, read_json, write_json, write_sealed
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore
+from hydragnn.record import RunRecord, read_record
+from hydragnn.runs import train
+from hydragnn.runs.folder import decisive
+from tests.hydragnn.training.test_checkpoint_resume import SignalAt, assert_same_end
+
+Trained = Callable[..., RunRecord]
+Make = Callable[..., RunConfig]
+CONSTANT: dict[str, Any] = {"train__schedule": "constant", "train__ema_decay": 0.9, "model__dropout": 0.2}
+
+
+def test_more_epochs_at_a_constant_rate_give_the_bits_of_a_run_that_had_them_from_the_start(
+    trained: Trained, make_config: Make, tmp_path: Path
+) -> None:
+    trained("whole", make_config(**CONSTANT, train__epochs=4))
+    assert trained("longer", make_config(**CONSTANT, train__epochs=2)).status == "finished"
+    record = trained("longer", make_config(**CONSTANT, train__epochs=4), resume=True)
+    assert record.continued == ["after epoch 2 with train.epochs: 2, now 4"]
+    assert_same_end(tmp_path / "whole", tmp_path / "longer")
+
+
+def test_more_epochs_follow_the_schedule_of_the_longer_run_and_an_interruption_changes_no_bit(
+    trained: Trained, store: MemoryStore, make_config: Make, tmp_path: Path
+) -> None:
+    short, long = make_config(train__epochs=2), make_config(train__epochs=5)
+    for name in ("through", "cut"):
+        trained(name, short)
+    trained("through", long, resume=True)
+    with pytest.raises(Interrupted):
+        train(long, tmp_path / "cut", store=store, resume=True, progress=SignalAt(3.5, signal.SIGTERM))
+    record = train(long, tmp_path / "cut", store=store, resume=True)
+    assert record.continued == ["after epoch 2 with train.epochs: 2, now 5"]
+    assert_same_end(tmp_path / "through", tmp_path / "cut")
+    rates, whole = record.curves["learning_rate"], trained("whole", long).curves["learning_rate"]
+    assert rates[1] == 0.0 and rates[2:] == whole[2:]  # cosine: it had ended, and rises again
+
+
+def test_a_checkpoint_of_an_earlier_version_is_continued_too(
+    trained: Trained, make_config: Make, tmp_path: Path
+) -> None:
+    trained("new", make_config(**CONSTANT, train__epochs=2))
+    trained("old", make_config(**CONSTANT, train__epochs=2))
+    (newest,) = (tmp_path / "old" / "checkpoints").glob("000002-*/state.json")
+    state = read_json(newest)
+    del state["checksum"]
+    state["identity"]["configuration_hash"] = digest(decisive(read_record(tmp_path / "old").config))
+    write_sealed(newest, state)
+    for name in ("new", "old"):
+        trained(name, make_config(**CONSTANT, train__epochs=3), resume=True)
+    assert_same_end(tmp_path / "new", tmp_path / "old")
+
+
+def test_a_diverged_run_goes_on_with_a_lower_rate(trained: Trained, make_config: Make) -> None:
+    hot = {"train__learning_rate": 1e30, "train__clip_norm": 0.0, "train__epochs": 3}
+    failed = trained("run", make_config(**hot))
+    assert failed.failure is not None and failed.failure.kind == "diverged"
+    record = trained("run", make_config(**{**hot, "train__learning_rate": 1e-3}), resume=True)
+    assert record.status == "finished" and record.failure is None
+    assert record.continued == [f"after epoch {failed.epochs} with train.learning_rate: 1e+30, now 0.001"]
+    assert "continued" in record._repr_html_()
+
+
+def test_what_the_state_depends_on_is_not_changed(trained: Trained, make_config: Make, tmp_path: Path) -> None:
+    trained("run", make_config())
+    for change in (
+        {"train__optimizer": "sgd"},
+        {"train__weight_decay": 0.1},
+        {"train__seed": 1},
+        {"batch__max_graphs": 3},
+    ):
+        with pytest.raises(InputError, match="begun with another configuration"):
+            trained("run", make_config(**change), resume=True)
+    with pytest.raises(InputError, match=r"has trained 3 epochs, more than train.epochs = 2; ask for more"):
+        trained("run", make_config(train__epochs=2), resume=True)
+    write_json(tmp_path / "run" / "attempt.json", {})
+    with pytest.raises(InputError, match=r"is a trial of a campaign.*train.epochs: 3, now 9"):
+        trained("run", make_config(train__epochs=9), resume=True)
