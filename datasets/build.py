@@ -19,6 +19,7 @@ from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate, unbatch
+from hydragnn.graphs.parts import labels_of_part
 
 TOGETHER, EDGES_TOGETHER = 256, 2**16
 """Graphs are checked and written together until they are so many, or have so many edges."""
@@ -89,7 +90,8 @@ def graphs_of(settings: BuildSettings) -> Iterator[GraphBatch]:
 def makers_of(settings: BuildSettings) -> Iterator[Make]:
     """Yield a maker for each graph, so that failures stay separate."""
     for number, make in enumerate(settings.makers()):
-        yield Completed(settings, make, number)
+        for part in range(settings.parts):
+            yield Completed(settings, make, number, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Completed(MakerOfMany):
     settings: BuildSettings
     make: Make
     number: int
+    part: int
 
     def size(self) -> int:
         """Return the nodes of the graph."""
@@ -113,13 +116,15 @@ class Completed(MakerOfMany):
     @classmethod
     def together(cls, makers: Sequence["Completed"]) -> GraphBatch | None:
         """Return the graphs of several makers; None to make them singly."""
-        batch = made_together([one.make for one in makers])
+        batch = None if makers[0].settings.node_split else made_together([one.make for one in makers])
         return None if batch is None else makers[0]._completed(batch)
 
     def _completed(self, batch: GraphBatch) -> GraphBatch:
         settings = self.settings
         widths = {name: getattr(settings, name) for name in ENCODINGS}
         batch = with_encodings(_scale_fields(batch, settings.fields), widths)
+        if settings.node_split:
+            batch = labels_of_part(batch, settings.node_split, self.part)
         if settings.coarsening is None:
             return batch
         return concatenate([settings.coarsening.applied(graph) for graph in unbatch(batch)])
@@ -148,7 +153,7 @@ def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
 
 def fields_of(settings: BuildSettings, first: GraphBatch) -> list[Field]:
     """Return the fields of the first graph and the declared ones."""
-    declared = {field.name: field.field for field in settings.fields}
+    declared = {field.name: field.field for field in settings.fields if field.name not in (settings.node_split or ())}
     return list({**first.fields, **{n: f for n, f in declared.items() if n not in first.fields}}.values())
 
 

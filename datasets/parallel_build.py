@@ -197,7 +197,8 @@ def first_and_count(settings: BuildSettings, out: Path) -> tuple[GraphBatch, int
     first = next(graphs_of(settings), None)
     if first is None:
         raise no_graphs(settings)
-    return first, settings.count()
+    count = settings.count()
+    return first, None if count is None else count * settings.parts
 
 
 def check_whole(out: Path, counted: int | None, written: int) -> None:

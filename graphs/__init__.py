@@ -18,6 +18,7 @@ from hydragnn.graphs.levels import (
 )
 from hydragnn.graphs.mesoscale import from_labels, from_voronoi, grain_numbers, mesoscale_fields
 from hydragnn.graphs.orientation import misorientation, orientation_features, rotation_matrices, symmetry_rotations
+from hydragnn.graphs.parts import graphs_of_parts
 from hydragnn.graphs.pyg import from_pyg, to_pyg
 from hydragnn.graphs.relations import (
     direction_bins,

@@ -17,6 +17,7 @@ from hydragnn.base.settings import Settings
 from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
+from hydragnn.graphs.parts import PARTS
 from hydragnn.graphs.texts import NAME, as_text, name_among
 
 Make = Callable[[], GraphBatch]
@@ -124,6 +125,10 @@ class BuildSettings(Settings, ABC):
     texts: list[str] = Setting(default_factory=list)
     """Entries with other texts to keep, such as ``config_type``: a split can group by them."""
 
+    node_split: list[str] | None = Setting(default=None, min_length=2, max_length=len(PARTS))
+    """Node fields with the masks of training, validation, and perhaps test and calibration, in this order: every graph is stored once
+    for each, with the labels of its nodes alone and the number of the part in the graph field ``part``; absent: graphs are not parted."""
+
     laplacian_encoding: int = Setting(default=0, ge=0)
     """Numbers of the node field ``laplacian_encoding``, eigenvectors of the graph's Laplacian: where a node sits; 0 for none."""
 
@@ -186,6 +191,11 @@ class BuildSettings(Settings, ABC):
                 raise InputError(
                     f"{origin}: field {field.name}: this source takes one key per field, not {len(field.keys)}; declare a field for each"
                 )
+
+    @property
+    def parts(self) -> int:
+        """Graphs of the store for each graph of the files."""
+        return len(self.node_split or [""])
 
     @property
     def optional(self) -> list[str]:

@@ -10,6 +10,10 @@ from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.tables import find_files
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+
+MASKS = ("train_mask", "val_mask", "test_mask")
+"""Attributes that say which nodes train, validate and test."""
 
 
 class PygBuild(BuildSettings):
@@ -29,9 +33,18 @@ class PygBuild(BuildSettings):
     def _graph(self, data: Any, path: Path, number: int) -> GraphBatch:
         from hydragnn.graphs.pyg import from_pyg
 
+        fields = {field.name: field.field for field in self.fields}
+        masks = [key for key in MASKS if data.get(key) is not None]
+        if masks and self.node_split is None and any(f.on == "node" and f.role == "target" for f in fields.values()):
+            raise InputError(
+                f"{path.name}, graph {number} has {', '.join(masks)}; say node_split = {masks} to train, validate and test on these nodes, or "
+                "remove them from the data to train on all"
+            )
+        for mask in self.node_split or ():
+            fields.setdefault(mask, Field(name=mask, on="node", role="auxiliary", classes=2, dtype="int64"))
         graph = from_pyg(
             data,
-            [field.field for field in self.fields],
+            list(fields.values()),
             optional=self.optional,
             cutoff=cutoff_of(self.attributes),
             name=f"{path.name}, graph {number}",

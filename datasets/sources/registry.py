@@ -83,7 +83,9 @@ def rule_of(settings: BuildSettings) -> dict[str, Any]:
     """Return the rule that a store keeps; empty where files need others."""
     if not settings.one_file():
         return {}
-    rule = settings.model_dump(mode="json", exclude={"files", "attributes", *settings.beside}, exclude_defaults=True)
+    rule = settings.model_dump(
+        mode="json", exclude={"files", "attributes", "node_split", *settings.beside}, exclude_defaults=True
+    )
     return {**rule, "kind": settings.kind}
 
 
@@ -113,4 +115,4 @@ def for_prediction(settings: BuildSettings, inputs: Collection[str]) -> BuildSet
     fields = [field for field in settings.fields if field.name in inputs]
     needless = () if any(field.on == "graph" for field in fields) else settings.beside
     absent = {key: None for key in needless if not type(settings).model_fields[key].is_required()}
-    return settings.model_copy(update={"fields": fields, "name_key": None, "texts": [], **absent})
+    return settings.model_copy(update={"fields": fields, "name_key": None, "texts": [], "node_split": None, **absent})
