@@ -61,7 +61,7 @@ class EnsembleCalculator(Calculator):
 
     A structure without a volume (no periodic axis, or a cell vector of length zero) has no stress. ``results`` also has ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
     and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), ``domain``: empty, or what about the
-    structure the training data never showed, and ``domain_score``, the probability that a structure like those of training is as unlike them; of a single run, none of these. Neighbours are searched anew
+    structure the training data never showed, ``domain_score``, the probability that a structure like those of training is as unlike them, and ``node_domain_score``, that of every atom; of a single run, none of these. Neighbours are searched anew
     only when atoms have moved far enough for new ones (``SkinList``); results do not depend on it. The mean of the members' forces is minus the gradient of their mean energy.
     """
 
@@ -145,6 +145,8 @@ class EnsembleCalculator(Calculator):
         results["free_energy"] = results["energy"]
         if self.ensemble.knows_domain:
             results.others |= {"domain": predictions.domain[0], "domain_score": float(predictions.domain_score[0])}
+        if self.ensemble.manifest.domain.of_nodes:
+            results.others["node_domain_score"] = predictions.node_domain_score
 
 
 def calculator(

@@ -17,7 +17,7 @@ from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import as_path, check_model, is_store
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
-from hydragnn.ensemble.domain import GraphView, doubted_items, graph_doubts, state_doubts
+from hydragnn.ensemble.domain import GraphView, doubted_items, doubts_of, item_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, read_manifest
@@ -308,16 +308,17 @@ class Ensemble(EnsembleModule):
         if read.valid is None:
             return together
         owners = {name: together.graph_of_item(name) for name in fields}
-        doubts = graph_doubts(fields, owners, len(together), self.weights) | state_doubts(outcomes, self.weights)
-        own = {name: doubt[read.fine] for name, doubt in doubts.items()}
+        of_items = {name: item_doubts(one, self.weights) for name, one in fields.items()}
+        fine_nodes = np.repeat(read.fine, nodes_per_graph)
+        doubts = doubts_of(of_items, owners, self._on_nodes, outcomes, self.weights).select(read.fine, fine_nodes)
         seen = read.valid if read.valid.positions.is_cpu or not self.knows_domain else read.valid.to("cpu")
         numbers = np.flatnonzero(read.fine)
 
         def items(name: str, graph: int) -> str:
-            return doubted_items(fields[name], owners[name], int(numbers[graph]), self.weights)
+            return doubted_items(fields[name].field.on, of_items[name], owners[name], int(numbers[graph]))
 
-        view = GraphView(batch=seen, scale=self.manifest.domain.scale, doubts=own, items=items)
-        flags = self.manifest.domain.scores(view).spread_over(read.fine, len(together))
+        view = GraphView(batch=seen, scale=self.manifest.domain.scale, doubts=doubts, items=items)
+        flags = self.manifest.domain.scores(view).spread_over(read.fine, fine_nodes)
         calibrations = self.manifest.calibration
         grown = {name: one.at(calibrations.get(name), flags.p_values[owners[name]]) for name, one in fields.items()}
         unknown = np.any([one.distance.beyond(flags.p_values) for one in calibrations.values()], axis=0)
@@ -328,7 +329,12 @@ class Ensemble(EnsembleModule):
             domain=tuple(reasons.tolist()),
             domain_scores=flags.scores,
             p_values=flags.p_values,
+            node_p_values=flags.node_p_values,
         )
+
+    @property
+    def _on_nodes(self) -> list[str]:
+        return [target.name for target in self.targets if target.field.on == "node"]
 
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """Return the prediction for one graph that could not be tried."""

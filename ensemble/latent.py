@@ -28,8 +28,8 @@ class LatentSpace:
 
     def distances(
         self, states: Float[Tensor, "nodes channels"], owners: Int[Tensor, " nodes"], graphs: int
-    ) -> Float[Array, "graphs 3"]:
-        """Return logarithms of mean and largest distance of nodes, and of the graph's; -69 without nodes."""
+    ) -> tuple[Float[Array, "graphs 3"], Float[Array, " nodes"]]:
+        """Return logarithms of mean and largest distance of nodes, and of the graph's, -69 without nodes; and of every node's."""
         exact = states if states.dtype == torch.float64 else states.float()
         matrix = torch.from_numpy(self.whitening).to(exact)
         lengths = torch.linalg.vector_norm(exact @ matrix.T, dim=1).double().cpu()
@@ -39,7 +39,7 @@ class LatentSpace:
         result[:, 0] = np.bincount(own, weights=lengths, minlength=graphs) / np.maximum(counts, 1)
         result[:, 1] = torch.zeros(graphs, dtype=torch.float64).scatter_reduce(0, own, lengths, "amax").numpy()
         result[counts > 0, 2] = np.linalg.norm(means[counts > 0] @ self.of_graphs.T, axis=1)
-        return np.log(np.maximum(result, 1e-30))
+        return np.log(np.maximum(result, 1e-30)), np.log(np.maximum(lengths.numpy(), 1e-30))
 
     def tensors(self) -> dict[str, Array]:
         """Return all numbers by suffixes of names."""

@@ -58,6 +58,8 @@ class Outcome:
     """One per graph; empty where all went well."""
     distances: Float[np.ndarray, "graphs 3"]
     """Distances of final states from those of training, see ``LatentSpace``; NaN where unknown."""
+    node_distances: Float[np.ndarray, " nodes"]
+    """Those of every node."""
 
 
 class Company(ABC):
@@ -169,7 +171,10 @@ def outcome_alone(member: Member, batch: GraphBatch) -> Outcome:
             }
             text = " ".join(str(error).split()) or type(error).__name__
             reason = text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
-            return Outcome(predictions=blanks, reasons=(reason,), distances=np.full((1, 3), np.nan))
+            unknown = np.full(batch.num_nodes, np.nan)
+            return Outcome(
+                predictions=blanks, reasons=(reason,), distances=np.full((1, 3), np.nan), node_distances=unknown
+            )
         return join_outcomes([outcome_alone(member, half) for half in _halves(batch)])
     return finished_outcome(member.targets, member.latent, batch, predictions, states)
 
@@ -183,7 +188,7 @@ def finished_outcome(
 ) -> Outcome:
     """Return the outcome of predictions in physical units and final states."""
     outputs = {name: one.detach().to("cpu", torch.float64) for name, one in predictions.items()}
-    distances = np.full((len(batch), 3), np.nan)
+    distances = np.full((len(batch), 3), np.nan), np.full(batch.num_nodes, np.nan)
     if latent is not None:
         distances = latent.distances(states, batch.owner("node"), len(batch))
     return _without_undefined_stress(_finite_only(outputs, distances, targets, batch), targets, batch)
@@ -219,6 +224,7 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
         predictions={name: concatenate_distributions([part.predictions[name] for part in outcomes]) for name in names},
         reasons=tuple(reason for part in outcomes for reason in part.reasons),
         distances=np.concatenate([part.distances for part in outcomes]),
+        node_distances=np.concatenate([part.node_distances for part in outcomes]),
     )
 
 
@@ -229,7 +235,7 @@ def is_lack_of_memory(error: BaseException) -> bool:
 
 def _finite_only(
     outputs: dict[str, Distribution],
-    distances: Float[np.ndarray, "graphs 3"],
+    distances: tuple[Float[np.ndarray, "graphs 3"], Float[np.ndarray, " nodes"]],
     targets: Sequence[Target],
     batch: GraphBatch,
 ) -> Outcome:
@@ -239,11 +245,13 @@ def _finite_only(
     for target in targets:
         for graph in owners[target.field.on][~outputs[target.name].finite()].unique().tolist():
             reasons[graph] = reasons[graph] or f"the prediction of {target.name} is not finite"
+    of_graphs, of_nodes = distances
     if any(reasons):
         bad = torch.tensor([bool(reason) for reason in reasons])
         outputs = {target.name: outputs[target.name].blank_items(bad[owners[target.field.on]]) for target in targets}
-        distances = np.where(bad.numpy()[:, None], np.nan, distances)
-    return Outcome(predictions=outputs, reasons=tuple(reasons), distances=distances)
+        of_graphs = np.where(bad.numpy()[:, None], np.nan, of_graphs)
+        of_nodes = np.where(bad[batch.owner("node").cpu()].numpy(), np.nan, of_nodes)
+    return Outcome(predictions=outputs, reasons=tuple(reasons), distances=of_graphs, node_distances=of_nodes)
 
 
 def _without_undefined_stress(outcome: Outcome, targets: Sequence[Target], batch: GraphBatch) -> Outcome:

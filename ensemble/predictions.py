@@ -47,6 +47,8 @@ class Predictions(Shown):
     """By detector, 0 for usual graphs, and above 1 in a channel for a twentieth of those like training; NaN where unknown."""
     p_values: Float[Array, " graphs"] | None = None
     """See ``domain_score``; None where nothing is known."""
+    node_p_values: Float[Array, " nodes"] | None = None
+    """See ``node_domain_score``; None where nothing is known."""
     texts: Mapping[str, Texts] = member(default_factory=dict)
     """One text per graph and key, such as its ``name``."""
 
@@ -105,6 +107,15 @@ class Predictions(Shown):
         """
         return np.full(len(self), np.nan) if self.p_values is None else self.p_values
 
+    @property
+    def node_domain_score(self) -> Float[Array, " nodes"]:
+        """Return the probability that a node of a graph like those of training is as unusual; NaN if unknown.
+
+        It ranks nodes, and flags none: of a hundred usual nodes one has 0.01 or less.
+        """
+        unknown = np.full(int(self.nodes_per_graph.sum()), np.nan)
+        return unknown if self.node_p_values is None else self.node_p_values
+
     def graph_of_item(self, name: str) -> Int[np.ndarray, " items"]:
         """Return the graph that each row of a field belongs to."""
         graphs = np.arange(len(self))
@@ -124,6 +135,7 @@ def concatenate_predictions(parts: Sequence[Predictions]) -> Predictions:
         domain=tuple(flag for part in parts for flag in part.domain),
         domain_scores={name: _scores(parts, name) for part in parts for name in part.domain_scores},
         p_values=np.concatenate([part.domain_score for part in parts]),
+        node_p_values=np.concatenate([part.node_domain_score for part in parts]),
         texts=join_texts([(part.texts, len(part)) for part in parts]),
     )
 

@@ -90,6 +90,10 @@ def outcome_of(member: Member, read: Screened) -> Outcome:
             rows = (valid.cumsum(0) - 1).clamp_min(0)  # of an item among those of valid graphs
             predictions[target.name] = result.predictions[target.name].rows(rows).blank_items(~valid)
     reasons, distances = np.array(read.reasons, dtype=object), np.full((len(read.reasons), 3), np.nan)
+    of_nodes = np.full(read.whole.num_nodes, np.nan)
     if result is not None:
         reasons[read.fine], distances[read.fine] = result.reasons, result.distances
-    return Outcome(predictions=predictions, reasons=tuple(reasons.tolist()), distances=distances)
+        of_nodes[read.fine[read.whole.owner("node").numpy()]] = result.node_distances
+    return Outcome(
+        predictions=predictions, reasons=tuple(reasons.tolist()), distances=distances, node_distances=of_nodes
+    )

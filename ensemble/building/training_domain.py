@@ -16,14 +16,15 @@ from hydragnn.ensemble.domain import (
     Detector,
     Domain,
     DomainScores,
+    Doubts,
     Latent,
     OpenReferences,
     Spread,
+    doubts_of,
     fitted_domain,
-    graph_doubts,
+    item_doubts,
     references_of,
     scores_of,
-    state_doubts,
     views,
 )
 from hydragnn.ensemble.ensemble import Ensemble
@@ -66,7 +67,7 @@ def training_domain(
     """Return the domain of the training part, with scores of held-out parts."""
     of_members = [*reference_detectors(ensemble, store, split.train), *detectors_of_members(ensemble)]
     of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations) for outputs in held_out]
-    doubts = {name: np.concatenate([one[name] for one in of_parts]) for name in of_parts[0]}
+    doubts = joined_doubts(of_parts)
     graphs = np.concatenate([outputs.graphs for outputs in held_out])
     return fitted_domain(
         store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, of_members, false_alarms
@@ -93,6 +94,7 @@ def detectors_of_members(ensemble: Ensemble) -> list[Detector]:
         targets={target.name: estimates_of(target).doubt_name for target in doubted},
         per_node=tuple(target.name for target in doubted if target.extensive),
         of_graphs=tuple(target.name for target in doubted if target.field.on == "graph"),
+        of_nodes=tuple(target.name for target in doubted if target.field.on == "node"),
     )
     spaces = tuple(member.latent for member in ensemble.members)
     spaces_of = [Latent(spaces=tuple(space for space in spaces if space is not None))] if None not in spaces else []
@@ -143,14 +145,24 @@ def part_doubts(
     outputs: MemberOutputs,
     weights_of: Callable[[str], Float[Array, " members"]],
     calibrations: Calibrations,
-) -> dict[str, Float[Array, "graphs _"]]:
-    """Return the uncertainty of members with these weights, per graph and target."""
-    estimates = {
-        target.name: estimates_of(target).of(
-            target, outputs.of(target), weights_of(target.name), calibrations.get(target.name), outputs.nodes(target)
-        )
-        for target in targets
-    }
-    owners = {target.name: outputs.positions(target) for target in targets}
+) -> Doubts:
+    """Return the uncertainty of members with these weights, per graph, node and target."""
     weights = weights_of(STATES)  # of no field: members disagree whatever weighs in a field
-    return graph_doubts(estimates, owners, len(outputs.graphs), weights) | state_doubts(outputs.outcomes, weights)
+    items = {}
+    for target in targets:
+        own, calibration, nodes = weights_of(target.name), calibrations.get(target.name), outputs.nodes(target)
+        items[target.name] = item_doubts(
+            estimates_of(target).of(target, outputs.of(target), own, calibration, nodes), weights
+        )
+    owners = {target.name: outputs.positions(target) for target in targets}
+    on_nodes = [target.name for target in targets if target.field.on == "node"]
+    return doubts_of(items, owners, on_nodes, outputs.outcomes, weights)
+
+
+def joined_doubts(parts: Sequence[Doubts]) -> Doubts:
+    """Return doubts about consecutive graphs as one."""
+    of_graphs, of_nodes = (
+        {name: np.concatenate([mapping[name] for mapping in mappings]) for name in mappings[0]}
+        for mappings in ([one.of_graphs for one in parts], [one.of_nodes for one in parts])
+    )
+    return Doubts(of_graphs=of_graphs, of_nodes=of_nodes)

@@ -19,7 +19,7 @@ FLOOR = 0.03
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Channel:
-    """One number that a detector has for every graph."""
+    """One number that a detector has for every graph, or for every node."""
 
     slack: float
     """The least unit of its excess over the usual value, whatever held-out graphs showed."""
@@ -85,6 +85,15 @@ class Detector(ABC):
     @abstractmethod
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return how foreign every graph is; NaN where unknown."""
+
+    @property
+    def node_channels(self) -> tuple[Channel, ...]:
+        """Return the columns of ``node_values``; none of a detector of whole graphs."""
+        return ()
+
+    def node_values(self, view: GraphView) -> Float[Array, "nodes channels"]:
+        """Return how foreign every node is; NaN where unknown."""
+        return np.zeros((view.batch.num_nodes, 0))
 
     @abstractmethod
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -26,8 +26,8 @@ from hydragnn.ensemble.domain.view import Array, GraphView
 from hydragnn.graphs.field import Field
 
 FILE = "domain.safetensors"
-RARITY = "rarity"
-"""Place of usual values and held-out scores among tensors, which no detector has."""
+RARITY, NODES = "rarity", "nodes"
+"""Places of usual values and held-out scores, of graphs and of nodes, among tensors; no detector has such a name."""
 
 DETECTORS: Mapping[str, type[Detector]] = {
     one.name: one
@@ -52,14 +52,19 @@ class DomainScores:
     """See ``Rarity.p_values``; NaN where unknown."""
     reasons: tuple[str, ...]
     """What is foreign about each graph that is flagged, or which detectors see it; empty for others."""
+    node_p_values: Float[Array, " nodes"] | None = None
+    """The same of every node among nodes; None where they are not known."""
 
-    def spread_over(self, rows: Any, graphs: int) -> "DomainScores":
-        """Return the scores as rows of more graphs; NaN for the others."""
-        reasons = np.full(graphs, "", dtype=object)
-        reasons[rows] = self.reasons
-        scores = {name: _as_rows(values, rows, graphs) for name, values in self.scores.items()}
-        p_values = _as_rows(self.p_values, rows, graphs)
-        return DomainScores(scores=scores, p_values=p_values, reasons=tuple(reasons.tolist()))
+    def spread_over(self, graphs: Bool[np.ndarray, " all"], nodes: Bool[np.ndarray, " all_nodes"]) -> "DomainScores":
+        """Return the scores as rows of more graphs, those with True; NaN for the others."""
+        reasons = np.full(len(graphs), "", dtype=object)
+        reasons[graphs] = self.reasons
+        return DomainScores(
+            scores={name: _as_rows(values, graphs) for name, values in self.scores.items()},
+            p_values=_as_rows(self.p_values, graphs),
+            reasons=tuple(reasons.tolist()),
+            node_p_values=None if self.node_p_values is None else _as_rows(self.node_p_values, nodes),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +73,8 @@ class Domain:
 
     detectors: tuple[Detector, ...] = ()
     rarity: Rarity | None = None
+    of_nodes: Rarity | None = None
+    """Of nodes; None in ensembles that knew it of graphs alone."""
     scale: float = 1.0
 
     version: ClassVar[int] = 2
@@ -81,8 +88,9 @@ class Domain:
             for detector in self.detectors
             for name, values in detector.tensors().items()
         }
-        if self.rarity is not None:
-            tensors |= {f"{RARITY}/{name}": getattr(self.rarity, name) for name in ("usual", "unit", "held_out")}
+        for place, rarity in ((RARITY, self.rarity), (NODES, self.of_nodes)):
+            if rarity is not None:
+                tensors |= {f"{place}/{name}": getattr(rarity, name) for name in ("usual", "unit", "held_out")}
         return save(tensors) if self.detectors else b""
 
     def to_json(self) -> dict[str, Any]:
@@ -112,7 +120,15 @@ class Domain:
                 value = float(values[graph, own][channel])
                 says.append(f"{name}: {self.detectors[number].reason(view, graph, channel, value)}")
             reasons[graph] = "; ".join(says)
-        return replace(result, reasons=tuple(reasons))
+        return replace(result, reasons=tuple(reasons), node_p_values=self._node_p_values(view))
+
+    def _node_p_values(self, view: GraphView) -> Float[Array, " nodes"] | None:
+        """Return the p-value of every node; NaN where no detector has a value."""
+        if self.of_nodes is None or self.rarity is None:
+            return None
+        values = node_values_of(self.detectors, view)
+        p_values = self.of_nodes.p_values(self.of_nodes.standardised(values), len(self.rarity.held_out))
+        return np.where(np.isnan(values).all(axis=1), np.nan, p_values)
 
     def scores_of_values(self, values: Float[Array, "graphs channels"]) -> DomainScores:
         """Return scores for values of all channels, with names of detectors as reasons."""
@@ -139,8 +155,8 @@ class Domain:
         return [0, *np.cumsum([len(detector.channels) for detector in self.detectors]).tolist()]
 
 
-def _as_rows(values: Float[Array, " some"], rows: Any, graphs: int) -> Float[Array, " graphs"]:
-    result = np.full(graphs, np.nan)
+def _as_rows(values: Float[Array, " some"], rows: Bool[np.ndarray, " all"]) -> Float[Array, " all"]:
+    result = np.full(len(rows), np.nan)
     result[rows] = values
     return result
 
@@ -149,6 +165,12 @@ def values_of(detectors: Sequence[Detector], view: GraphView) -> Float[Array, "g
     """Return values of these detectors, side by side."""
     columns = [detector.values(view) for detector in detectors]
     return np.concatenate([np.zeros((len(view), 0)), *columns], axis=1)
+
+
+def node_values_of(detectors: Sequence[Detector], view: GraphView) -> Float[Array, "nodes channels"]:
+    """Return values of nodes by these detectors, side by side."""
+    columns = [detector.node_values(view) for detector in detectors]
+    return np.concatenate([np.zeros((view.batch.num_nodes, 0)), *columns], axis=1)
 
 
 def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str, Field], dim: int) -> Domain:
@@ -168,12 +190,16 @@ def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str
             return Domain()
         channels = sum(len(detector.channels) for detector in detectors)
         rarity = _rarity(value, _own(tensors, RARITY)) if current else _old_rarity(value, channels)
-        if rarity.usual.shape != (channels,) or rarity.unit.shape != (channels,):
-            raise ValueError(f"{len(rarity.usual)} usual values and {len(rarity.unit)} units of {channels} channels")
+        own = _own(tensors, NODES) if current else {}
+        of_nodes = _rarity(value, own) if own else None
+        node_channels = sum(len(detector.node_channels) for detector in detectors)
+        for one, count in ((rarity, channels), (of_nodes, node_channels)):
+            if one is not None and (one.usual.shape != (count,) or one.unit.shape != (count,)):
+                raise ValueError(f"{len(one.usual)} usual values and {len(one.unit)} units of {count} channels")
         scale = float(value["scale"])
         if not 0 < scale < math.inf:
             raise ValueError(f"the length {scale} is none")
-        return Domain(detectors=detectors, rarity=rarity, scale=scale)
+        return Domain(detectors=detectors, rarity=rarity, of_nodes=of_nodes, scale=scale)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise InputError(f"the training domain is damaged ({error}); build the ensemble anew") from error
 

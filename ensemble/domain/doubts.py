@@ -1,7 +1,7 @@
 """Uncertainty of members about whole graphs, and its detectors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hydragnn.ensemble.domain.detector import Channel, Detector, Stored
-from hydragnn.ensemble.domain.view import Array, GraphView, Numbers
+from hydragnn.ensemble.domain.view import Array, Doubts, GraphView, Numbers
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.ensemble.members import Outcome
+from hydragnn.graphs.field import Location
 
 STATES = "final states"
 """Name among doubts, which no field can have: the distance of states from those of training."""
@@ -36,42 +37,42 @@ def item_doubts(one: Estimate, weights: Float[Array, " members"]) -> Float[Array
     return np.sqrt((flat**2).mean(axis=1)) if flat.shape[1] else np.full(len(flat), np.nan)
 
 
-def graph_doubts(
-    estimates: Mapping[str, Estimate],
+def doubts_of(
+    items: Mapping[str, Float[Array, " items"]],
     owners: Mapping[str, Int[Numbers, " items"]],
-    graphs: int,
+    on_nodes: Collection[str],
+    outcomes: Sequence[Outcome],
     weights: Float[Array, " members"],
-) -> dict[str, Float[Array, "graphs two"]]:
-    """Return largest and root mean square doubt within every graph, by target; NaN without values."""
-    doubts = {}
-    for name, one in estimates.items():
-        doubt = item_doubts(one, weights)
-        fine = np.isfinite(doubt)
-        values, own, result = doubt[fine], owners[name][fine], np.full((graphs, 2), np.nan)
-        np.fmax.at(result[:, 0], own, values)
-        counts = np.bincount(own, minlength=graphs)
-        squares = np.bincount(own, weights=values**2, minlength=graphs)
-        result[counts > 0, 1] = np.sqrt(squares[counts > 0] / counts[counts > 0])
-        doubts[name] = result
-    return doubts
+) -> Doubts:
+    """Return doubts about graphs and nodes from those about ``items`` by target, and distances of final states."""
+    of_nodes = {name: items[name] for name in on_nodes}
+    graphs = {name: graph_doubts(doubt, owners[name], len(outcomes[0].reasons)) for name, doubt in items.items()}
+    speaking, shares = [one for one, weight in zip(outcomes, weights, strict=True) if weight > 0], weights[weights > 0]
+    graphs[STATES] = np.average([one.distances for one in speaking], axis=0, weights=shares)
+    of_nodes[STATES] = np.average([one.node_distances for one in speaking], axis=0, weights=shares)
+    return Doubts(of_graphs=graphs, of_nodes=of_nodes)
 
 
-def doubted_items(one: Estimate, owners: Int[Numbers, " items"], graph: int, weights: Float[Array, " members"]) -> str:
+def graph_doubts(
+    doubt: Float[Array, " items"], owners: Int[Numbers, " items"], graphs: int
+) -> Float[Array, "graphs two"]:
+    """Return largest and root mean square doubt within every graph; NaN without values."""
+    fine = np.isfinite(doubt)
+    values, own, result = doubt[fine], owners[fine], np.full((graphs, 2), np.nan)
+    np.fmax.at(result[:, 0], own, values)
+    counts = np.bincount(own, minlength=graphs)
+    squares = np.bincount(own, weights=values**2, minlength=graphs)
+    result[counts > 0, 1] = np.sqrt(squares[counts > 0] / counts[counts > 0])
+    return result
+
+
+def doubted_items(on: Location, doubt: Float[Array, " items"], owners: Int[Numbers, " items"], graph: int) -> str:
     """Return the numbers of the items in a graph that members doubt most, in words; empty of whole graphs."""
     rows = np.flatnonzero(owners == graph)
-    if one.field.on == "graph" or not len(rows):
+    if on == "graph" or not len(rows):
         return ""
-    doubt = np.nan_to_num(item_doubts(one, weights)[rows])
-    most = np.argsort(-doubt, kind="stable")[: min(LISTED, len(rows))]
-    return f" of {one.field.on}{'s' if len(most) > 1 else ''} {' and '.join(map(str, sorted(most.tolist())))}"
-
-
-def state_doubts(
-    outcomes: Sequence[Outcome], weights: Float[Array, " members"]
-) -> dict[str, Float[Array, "graphs distances"]]:
-    """Return mean distances of final states from those of training."""
-    distances = np.stack([one.distances for one, weight in zip(outcomes, weights, strict=True) if weight > 0])
-    return {STATES: np.average(distances, axis=0, weights=weights[weights > 0])}
+    most = np.argsort(-np.nan_to_num(doubt[rows]), kind="stable")[: min(LISTED, len(rows))]
+    return f" of {on}{'s' if len(most) > 1 else ''} {' and '.join(map(str, sorted(most.tolist())))}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +87,8 @@ class Spread(Detector):
     """Targets that grow with the number of nodes, whose doubts are divided by it."""
     of_graphs: tuple[str, ...]
     """Targets with one item per graph, which have one channel."""
+    of_nodes: tuple[str, ...] = ()
+    """Targets on nodes."""
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -99,14 +102,26 @@ class Spread(Detector):
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return logarithms of doubts within every graph."""
         nodes = np.maximum(np.diff(view.node_rows), 1)
-        columns = [view.doubts[name][:, c] / (nodes if name in self.per_node else 1) for name, c in self._columns]
+        doubts = view.doubts.of_graphs
+        columns = [doubts[name][:, c] / (nodes if name in self.per_node else 1) for name, c in self._columns]
         return np.log(np.maximum(np.stack(columns, axis=1), 1e-30))
+
+    @property
+    def node_channels(self) -> tuple[Channel, ...]:
+        """Return the doubt about each target on nodes."""
+        return tuple(Channel(slack=0.1) for _ in self.of_nodes)
+
+    def node_values(self, view: GraphView) -> Float[Array, "nodes channels"]:
+        """Return logarithms of doubts about every node."""
+        columns = [np.zeros((view.batch.num_nodes, 0))]
+        columns += [view.doubts.of_nodes[name][:, None] for name in self.of_nodes]
+        return np.log(np.maximum(np.concatenate(columns, axis=1), 1e-30))
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return target and doubt in words."""
         name, column = self._columns[channel]
         where = view.items(name, graph) if view.items is not None else ""
-        amount = f"{self.targets[name]} {view.doubts[name][graph, column]:.3g}"
+        amount = f"{self.targets[name]} {view.doubts.of_graphs[name][graph, column]:.3g}"
         return f"members disagree about {name}{where} ({amount})"
 
     def settings(self) -> dict[str, Any]:
@@ -115,6 +130,7 @@ class Spread(Detector):
             "targets": dict(self.targets),
             "per_node": list(self.per_node),
             "of_graphs": list(self.of_graphs),
+            "of_nodes": list(self.of_nodes),
         }
 
     @classmethod
@@ -124,12 +140,15 @@ class Spread(Detector):
         if unknown:
             raise ValueError(f"there is no target {unknown[0]}")
         per_node, of_graphs = (tuple(settings[name]) for name in ("per_node", "of_graphs"))
-        return cls(targets=dict(settings["targets"]), per_node=per_node, of_graphs=of_graphs)
+        of_nodes = tuple(settings.get("of_nodes", ()))  # none before 0.3
+        if any(name not in settings["targets"] or stored.fields[name].on != "node" for name in of_nodes):
+            raise ValueError("a target is not on nodes")
+        return cls(targets=dict(settings["targets"]), per_node=per_node, of_graphs=of_graphs, of_nodes=of_nodes)
 
 
 DISTANCES = (
     "final states of its nodes are unlike those of training graphs",
-    "the final state of a node is unlike those of training graphs",
+    "the final state of node {} is unlike those of training graphs",
     "its mean final state is unlike those of training graphs",
 )
 
@@ -150,11 +169,21 @@ class Latent(Detector):
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return logarithms of distances, mean of members."""
-        return view.doubts[STATES]
+        return view.doubts.of_graphs[STATES]
+
+    @property
+    def node_channels(self) -> tuple[Channel, ...]:
+        """Return the distance."""
+        return (Channel(slack=0.1),)
+
+    def node_values(self, view: GraphView) -> Float[Array, "nodes channels"]:
+        """Return logarithms of distances, mean of members."""
+        return view.doubts.of_nodes[STATES][:, None]
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return the distance in words."""
-        return f"{DISTANCES[channel]} (distance {np.exp(value):.3g})"
+        node = view.most(graph, view.doubts.of_nodes[STATES])
+        return f"{DISTANCES[channel].format(node)} (distance {np.exp(value):.3g})"
 
     def settings(self) -> dict[str, Any]:
         """Return the number of members."""

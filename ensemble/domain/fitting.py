@@ -1,18 +1,18 @@
 """A training domain from training graphs, with the scores of held-out graphs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from hydragnn.datasets import GraphStore, pack
 from hydragnn.ensemble.domain.detector import Channel, Detector, Fit
-from hydragnn.ensemble.domain.domain import Domain, DomainScores, values_of
+from hydragnn.ensemble.domain.domain import Domain, DomainScores, node_values_of, values_of
 from hydragnn.ensemble.domain.geometry import NeighbourhoodsFit, StructureFit
 from hydragnn.ensemble.domain.inputs import InputsFit, StatisticsFit
 from hydragnn.ensemble.domain.kinds import CompositionFit, Kinds, KindsFit
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, fitted_rarity
-from hydragnn.ensemble.domain.view import Array, GraphView, Numbers, length_scale, species_field
+from hydragnn.ensemble.domain.view import Array, Doubts, GraphView, Numbers, length_scale, species_field
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import read_screened
 from hydragnn.graphs.field import Field
@@ -22,7 +22,8 @@ REFERENCES = 2048
 """Training graphs, at equal steps, that new graphs are compared with one by one; ranges and moments are of all."""
 
 Graphs = Int[np.ndarray, " graphs"]
-Doubts = Mapping[str, Float[Array, "graphs _"]]
+Shown = tuple[Float[Array, "graphs channels"], Float[Array, "nodes node_channels"], Int[np.ndarray, " nodes"]]
+"""Values of graphs (NaN where invalid) and of nodes of valid ones, and the position of each node's graph."""
 
 
 def fitted_domain(
@@ -43,17 +44,13 @@ def fitted_domain(
     detectors = _detectors(store, train, inputs, read, scale, of_members)
     if not detectors:
         return Domain()
-    values = [values_of(detectors, view) for _, view in views(store, held_out, read, scale, doubts)]
-    rarity = fitted_rarity(
-        np.concatenate([*values, np.zeros((0, len(channels_of(detectors))))]), channels_of(detectors), false_alarms
-    )
-    return Domain(detectors=detectors, rarity=rarity, scale=scale)
+    return _domain(detectors, _shown(detectors, store, held_out, read, scale, doubts), scale, false_alarms)
 
 
 def cross_fitted_domain(
     store: GraphStore,
     train: Int[np.ndarray, " train"],
-    held_out: Sequence[tuple[Numbers, Mapping[str, Array]]],
+    held_out: Sequence[tuple[Numbers, Doubts]],
     inputs: Sequence[Field],
     read: Sequence[str],
     of_members: Sequence[Detector],
@@ -69,17 +66,43 @@ def cross_fitted_domain(
     if not detectors:
         nothing = np.zeros((sum(len(graphs) for graphs, _ in held_out), 0))
         return Domain(), Domain().scores_of_values(nothing)
-    channels = channels_of(detectors)
-    values = []
+    shown: list[Shown] = []
+    first = 0
     for graphs, doubts in held_out:
         without = _detectors(store, np.setdiff1d(train, graphs), inputs, read, scale, of_members)
-        values.append(np.full((len(graphs), len(channels)), np.nan))
-        if channels_of(without) == channels:  # else a field occurs in this fold alone
-            for rows, view in views(store, graphs, read, scale, doubts):
-                values[-1][rows] = values_of(without, view)
-    together = np.concatenate(values)
-    domain = Domain(detectors=detectors, rarity=fitted_rarity(together, channels, false_alarms), scale=scale)
-    return domain, domain.scores_of_values(together)
+        if channels_of(without) == channels_of(detectors):
+            values, nodes, owners = _shown(without, store, graphs, read, scale, doubts)
+            shown.append((values, nodes, first + owners))
+        else:  # a field occurs in this fold alone
+            nothing = _shown(detectors, store, graphs[:0], read, scale, doubts)
+            shown.append((np.full((len(graphs), nothing[0].shape[1]), np.nan), *nothing[1:]))
+        first += len(graphs)
+    every, of_nodes, owners_of = (np.concatenate(parts) for parts in zip(*shown, strict=True))
+    domain = _domain(detectors, (every, of_nodes, owners_of), scale, false_alarms)
+    return domain, domain.scores_of_values(every)
+
+
+def _shown(
+    detectors: Sequence[Detector], store: GraphStore, graphs: Graphs, read: Sequence[str], scale: float, doubts: Doubts
+) -> Shown:
+    values = np.full((len(graphs), len(channels_of(detectors))), np.nan)
+    nodes = [np.zeros((0, len(node_channels_of(detectors))))]
+    owners = [np.zeros(0, dtype=np.int64)]
+    for rows, view in views(store, graphs, read, scale, doubts):
+        values[rows] = values_of(detectors, view)
+        nodes.append(node_values_of(detectors, view))
+        owners.append(np.repeat(rows, np.diff(view.node_rows)))
+    return values, np.concatenate(nodes), np.concatenate(owners)
+
+
+def _domain(detectors: tuple[Detector, ...], shown: Shown, scale: float, false_alarms: float) -> Domain:
+    values, nodes, owners = shown
+    return Domain(
+        detectors=detectors,
+        rarity=fitted_rarity(values[~np.isnan(values).all(axis=1)], channels_of(detectors), false_alarms),
+        of_nodes=fitted_rarity(nodes, node_channels_of(detectors), false_alarms, owners),
+        scale=scale,
+    )
 
 
 def references_of(train: Int[np.ndarray, " train"]) -> Int[np.ndarray, " references"]:
@@ -90,6 +113,11 @@ def references_of(train: Int[np.ndarray, " train"]) -> Int[np.ndarray, " referen
 def channels_of(detectors: Sequence[Detector]) -> list[Channel]:
     """Return the channels of all detectors in order."""
     return [channel for detector in detectors for channel in detector.channels]
+
+
+def node_channels_of(detectors: Sequence[Detector]) -> list[Channel]:
+    """Return the channels of all detectors for nodes in order."""
+    return [channel for detector in detectors for channel in detector.node_channels]
 
 
 def _detectors(
@@ -124,11 +152,13 @@ def views(
 ) -> Iterator[tuple[Numbers, GraphView]]:
     """Give the valid graphs batch by batch, with their positions."""
     sizes, first = store.sizes(), 0
+    ends = np.concatenate([[0], np.cumsum(sizes.nodes[graphs])])
     for numbers in pack(sizes, graphs, default_budget(sizes)):
         screening = read_screened(store, numbers, read, read)
         rows = first + np.flatnonzero(screening.fine)
         if screening.valid is not None:
-            own = {name: values[rows] for name, values in (doubts or {}).items()}
+            nodes = ends[first] + np.flatnonzero(np.repeat(screening.fine, sizes.nodes[numbers]))
+            own = (doubts or Doubts()).select(rows, nodes)
             yield rows, GraphView(batch=screening.valid, scale=scale, doubts=own)
         first += len(numbers)
 

@@ -37,8 +37,20 @@ class Neighbourhoods(Detector):
         """Return distance from the mean, shortest edge, nodes without neighbours."""
         return (Channel(slack=1.0), Channel(slack=CLOSER), Channel(slack=0.1, exact=True))
 
+    @property
+    def node_channels(self) -> tuple[Channel, ...]:
+        """Return the same."""
+        return self.channels
+
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return distance, closeness and lack of neighbours of the strangest node."""
+        return view.largest(self.node_values(view))
+
+    def node_values(self, view: GraphView) -> Float[Array, "nodes channels"]:
+        """Return distance, closeness and lack of neighbours of every node."""
+        return view.once(self.name, lambda: self._node_values(view))
+
+    def _node_values(self, view: GraphView) -> Float[Array, "nodes channels"]:
         kind = self._kind(view)
         of_nodes = np.zeros((view.batch.num_nodes, 3))
         for number in np.unique(kind):
@@ -50,14 +62,15 @@ class Neighbourhoods(Detector):
             closeness = np.log(self.shortest[one, other] / view.lengths)
             of_nodes[:, 1] = per_segment(np.maximum, closeness[:, None], view.edge_rows)[:, 0].clip(min=0.0)
         of_nodes[:, 2] = 0.0 if self.lonely else np.diff(view.edge_rows) == 0
-        return view.largest(of_nodes)
+        return of_nodes
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return the words for what is strange about the node."""
+        node = f"node {view.most(graph, self.node_values(view)[:, channel])}"
         return (
-            "a node has neighbours at distances, or a number of them, unlike those in the training data",
-            f"nodes are closer than in the training data, {np.exp(-value):.2g} of the least distance there",
-            "a node has no neighbours, which the training data never showed",
+            f"{node} has neighbours at distances, or a number of them, unlike those in the training data",
+            f"{node} is closer to a neighbour than in the training data, {np.exp(-value):.2g} of the least distance there",
+            f"{node} has no neighbours, which the training data never showed",
         )[channel]
 
     def settings(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hydragnn.ensemble.domain.detector import Channel, Detector, Stored, whitening
-from hydragnn.ensemble.domain.view import Array, GraphView, field_values, per_segment
+from hydragnn.ensemble.domain.view import Array, GraphView, Numbers, field_values, per_segment
 from hydragnn.graphs.field import Field
 
 SLACK = 0.1
@@ -29,14 +29,36 @@ class Inputs(Detector):
         """Return one per field."""
         return tuple(Channel(slack=SLACK) for _ in self.middle)
 
+    @property
+    def node_channels(self) -> tuple[Channel, ...]:
+        """Return one for all fields of nodes."""
+        return (Channel(slack=SLACK),)
+
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return the largest distance outside the range, in half widths."""
         columns = [np.zeros((len(view), 0))]
-        for name, middle in self.middle.items():
-            values, offsets = field_values(view.batch, name)
-            away = (np.abs(values - middle) / self.half[name] - 1).max(axis=1, keepdims=True, initial=0.0)
-            columns.append(per_segment(np.maximum, away, offsets))
+        columns += [per_segment(np.maximum, *self._away(view, name)) for name in self.middle]
         return np.concatenate(columns, axis=1)
+
+    def node_values(self, view: GraphView) -> Float[Array, "nodes channels"]:
+        """Return the largest distance of a field of nodes outside its range."""
+        result = np.zeros((view.batch.num_nodes, 1))
+        for name in self.middle:
+            field = view.batch.fields.get(name)
+            if field is not None and field.on == "node":
+                there = view.batch.present(name)[view.batch.owner("node")].numpy()
+                result[there] = np.maximum(result[there], self._away(view, name)[0])
+        return result
+
+    def _away(self, view: GraphView, name: str) -> tuple[Float[Array, "items one"], Numbers]:
+        """Return distances of a field's items outside its range, with the first of every graph."""
+
+        def make() -> tuple[Array, Numbers]:
+            values, offsets = field_values(view.batch, name)
+            away = (np.abs(values - self.middle[name]) / self.half[name] - 1).max(axis=1, keepdims=True, initial=0.0)
+            return away, offsets
+
+        return view.once(f"{self.name}/{name}", make)
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return the field in words."""

@@ -40,6 +40,22 @@ class Kinds(Detector):
             result[owners[~np.isin(items, self.kinds_of[name])], channel] = 1.0
         return result
 
+    @property
+    def node_channels(self) -> tuple[Channel, ...]:
+        """Return one for all fields of nodes."""
+        return (Channel(slack=0.1, exact=True),)
+
+    def node_values(self, view: GraphView) -> Float[Array, "nodes channels"]:
+        """Return 1 for a node of an unknown kind, else 0."""
+        result = np.zeros((view.batch.num_nodes, 1))
+        for name, kinds_of in self.kinds_of.items():
+            field = view.batch.fields.get(name)
+            if field is not None and field.on == "node":
+                there = view.batch.present(name)[view.batch.owner("node")].numpy()
+                unknown = ~np.isin(view.batch[name].reshape(-1, field.width).numpy(), kinds_of).all(axis=1)
+                result[there & unknown, 0] = 1.0
+        return result
+
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return the kinds that are not known."""
         name = list(self.kinds_of)[channel]

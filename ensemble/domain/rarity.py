@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from hydragnn.ensemble.domain.detector import Channel
 from hydragnn.ensemble.domain.view import Array
@@ -21,6 +21,9 @@ JOINED = 3
 HIGHEST = 1000.0
 """Largest value of a channel in its units; that of an exact channel for what training never showed."""
 
+QUANTILES = 1000
+"""Scores of held-out nodes that are kept."""
+
 UNKNOWN = 1e300
 """Unit of a channel without values among held-out graphs, which then never counts."""
 
@@ -31,8 +34,8 @@ class Rarity:
 
     usual: Float[Array, " channels"]
     unit: Float[Array, " channels"]
-    held_out: Float[Array, " graphs"]
-    """Joint scores of graphs that trained nothing, ascending; empty where nothing is known of them."""
+    held_out: Float[Array, " scores"]
+    """Joint scores of graphs that trained nothing, or quantiles of those of their nodes, ascending; empty where nothing is known of them."""
     false_alarms: float = FALSE_ALARMS
 
     @property
@@ -48,20 +51,21 @@ class Rarity:
         excesses = (values - self.usual) / self.unit
         return np.nan_to_num(excesses, nan=0.0, posinf=HIGHEST).clip(0.0, HIGHEST)
 
-    def p_values(self, excesses: Float[Array, "graphs channels"]) -> Float[Array, " graphs"]:
+    def p_values(self, excesses: Float[Array, "items channels"], graphs: int | None = None) -> Float[Array, " items"]:
         """Return the probability that a graph like those of training is as rare; NaN if unknown.
 
         (1 + k) / (n + 1) for a joint score that k of n held-out graphs reach (split conformal). Beyond all of them,
         1 / (n + 1) times the largest of their scores over the graph's: a rank, and no probability. What training never
-        showed (exact channels) is beyond all of them, whatever their scores.
+        showed (exact channels) is beyond all of them, whatever their scores. Of nodes k is the share of held-out nodes, times the number of their ``graphs``.
         """
-        joint, graphs = joint_scores(excesses), len(self.held_out)
-        if not graphs:
+        joint, scores = joint_scores(excesses), len(self.held_out)
+        if not scores:
             return np.full(len(joint), np.nan)
         foreign = (excesses[:, self.unit == 1 / HIGHEST] >= HIGHEST).any(axis=1)
-        as_rare = np.where(foreign, 0, graphs - np.searchsorted(self.held_out, joint, side="left"))
+        as_rare = np.where(foreign, 0, scores - np.searchsorted(self.held_out, joint, side="left"))
         beyond = np.where(as_rare == 0, max(float(self.held_out[-1]), 1e-3) / np.maximum(joint, 1e-3), 1.0)
-        return (1 + as_rare) / (graphs + 1) * np.minimum(beyond, 1.0)
+        graphs = scores if graphs is None else graphs
+        return (1 + as_rare * (graphs / scores)) / (graphs + 1) * np.minimum(beyond, 1.0)
 
     def outside(self, excesses: Float[Array, "graphs channels"]) -> Bool[np.ndarray, " graphs"]:
         """Return which graphs are flagged; without held-out graphs those with a channel above its unit."""
@@ -77,9 +81,15 @@ def joint_scores(excesses: Float[Array, "graphs channels"]) -> Float[Array, " gr
 
 
 def fitted_rarity(
-    values: Float[Array, "graphs channels"], channels: Sequence[Channel], false_alarms: float = FALSE_ALARMS
+    values: Float[Array, "items channels"],
+    channels: Sequence[Channel],
+    false_alarms: float = FALSE_ALARMS,
+    graph: Int[np.ndarray, " items"] | None = None,
 ) -> Rarity:
     """Return usual values, units and joint scores of held-out graphs.
+
+    Of nodes (``graph`` is that of each) scores are quantiles with the same weight for every graph: nodes of one graph are not
+    exchangeable with those of others, graphs are (Lee, Barber and Willett 2023, arXiv:2306.06342).
 
     The unit of a channel is the distance of its ``UPPER`` quantile from the median, at least its slack. Both change
     little where one graph is left out, so that a new graph is scored like held-out ones. Exact channels flag by
@@ -96,6 +106,17 @@ def fitted_rarity(
         elif len(values):
             unit[number] = UNKNOWN
     rarity = Rarity(usual=usual, unit=unit, held_out=np.zeros(0), false_alarms=false_alarms)
-    known = values[~np.isnan(values).all(axis=1)] if len(channels) else values
-    held_out = np.sort(joint_scores(np.where(exact, 0.0, rarity.standardised(known))))
+    known = ~np.isnan(values).all(axis=1) if len(channels) else np.ones(len(values), dtype=np.bool_)
+    held_out = np.sort(joint := joint_scores(np.where(exact, 0.0, rarity.standardised(values[known]))))
+    if graph is not None and len(joint):
+        held_out = _quantiles(joint, graph[known])
     return Rarity(usual=usual, unit=unit, held_out=held_out, false_alarms=false_alarms)
+
+
+def _quantiles(scores: Float[Array, " nodes"], graph: Int[np.ndarray, " nodes"]) -> Float[Array, " quantiles"]:
+    """Return scores at equal steps of weight, rounded up, the largest last; every graph has the same weight."""
+    _, inverse, counts = np.unique(graph, return_inverse=True, return_counts=True)
+    order = np.argsort(scores, kind="stable")
+    reached = np.cumsum(1.0 / counts[inverse[order]]) / len(counts)
+    steps = np.arange(1, min(QUANTILES, len(scores)) + 1) / min(QUANTILES, len(scores))
+    return np.asarray(scores[order[np.minimum(np.searchsorted(reached, steps * (1 - 1e-9)), len(scores) - 1)]])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as member
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,6 +15,7 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
 Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
 Numbers = np.ndarray
+Made = TypeVar("Made")
 
 LARGEST_TABLE = 128
 """Kinds of nodes that have statistics of their own; where a field has more, all nodes are of one kind."""
@@ -24,6 +26,23 @@ POWERS = (1, 2, 4)
 FEATURES = ("degree", "nearest", "mean length", *(f"close neighbours {power}" for power in POWERS))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Doubts:
+    """Uncertainty of members about some graphs and their nodes."""
+
+    of_graphs: Mapping[str, Float[Array, "graphs _"]] = member(default_factory=dict)
+    """By target, the largest doubt within every graph and its root mean square, and how far its ``STATES`` are; NaN where it has none."""
+    of_nodes: Mapping[str, Float[Array, " nodes"]] = member(default_factory=dict)
+    """By target on nodes, the doubt about each, and how far its ``STATES`` are; NaN where it has none."""
+
+    def select(self, graphs: Numbers, nodes: Numbers) -> "Doubts":
+        """Return the doubts about these graphs, which have these nodes."""
+        return Doubts(
+            of_graphs={name: values[graphs] for name, values in self.of_graphs.items()},
+            of_nodes={name: values[nodes] for name, values in self.of_nodes.items()},
+        )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GraphView:
     """A batch, and how unsure the ensemble is about its graphs."""
@@ -31,10 +50,11 @@ class GraphView:
     batch: GraphBatch
     scale: float
     """The length that lengths are measured in; 1 for graphs without geometry."""
-    doubts: Mapping[str, Float[Array, "graphs _"]] = member(default_factory=dict)
-    """By target, the largest doubt within every graph and its root mean square, and how far its ``STATES`` are; NaN where it has none."""
+    doubts: Doubts = member(default_factory=Doubts)
     items: Callable[[str, int], str] | None = None
     """Returns words for the items of a target that members doubt most in a graph."""
+
+    _made: dict[str, Any] = member(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -79,6 +99,17 @@ class GraphView:
         if field not in self.batch.fields:
             return np.zeros(self.batch.num_nodes, dtype=np.int64)
         return self.batch[field].reshape(-1).numpy()
+
+    def once(self, key: str, make: Callable[[], Made]) -> Made:
+        """Return what ``make`` returns, made once per key."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: Made = self._made[key]
+        return made
+
+    def most(self, graph: int, of_nodes: Float[Array, " nodes"]) -> int:
+        """Return the number within its graph of the node with the largest value."""
+        return int(np.nan_to_num(of_nodes[self.node_rows[graph] : self.node_rows[graph + 1]]).argmax())
 
     def largest(self, of_nodes: Float[Array, "nodes channels"]) -> Float[Array, "graphs channels"]:
         """Return the largest of every graph's nodes; zero without nodes."""

@@ -277,18 +277,19 @@ def _arrays(outcome: Outcome) -> dict[str, Column]:
         for name, prediction in outcome.predictions.items()
         for tensor, values in prediction.to_arrays().items()
     }
-    return arrays | {"reasons": list(outcome.reasons), "distances": outcome.distances}
+    distances = {"distances": outcome.distances, "node_distances": outcome.node_distances}
+    return arrays | {"reasons": list(outcome.reasons), **distances}
 
 
 def _outcome(arrays: Mapping[str, Any], prefix: str) -> Outcome:
     own = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
-    reasons, distances = tuple(own.pop("reasons")), own.pop("distances")
+    reasons, distances, of_nodes = tuple(own.pop("reasons")), own.pop("distances"), own.pop("node_distances")
     tensors_of: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
     for path, values in own.items():
         kind, name, tensor = path.split("/")
         tensors_of.setdefault((kind, name), {})[tensor] = values
     predictions = {name: distribution_from_arrays(kind, tensors) for (kind, name), tensors in tensors_of.items()}
-    return Outcome(predictions=predictions, reasons=reasons, distances=distances)
+    return Outcome(predictions=predictions, reasons=reasons, distances=distances, node_distances=of_nodes)
 
 
 def part_bytes(arrays: Piece, counts: Counts) -> bytes:

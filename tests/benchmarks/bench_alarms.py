@@ -41,7 +41,7 @@ def channel_values(ensemble: Ensemble, path: Path) -> tuple[Array, Array]:
     of_parts = []
     for graphs in (split.valid, split.calibration, split.test):
         outputs = member_outputs(ensemble.members, store, graphs, read)
-        doubts = part_doubts(ensemble.targets, outputs, ensemble.weights, ensemble.manifest.calibration)
+        doubts = part_doubts(ensemble.targets, outputs, ensemble.weights_of, ensemble.manifest.calibration)
         values = np.full((len(graphs), len(channels_of(domain.detectors))), np.nan)
         for rows, view in views(store, graphs, read, domain.scale, doubts):
             values[rows] = values_of(domain.detectors, view)

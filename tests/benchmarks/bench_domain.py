@@ -26,7 +26,7 @@ from hydragnn.config import config_from_table
 from hydragnn.datasets import GraphStore, MemoryStore, StoreWriter, make_split, open_store
 from hydragnn.ensemble import Ensemble, Predictions
 from hydragnn.ensemble.building.build import build_ensemble
-from hydragnn.ensemble.domain import Domain, GraphView, fitted_domain, scores_of
+from hydragnn.ensemble.domain import Domain, Doubts, GraphView, fitted_domain, scores_of
 from hydragnn.ensemble.domain.doubts import STATES
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
@@ -168,7 +168,11 @@ def cost_share(ensemble: Ensemble, batch: GraphBatch) -> float:
 
     domain = ensemble.manifest.domain
     assert isinstance(domain, Domain)
-    doubts = {name: np.ones((len(batch), 3)) for name in (*ensemble.manifest.calibration, STATES)}
+    on_nodes = [target.name for target in ensemble.targets if target.field.on == "node"]
+    doubts = Doubts(
+        of_graphs={name: np.ones((len(batch), 3)) for name in (*ensemble.manifest.calibration, STATES)},
+        of_nodes={name: np.ones(batch.num_nodes) for name in (*on_nodes, STATES)},
+    )
     members = seconds(lambda: [member.model.predict(batch) for member in ensemble.members])
     states = [(member.latent, member.model.states(batch)) for member in ensemble.members if member.latent]
 
@@ -193,8 +197,8 @@ def splits_drawn_anew(made: DomainSet, sizes: Sequence[int]) -> dict[str, Any]:
     for seed in range(SPLITS):
         order = np.random.default_rng(seed).permutation(len(known))
         train_part, held_out, test = np.split(order, [sizes[0], sizes[0] + sizes[1]])
-        domain = fitted_domain(known, np.sort(train_part), np.sort(held_out), inputs, read, {}, [])
-        scores = scores_of(domain, known, np.sort(test), read, {})
+        domain = fitted_domain(known, np.sort(train_part), np.sort(held_out), inputs, read, Doubts(), [])
+        scores = scores_of(domain, known, np.sort(test), read, Doubts())
         alarms.append(float(np.mean([bool(reason) for reason in scores.reasons])))
         for kind, graphs in made.probes.items():
             said = domain.scores(GraphView(batch=concatenate(list(graphs)), scale=domain.scale))

@@ -9,6 +9,8 @@ Three small members per set learn from graphs that commands make (``trust_sets``
 - caught: share of those that is flagged (at least 80 % are wanted)
 - AUROC: of the score against large errors, over the test part and all graphs beyond
 - covered in, out: share of values inside their 90 % intervals, of graphs that are not flagged (87 to 94 % are wanted) and of flagged ones (80 %, or unknown)
+- nodes: AUROC of the score of nodes against errors above three times the median, over all nodes of these graphs; worst: against the
+  tenth of a flagged graph's nodes with the largest errors, mean over these graphs
 - unknown: share of values of flagged graphs without an interval; width: mean width of intervals of graphs that are not flagged
 
 and mean absolute errors of the test part: of members, of the ensemble, and their ratio to the best member's (1.02 is wanted at most).
@@ -63,6 +65,8 @@ class Row:
     covered_out: float
     unknown: float
     width: float
+    nodes: float = np.nan
+    worst: float = np.nan
 
 
 def member_tables(made: TrustSet, kinds: Sequence[str]) -> list[dict[str, Any]]:
@@ -131,6 +135,7 @@ def rows_of(name: str, ensemble: Ensemble, graphs: Mapping[str, GraphBatch]) -> 
         score = np.concatenate([foreignness(output) for output in outputs.values()])
         every = np.concatenate(list(large.values()))
         auroc = float(roc_auc_score(every, score)) if 0 < every.sum() < len(every) else np.nan
+        nodes, worst = node_figures(field.name, graphs, outputs) if field.field.on == "node" else (np.nan, np.nan)
         for kind, batch in graphs.items():
             one, owners = outputs[kind][field.name], outputs[kind].graph_of_item(field.name)
             truth, lower, upper = batch[field.name].double().numpy(), one["lower"], one["upper"]
@@ -151,9 +156,30 @@ def rows_of(name: str, ensemble: Ensemble, graphs: Mapping[str, GraphBatch]) -> 
                     covered_out=mean(inside[out][known[out]]),
                     unknown=mean(~known[out]),
                     width=mean((upper - lower).reshape(len(owners), -1)[~out][known[~out]]),
+                    nodes=nodes,
+                    worst=worst,
                 )
             )
     return rows
+
+
+def node_figures(
+    field: str, graphs: Mapping[str, GraphBatch], outputs: Mapping[str, Predictions]
+) -> tuple[float, float]:
+    """Return AUROC of the score of nodes: over all nodes, and of the worst within flagged graphs."""
+    errors, scores, within = [], [], []
+    for kind, batch in graphs.items():
+        one, owners = outputs[kind][field], outputs[kind].graph_of_item(field)
+        squares = ((one[one.scored] - batch[field].double().numpy()) ** 2).reshape(len(owners), -1).mean(axis=1)
+        errors.append(np.sqrt(squares))
+        scores.append(-np.log(outputs[kind].node_domain_score))
+        for graph in np.flatnonzero([bool(reason) for reason in outputs[kind].domain]):
+            own, rows = errors[-1][owners == graph], scores[-1][owners == graph]
+            worst = own > np.quantile(own, 0.9)
+            within += [roc_auc_score(worst, rows)] if worst.any() else []
+    every = np.concatenate(errors)
+    large = every > LARGE * np.median(errors[0])
+    return float(roc_auc_score(large, np.concatenate(scores))), mean(np.array(within))
 
 
 def foreignness(output: Predictions) -> NDArray[np.float64]:
@@ -168,7 +194,7 @@ def mean(values: NDArray[Any]) -> float:
 
 def table_of(rows: Sequence[Row]) -> Table:
     """Return the figures of a set for people, in percent."""
-    names = ("flagged", "large", "caught", "auroc", "covered_in", "covered_out", "unknown")
+    names = ("flagged", "large", "caught", "auroc", "covered_in", "covered_out", "unknown", "nodes", "worst")
     table = Table(f"{rows[0].set}: graphs", "field", "number", *(name.replace("_", " ") for name in names), "width")
     for row in rows:
         shares = ["" if np.isnan(getattr(row, name)) else f"{100 * getattr(row, name):.0f}" for name in names]

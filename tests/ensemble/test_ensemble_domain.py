@@ -18,6 +18,7 @@ from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, Evaluation, calculator
 from hydragnn.ensemble.domain import (
     Domain,
+    Doubts,
     GraphView,
     OpenReferences,
     Spread,
@@ -26,8 +27,9 @@ from hydragnn.ensemble.domain import (
     scores_of,
 )
 from hydragnn.ensemble.domain.detector import Channel, Stored
-from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, HIGHEST, fitted_rarity
+from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, HIGHEST, QUANTILES, fitted_rarity
 from hydragnn.ensemble.domain.view import length_scale
+from hydragnn.ensemble.manifest import write_manifest
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, from_ase, graph_from_arrays
 from hydragnn.graphs.topology import Topology
@@ -61,7 +63,7 @@ def crystals() -> MemoryStore:
 @pytest.fixture(scope="module")
 def domain(crystals: MemoryStore) -> Domain:
     return fitted_domain(
-        crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"], {}, []
+        crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"], Doubts(), []
     )
 
 
@@ -74,7 +76,7 @@ def scores(domain: Domain, frame: Atoms | GraphBatch) -> dict[str, float]:
 
 
 def test_graphs_like_those_of_training_are_rarely_flagged(domain: Domain, crystals: MemoryStore) -> None:
-    actual = scores_of(domain, crystals, np.arange(400, 600), ["atomic_numbers"], {})
+    actual = scores_of(domain, crystals, np.arange(400, 600), ["atomic_numbers"], Doubts())
     assert (
         np.mean([bool(reason) for reason in actual.reasons]) <= 2 * FALSE_ALARMS
     )  # twice the mean of 4 of 200 is exceeded in 2 of 100 draws
@@ -107,6 +109,52 @@ def test_one_atom_out_of_place_in_a_large_crystal_is_found(domain: Domain) -> No
     assert max(scores(domain, frame).values()) < 1.5
     frame.positions[100] += [0.9, 0.4, 0]
     assert scores(domain, frame)["neighbourhoods"] > 2
+
+
+def node_scores(domain: Domain, frame: Atoms) -> np.ndarray:
+    graph = from_ase(frame, CUTOFF, name="frame")
+    p_values = domain.scores(GraphView(batch=graph, scale=domain.scale)).node_p_values
+    assert p_values is not None
+    return p_values
+
+
+def test_the_atom_out_of_place_has_the_least_score_of_all_and_the_reason_names_it(domain: Domain) -> None:
+    frame = crystal(np.random.default_rng(5)) * 2
+    assert node_scores(domain, frame).min() > 1e-3
+    frame.positions[100] += [0.9, 0.4, 0]
+    p_values = node_scores(domain, frame)
+    assert p_values.argmin() == 100 and p_values[100] < 0.005
+    graph = from_ase(frame, CUTOFF, name="frame")
+    assert "node 100 " in domain.scores(GraphView(batch=graph, scale=domain.scale)).reasons[0]
+
+
+def test_an_atom_of_another_element_is_beyond_all_nodes(domain: Domain) -> None:
+    frame = crystal(np.random.default_rng(6))
+    frame.symbols[7] = "Ag"
+    p_values = node_scores(domain, frame)
+    assert p_values.argmin() == 7 and p_values[7] < 1 / 201
+
+
+def test_of_usual_nodes_as_many_are_below_a_score_as_it_says(domain: Domain, crystals: MemoryStore) -> None:
+    batch = crystals.read(np.arange(400, 600), ["atomic_numbers"])
+    p_values = domain.scores(GraphView(batch=batch, scale=domain.scale)).node_p_values
+    assert p_values is not None and len(p_values) == batch.num_nodes
+    for level in (0.02, 0.1, 0.5):
+        assert 0.3 * level <= (p_values <= level).mean() <= 1.5 * level
+
+
+def test_scores_of_nodes_weigh_graphs_alike_whatever_their_sizes() -> None:
+    """Nodes of large graphs are more unusual, and are most of all nodes."""
+    random = np.random.default_rng(0)
+    sizes = random.choice([2, 40], size=150)
+    graph = np.repeat(np.arange(150), sizes)
+    values = random.exponential(size=len(graph))[:, None] * np.where(sizes[graph] > 2, 3.0, 1.0)[:, None]
+    trained = graph < 100
+    rarity = fitted_rarity(values[trained], [Channel(slack=0.01)], graph=graph[trained])
+    assert len(rarity.held_out) == QUANTILES and (np.diff(rarity.held_out) >= 0).all()
+    p_values, owners = rarity.p_values(rarity.standardised(values[~trained]), 100), graph[~trained] - 100
+    share = np.bincount(owners, weights=p_values <= 0.2) / np.bincount(owners)
+    assert share.mean() == pytest.approx(0.2, abs=0.05)
 
 
 def test_copies_of_a_crystal_side_by_side_score_as_one(domain: Domain) -> None:
@@ -145,7 +193,7 @@ def test_graphs_without_nodes_or_edges_have_scores(domain: Domain, nodes: int) -
 
 def test_a_domain_of_graphs_without_edges_or_fields_is_fitted_and_flags_edges() -> None:
     points = [graph_from_arrays(np.random.default_rng(i).normal(size=(4, 2)), [], []) for i in range(60)]
-    domain = fitted_domain(MemoryStore(points), np.arange(30), np.arange(30, 60), [], [], {}, [])
+    domain = fitted_domain(MemoryStore(points), np.arange(30), np.arange(30, 60), [], [], Doubts(), [])
     assert max(scores(domain, points[0]).values()) == 0
     joined = graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0])
     assert max(scores(domain, joined).values()) > 1
@@ -174,7 +222,7 @@ def chain(spacing: float, random: np.random.Generator, load: float = 1.0) -> Gra
 
 def test_meshes_of_another_resolution_and_loads_out_of_range_are_flagged(plates: MemoryStore) -> None:
     names = ["load", "span", "heat"]
-    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD, SPAN, HEAT], names, {}, [])
+    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD, SPAN, HEAT], names, Doubts(), [])
     random = np.random.default_rng(4)
     assert max(scores(domain, chain(1.0, random)).values()) <= 1
     finer = scores(domain, chain(0.5, random))
@@ -191,7 +239,7 @@ def test_graphs_without_geometry_are_known_by_their_degrees() -> None:
         return graph_from_arrays(None, *ends, fields=[LOAD], nodes={"load": np.zeros((size, 2))})
 
     rings = [ring(5 + number % 7) for number in range(60)]
-    domain = fitted_domain(MemoryStore(rings), np.arange(30), np.arange(30, 60), [], [], {}, [])
+    domain = fitted_domain(MemoryStore(rings), np.arange(30), np.arange(30, 60), [], [], Doubts(), [])
     assert max(scores(domain, ring(30)).values()) <= 1
     assert max(scores(domain, ring(9, hub=True)).values()) > 1
 
@@ -200,13 +248,15 @@ def test_the_spread_counts_per_node_where_the_target_grows_with_nodes(crystals: 
     spread = Spread(targets={"energy": "std", "gap": "entropy"}, per_node=("energy",), of_graphs=("energy", "gap"))
     doubts = {"energy": np.random.default_rng(0).uniform(1, 2, (200, 1)), "gap": np.full((200, 1), np.nan)}
     known = [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"]
-    domain = fitted_domain(crystals, np.arange(200), np.arange(200, 400), *known, doubts, [spread])
+    domain = fitted_domain(crystals, np.arange(200), np.arange(200, 400), *known, Doubts(of_graphs=doubts), [spread])
     frame = crystal(np.random.default_rng(8))
 
     def of(copies: int, doubt: float) -> float:
         graph = from_ase(frame * (copies, 1, 1), CUTOFF, name="frame")
         own = {"energy": np.array([[doubt]]), "gap": np.array([[np.nan]])}
-        return float(domain.scores(GraphView(batch=graph, scale=domain.scale, doubts=own)).scores["spread"][0])
+        return float(
+            domain.scores(GraphView(batch=graph, scale=domain.scale, doubts=Doubts(of_graphs=own))).scores["spread"][0]
+        )
 
     assert of(1, 1.5) == pytest.approx(of(3, 4.5)) and of(1, 1.5) < 1 < of(1, 4.5)
     assert of(1, np.nan) == 0
@@ -320,21 +370,49 @@ def test_files_of_all_formats_and_the_calculator_have_the_score(
     write(tmp_path / "asked.xyz", asked)
     loaded = Ensemble.load(ensemble)
     expected = loaded.predict(asked)
-    assert expected.domain_score[1] < 0.1 and "neighbourhoods: a node has neighbours at distances" in expected.domain[1]
+    assert expected.domain_score[1] < 0.1 and "neighbourhoods: node " in expected.domain[1]
     assert np.isnan(expected.domain_score[2]) and expected.domain[2] == ""
     assert set(expected.domain_scores) == {"kinds", "composition", "neighbourhoods", "structure", "spread", "latent"}
     for suffix in (".h5", ".npz", ".csv", ".xyz", ".bp"):
         predict_to_file(ensemble, tmp_path / "asked.xyz", tmp_path / f"out{suffix}")
+    of_nodes = expected.node_domain_score
+    assert (of_nodes > 0).all() and of_nodes[5:].min() < of_nodes[:4].min()
     with np.load(tmp_path / "out.npz") as arrays:
         np.testing.assert_allclose(arrays["domain_score"], expected.domain_score, rtol=1e-6)
+        np.testing.assert_allclose(arrays["node_domain_score"], of_nodes, rtol=1e-6)
     rows = [line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines()]
     assert rows[0][:6] == ["graph", "name", "status", "domain", "domain_score", "nodes"]
+    rows = [line.split(",") for line in (tmp_path / "out.nodes.csv").read_text().splitlines()]
+    assert rows[0][:3] == ["graph", "node", "node_domain_score"]
+    np.testing.assert_allclose([float(row[2]) for row in rows[1:]], of_nodes, rtol=1e-6)
     out = read_frames(tmp_path / "out.xyz", index=":")
     assert out[1].info["domain_score"] == pytest.approx(expected.domain_score[1], rel=1e-6)
-    assert "domain_score" not in out[2].info
+    assert "domain_score" not in out[2].info and not len(out[2])
+    written = np.concatenate([frame.arrays["node_domain_score"] for frame in out[:2]])
+    np.testing.assert_allclose(written, of_nodes, atol=1e-8)
     tight.calc = calculator(ensemble)
     tight.get_potential_energy()
     assert tight.calc.results["domain_score"] == pytest.approx(expected.domain_score[1], rel=1e-6)
+    own = np.repeat(np.arange(3), expected.nodes_per_graph) == 1
+    np.testing.assert_allclose(tight.calc.results["node_domain_score"], of_nodes[own], rtol=1e-6)
+
+
+def test_ensembles_without_scores_of_nodes_are_read_and_their_files_have_none(
+    received: Path, frames: list[Atoms]
+) -> None:
+    whole = Ensemble.load(received)
+    domain = replace(whole.manifest.domain, of_nodes=None)
+    manifest = replace(whole.manifest, domain=domain)
+    write_manifest(manifest, received)
+    before = Ensemble.load(received)
+    assert before.manifest.domain.of_nodes is None
+    output = before.predict(frames[:2])
+    np.testing.assert_array_equal(output.domain_score, whole.predict(frames[:2]).domain_score)
+    assert np.isnan(output.node_domain_score).all() and len(output.node_domain_score) == output.nodes_per_graph.sum()
+    write(received.parent / "asked.xyz", frames[:2])
+    predict_to_file(received, received.parent / "asked.xyz", received.parent / "out.npz")
+    with np.load(received.parent / "out.npz") as arrays:
+        assert "node_domain_score" not in arrays and "domain_score" in arrays
 
 
 def test_the_evaluation_says_what_share_of_every_part_is_flagged(ensemble: Path) -> None:
@@ -357,7 +435,7 @@ def test_an_ensemble_of_one_member_has_a_domain(one_member: tuple[Path, Evaluati
 
 
 def test_missing_values_of_an_input_are_not_looked_at(plates: MemoryStore) -> None:
-    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD], ["load"], {}, [])
+    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD], ["load"], Doubts(), [])
     batch = plates.read(np.arange(2), ["load"])
     there = replace(batch, masks={"load": torch.tensor([True, False])})
     batch.nodes["load"][-1] = 1e6
@@ -394,7 +472,9 @@ def test_compositions_that_references_do_not_cover_are_flagged_whatever_their_sc
     view = GraphView(batch=concatenate(graphs), scale=1.0)
     np.testing.assert_array_equal(open_ones.values(view)[:, 0], [0, 0, 1, 1])
     read = ["atomic_numbers"]
-    domain = fitted_domain(crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], read, {}, [open_ones])
+    domain = fitted_domain(
+        crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], read, Doubts(), [open_ones]
+    )
     stored = Stored(tensors=open_ones.tensors(), fields=ATOMS, dim=3)
     np.testing.assert_array_equal(OpenReferences.load({}, stored).directions, open_ones.directions)
     output = domain.scores(view)

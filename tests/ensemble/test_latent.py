@@ -48,7 +48,8 @@ def test_distances_are_those_of_the_formula_and_do_not_depend_on_batches() -> No
     inverse = np.linalg.inv(moments + RIDGE * np.trace(moments) / 4 * np.eye(4))
     expected = np.sqrt(np.einsum("nc,cd,nd->n", asked, inverse, asked))
     owners = torch.tensor([0, 0, 0, 0, 0, 2, 2])
-    actual = fit.space().distances(asked, owners, 3)
+    actual, of_nodes = fit.space().distances(asked, owners, 3)
+    np.testing.assert_allclose(np.exp(of_nodes), expected, rtol=1e-8)
     np.testing.assert_allclose(np.exp(actual[[0, 2], 0]), [expected[:5].mean(), expected[5:].mean()], rtol=1e-8)
     np.testing.assert_allclose(np.exp(actual[[0, 2], 1]), [expected[:5].max(), expected[5:].max()], rtol=1e-8)
     centred = known - known.mean(dim=0)
@@ -57,7 +58,7 @@ def test_distances_are_those_of_the_formula_and_do_not_depend_on_batches() -> No
     away = (asked[:5].mean(dim=0) - known.mean(dim=0)).numpy()
     np.testing.assert_allclose(np.exp(actual[0, 2]), np.sqrt(away @ inverse @ away), rtol=1e-8)
     assert (actual[1] < -60).all(), "a graph without nodes has no states"
-    rough = fit.space().distances(asked.to(torch.bfloat16), owners, 3)
+    rough, _ = fit.space().distances(asked.to(torch.bfloat16), owners, 3)
     np.testing.assert_allclose(rough[[0, 2]], actual[[0, 2]], atol=0.3)  # of rounding to 8 bits, times 100 at most
 
 
@@ -67,7 +68,7 @@ def test_the_space_of_a_member_is_that_of_the_graphs_that_trained_it(ensemble: P
         states = final_states(member, batch)
         assert states.shape == (batch.num_nodes, member.model.settings.hidden_dim) and member.latent is not None
         every = torch.arange(batch.num_nodes)
-        squares = np.exp(2 * member.latent.distances(states, every, batch.num_nodes)[:, 0])
+        squares = np.exp(2 * member.latent.distances(states, every, batch.num_nodes)[1])
         powers = np.linalg.eigvalsh((states.T.double() @ states.double()).numpy() / len(states))
         assert squares.mean() == pytest.approx((powers / (powers + RIDGE * powers.mean())).sum(), rel=1e-3)
 
@@ -105,6 +106,7 @@ def test_a_lack_of_memory_changes_no_distance(
 
         monkeypatch.setattr(type(member.model), name, short)
     np.testing.assert_allclose(outcome(member, batch).distances, whole.distances, rtol=1e-5)
+    np.testing.assert_allclose(outcome(member, batch).node_distances, whole.node_distances, rtol=1e-5)
     torch.testing.assert_close(final_states(member, batch), states, rtol=1e-4, atol=1e-5)
 
 

@@ -2,7 +2,7 @@
 
 ADIOS2 BP and npz (HDF5: ``hdf5``), with the same names in each.
 
-``graph``, ``nodes``, ``name``, ``status``, ``domain`` and ``domain_score`` have one row per graph; ``fields/NAME/QUANTITY`` has one row per graph or, for
+``graph``, ``nodes``, ``name``, ``status``, ``domain`` and ``domain_score`` have one row per graph, ``node_domain_score`` one per node; ``fields/NAME/QUANTITY`` has one row per graph or, for
 node fields, one per node, for edge fields one per edge, graphs in order (files with edge fields have ``edges`` per graph, and ``senders`` and
 ``receivers`` per edge: numbers of nodes in their graph); QUANTITY is mean, std, epistemic, aleatoric, lower or upper, in the field's
 unit; of classes probability, label, set, entropy, epistemic or aleatoric. The attribute ``heading`` is JSON: fields with units, nominal level, members. Failed graphs have NaN (label -1, no class in their set) and a reason in
@@ -37,6 +37,7 @@ class ArraySink(Sink):
             "status": texts(predictions.status),
             "domain": texts(predictions.domain),
             "domain_score": predictions.domain_score,
+            "node_domain_score": predictions.node_domain_score,
         }
         for name, estimate in predictions.fields.items():
             arrays |= {f"fields/{name}/{quantity}": estimate[quantity] for quantity in estimate.quantities}

@@ -62,7 +62,7 @@ class XyzSink(Sink):
             for target in self.heading.targets
             for ending in ("", *(f"_{quantity}" for quantity in estimates_of(target).quantities))
         }
-        return {"graph", "status", "domain", "domain_score", *names}
+        return {"graph", "status", "domain", "domain_score", "node_domain_score", *names}
 
     def piece(self, block: Block) -> Piece:
         """Return the lines of structures."""
@@ -91,6 +91,10 @@ class XyzSink(Sink):
             frame.info |= {} if math.isnan(score) else {"domain_score": score}
         results: list[dict[str, Any]] = [{} for _ in frames]
         fine = predictions.ok
+        if "node_domain_score" not in self.heading.absent:
+            of_nodes = np.split(predictions.node_domain_score, np.cumsum(predictions.nodes_per_graph)[:-1])
+            for row in np.flatnonzero(fine).tolist():
+                frames[row].arrays["node_domain_score"] = of_nodes[row]
         for name, estimate in predictions.fields.items():
             called, factor = self.called[name]
             node = estimate.field.on == "node"

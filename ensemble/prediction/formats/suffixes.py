@@ -46,6 +46,7 @@ def sink_for(path: Path, ensemble: Ensemble, folder: Path, *, keep_parts: bool =
         raise InputError(f"--out {path}: only .h5 can be a view of part files; leave --parts out, or write .h5")
     absent = {f"fields/{one.name}/{quantity}" for one in ensemble.targets for quantity in ensemble.absent(one)}
     absent |= set() if ensemble.knows_domain else {"domain", "domain_score"}
+    absent |= set() if ensemble.manifest.domain.of_nodes else {"node_domain_score"}
     length = length_in_angstrom(ensemble.training_attributes) if path.suffix == ".xyz" else 1.0
     heading = Heading(
         length=length,

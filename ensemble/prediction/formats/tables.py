@@ -34,7 +34,7 @@ class CsvSink(Sink):
         self.files: dict[str, BinaryIO] = {
             place: path.open("wb") for place, path in zip(("graph", *self.places), self.temporaries)
         }
-        first: dict[str, tuple[str, ...]] = {place: KEYS[place] for place in self.places}
+        first: dict[str, tuple[str, ...]] = {place: (*KEYS[place], *self._scores(place)) for place in self.places}
         factors = () if "domain" in self.heading.absent else ("domain", "domain_score")
         first["graph"] = ("name", "status", *factors, "nodes")
         for place, file in self.files.items():
@@ -55,7 +55,11 @@ class CsvSink(Sink):
             targets = self._on(place)
             estimates = [predictions[target.name] for target in targets]
             owners = block.numbers[predictions.graph_of_item(targets[0].name)].tolist()
-            rows = zip(owners, _keys(block, place), _numbers(self.heading, estimates, len(owners)))
+            keys = _keys(block, place)
+            if self._scores(place):
+                scores = predictions.node_domain_score.tolist()
+                keys = [(*key, "" if math.isnan(score) else score) for key, score in zip(keys, scores)]
+            rows = zip(owners, keys, _numbers(self.heading, estimates, len(owners)))
             piece[place] = _lines([owner, *key, *row] for owner, key, row in rows)
         return piece
 
@@ -74,6 +78,10 @@ class CsvSink(Sink):
         """Return the locations of fields with a table of their own."""
         return [place for place in KEYS if self._on(place)]
 
+    def _scores(self, place: str) -> tuple[str, ...]:
+        name = "node_domain_score"
+        return (name,) if place == "node" and name not in self.heading.absent else ()
+
     def _on(self, place: str) -> list[Target]:
         return [target for target in self.heading.targets if target.field.on == place]
 
@@ -84,7 +92,7 @@ def _lines(rows: Iterable[Sequence[Any]]) -> NDArray[np.uint8]:
     return lines_array(text.getvalue())
 
 
-def _keys(block: Block, place: Location) -> list[tuple[int, ...]]:
+def _keys(block: Block, place: Location) -> Sequence[tuple[int | float | str, ...]]:
     """Return the node, or the ends of the edge, of every row."""
     if place == "edge":
         senders, receivers = block.edge_ends()
