@@ -74,8 +74,8 @@ def cross_fitted_domain(
             values, nodes, owners = _shown(without, store, graphs, read, scale, doubts)
             shown.append((values, nodes, first + owners))
         else:  # a field occurs in this fold alone
-            nothing = _shown(detectors, store, graphs[:0], read, scale, doubts)
-            shown.append((np.full((len(graphs), nothing[0].shape[1]), np.nan), *nothing[1:]))
+            blank = _shown(detectors, store, graphs[:0], read, scale, doubts)
+            shown.append((np.full((len(graphs), blank[0].shape[1]), np.nan), *blank[1:]))
         first += len(graphs)
     every, of_nodes, owners_of = (np.concatenate(parts) for parts in zip(*shown, strict=True))
     domain = _domain(detectors, (every, of_nodes, owners_of), scale, false_alarms)
