@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -114,6 +115,8 @@ def build_ensemble(
             selection={**(selection or {}), "diversity": basis.diversity},
         )
         _write(out, making, folders, manifest, basis.evaluation, basis.arrays, check)
+    if basis.evaluation.caveat:
+        print(f"note: {basis.evaluation.caveat}", file=sys.stderr, flush=True)
     return basis.evaluation
 
 

@@ -71,6 +71,17 @@ class Evaluation(Shown):
             **({"domain": dict(self.domain)} if self.domain else {}),
         }
 
+    @property
+    def caveat(self) -> str:
+        """Return a sentence where held-out graphs are too few for the false alarms asked for; else empty."""
+        if "expected" not in self.domain:
+            return ""
+        return (
+            f"{self.domain['held_out']} held-out graphs are too few for {self.domain['asked'] * 100:g} % false alarms: about "
+            f"{self.domain['expected'] * 100:.0f} % of graphs like those of training are flagged and have no interval; a larger "
+            "validation or calibration part makes them rarer"
+        )
+
     def __str__(self) -> str:
         """Return the scores on the test part, or on the first part."""
         part = "test" if "test" in self.parts else next(iter(self.parts))

@@ -137,6 +137,9 @@ def flag_evaluation(
         arrays[f"{part}/domain/scores"] = np.array([*one.scores.values()]).reshape(len(names), len(one.reasons)).T
         arrays[f"{part}/domain/p_values"] = one.p_values
     allowed = {"false_alarms": domain.rarity.limit if domain.rarity else 0.0, "detectors": names}
+    if domain.rarity and domain.rarity.limit > domain.rarity.false_alarms:
+        allowed |= {"held_out": len(domain.rarity.held_out), "asked": domain.rarity.false_alarms}
+        allowed |= {"expected": domain.expected_alarms}
     return {**allowed, "flagged": flagged, "flagged_by_detector": by_detector}, arrays
 
 

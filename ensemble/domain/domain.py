@@ -76,6 +76,8 @@ class Domain:
     of_nodes: Rarity | None = None
     """Of nodes; None in ensembles that knew it of graphs alone."""
     scale: float = 1.0
+    expected_alarms: float | None = None
+    """Share of graphs like held-out ones that is flagged; None in one that was read."""
 
     version: ClassVar[int] = 2
     """Version 1 had a threshold per channel in place of scores of held-out graphs."""

@@ -11,7 +11,7 @@ from hydragnn.ensemble.domain.domain import Domain, DomainScores, node_values_of
 from hydragnn.ensemble.domain.geometry import NeighbourhoodsFit, StructureFit
 from hydragnn.ensemble.domain.inputs import InputsFit, StatisticsFit
 from hydragnn.ensemble.domain.kinds import CompositionFit, Kinds, KindsFit
-from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, fitted_rarity
+from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, expected_alarms, fitted_rarity
 from hydragnn.ensemble.domain.view import Array, Doubts, GraphView, Numbers, length_scale, species_field
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import read_screened
@@ -97,9 +97,11 @@ def _shown(
 
 def _domain(detectors: tuple[Detector, ...], shown: Shown, scale: float, false_alarms: float) -> Domain:
     values, nodes, owners = shown
+    values = values[~np.isnan(values).all(axis=1)]
     return Domain(
         detectors=detectors,
-        rarity=fitted_rarity(values[~np.isnan(values).all(axis=1)], channels_of(detectors), false_alarms),
+        rarity=fitted_rarity(values, channels_of(detectors), false_alarms),
+        expected_alarms=expected_alarms(values, channels_of(detectors), false_alarms),
         of_nodes=fitted_rarity(nodes, node_channels_of(detectors), false_alarms, owners),
         scale=scale,
     )

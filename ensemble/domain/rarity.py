@@ -75,6 +75,21 @@ class Rarity:
         return np.asarray(exactly | (self.p_values(excesses) <= self.limit + 1e-12))
 
 
+def expected_alarms(values: Float[Array, "graphs channels"], channels: Sequence[Channel], false_alarms: float) -> float:
+    """Return the share of graphs like held-out ones that is flagged.
+
+    Of enough held-out graphs it is ``false_alarms``. Each of fewer is left out in turn: units are of the same few graphs, so that more than
+    1 / (n + 1) can be beyond all of them.
+    """
+    graphs = len(values)
+    least = 1 / (graphs + 1)
+    if least <= false_alarms or graphs < 2:
+        return max(least, false_alarms)
+    others = [fitted_rarity(np.delete(values, n, axis=0), channels, false_alarms) for n in range(graphs)]
+    flagged = [one.outside(one.standardised(values[n : n + 1]))[0] for n, one in enumerate(others)]
+    return max(least, float(np.mean(flagged)))
+
+
 def joint_scores(excesses: Float[Array, "graphs channels"]) -> Float[Array, " graphs"]:
     """Return the mean of the ``JOINED`` largest excesses."""
     return np.asarray(np.sort(excesses, axis=1)[:, -JOINED:].sum(axis=1) / max(1, min(JOINED, excesses.shape[1])))

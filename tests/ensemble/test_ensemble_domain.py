@@ -15,7 +15,7 @@ from ase.io import write
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore
-from hydragnn.ensemble import Ensemble, Evaluation, calculator
+from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, calculator
 from hydragnn.ensemble.domain import (
     Domain,
     Doubts,
@@ -27,7 +27,7 @@ from hydragnn.ensemble.domain import (
     scores_of,
 )
 from hydragnn.ensemble.domain.detector import Channel, Stored
-from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, HIGHEST, QUANTILES, fitted_rarity
+from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, HIGHEST, QUANTILES, expected_alarms, fitted_rarity
 from hydragnn.ensemble.domain.view import length_scale
 from hydragnn.ensemble.manifest import write_manifest
 from hydragnn.ensemble.prediction.predict import predict_to_file
@@ -285,6 +285,19 @@ def test_as_many_usual_graphs_are_flagged_as_allowed_whatever_the_tails(graphs: 
     assert allowed - 3 * error <= np.mean(shares) <= inflation * allowed + 3 * error
 
 
+@pytest.mark.parametrize("graphs", [8, 20, 40])
+def test_the_expected_share_of_flagged_graphs_is_right_for_few_held_out_ones(graphs: int) -> None:
+    random, shares, expected = np.random.default_rng(graphs), [], []
+    for _ in range(40):
+        values, channels = random.normal(size=(graphs + 200, 12)), [Channel(slack=0.01)] * 12
+        rarity = fitted_rarity(values[:graphs], channels)
+        shares.append(rarity.outside(rarity.standardised(values[graphs:])).mean())
+        expected.append(expected_alarms(values[:graphs], channels, FALSE_ALARMS))
+    assert np.mean(shares) > 1.5 / (graphs + 1)
+    assert np.mean(expected) == pytest.approx(np.mean(shares), rel=0.3)
+    assert expected_alarms(np.zeros((60, 12)), channels, FALSE_ALARMS) == FALSE_ALARMS
+
+
 def test_p_values_are_conformal_and_fall_beyond_all_held_out_graphs() -> None:
     random = np.random.default_rng(0)
     values = random.exponential(size=(99, 1))
@@ -418,6 +431,8 @@ def test_ensembles_without_scores_of_nodes_are_read_and_their_files_have_none(
 def test_the_evaluation_says_what_share_of_every_part_is_flagged(ensemble: Path) -> None:
     output = json.loads((ensemble / "evaluation.json").read_text())["domain"]
     assert output["false_alarms"] >= FALSE_ALARMS and set(output["flagged"]) == {"valid", "test"}
+    few = output["false_alarms"] > FALSE_ALARMS
+    assert ("expected" in output) == few and (not few or output["expected"] >= output["false_alarms"])
     with np.load(ensemble / "evaluation.npz") as arrays:
         for part in ("valid", "test"):
             rows = arrays[f"{part}/domain/scores"]
@@ -425,6 +440,17 @@ def test_the_evaluation_says_what_share_of_every_part_is_flagged(ensemble: Path)
             p_values = arrays[f"{part}/domain/p_values"]
             assert output["flagged"][part] == pytest.approx((p_values <= output["false_alarms"]).mean())
             assert output["flagged"][part] <= sum(output["flagged_by_detector"][part].values())
+
+
+def test_a_note_states_the_share_without_intervals_where_held_out_graphs_are_few(
+    runs: list[Path], store: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = build_ensemble(runs[:1], tmp_path / "ensemble", store=store)
+    held_out, expected = evaluation.domain["held_out"], evaluation.domain["expected"]
+    assert held_out < 49 and 1 / (held_out + 1) <= expected < 1
+    words = f"{held_out} held-out graphs are too few for 2 % false alarms: about {expected * 100:.0f} % of graphs"
+    assert words in capsys.readouterr().err
+    assert replace(evaluation, domain={}).caveat == ""
 
 
 def test_an_ensemble_of_one_member_has_a_domain(one_member: tuple[Path, Evaluation]) -> None:
