@@ -30,12 +30,15 @@ BaselineMetrics = dict[str, dict[str, dict[str, float | None]]]
 BASELINES: Mapping[str, str] = {
     "composition": "linear in composition",
     "ridge": "ridge on statistics of inputs",
+    "mixture": "ridge on means by volume and their products",
     "boosting": "boosting on statistics of inputs",
 }
 GRAPHS, ITEMS, ROWS, FEWEST = 3_000, 1_000_000, 3_000, 10
 """Most training graphs, nodes and edges in them, and labelled items that a baseline is fitted on; fewest items."""
-COMPONENTS, BOOSTED = 32, 6
-"""Most components and classes of an input that are used, and components of a target that is boosted."""
+COMPONENTS, BOOSTED, MULTIPLIED = 32, 6, 12
+"""Most components and classes of an input, components of a boosted target, and means by volume that are multiplied."""
+VOLUME = "volume"
+"""Node input that weights means: the volumes of grains or cells."""
 FARTHEST = 10.0
 """Standardised inputs of ridge are cut here, so that no foreign graph gets an absurd value."""
 
@@ -54,7 +57,8 @@ class Features:
         if location == "graph":
             counts = torch.stack([batch.counts("node"), batch.counts("edge"), volumes(batch)], dim=1).double()
             ratios = counts[:, 1:] / counts[:, :1].clamp(min=1)
-            return torch.cat([own, counts, ratios, self._statistics(batch, "node"), self._statistics(batch, "edge")], 1)
+            statistics = self._statistics(batch, "node"), self._statistics(batch, "edge")
+            return torch.cat([own, counts, ratios, *statistics, self._mixture(batch)], 1)
         nodes, of_graph = self.own(batch, "node"), self.own(batch, "graph")[batch.owner(location)]
         if location == "edge":
             return torch.cat([own, nodes[batch.senders], nodes[batch.receivers], of_graph], dim=1)
@@ -80,6 +84,28 @@ class Features:
             return torch.zeros(batch.num_items(location), 0, dtype=torch.float64)
         species = (batch[ATOMIC_NUMBERS].reshape(-1, 1) == self.kinds[ATOMIC_NUMBERS]).double()
         return species if location == "node" else segment_mean(species, batch.owner("node"), batch.num_graphs)
+
+    @property
+    def is_mixture(self) -> bool:
+        """Return True for nodes that are parts of a volume."""
+        volume = next((field for field in self.inputs if field.name == VOLUME and field.on == "node"), None)
+        return volume is not None and volume.width == 1 and not volume.classes
+
+    def mixture_width(self, batch: GraphBatch) -> int:
+        """Return the number of last columns of graphs that are means by volume."""
+        return self._mixture(batch).shape[1]
+
+    def _mixture(self, batch: GraphBatch) -> Float[Tensor, "graphs features"]:
+        """Return means of node inputs weighted by volume, and inputs of graphs."""
+        if not self.is_mixture:
+            return torch.zeros(batch.num_graphs, 0, dtype=torch.float64)
+        parts = [f for f in self.inputs if f.on == "node" and f.name != VOLUME]
+        columns = [invariants(batch[f.name], f, self.kinds.get(f.name)) for f in parts]
+        volume = batch[VOLUME].double().reshape(-1, 1)
+        to = (batch.owner("node"), batch.num_graphs)
+        whole = segment_sum(volume, *to)
+        means = [segment_sum(volume * values, *to) / whole for values in columns]
+        return torch.cat([whole[:, :0], *means, self.own(batch, "graph")], dim=1)
 
     def _statistics(self, batch: GraphBatch, location: Location) -> Float[Tensor, "graphs features"]:
         """Return sum, mean, standard deviation, smallest and largest of every column."""
@@ -110,13 +136,18 @@ def fitted_target(
     features: Float[Array, "rows features"],
     shares: Float[Array, "rows species"],
     values: Float[Array, "rows width"],
+    means: int = 0,
 ) -> dict[str, Predictor]:
-    """Fit the baselines of one target; composition is left out where it is the trivial predictor."""
+    """Fit the baselines of one target; composition is left out where it is the trivial predictor.
+
+    The last ``means`` columns of the features are means by volume.
+    """
+    from sklearn.base import clone
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import RidgeCV
     from sklearn.multioutput import MultiOutputRegressor
     from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import FunctionTransformer, StandardScaler
+    from sklearn.preprocessing import FunctionTransformer, PolynomialFeatures, StandardScaler
 
     coefficients = np.linalg.lstsq(shares, values, rcond=None)[0]
     cut = FunctionTransformer(np.clip, kw_args={"a_min": -FARTHEST, "a_max": FARTHEST})
@@ -126,6 +157,10 @@ def fitted_target(
         max_leaf_nodes=15, min_samples_leaf=leaf, early_stopping=False, random_state=0
     )
     models = {"ridge": make_pipeline(StandardScaler(), cut, ridge)}
+    if means:
+        last = FunctionTransformer(_last_columns, kw_args={"count": means})
+        powers = PolynomialFeatures(2 if means <= MULTIPLIED else 1, include_bias=False)
+        models["mixture"] = make_pipeline(last, powers, StandardScaler(), cut, clone(ridge))
     models |= {"boosting": MultiOutputRegressor(trees)} if target.field.width <= BOOSTED else {}
     for model in models.values():
         model.fit(features, values - shares @ coefficients)
@@ -137,6 +172,11 @@ def fitted_target(
     is_trivial = target.references or shares.shape[1] < 2
     every = models if is_trivial else {"composition": None, **models}
     return {name: partial(predict, model) for name, model in every.items()}
+
+
+def _last_columns(features: Array, count: int) -> Array:
+    """Return so many last columns."""
+    return features[:, -count:]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -192,7 +232,8 @@ def fitted_baselines(
         for target in numeric:
             rows = _rows(target, features, batches)
             if len(rows[0]) >= FEWEST:
-                fitted[target.name] = fitted_target(target, *rows)
+                means = features.mixture_width(batches[0]) if target.field.on == "graph" else 0
+                fitted[target.name] = fitted_target(target, *rows, means)
     return Baselines(features=features, fitted=fitted)
 
 

@@ -234,7 +234,7 @@ def quality(facts: Facts) -> Section | None:
         "How large are the errors",
         "Every error stands beside the trivial predictor's, which knows only the mean of the training part (for energies "
         "with reference values: the composition; for forces: zero; for classes: their shares), and beside those of simple "
-        "baselines: a linear fit to composition, ridge and boosting on statistics of inputs.",
+        "baselines: a linear fit to composition, ridge and boosting on statistics of inputs, ridge on means by volume.",
         [
             quality_figures.error_ratios(part.scores, part.name),
             quality_figures.parity(part),

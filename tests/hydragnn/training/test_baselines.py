@@ -142,6 +142,35 @@ def test_missing_labels_are_neither_fitted_nor_judged(store: MemoryStore) -> Non
     assert errors["stiffness"]["boosting"]["r2"] == pytest.approx(expected["stiffness"]["boosting"]["r2"], abs=0.1)
 
 
+VOLUME, SHARE = Field(name="volume", on="node", dtype="float64"), Field(name="load", on="graph", dtype="float64")
+
+
+def grains(generator: np.random.Generator, count: int) -> GraphBatch:
+    """Return grains without contacts; ``stiffness`` is a product of means by volume."""
+    volume, mass, load = generator.uniform(0.1, 2.0, count), generator.normal(size=(count, 2)), generator.normal()
+    means = volume @ mass / volume.sum()
+    return graph_from_arrays(
+        generator.normal(size=(count, 3)),
+        np.zeros(0, dtype=np.int64),
+        np.zeros(0, dtype=np.int64),
+        fields=[VOLUME, replace(MASS, shape=(2,)), SHARE, STIFFNESS, label("own", "node")],
+        nodes={"volume": volume, "mass": mass, "own": volume},
+        graphs={"stiffness": means[0] * means[1] + means[0] * load - 2 * means[1] ** 2 + 1, "load": load},
+    )
+
+
+def test_ridge_on_means_by_volume_is_exact_for_their_products_and_finds_larger_graphs_as_easy() -> None:
+    generator, names = np.random.default_rng(5), ["volume", "mass", "load"]
+    store = MemoryStore([grains(generator, int(generator.integers(4, 12)) * (1 + 4 * (n >= 200))) for n in range(260)])
+    wanted = targets(STIFFNESS, label("own", "node"))
+    errors = baseline_errors([(fitted_baselines(store, TRAIN, wanted, names), TEST)], store, wanted)
+    assert errors["stiffness"]["mixture"]["rmse"] == pytest.approx(0.0, abs=1e-6)
+    assert errors["stiffness"]["mixture"]["rmse"] < 0.05 * errors["stiffness"]["ridge"]["rmse"]
+    assert set(errors["own"]) == {"ridge", "boosting"}  # nodes are no mixtures
+    without = baseline_errors([(fitted_baselines(store, TRAIN, wanted, names[1:]), TEST)], store, wanted)
+    assert set(without["stiffness"]) == {"ridge", "boosting"}
+
+
 def test_features_do_not_change_under_rotations_and_neighbouring_graphs(store: MemoryStore) -> None:
     fitted = fitted_baselines(store, TRAIN, targets(), INPUTS)
     one, two = store.read([3]), store.read([4])
