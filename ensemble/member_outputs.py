@@ -7,7 +7,6 @@ from time import perf_counter
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, pack
@@ -50,8 +49,12 @@ class MemberOutputs:
         return self.nodes_per_graph[self.positions(target)]
 
     def usable(self, target: Target) -> Bool[np.ndarray, " items"]:
-        """Return the items with a label and a prediction of every member."""
-        labelled = _finite(self.labels[target.name])
+        """Return the items with a label and a prediction of every member.
+
+        Of numbers some components may be missing, of classes none.
+        """
+        known = np.isfinite(self.labels[target.name]).reshape(len(self.labels[target.name]), -1)
+        labelled = known.all(axis=1) if target.field.classes else known.any(axis=1)
         return np.all([labelled, *(one.finite().numpy() for one in self.of(target))], axis=0)
 
     def of(self, target: Target, use: Bool[np.ndarray, " items"] | None = None) -> list[Distribution]:
@@ -113,7 +116,3 @@ def member_outputs(
         labels={name: np.concatenate(values) for name, values in labels.items()},
         seconds=committee.shared(seconds),
     )
-
-
-def _finite(values: Array) -> NDArray[np.bool_]:
-    return np.asarray(np.isfinite(values).all(axis=tuple(range(1, values.ndim))))

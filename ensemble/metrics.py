@@ -17,12 +17,13 @@ def point_metrics(
 ) -> dict[str, float]:
     """Return MAE, RMSE and R2 over all components.
 
-    R2 compares with the mean of each component, and is 0 where the target is constant.
+    R2 compares with the mean of each component, and is 0 where the target is constant. Missing labels are NaN.
 
     >>> point_metrics(np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [4.0]]))["mae"]
     0.3333333333333333
     """
     _some_rows(target)
+    target = np.ma.masked_invalid(target) if np.isnan(target).any() else target
     error = mean - target
     spread = float(np.mean((target - target.mean(axis=0)) ** 2))
     mse = float(np.mean(error**2))

@@ -210,12 +210,14 @@ class NumberEstimate(Estimate):
     @classmethod
     def evidence(cls, target: Target, labels: Labels, members: Members) -> Evidence:
         """Return labels, means and variances in units of each component's spread."""
-        scale = labels.reshape(len(labels), -1).std(axis=0).reshape(target.field.shape)
+        known = np.isfinite(labels).ravel()
+        columns = np.ma.masked_invalid(labels.reshape(len(labels), -1)) if not known.all() else labels
+        scale = np.asarray(columns.reshape(len(labels), -1).std(axis=0)).reshape(target.field.shape)
         scale = np.where(scale > 0, scale, 1.0) if target.field.parity == "scalar" else np.asarray(scale.max() or 1.0)
         return NumberEvidence(
-            target=(labels / scale).ravel(),
-            means=(member_means(members) / scale).reshape(len(members), -1),
-            variances=(member_variances(members) / scale**2).reshape(len(members), -1),
+            target=(labels / scale).ravel()[known],
+            means=(member_means(members) / scale).reshape(len(members), -1)[:, known],
+            variances=(member_variances(members) / scale**2).reshape(len(members), -1)[:, known],
         )
 
     @classmethod
@@ -232,14 +234,16 @@ class NumberEstimate(Estimate):
 
         The error of a vector or tensor is its length where it is compared with the spread, since both belong to the item.
         """
-        y, mean, std = labels.ravel(), self.mean.ravel(), self.std.ravel()
+        labelled = np.isfinite(labels)
+        y, mean, std = labels[labelled], self.mean[labelled], self.std[labelled]
         if np.isnan(std).all():
             return {}
         error, spread, axes = np.abs(labels - self.mean), self.std, turning_axes(self.field)
         if axes:
             last = tuple(range(-axes, 0))
             error, spread = np.sqrt((error**2).sum(axis=last)), self.std.mean(axis=last)
-        lower, upper = self.lower.ravel(), self.upper.ravel()
+        compared = np.isfinite(error)
+        lower, upper = self.lower[labelled], self.upper[labelled]
         known = np.isfinite(upper - lower)
         intervals = {"unknown": float(np.mean(~known))}
         if known.any():
@@ -250,7 +254,7 @@ class NumberEstimate(Estimate):
             "nll": float(np.mean(gaussian_nll(y, mean, std))),
             **intervals,
             "miscalibration_area": miscalibration_area(y, mean, std),
-            "spearman": rank_correlation(error.ravel(), spread.ravel()),
+            "spearman": rank_correlation(error[compared], spread[compared]),
         }
 
     def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:
@@ -341,7 +345,10 @@ def _relative(
 def _by_graph(
     calibration: Calibration, relative: Float[Array, "rows components"], graph: Owners
 ) -> tuple[tuple[float, ...], ...]:
-    return tuple(graph_scores(scores, graph, calibration.graphs) for scores in relative.T)
+    return tuple(
+        graph_scores(scores[known], graph[known], calibration.graphs)
+        for scores, known in zip(relative.T, ~np.isnan(relative.T))
+    )
 
 
 def _forms(target: Target) -> list[Form]:

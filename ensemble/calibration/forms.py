@@ -6,7 +6,7 @@ over all graphs; the right one keeps it also for the large and for the small amo
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
@@ -126,7 +126,15 @@ class LabelledRows(Rows):
     """Rows with their errors, and the graph of each."""
 
     error: Float[Array, "rows components"]
+    """NaN where the label of a component is missing."""
     graph: Int[np.ndarray, " rows"]
+
+    def labelled(self, column: int) -> "LabelledRows":
+        """Return the rows that have a label of a component."""
+        known = ~np.isnan(self.error[:, column])
+        if known.all():
+            return self
+        return LabelledRows(**{entry.name: getattr(self, entry.name)[known] for entry in fields(self)})
 
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
@@ -183,9 +191,11 @@ def choose_form(rows: LabelledRows, candidates: Sequence[Form], follows: bool) -
         return candidates[0]
     scores = np.zeros((len(candidates), rows.error.shape[1]))
     for number, form in enumerate(candidates):
-        for c, error in enumerate(rows.error.T):
-            scale = unit_component(rows, c, form, follows).corrected(rows, c, form, follows)
-            scores[number, c] = left_out_crps(error, scale, rows.graph)
+        for c in range(rows.error.shape[1]):
+            own = rows.labelled(c)
+            if len(np.unique(own.graph)) > 1:
+                scale = unit_component(own, c, form, follows).corrected(own, c, form, follows)
+                scores[number, c] = left_out_crps(own.error[:, c], scale, own.graph)
     simplest = np.where(scores[0] > 0, scores[0], 1.0)
     return candidates[int(np.argmin((scores / simplest).mean(axis=1)))]
 

@@ -122,9 +122,12 @@ def corrected_scale(scale: Scale, rows: LabelledRows) -> Scale:
     """Return the scale with corrections by thirds of these rows."""
     components = []
     for c, component in enumerate(scale.components):
-        scores = np.abs(rows.error[:, c]) / component.corrected(rows, c, scale.form, scale.follows)
-        corrections = fit_corrections(scores, rows.nodes, rows.magnitude[:, c], rows.graph)
-        components.append(replace(component, corrections=corrections))
+        own = rows.labelled(c)
+        if len(own.graph):
+            scores = np.abs(own.error[:, c]) / component.corrected(own, c, scale.form, scale.follows)
+            corrections = fit_corrections(scores, own.nodes, own.magnitude[:, c], own.graph)
+            component = replace(component, corrections=corrections)
+        components.append(component)
     return replace(scale, components=tuple(components))
 
 
@@ -154,9 +157,11 @@ def fit_calibration(
     assert nodes is not None or not GROWTH[scale.form.kind].extensive, "this form needs the nodes of every item's graph"
     components, guarantees = [], []
     for c, component in enumerate(scale.components):
-        trusted = component.corrected(rows, c, scale.form, scale.follows)
-        factor = max(float(np.sqrt(np.mean((rows.error[:, c] / trusted) ** 2))), TINY)  # of largest likelihood
-        quantile, guaranteed = conformal_quantile(np.abs(rows.error[:, c]) / (factor * trusted), rows.graph, nominal)
+        own = rows.labelled(c)
+        check_calibration(field, nominal, len(own.graph))
+        trusted = component.corrected(own, c, scale.form, scale.follows)
+        factor = max(float(np.sqrt(np.mean((own.error[:, c] / trusted) ** 2))), TINY)  # of largest likelihood
+        quantile, guaranteed = conformal_quantile(np.abs(own.error[:, c]) / (factor * trusted), own.graph, nominal)
         components.append(replace(component, scale=factor, quantile=quantile))
         guarantees.append(guaranteed)
     return Calibration(
@@ -174,8 +179,8 @@ def with_quantiles(
 ) -> Calibration:
     """Return the calibration with half-widths from other scores."""
     components = tuple(
-        replace(component, quantile=conformal_quantile(column, graph, calibration.nominal)[0])
-        for component, column in zip(calibration.components, scores.T, strict=True)
+        replace(component, quantile=conformal_quantile(column[known], graph[known], calibration.nominal)[0])
+        for component, column, known in zip(calibration.components, scores.T, ~np.isnan(scores.T), strict=True)
     )
     return replace(calibration, components=components)
 
