@@ -1,6 +1,7 @@
 """Models under check, with the structures and graphs they are checked on."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,6 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.io import read
-from ase.stress import voigt_6_to_full_3x3_stress
 from jaxtyping import Float, Int
 
 from hydragnn.base.errors import InputError
@@ -90,7 +90,7 @@ class Subject:
         """Return energy, forces and stress of structures; a model of ours has them as one batch."""
         calculator = self.calculator
         if self.ensemble is None:
-            return [results_of(atoms, calculator) for atoms in frames]
+            return [results_of(self._in_a_cell(atoms), calculator) for atoms in frames]
         predictions, results = self.ensemble.predict(frames), [dict[str, Any]() for _ in frames]
         rows = np.cumsum(predictions.nodes_per_graph)[:-1]
         for name, field in calculator.names.items():
@@ -103,6 +103,25 @@ class Subject:
                 )
         return results
 
+    @cached_property
+    def only_periodic(self) -> bool:
+        """Return whether a calculator of others computes a pair of atoms in a cell alone, as many of crystals."""
+        pair = Atoms(self.frames[0].numbers[[0, 0]], [[0, 0, 0], [2, 0, 0]])
+        try:
+            results_of(pair, self.calculator)
+        except Exception:  # whatever that program raises
+            return True
+        return False
+
+    def _in_a_cell(self, atoms: Atoms) -> Atoms:
+        """Return a molecule in a cell of vacuum, if the calculator knows crystals alone; else the structure."""
+        if atoms.pbc.any() or not self.only_periodic:
+            return atoms
+        atoms = atoms.copy()
+        atoms.center(vacuum=self.cutoff)
+        atoms.pbc = True
+        return atoms
+
 
 def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
     """Return energy, forces and stress of one structure, without those of earlier ones."""
@@ -110,12 +129,11 @@ def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
     getattr(calculator, "reset", lambda: None)()
     atoms.calc = calculator
     results: dict[str, Any] = {"energy": float(atoms.get_potential_energy())}
-    for name, full in (("forces", np.array), ("stress", voigt_6_to_full_3x3_stress)):
-        try:
-            if name == "forces" or (atoms.pbc.all() and atoms.cell.rank == 3):
-                results[name] = full(calculator.get_property(name, atoms))
-        except PropertyNotImplementedError:
-            continue
+    with suppress(PropertyNotImplementedError):
+        results["forces"] = np.array(calculator.get_property("forces", atoms))
+    with suppress(PropertyNotImplementedError):
+        if atoms.pbc.all() and atoms.cell.rank == 3:
+            results["stress"] = atoms.get_stress(voigt=False, apply_constraint=False)  # of 6 or 3 x 3 numbers
     return results
 
 
@@ -150,7 +168,12 @@ def model_subject(folder: Path, structures: Path | None = None, *, branch: str =
     except InputError:  # no energy, or no atoms: laws of fields remain
         return Subject(new_calculator=None, **facts)
     frames = [_atoms_of(graph, rule.fields) for graph in graphs] if frames is None else frames
-    return Subject(new_calculator=lambda: EnsembleCalculator(ensemble), frames=frames, cutoff=rule.cutoff, **facts)
+    return Subject(
+        new_calculator=lambda: EnsembleCalculator(ensemble, outside="record"),
+        frames=frames,
+        cutoff=rule.cutoff,
+        **facts,
+    )
 
 
 def _of_file(path: Path, seed: int) -> list[Atoms]:

@@ -14,6 +14,7 @@ from ase.calculators.calculator import all_changes
 from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 from ase.io import write
+from ase.stress import voigt_6_to_full_3x3_stress
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import read_toml
@@ -122,6 +123,26 @@ def test_forces_that_end_at_once_are_seen_at_their_cutoff(monkeypatch: pytest.Mo
         assert finding.verdict == verdict, finding
     finding = of_law("through the cutoff", Subject(name="", new_calculator=LennardJones, frames=[]), monkeypatch)
     assert finding.verdict == "failed" and "Error" in finding.where  # what raises never passes
+
+
+class OfCrystals(EMT):
+    """EMT as potentials of crystals are: raises without a cell, and gives stress as a matrix."""
+
+    def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+        np.linalg.inv(atoms.cell.array)
+        super().calculate(atoms, properties or ["energy"], system_changes)
+        self.results["stress"] = voigt_6_to_full_3x3_stress(self.results["stress"])
+
+
+@pytest.mark.parametrize(
+    "law", ["detached fragments", "force flips of dimers", "repulsion", "stress", "shapes of results"]
+)
+def test_a_potential_of_crystals_alone_is_asked_in_cells_of_vacuum(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [
+        of_law(law, Subject(name="", new_calculator=factory, frames=[crystal()]), monkeypatch)
+        for factory in (EMT, OfCrystals)
+    ]
+    assert seen[1].verdict == "passed" and seen[1].figure == pytest.approx(seen[0].figure, abs=1e-6)
 
 
 @pytest.mark.parametrize("place", [0.123, 0.4, 0.5001, 0.9])
