@@ -49,7 +49,7 @@ def numbers_of(index: Index, graphs: int) -> Int64[ndarray, " chosen"]:
     if values.dtype.kind not in "iu" or values.ndim > 1:
         kind = type(index).__name__
         raise InputError(
-            f"{index!r:.80}, a {kind}, is no index of graphs; give a whole number, a slice, or a list or array of whole numbers"
+            f"{index!r:.80} ({kind}) is no index of graphs; give a whole number, a slice, or a list or array of whole numbers"
         )
     numbers = values.reshape(-1).astype(np.int64)
     wrong = numbers[(numbers < -graphs) | (numbers >= graphs)]
@@ -96,7 +96,7 @@ class Access(Shown):
     def to_pyg(self) -> "StoreDataset":
         """Return the graphs as a dataset of torch_geometric's ``Data``, for its ``DataLoader``.
 
-        Every ``Data`` has every field: what a graph lacks is NaN, and -100 as an integer, which torch's cross entropy passes over.
+        Every ``Data`` has every field: what a graph lacks is NaN, and -1 as a class or another integer.
         """
         return StoreDataset(self._store, pyg=True)
 

@@ -184,12 +184,12 @@ class Ensemble(EnsembleModule):
 
         InputError where training graphs were not atoms.
         """
-        return structures_for(self.members, self.manifest)
+        return structures_for(self._members, self.manifest)
 
     @property
     def training_attributes(self) -> Mapping[str, Any]:
         """Return the attributes of the training store; empty where unknown."""
-        return training_attributes(self.members, self.manifest)
+        return training_attributes(self._members, self.manifest)
 
     def needed(self, store: GraphStore) -> list[str]:
         """Return the fields to read from a store.
@@ -215,7 +215,7 @@ class Ensemble(EnsembleModule):
                     f"the store means something else by {field.name}: {actual}; the ensemble reads {field}"
                 )
         check_lengths(self.training_attributes, store.attributes)
-        check_edges((member.model.settings for member in self.members), self.training_attributes, store.attributes)
+        check_edges((member.model.settings for member in self._members), self.training_attributes, store.attributes)
         return self._read_by_members(available)
 
     def _read_by_members(self, available: Collection[str]) -> list[str]:
@@ -276,8 +276,9 @@ class Ensemble(EnsembleModule):
         )
 
     def _predict_screened(self, read: Screened) -> Predictions:
-        self.committee.prepare(range(len(self.members)), read.valid)
-        return self.combine(read, [outcome_of(member, read) for member in self.members])
+        members = self.members
+        self._committee.prepare(range(len(members)), read.valid)
+        return self.combine(read, [outcome_of(member, read) for member in members])
 
     def combine(self, read: Screened, outcomes: Sequence[Outcome]) -> Predictions:
         """Return outcomes of members as one prediction with intervals and flags.
@@ -339,7 +340,7 @@ class Ensemble(EnsembleModule):
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """Return the prediction for one graph that could not be tried."""
         items = {"node": nodes, "edge": edges, "graph": 1}
-        members = len(self.members)
+        members = len(self._members)
         return Predictions(
             fields={one.name: estimates_of(one).blank(one, members, items[one.field.on]) for one in self.targets},
             nodes_per_graph=np.array([nodes]),

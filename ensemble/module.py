@@ -1,7 +1,7 @@
 """Models as modules of torch: physical units, gradients, any kind of graphs."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,7 +58,7 @@ class EnsembleModule(nn.Module, Shown):
         self._predicted = self._state()
 
     def _state(self) -> State:
-        return [(one._version, one.dtype, one.device) for one in self.models.parameters()]
+        return [(one._version, one.dtype, one.device) for one in tensors_of(self.models)]
 
     def _follow(self) -> None:
         """Predict with the parameters of now; InputError for calibrated ensembles."""
@@ -142,7 +142,7 @@ class EnsembleModule(nn.Module, Shown):
         if isinstance(source, list | tuple) and not items:
             raise InputError("there is no structure to predict; give at least one")
         if items and all(isinstance(one, Atoms) for one in items):
-            return list(structures_for(self.members, self.manifest).makers(items))
+            return list(structures_for(self._members, self.manifest).makers(items))
         if items and all(map(is_pyg, items)):
             return [partial(self._from_pyg, data, number) for number, data in enumerate(items)]
         raise InputError(
@@ -175,7 +175,7 @@ class EnsembleModule(nn.Module, Shown):
                 values = graph[one.name].numpy()
                 atoms.info |= {one.name: values[0]} if one.on == "graph" else {}
                 atoms.arrays |= {one.name: values} if one.on == "node" else {}
-        return structures_for(self.members, self.manifest).graph(atoms, name)
+        return structures_for(self._members, self.manifest).graph(atoms, name)
 
     def __repr__(self) -> str:
         names = ", ".join(entry.name for entry in self.manifest.members)
@@ -192,6 +192,14 @@ class EnsembleModule(nn.Module, Shown):
         reads = [field.name for field in self.manifest.inputs]
         known = {"calibrated": ", ".join(self.manifest.calibration) or "no", "reads": reads}
         return {"predicts": targets, **known, "members": members}
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """Return parameters and buffers, which torch itself takes five times as long to find."""
+    found = [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
+    for child in module._modules.values():
+        found += tensors_of(child) if child is not None else []
+    return found
 
 
 def frozen(trained: TrainedModel, model: Any) -> TrainedModel:
@@ -219,7 +227,7 @@ def listed(source: Any) -> list[Any]:
         return [source]
     if isinstance(source, GraphStore):
         return [source[:]] if hasattr(source, "__getitem__") else []
-    if isinstance(source, list | tuple):
+    if isinstance(source, list | tuple | Iterator):
         return [one for item in source for one in (listed(item) if is_pyg(item) else [item])]
     sized: Callable[[], int] | None = getattr(source, "__len__", None)
     if sized is not None and hasattr(source, "__getitem__") and isinstance(source, torch.utils.data.Dataset):

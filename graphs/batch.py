@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
+from operator import index
 from typing import Any
 
 import torch
@@ -394,6 +395,8 @@ def _graph_rows(graphs: slice | Sequence[int] | Tensor, count: int, device: torc
     """Return the rows of graphs: a slice where they are consecutive."""
     if isinstance(graphs, slice):
         graphs = range(*graphs.indices(count))
+    elif not isinstance(graphs, Tensor):
+        graphs = _whole_numbers(graphs)
     if isinstance(graphs, Tensor):
         if graphs.dtype == torch.bool and graphs.shape != (count,):
             raise InputError(f"{tuple(graphs.shape)} flags for {count} graphs; give one per graph")
@@ -405,6 +408,17 @@ def _graph_rows(graphs: slice | Sequence[int] | Tensor, count: int, device: torc
     if all(number == first + place for place, number in enumerate(graphs)):
         return slice(first, first + len(graphs))
     return torch.tensor(graphs, device=device)
+
+
+def _whole_numbers(graphs: Any) -> Sequence[int] | Tensor:
+    """Return numbers of graphs as a list, or bools as a tensor; InputError otherwise."""
+    try:
+        values = [*(graphs.tolist() if hasattr(graphs, "tolist") else graphs)]
+        return torch.tensor(values) if values and isinstance(values[0], bool) else [*map(index, values)]
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{graphs!r:.80} are no graphs of a batch; give a slice, whole numbers, or one bool per graph"
+        ) from error
 
 
 def _numbers(rows: Rows) -> slice | list[int]:

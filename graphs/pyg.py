@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import MISSING_CLASS, Field
 from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.texts import NAME, NAME_KEYS, name_among
 from hydragnn.graphs.validate import graph_from_arrays
@@ -139,15 +139,11 @@ def from_pyg(
     return graph.with_texts({NAME: [own]}) if own else graph
 
 
-ABSENT = -100
-"""Integer in place of one that a graph lacks; torch's cross entropy passes over it."""
-
-
 def to_pyg(batch: GraphBatch, *, whole: bool = False) -> list[Data]:
     """Return one ``Data`` per graph, with every field under its name.
 
     Graph fields have a leading axis of 1, so that torch_geometric stacks them when it makes batches. With ``whole`` fields and
-    texts that a graph lacks are there as well, as NaN, -100 or an empty text: torch_geometric makes batches of equal attributes only.
+    texts that a graph lacks are there as well, as NaN, -1 or an empty text: torch_geometric makes batches of equal attributes only.
     """
     if not whole:
         return [_data(graph) for graph in unbatch(batch)]
@@ -156,7 +152,7 @@ def to_pyg(batch: GraphBatch, *, whole: bool = False) -> list[Data]:
         values, present = batch[name], batch.present_items(name)
         if present is not None and values.dtype != torch.bool:
             absent = ~present.view(-1, *[1] * (values.ndim - 1))
-            filled[name] = values.masked_fill(absent, math.nan if values.is_floating_point() else ABSENT)
+            filled[name] = values.masked_fill(absent, math.nan if values.is_floating_point() else MISSING_CLASS)
     batch = batch.with_fields(filled)
     return [_data(batch.select([place]), whole=True) for place in range(len(batch))]
 

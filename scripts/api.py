@@ -25,6 +25,8 @@ from hydragnn.base.places import (
     check_store,
     check_stores,
     check_suffix,
+    check_texts,
+    check_workers,
     is_store,
     reported_kind,
     source_kind,
@@ -60,6 +62,7 @@ def build_store(
     Here as in all functions ``"auto"`` are as many as this machine has room for (here cores, without its GPUs).
     Under mpirun, srun or torchrun all ranks make the store together, and each gives what it holds.
     """
+    check_workers(workers)
     if isinstance(source, str | Path) and this_launch().size == 1:
         check_exists(as_path(source))
     from hydragnn.datasets.build import build_store as build
@@ -86,12 +89,13 @@ def build_store(
     return replace(info, notes=(*info.notes, *precision_notes(open_store(out))))
 
 
-def store_info(store: Path | str) -> "StoreInfo":
+def store_info(store: "Path | str | GraphStore") -> "StoreInfo":
     """Return a store's fields, sizes, attributes and backend; InputError without a store."""
-    check_store(as_path(store))
+    place = as_path(getattr(store, "path", store))
+    check_store(place)
     from hydragnn.datasets import store_info as info
 
-    return info(as_path(store))
+    return info(place)
 
 
 def train(
@@ -111,6 +115,8 @@ def train(
     ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration.
     """
     _allow_code(allow_code)
+    if not isinstance(memory, str | None):
+        raise InputError(f"memory = {memory!r:.40} is no text; write for example '4 GB'")
     source = config
     if not isinstance(config, Settings):
         own = run_of(config)
@@ -145,6 +151,8 @@ def search(
     Interrupted by a signal, OutOfWalltime at the end of the allocation; InputError where no trial has a result at the end.
     """
     _allow_code(allow_code)
+    check_workers(workers)
+    check_texts(overrides, "overrides", "search.trials=30")
     table, origin = _table(campaign, [*overrides, *store_override(store)])
     if not resume:
         check_stores(table, origin)
@@ -173,6 +181,7 @@ def submit(
 ) -> "Submission":
     """Submit the first batch job of a campaign; return job and script."""
     _allow_code(allow_code)
+    check_workers(workers)
     from time import time
 
     from hydragnn.hpo.submit import submit_campaign
@@ -262,6 +271,9 @@ def build_ensemble(
     """
     _allow_code(allow_code)
     sources = [as_path(one) for one in source] if isinstance(source, list | tuple) else [as_path(source)]
+    check_workers(workers)
+    if top_k is not None and top_k < 1:
+        raise InputError(f"top_k = {top_k} chooses no member; use 1 or more")
     for one in sources:
         source_kind(one)
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
@@ -288,7 +300,7 @@ def build_ensemble(
             }
         )
         return ensemble_of_runs(campaign, as_path(out), branch=branch, false_alarms=false_alarms)
-    top_k, method = top_k or 5, method or "top-k"
+    top_k, method = 5 if top_k is None else top_k, method or "top-k"
     if train or final_seeds or epochs:
         return trained_ensemble(
             campaign,
@@ -365,6 +377,7 @@ def predict(
             raise InputError(
                 f"{what}: a {type(value).__name__} in memory is predicted in memory; leave out= away, or give the path of a {what}"
             )
+    check_workers(workers)
     folder, path = as_path(model), as_path(place)
     if this_launch().size == 1:
         check_model(folder)
@@ -462,6 +475,7 @@ def doctor() -> "Installation":
 
 def _table(source: Path | str | Table, overrides: Sequence[str]) -> tuple[Table, Path]:
     """The parsed table and the file that relative paths count from."""
+    check_texts(overrides, "overrides", "train.epochs=30")
     if isinstance(source, dict):
         return with_overrides(source, list(overrides)), Path.cwd() / "configuration"
     path = as_path(source)

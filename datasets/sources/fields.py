@@ -66,6 +66,8 @@ class FieldSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> "FieldSettings":
         field = self.field
+        if self.scale == 0:
+            raise ValueError(f"field {self.name}: scale = 0 makes every value 0; leave it out, or give a factor")
         if self.convert and (field.on != "graph" or field.shape != (3, 3)):
             raise ValueError(
                 f'field {self.name}: a virial is a 3 x 3 tensor of a graph; say on = "graph", shape = [3, 3]'

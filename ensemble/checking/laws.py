@@ -11,7 +11,6 @@ import torch
 from ase import Atoms, units
 from ase.data import chemical_symbols, covalent_radii
 from ase.data.vdw_alvarez import vdw_radii
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.md.verlet import VelocityVerlet
 from jaxtyping import Float
 
@@ -383,7 +382,8 @@ def _drift(subject: Subject) -> Seen:
         if len(atoms) == 1:
             continue
         atoms.calc, step = subject.fresh(), 0.25 if 1 in atoms.numbers else 1.0  # fs
-        MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(0))
+        spread = np.sqrt(300 * units.kB * atoms.get_masses())[:, None]  # Maxwell and Boltzmann at 300 K
+        atoms.set_momenta(spread * np.random.default_rng(0).standard_normal((len(atoms), 3)))
         energies, dynamics = [], VelocityVerlet(atoms, step * units.fs)
         dynamics.attach(lambda: energies.append(atoms.get_total_energy() / len(atoms)))  # noqa: B023
         dynamics.run(STEPS)

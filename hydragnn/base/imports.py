@@ -30,7 +30,11 @@ _allowed: set[str] = set()
 
 def allow_code(modules: Iterable[str]) -> None:
     """Let files name classes of these modules; InputError for a bad name."""
-    for module in modules:
+    if not isinstance(modules, Iterable):
+        raise InputError(
+            f"allow_code = {modules!r:.60} names no modules; write for example allow_code=['package.module']"
+        )
+    for module in [modules] if isinstance(modules, str) else modules:
         if not all(part.isidentifier() for part in module.split(".")):
             raise InputError(f"--allow-code {module} names no module; write package or package.module")
         _allowed.add(module)

@@ -24,8 +24,21 @@ MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaig
 def as_path(value: Any) -> Path:
     """Return a path; InputError for what is no text and no path."""
     if not isinstance(value, str | os.PathLike):
-        raise InputError(f"{value!r:.60}, a {type(value).__name__}, is no path; give a text or a pathlib.Path")
+        raise InputError(f"{value!r:.60} ({type(value).__name__}) is no path; give a text or a pathlib.Path")
     return Path(value)
+
+
+def check_texts(values: Any, what: str, example: str) -> None:
+    """Raise InputError for what is no list of texts."""
+    if not isinstance(values, list | tuple) or not all(isinstance(one, str) for one in values):
+        raise InputError(f"{what} = {values!r:.60} is no list of texts; write for example {what}=['{example}']")
+
+
+def check_workers(value: Any) -> None:
+    """Raise InputError for a number of workers that is none."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value not in (None, "auto") and not whole:
+        raise InputError(f"workers = {value!r:.40} is neither a whole number from 1 nor auto")
 
 
 def check_exists(path: Path) -> None:

@@ -149,7 +149,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
             raise InputError(f"{path} has more than {LARGEST / 1e6:.0f} MB, which no configuration has; check the path")
-        table = tomllib.loads(content.decode())
+        table = tomllib.loads(content.decode("utf-8-sig"))  # some editors begin files with a byte order mark
         allow_named(table)
         return table
     except InputError:

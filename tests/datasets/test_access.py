@@ -79,7 +79,7 @@ def test_the_loader_of_torch_geometric_makes_batches_of_partly_labelled_graphs()
     loader = torch_geometric("loader").DataLoader
     (batch,) = loader(partly_labelled().to_pyg(), batch_size=3)
     assert batch.gap[1] == 2.0 and batch.gap[[0, 2]].isnan().all() and batch.name == ["", "", "third"]
-    assert batch.phase.tolist() == [-100, 1, -100] and batch.batch.tolist() == [0, 1, 1, 2, 2, 2]
+    assert batch.phase.tolist() == [-1, 1, -1] and batch.batch.tolist() == [0, 1, 1, 2, 2, 2]
 
 
 def test_stores_show_themselves(path: Path, store: MemoryStore) -> None:

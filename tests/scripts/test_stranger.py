@@ -1,0 +1,172 @@
+"""First hour of a stranger with own data: ten commands, and mistakes that each get one sentence."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import ase.io
+import pytest
+from ase.build import bulk
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
+
+Call = Callable[..., tuple[int, str, str]]
+
+BUILD = """
+kind = "ase"
+files = ["own.xyz"]
+cutoff = 4.0
+[[fields]]
+name = "energy"
+on = "graph"
+role = "target"
+unit = "eV"
+[[fields]]
+name = "forces"
+on = "node"
+shape = [3]
+role = "target"
+parity = "vector"
+unit = "eV/Angstrom"
+"""
+
+RUN = """
+[data]
+store = "own.h5"
+[batch]
+max_graphs = 8
+[model]
+kind = "schnet"
+hidden_dim = 8
+num_layers = 1
+[[heads]]
+kind = "energy"
+field = "energy"
+forces = "forces"
+references = true
+[train]
+epochs = 2
+"""
+
+TRANSCRIPT = {
+    "--version": "hydragnn 0.",
+    "data build build.toml --out own.h5": "24",
+    "data info own.h5": "eV/Angstrom",
+    "data check own.h5": "problems  none",
+    "help train.epochs": "Full budget in epochs",
+    "train run.toml --out run": "trivial predictor",
+    "train run --resume --set train.epochs=4": "after epoch 2 with train.epochs: 2, now 4",
+    "check run": "permutation passed",
+    "report run": "run/report.html",
+    "predict run new.xyz --out new.csv": "new.csv",
+}
+"""Commands, and words of what they print."""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with 24 labelled frames of copper, new frames, and two configurations."""
+    monkeypatch.chdir(tmp_path)
+    frames = []
+    for seed in range(24):
+        atoms = bulk("Cu", cubic=True)
+        atoms.rattle(0.1, seed=seed)
+        atoms.calc = EMT()
+        labels = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+        atoms.calc = SinglePointCalculator(atoms, **labels)
+        frames.append(atoms)
+    ase.io.write("own.xyz", frames, format="extxyz")
+    ase.io.write("new.xyz", [bulk("Cu", cubic=True), bulk("Cu")], format="extxyz")
+    Path("build.toml").write_text(BUILD)
+    Path("run.toml").write_text(RUN)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("own", "undrawn")
+def test_ten_commands_lead_from_own_structures_to_predictions(call: Call) -> None:
+    for command, words in TRANSCRIPT.items():
+        code, out, errors = call(*command.split())
+        assert code == 0 or command == "check run", (command, out, errors)
+        assert words in " ".join(out.split()) or words in out, (command, out, errors)
+    rows = Path("new.csv").read_text().splitlines()
+    assert len(rows) == 3 and rows[0].startswith("graph,")
+
+
+WRONG = {
+    "hydragnn.load(3)": "3 (int) is no path",
+    'hydragnn.load(["run"])': "is no path",
+    'hydragnn.load("own.h5")': "is neither an ensemble nor a run",
+    'hydragnn.load("run", "metals")': "it has no branch metals",
+    "hydragnn.predict(None, store)": "None (NoneType) is no path",
+    'hydragnn.predict("run", {"a": 1})': "not dict",
+    'hydragnn.predict("run", [frames[0], store[0]])': "a list of several kinds",
+    'hydragnn.predict("run", frames, "out.h5")': "a list in memory is predicted in memory",
+    'hydragnn.predict("run", store, workers=2)': "workers and keep_parts are about a file",
+    'hydragnn.predict("run", "own.h5", "p.h5", workers=0)': "workers = 0 is neither",
+    "model(torch.zeros(3))": "not torch's Tensor",
+    'model.predict("build.toml")': "is no store; predict files with hydragnn.predict",
+    'store["energy"]': "'energy' (str) is no index of graphs",
+    "store[24]": "there is no graph 24",
+    "store.read([0.5])": "are no numbers of graphs",
+    "store.read([True, False])": "are no numbers of graphs",
+    "store[:3].select([0.5])": "are no graphs of a batch",
+    "hydragnn.evaluate(model, 5)": "5 (int) is no path",
+    'hydragnn.train("run.toml", "new", overrides="train.epochs=1")': "is no list of texts",
+    'hydragnn.train("run.toml", "new", memory=4)': "memory = 4 is no text",
+    'hydragnn.build_store("build.toml", "new.h5", workers=1.5)': "workers = 1.5 is neither",
+    'hydragnn.build_ensemble("run", "new", top_k=0)': "top_k = 0 chooses no member",
+    'hydragnn.load("run", allow_code=5)': "allow_code = 5 names no modules",
+    "built('role = \"target\"', 'role = \"label\"')": "role: Input should be",
+    "built('unit = \"eV\"', 'unit = \"eV\"\\nscale = 0')": "scale = 0 makes every value 0",
+    'built("cutoff = 4.0", \'cutoff = "4 A"\')': "cutoff: Input should be a valid number",
+    'built("shape = [3]", "shape = [4]")': "reshape it or declare another shape",
+    'built("own.xyz", "own.cif")': "no such file",
+    'trained("epochs = 2", "epochs = 2026-01-01")': "a date; give numbers",
+    "trained('kind = \"schnet\"', 'kind = [\"schnet\"]')": "model.kind is missing",
+    'trained("[[heads]]", "[heads]")': "heads: Input should be a valid list",
+    "trained('forces = \"forces\"', 'forces = \"force\"')": "did you mean forces?",
+    'trained("own.h5", "own.xyz")': "is a file, not a store",
+}
+"""Python that is wrong, and words of its sentence."""
+
+PROGRAM = """
+import sys
+import torch
+import ase.io
+import hydragnn
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import open_store
+build, run = open("build.toml").read(), open("run.toml").read()
+def written(name, text, old, new):
+    assert old in text
+    open(name, "w").write(text.replace(old, new, 1))
+    return name
+def built(old, new):
+    return hydragnn.build_store(written("wrong.toml", build, old, new), "new.h5")
+def trained(old, new):
+    return hydragnn.train(written("wrong.toml", run, old, new), "new")
+hydragnn.build_store("build.toml", "own.h5", quiet=True)
+hydragnn.train("run.toml", "run", overrides=["train.epochs=1"])
+store, model, frames = open_store("own.h5"), hydragnn.load("run"), ase.io.read("own.xyz", ":2")
+for line in sys.stdin.read().splitlines():
+    try:
+        print(f"gave {eval(line)!r:.60}")
+    except InputError as error:
+        print(repr(str(error)))
+    except Exception as error:
+        print(f"raised {error!r:.200}")
+"""
+
+
+@pytest.mark.usefixtures("own")
+def test_mistakes_of_a_stranger_get_one_sentence_each_and_leave_nothing(own: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, input="\n".join(WRONG), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = done.stdout.splitlines()
+    for (line, words), answer in zip(WRONG.items(), answers, strict=True):
+        assert answer[0] in "'\"" and "\\n" not in answer and len(answer) < 400, (line, answer)
+        assert words in answer.replace("\\'", "'"), (line, answer)
+    names = {"own.xyz", "new.xyz", "build.toml", "run.toml", "wrong.toml", "own.h5", "run"}
+    assert {path.name for path in own.iterdir()} == names
