@@ -29,7 +29,10 @@ class LatentSpace:
     def distances(
         self, states: Float[Tensor, "nodes channels"], owners: Int[Tensor, " nodes"], graphs: int
     ) -> tuple[Float[Array, "graphs 3"], Float[Array, " nodes"]]:
-        """Return logarithms of mean and largest distance of nodes, and of the graph's, -69 without nodes; and of every node's."""
+        """Return logarithms of distances of graphs and of nodes.
+
+        Of a graph the mean and the largest of its nodes, and its own; -69 without nodes.
+        """
         exact = states if states.dtype == torch.float64 else states.float()
         matrix = torch.from_numpy(self.whitening).to(exact)
         lengths = torch.linalg.vector_norm(exact @ matrix.T, dim=1).double().cpu()

@@ -109,9 +109,9 @@ class Predictions(Shown):
 
     @property
     def node_domain_score(self) -> Float[Array, " nodes"]:
-        """Return the probability that a node of a graph like those of training is as unusual; NaN if unknown.
+        """Return the probability that a usual node is as unusual; NaN if unknown.
 
-        It ranks nodes, and flags none: of a hundred usual nodes one has 0.01 or less.
+        A usual node is one of a graph like those of training. The score ranks nodes, and flags none: of a hundred usual nodes one has 0.01 or less.
         """
         unknown = np.full(int(self.nodes_per_graph.sum()), np.nan)
         return unknown if self.node_p_values is None else self.node_p_values

@@ -73,7 +73,7 @@ class Evaluation(Shown):
 
     @property
     def caveat(self) -> str:
-        """Return a sentence where held-out graphs are too few for the false alarms asked for; else empty."""
+        """Return a sentence where held-out graphs are too few; else empty."""
         if "expected" not in self.domain:
             return ""
         return (

@@ -149,7 +149,7 @@ def part_doubts(
     weights_of: Callable[[str], Float[Array, " members"]],
     calibrations: Calibrations,
 ) -> Doubts:
-    """Return the uncertainty of members with these weights, per graph, node and target."""
+    """Return the uncertainty of members about graphs, nodes and targets."""
     weights = weights_of(STATES)  # of no field: members disagree whatever weighs in a field
     items = {}
     for target in targets:

@@ -56,7 +56,7 @@ class DomainScores:
     """The same of every node among nodes; None where they are not known."""
 
     def spread_over(self, graphs: Bool[np.ndarray, " all"], nodes: Bool[np.ndarray, " all_nodes"]) -> "DomainScores":
-        """Return the scores as rows of more graphs, those with True; NaN for the others."""
+        """Return the scores as rows of more graphs, NaN for others."""
         reasons = np.full(len(graphs), "", dtype=object)
         reasons[graphs] = self.reasons
         return DomainScores(

@@ -44,7 +44,7 @@ def doubts_of(
     outcomes: Sequence[Outcome],
     weights: Float[Array, " members"],
 ) -> Doubts:
-    """Return doubts about graphs and nodes from those about ``items`` by target, and distances of final states."""
+    """Return doubts about graphs and nodes, by target and of states."""
     of_nodes = {name: items[name] for name in on_nodes}
     graphs = {name: graph_doubts(doubt, owners[name], len(outcomes[0].reasons)) for name, doubt in items.items()}
     speaking, shares = [one for one, weight in zip(outcomes, weights, strict=True) if weight > 0], weights[weights > 0]
@@ -67,7 +67,7 @@ def graph_doubts(
 
 
 def doubted_items(on: Location, doubt: Float[Array, " items"], owners: Int[Numbers, " items"], graph: int) -> str:
-    """Return the numbers of the items in a graph that members doubt most, in words; empty of whole graphs."""
+    """Return the items that members doubt most in words; empty of graphs."""
     rows = np.flatnonzero(owners == graph)
     if on == "graph" or not len(rows):
         return ""

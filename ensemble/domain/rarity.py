@@ -129,7 +129,7 @@ def fitted_rarity(
 
 
 def _quantiles(scores: Float[Array, " nodes"], graph: Int[np.ndarray, " nodes"]) -> Float[Array, " quantiles"]:
-    """Return scores at equal steps of weight, rounded up, the largest last; every graph has the same weight."""
+    """Return scores at equal steps of weight, the same for every graph."""
     _, inverse, counts = np.unique(graph, return_inverse=True, return_counts=True)
     order = np.argsort(scores, kind="stable")
     reached = np.cumsum(1.0 / counts[inverse[order]]) / len(counts)

@@ -108,7 +108,7 @@ class GraphView:
         return made
 
     def most(self, graph: int, of_nodes: Float[Array, " nodes"]) -> int:
-        """Return the number within its graph of the node with the largest value."""
+        """Return the position in its graph of the largest node."""
         return int(np.nan_to_num(of_nodes[self.node_rows[graph] : self.node_rows[graph + 1]]).argmax())
 
     def largest(self, of_nodes: Float[Array, "nodes channels"]) -> Float[Array, "graphs channels"]:
