@@ -14,7 +14,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.shown import Shown
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
-from hydragnn.graphs.pyg import to_pyg
+from hydragnn.graphs.pyg import to_pyg, without_zeros
 
 if TYPE_CHECKING:
     from hydragnn.datasets.store import GraphStore
@@ -90,13 +90,16 @@ class Access(Shown):
         return {"nodes": int(sizes.nodes.sum()), "edges": int(sizes.edges.sum()), "fields": fields}
 
     def dataset(self) -> "StoreDataset":
-        """Return the graphs as a ``Dataset`` for torch's own ``DataLoader``."""
+        """Return the graphs as a ``Dataset`` for torch's own ``DataLoader``.
+
+        Labels that a graph lacks are NaN, and -1 as a class.
+        """
         return StoreDataset(self._store)
 
     def to_pyg(self) -> "StoreDataset":
         """Return the graphs as a dataset of torch_geometric's ``Data``, for its ``DataLoader``.
 
-        Every ``Data`` has every field: what a graph lacks is NaN, and -1 as a class or another integer.
+        Every ``Data`` has every field; labels that a graph lacks are those of ``dataset``.
         """
         return StoreDataset(self._store, pyg=True)
 
@@ -121,7 +124,10 @@ class StoreDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several graphs, read at once."""
         batch = self.store.read(numbers_of(list(indices), len(self)))
-        return to_pyg(batch, whole=True) if self.pyg else [batch.select([place]) for place in range(len(batch))]
+        if self.pyg:
+            return to_pyg(batch, whole=True)
+        batch = without_zeros(batch)  # a loss of labels that are not there is NaN, then
+        return [batch.select([place]) for place in range(len(batch))]
 
     def __repr__(self) -> str:
         return f"StoreDataset({self.store!r}, pyg={self.pyg})"

@@ -190,16 +190,16 @@ class EnsembleModule(nn.Module, Shown):
             for entry in self.manifest.members
         ]
         reads = [field.name for field in self.manifest.inputs]
-        known = {"calibrated": ", ".join(self.manifest.calibration) or "no", "reads": reads}
-        return {"predicts": targets, **known, "members": members}
+        facts = {"calibrated": ", ".join(self.manifest.calibration) or "no", "reads": reads}
+        return {"predicts": targets, **facts, "members": members}
 
 
 def tensors_of(module: nn.Module) -> list[Tensor]:
     """Return parameters and buffers, which torch itself takes five times as long to find."""
-    found = [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
+    tensors = [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
     for child in module._modules.values():
-        found += tensors_of(child) if child is not None else []
-    return found
+        tensors += tensors_of(child) if child is not None else []
+    return tensors
 
 
 def frozen(trained: TrainedModel, model: Any) -> TrainedModel:

@@ -147,14 +147,19 @@ def to_pyg(batch: GraphBatch, *, whole: bool = False) -> list[Data]:
     """
     if not whole:
         return [_data(graph) for graph in unbatch(batch)]
+    batch = without_zeros(batch)
+    return [_data(batch.select([place]), whole=True) for place in range(len(batch))]
+
+
+def without_zeros(batch: GraphBatch) -> GraphBatch:
+    """Return the batch with NaN, or -1, in place of absent values."""
     filled = {}
     for name in batch.masks:
         values, present = batch[name], batch.present_items(name)
         if present is not None and values.dtype != torch.bool:
             absent = ~present.view(-1, *[1] * (values.ndim - 1))
             filled[name] = values.masked_fill(absent, math.nan if values.is_floating_point() else MISSING_CLASS)
-    batch = batch.with_fields(filled)
-    return [_data(batch.select([place]), whole=True) for place in range(len(batch))]
+    return batch.with_fields(filled)
 
 
 def _data(graph: GraphBatch, *, whole: bool = False) -> Data:

@@ -115,7 +115,7 @@ def explained(key: str) -> list[Key]:
     InputError for a name that is none.
     """
     words = ".".join(word for word in key.strip("[]").split(".") if word != "branches" and not word.isdigit())
-    found: dict[Key, list[str]] = {}
+    explained_keys: dict[Key, list[str]] = {}
     names: dict[str, None] = {}
     for section in sections():
         whole = section.path == words and words != ""
@@ -124,10 +124,10 @@ def explained(key: str) -> list[Key]:
             names |= {path: None, one.key: None}
             if whole or words in (path, one.key):
                 table = {**asdict(one), "key": path, "sections": ()}
-                found.setdefault(Key(**table), []).append(section.title)
-    if not found:
+                explained_keys.setdefault(Key(**table), []).append(section.title)
+    if not explained_keys:
         raise InputError(f"no configuration has a key {key!r:.60}; {nearest(words, [*names])}")
-    return [Key(**{**asdict(one), "sections": tuple(titles)}) for one, titles in found.items()]
+    return [Key(**{**asdict(one), "sections": tuple(titles)}) for one, titles in explained_keys.items()]
 
 
 def meanings_of(settings: type[Settings]) -> dict[str, str]:
@@ -165,8 +165,8 @@ def _type_text(field: FieldInfo) -> str:
 def _default_text(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    made = not field.default_factory_takes_validated_data
-    value = field.get_default(call_default_factory=True) if made else field.get_default()
+    is_simple = not field.default_factory_takes_validated_data
+    value = field.get_default(call_default_factory=True) if is_simple else field.get_default()
     if isinstance(value, Settings):
         return "the section's defaults"
     return "none" if value is None else f"`{json.dumps(value, default=str)}`"

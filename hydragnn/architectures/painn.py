@@ -50,7 +50,7 @@ class PaiNNSettings(GeometricSettings):
 
     @property
     def kinks(self) -> str:
-        """Description of the kinks of the paper's norm, and of vectors over their length."""
+        """Kinks of the paper's norm, and of vectors over their length."""
         kinks = []
         if self.directions == "over_length":
             kinks.append(

@@ -57,7 +57,7 @@ class TensorNetSettings(GeometricSettings):
 
 
 class PartLinears(nn.Module):
-    """Linear maps of the parts of tensors: W_I I + W_A A + W_S S."""
+    """Linear maps of tensors: W_I I + W_A A + W_S S."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

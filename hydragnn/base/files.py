@@ -152,7 +152,9 @@ def kind_of_folder(folder: Path) -> str:
 
 
 def check_utf8(folder: Path) -> None:
-    """Raise InputError for a folder whose path is no UTF-8: safetensors opens no file there."""
+    """Raise InputError for a path that is no UTF-8.
+
+    safetensors opens no file there."""
     try:
         str(folder.absolute()).encode()
     except UnicodeEncodeError as error:

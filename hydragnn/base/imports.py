@@ -125,7 +125,7 @@ def class_named(
 
 
 def function_named(reference: str, *, where: str, noun: str) -> Callable[[], Any]:
-    """Return a function or class of a module in ``allow_code``; InputError for another.
+    """Return a value of a module in ``allow_code``; InputError for another.
 
     Modules that are imported already are not enough, since their functions may do anything.
     """
@@ -139,7 +139,7 @@ def function_named(reference: str, *, where: str, noun: str) -> Callable[[], Any
 
 
 def _imported(reference: str, *, where: str, noun: str, registered: bool = False) -> Any:
-    """Return a value of an allowed module; None where the module lacks it."""
+    """Return a value of an allowed module; None without it."""
     module_name, _, name = reference.partition(":")
     parts = module_name.split(".")
     if not all(part.isidentifier() for part in [*parts, name]):

@@ -41,7 +41,7 @@ def mapped(batch: GraphBatch, map_: Tensor) -> GraphBatch:
 def jump(
     values: Callable[[tuple[float, ...]], Float[Tensor, "points numbers"]], refinements: int = 4
 ) -> tuple[float | None, float]:
-    """Return position and height of a jump of ``values``; None and 0 without one.
+    """Return position and height of a jump; None and 0 without one.
 
     Between 33 points, the interval whose change differs most from that of its neighbours is divided by 8, several times. What is
     continuous then changes as slowly as elsewhere; a jump is as high as before, and after four times its slope 4096 times as large.

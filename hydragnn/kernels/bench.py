@@ -57,7 +57,7 @@ def copy_bandwidth(settings: BenchSettings) -> float:
 
 
 def bench_rows(settings: BenchSettings, bandwidth: float) -> Iterator[BenchRow]:
-    """Times of every op and variant, each as soon as it is measured."""
+    """Yield times of every op and variant as they are measured."""
     edges = random_graph(settings.nodes, settings.degree).to(settings.device)
     random = torch.Generator(settings.device).manual_seed(0)
 

@@ -68,7 +68,7 @@ class Compiled:
 
 
 def _times(constants: Mapping[str, Any], bit: int) -> int:
-    """Return how often a tensor is read: twice with a direction of its own."""
+    """Return how often a tensor is read: twice with its own direction."""
     return 2 if constants["TANGENTS"] & bit else 1
 
 

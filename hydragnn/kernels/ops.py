@@ -207,7 +207,7 @@ def _rows(edges: Topology, channels: int, normal: Normal) -> Case:
 
 
 def _rows_op(name: str, call: Callable[..., Any], plain: Callable[..., Any], variants: Mapping[str, Make]) -> Op:
-    """Return a function of rows, whose specification is plain torch; results may be None."""
+    """Return a function of rows, specified by plain torch."""
 
     def present(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *inputs: tuple(value for value in function(*inputs) if value is not None)

@@ -139,7 +139,7 @@ def joined(parts: Sequence[Float[Tensor, "..."]], dim: int) -> Float[Tensor, "..
 
 
 class _Joined(Function):
-    """``torch.cat``, whose gradient is one split instead of a slice for each part."""
+    """``torch.cat`` with one split as gradient instead of many slices."""
 
     @staticmethod
     def forward(ctx: Any, dim: int, *parts: Tensor) -> Tensor:
@@ -370,7 +370,7 @@ def measured(
     smooth: bool,
     floor: float = FLOOR,
 ) -> tuple[Float[Tensor, "nodes both"], Float[Tensor, "nodes channels"]]:
-    """Return scalars beside norms of right halves, and the products of both halves.
+    """Return scalars, norms of right halves, and products of both halves.
 
     Halves l and r are vectors: [s, |r|] and <l, r>, channel by channel, with norms of ``norm_of``. Atomics: none.
     """

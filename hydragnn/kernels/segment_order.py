@@ -45,5 +45,5 @@ def _sorted(receivers: Tensor, num_nodes: int) -> SegmentOrder:
 
 
 def remember_order(receivers: Tensor, num_nodes: int, order: SegmentOrder) -> None:
-    """Keep a known order for as long as the array of receivers lives."""
+    """Keep a known order as long as the receivers live."""
     _orders[receivers] = (num_nodes, receivers._version, order)

@@ -146,7 +146,7 @@ def sums_by_node(
     values: Float[Tensor, "nodes heads features"],
     graph: MessageGraph,
 ) -> Float[Tensor, "nodes heads features"]:
-    """Return Q (K^T V) of each graph, which needs no sizes of graphs."""
+    """Return Q (K^T V) of each graph, without its size."""
     outer = keys.unsqueeze(-1) * values.unsqueeze(-2)  # [nodes, heads, width, features]
     context = graph.to_nodes(segment_sum(outer, graph.owner, graph.num_graphs))
     return (queries.unsqueeze(-2) @ context).squeeze(-2)

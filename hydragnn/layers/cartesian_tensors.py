@@ -1,4 +1,4 @@
-"""Tensors of rank 2 as matrices and parts: X = I + A + S."""
+"""Tensors of rank 2 as matrices: X = I + A + S."""
 
 import torch
 from jaxtyping import Float

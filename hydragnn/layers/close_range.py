@@ -1,4 +1,4 @@
-"""Atoms nearer than in training: screened nuclear repulsion, and limits of learned energies."""
+"""Atoms nearer than in training: nuclear repulsion and limited energies."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -86,7 +86,7 @@ def limits_from_json(value: Mapping[str, Any]) -> CloseRangeLimits:
 
 
 def bonds() -> np.ndarray:
-    """Return the sum of covalent radii of all pairs of elements, in Angstrom."""
+    """Return summed covalent radii of pairs of elements, in Angstrom."""
     radii = covalent_radii[np.minimum(np.arange(ELEMENTS), len(covalent_radii) - 1)]
     table: np.ndarray = radii[:, None] + radii[None, :]
     return table
@@ -137,7 +137,7 @@ def ending(lengths: Float[Tensor, " edges"], cutoff: float | None) -> Float[Tens
 
 
 def smooth_step(t: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
-    """Return a step from 0 to 1 on [0, 1] with two continuous derivatives."""
+    """Return a step on [0, 1] with two continuous derivatives."""
     t = t.clamp(0.0, 1.0)
     return t.pow(3) * (10 - 15 * t + 6 * t.square())
 
@@ -221,7 +221,7 @@ class CloseRange(nn.Module):
     def crowding_of(
         self, squares: Float[Tensor, " edges"], bond: Float[Tensor, " edges"], topology: Topology
     ) -> Float[Tensor, " nodes"]:
-        """Return the crowding of atoms from squares of distances and of sums of radii."""
+        """Return the crowding of atoms from squared distances and radii."""
         end = 0.0 if self.limits.cutoff is None else (self.limits.angstrom / self.limits.cutoff) ** 2
         sizes = (bond * (1 / squares - end).clamp_min(0.0)).pow(3).unsqueeze(-1)
         return segment_sum(sizes, topology.receivers, topology.num_rows).squeeze(-1)

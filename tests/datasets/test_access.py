@@ -82,6 +82,13 @@ def test_the_loader_of_torch_geometric_makes_batches_of_partly_labelled_graphs()
     assert batch.phase.tolist() == [-1, 1, -1] and batch.batch.tolist() == [0, 1, 1, 2, 2, 2]
 
 
+def test_a_loss_of_labels_that_are_not_there_is_loud() -> None:
+    store = partly_labelled()
+    batch = next(iter(DataLoader(store.dataset(), batch_size=3)))
+    assert batch["gap"].isnan().tolist() == [True, False, True] == (~batch.labelled("gap")).tolist()
+    assert batch["phase"].tolist() == [-1, 1, -1] and store[0]["gap"].tolist() == [0.0]
+
+
 def test_stores_show_themselves(path: Path, store: MemoryStore) -> None:
     on_disk = open_store(path)
     names = "atomic_numbers (node), energy (graph), forces (node), charge (node), label (graph)"

@@ -72,6 +72,17 @@ def test_three_members_are_trained_together_and_each_is_what_it_is_alone(
         assert all(alone[name].tobytes() == together[name].tobytes() for name in alone)
 
 
+def test_a_campaign_is_loaded_as_its_best_trial_which_is_not_changed(campaign: Path) -> None:
+    best = min(
+        (trial for trial in campaign_history(campaign).trials if trial.results),
+        key=lambda trial: (-len(trial.results), trial.results[-1]),
+    )
+    assert api.load(campaign).names == (best.folder.name,) == api.load(str(best.folder / "model")).names
+    assert f"best: trial {best.number}" in api.status(campaign)._repr_html_()
+    with pytest.raises(InputError, match=r"is a trial of a campaign.*train.epochs: 4, now 9"):
+        api.train(best.folder, resume=True, overrides=["train.epochs=9"])
+
+
 @pytest.fixture
 def interrupted_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The first training that reaches a rung is followed by Ctrl-C."""

@@ -12,7 +12,7 @@ from hydragnn.kernels.triton.sums import SIZES
 
 @triton.jit
 def _tile(units, rows, VEC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):
-    """Return the rows and channels of a tile, their number, and a mask."""
+    """Return rows and channels of a tile, their number, and a mask."""
     e = tl.program_id(0) * BE + tl.arange(0, BE)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     C = (units * VEC).to(OFF)
@@ -184,7 +184,7 @@ def _mean(values, C):
 def standard_orders(x, u, v, of_x, of_u, units, rows,
                     ORDER: tl.constexpr, FLOOR: tl.constexpr, VEC: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr,
                     BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Rows y of mean 0 and variance 1; a program has whole rows.
+    """Rows of mean 0 and variance 1; programs have whole rows.
 
     Derivatives are by P z = z - <z> - y <z y>.
     """
