@@ -109,9 +109,9 @@ class Predictions(Shown):
 
     @property
     def node_domain_score(self) -> Float[Array, " nodes"]:
-        """Return the probability that a usual node is as unusual; NaN if unknown.
+        """Return the p-value of every node; NaN if unknown.
 
-        A usual node is one of a graph like those of training. The score ranks nodes, and flags none: of a hundred usual nodes one has 0.01 or less.
+        The score ranks nodes, and flags none: of a hundred nodes of graphs like those of training one has 0.01 or less.
         """
         unknown = np.full(int(self.nodes_per_graph.sum()), np.nan)
         return unknown if self.node_p_values is None else self.node_p_values

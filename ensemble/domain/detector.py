@@ -19,7 +19,7 @@ FLOOR = 0.03
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Channel:
-    """One number that a detector has for every graph, or for every node."""
+    """One number that a detector has for every graph or node."""
 
     slack: float
     """The least unit of its excess over the usual value, whatever held-out graphs showed."""

@@ -125,7 +125,7 @@ class Domain:
         return replace(result, reasons=tuple(reasons), node_p_values=self._node_p_values(view))
 
     def _node_p_values(self, view: GraphView) -> Float[Array, " nodes"] | None:
-        """Return the p-value of every node; NaN where no detector has a value."""
+        """Return the p-value of every node; NaN where unknown."""
         if self.of_nodes is None or self.rarity is None:
             return None
         values = node_values_of(self.detectors, view)
@@ -133,7 +133,7 @@ class Domain:
         return np.where(np.isnan(values).all(axis=1), np.nan, p_values)
 
     def scores_of_values(self, values: Float[Array, "graphs channels"]) -> DomainScores:
-        """Return scores for values of all channels, with names of detectors as reasons."""
+        """Return scores for values of channels; reasons are names of detectors."""
         known = ~np.isnan(values).all(axis=1)
         if self.rarity is None:
             return DomainScores(scores={}, p_values=np.full(len(values), np.nan), reasons=("",) * len(values))

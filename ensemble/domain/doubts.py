@@ -56,7 +56,7 @@ def doubts_of(
 def graph_doubts(
     doubt: Float[Array, " items"], owners: Int[Numbers, " items"], graphs: int
 ) -> Float[Array, "graphs two"]:
-    """Return largest and root mean square doubt within every graph; NaN without values."""
+    """Return largest and root mean square doubt per graph, or NaN."""
     fine = np.isfinite(doubt)
     values, own, result = doubt[fine], owners[fine], np.full((graphs, 2), np.nan)
     np.fmax.at(result[:, 0], own, values)

@@ -46,8 +46,8 @@ class Inputs(Detector):
         for name in self.middle:
             field = view.batch.fields.get(name)
             if field is not None and field.on == "node":
-                there = view.batch.present(name)[view.batch.owner("node")].numpy()
-                result[there] = np.maximum(result[there], self._away(view, name)[0])
+                present = view.batch.present(name)[view.batch.owner("node")].numpy()
+                result[present] = np.maximum(result[present], self._away(view, name)[0])
         return result
 
     def _away(self, view: GraphView, name: str) -> tuple[Float[Array, "items one"], Numbers]:

@@ -51,9 +51,9 @@ class Kinds(Detector):
         for name, kinds_of in self.kinds_of.items():
             field = view.batch.fields.get(name)
             if field is not None and field.on == "node":
-                there = view.batch.present(name)[view.batch.owner("node")].numpy()
+                present = view.batch.present(name)[view.batch.owner("node")].numpy()
                 unknown = ~np.isin(view.batch[name].reshape(-1, field.width).numpy(), kinds_of).all(axis=1)
-                result[there & unknown, 0] = 1.0
+                result[present & unknown, 0] = 1.0
         return result
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:

@@ -30,7 +30,7 @@ UNKNOWN = 1e300
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rarity:
-    """Usual value and unit of every channel, and joint scores of held-out graphs."""
+    """Usual values and units of channels, and scores of held-out graphs."""
 
     usual: Float[Array, " channels"]
     unit: Float[Array, " channels"]

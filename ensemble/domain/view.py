@@ -104,8 +104,8 @@ class GraphView:
         """Return what ``make`` returns, made once per key."""
         if key not in self._made:
             self._made[key] = make()
-        made: Made = self._made[key]
-        return made
+        value: Made = self._made[key]
+        return value
 
     def most(self, graph: int, of_nodes: Float[Array, " nodes"]) -> int:
         """Return the position in its graph of the largest node."""
@@ -155,6 +155,6 @@ def species_field(inputs: Mapping[str, Field]) -> str:
 
 
 def length_scale(batch: GraphBatch) -> float:
-    """Return the longest edge of a batch; 1 where there are no lengths."""
+    """Return the longest edge of a batch; 1 without lengths."""
     longest = float(edge_vectors(batch).norm(dim=1).max()) if batch.dim and batch.num_edges else 0.0
     return longest if longest > 0 and math.isfinite(longest) else 1.0

@@ -299,6 +299,7 @@ def _domain(domain: Mapping[str, Any] | None, arrays: Mapping[str, Any]) -> Doma
     by_detector = domain["flagged_by_detector"].items()
     return DomainFacts(
         allowed=float(domain["false_alarms"]),
+        expected=float(domain.get("expected", domain["false_alarms"])),
         flagged={part: float(share) for part, share in domain["flagged"].items()},
         by_detector={part: {name: float(shares[name]) for name in names} for part, shares in by_detector},
         scores={  # ensembles of version 0.2 have none

@@ -173,6 +173,8 @@ class DomainFacts:
 
     allowed: float
     """Share that may be flagged of graphs like those of training."""
+    expected: float
+    """Share that is; more where held-out graphs are few."""
     flagged: Mapping[str, float]
     """Share by part."""
     by_detector: Mapping[str, Mapping[str, float]]

@@ -600,7 +600,12 @@ def flags_table(domain: DomainFacts) -> Table:
         domain.flagged,
         {"part": str, "flagged": lambda part: percent(domain.flagged[part]), **columns},
         "Graphs outside the training domain, in percent. Thresholds allow "
-        f"{percent(domain.allowed)} in validation and parts like it; detectors overlap.",
+        f"{percent(domain.allowed)} in validation and parts like it; detectors overlap."
+        + (
+            ""
+            if domain.expected <= domain.allowed
+            else f" Held-out graphs are so few that about {percent(domain.expected)} are flagged."
+        ),
     )
 
 
