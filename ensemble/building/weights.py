@@ -30,8 +30,8 @@ ROWS = 20_000
 SMALL = 0.02
 """Fitted weights below it are none."""
 
-SECOND = 0.05
-"""Weight of the second best member where only one is left, so that members can still disagree."""
+SECOND = 0.01
+"""Weight of the second best member where only one is left, so that members can still disagree: a member with three times the error costs two percent."""
 
 CAUTION = 2.0
 """Standard errors that are added to every difference from the best member of a field."""

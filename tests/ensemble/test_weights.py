@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.ensemble.building.weights import errors_alone, errors_of, mixed, optimum, worst_ratio
+from hydragnn.ensemble.building.weights import SECOND, errors_alone, errors_of, mixed, optimum, worst_ratio
 from hydragnn.ensemble.numbers import NumberEvidence
 
 
@@ -57,3 +57,10 @@ def test_mixtures_keep_members_out_that_have_no_fitted_weight() -> None:
     assert mixed(fitted, base, 0.0).tolist() == fitted.tolist()
     half = mixed(fitted, base, 0.5)
     assert half[2] == 0 and half.sum() == pytest.approx(1.0)
+
+
+def test_the_member_beside_a_much_better_one_costs_two_percent_at_most() -> None:
+    shared = noise(1.0)
+    energy = evidence(np.concatenate([shared, 3.0 * shared]))
+    weights = np.array([1 - SECOND, SECOND])
+    assert energy.row_errors(weights).mean() <= 1.02 * energy.row_errors(np.array([1.0, 0.0])).mean() + 1e-12
