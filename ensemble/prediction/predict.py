@@ -49,7 +49,7 @@ from hydragnn.ensemble.prediction.schedule import (
 from hydragnn.ensemble.prediction.work import Joiner, Worker
 from hydragnn.runs.signals import raise_signals
 
-VERSION = 11
+VERSION = 12
 """Of the folder of parts: another one is refused."""
 
 STAGES_OF_TIME = ("preparing", "predicting", "writing")
