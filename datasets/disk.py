@@ -275,6 +275,10 @@ class DiskStore(Access):
     def __len__(self) -> int:
         return self.manifest.graphs
 
+    def __reduce__(self) -> tuple[type["DiskStore"], tuple[Path]]:
+        """Return its path: processes of a loader open it anew."""
+        return DiskStore, (self.path,)
+
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of all graphs."""
         return self.manifest.fields

@@ -144,6 +144,7 @@ class EnsembleModule(nn.Module, Shown):
         if items and all(isinstance(one, Atoms) for one in items):
             return list(structures_for(self._members, self.manifest).makers(items))
         if items and all(map(is_pyg, items)):
+            self._check_edges(items[0])
             return [partial(self._from_pyg, data, number) for number, data in enumerate(items)]
         raise InputError(
             f"a model takes graphs, a store, atoms, torch_geometric's Data or lists of them, not {kind_of(source)}; of a file use predict"
@@ -163,19 +164,23 @@ class EnsembleModule(nn.Module, Shown):
             return from_pyg(data, fields.values(), cutoff=cutoff_of(attributes), name=name)
         if not reads_atoms(self.manifest) or data.get("pos") is None:
             raise InputError(f"{name}: the data has no edge_index, and the model reads edges; add them as in training")
-        graph = from_pyg(data, fields.values(), name=name)
-        atoms = Atoms(
-            graph[ATOMIC_NUMBERS].numpy(),
-            graph.positions.numpy(),
-            cell=graph.cell[0].numpy(),
-            pbc=graph.periodic[0].numpy(),
+        return structures_for(self._members, self.manifest).graph(
+            atoms_of(from_pyg(data, fields.values(), name=name)), name
         )
-        for one in fields.values():
-            if one.name != ATOMIC_NUMBERS and one.on != "edge":
-                values = graph[one.name].numpy()
-                atoms.info |= {one.name: values[0]} if one.on == "graph" else {}
-                atoms.arrays |= {one.name: values} if one.on == "node" else {}
-        return structures_for(self._members, self.manifest).graph(atoms, name)
+
+    def _check_edges(self, data: Any) -> None:
+        """Raise InputError where atoms have other edges than training's rule gives."""
+        attributes = training_attributes(self._members, self.manifest)
+        cutoff, by_rule = cutoff_of(attributes), attributes.get("source", "ase") == "ase"
+        if data.get("edge_index") is None or cutoff is None or not (by_rule and reads_atoms(self.manifest)):
+            return
+        given = self._from_pyg(data, 0)
+        expected = structures_for(self._members, self.manifest).graph(atoms_of(given), "graph 0")
+        if given.num_edges != expected.num_edges:
+            raise InputError(
+                f"graph 0 of torch_geometric's Data has {given.num_edges} edges, and those of training (cutoff = {cutoff:g}) would be "
+                f"{expected.num_edges}; leave edge_index out, and edges are made as in training"
+            )
 
     def __repr__(self) -> str:
         names = ", ".join(entry.name for entry in self.manifest.members)
@@ -211,6 +216,21 @@ def frozen(trained: TrainedModel, model: Any) -> TrainedModel:
 def value_of(prediction: Distribution) -> Tensor:
     """Return the mean, or probabilities of classes."""
     return prediction.probabilities if isinstance(prediction, Categorical) else prediction.tensors()["mean"]
+
+
+def atoms_of(graph: GraphBatch) -> Atoms:
+    """Return the structure of one graph of atoms, with its fields; InputError for a plane."""
+    if graph.dim != 3:
+        raise InputError(f"the positions have {graph.dim} coordinates, and those of atoms 3; add the third")
+    numbers, cell, flags = graph[ATOMIC_NUMBERS].numpy(), graph.cell[0].numpy(), graph.periodic[0].numpy()
+    atoms = Atoms(numbers, graph.positions.numpy(), cell=cell, pbc=flags)
+    for name, field in graph.fields.items():
+        values = graph[name].numpy()
+        if field.on == "graph":
+            atoms.info[name] = values[0]
+        elif field.on == "node" and name != ATOMIC_NUMBERS:
+            atoms.arrays[name] = values
+    return atoms
 
 
 def is_pyg(value: Any) -> bool:

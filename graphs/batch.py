@@ -168,6 +168,10 @@ class GraphBatch(Shown):
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the tensor of a field; InputError names the fields."""
+        if not isinstance(name, str):
+            raise InputError(
+                f"{name!r:.60} is no name of a field; take graphs of a batch with select, such as batch.select([0])"
+            )
         if name not in self.fields:
             raise InputError(f"the batch has no field {name}; it has {', '.join(sorted(self.fields)) or 'none'}")
         return self.on(self.fields[name].on)[name]

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.coarse import Level
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
@@ -79,6 +80,8 @@ class GraphModel(nn.Module):
                 states = self.encode(batch, graph)
                 heads = zip(self.description.heads, self.heads)
                 return {settings.field: head(states, graph, batch) for settings, head in heads}, states
+        if torch.is_inference_mode_enabled():  # where every derivative would be zero without a word
+            raise InputError("forces and stress are derivatives, which torch.inference_mode forbids; use torch.no_grad")
         with torch.enable_grad():
             edge_sets = self.edge_sets(batch)
             vectors = [edge_vectors(edges).detach().requires_grad_() for edges in edge_sets]

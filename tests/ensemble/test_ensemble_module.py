@@ -1,5 +1,7 @@
 """Loaded models as modules of torch: any kind of graphs, physical units, own loops."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,3 +163,30 @@ def test_predict_takes_what_is_in_memory_and_what_is_in_files(
 def test_what_is_no_graph_gets_a_sentence(wrong: Any, words: str, runs: list[Path]) -> None:
     with pytest.raises(InputError, match=words):
         Ensemble.load(runs[0]).predict(wrong)
+
+
+def test_edges_of_another_rule_are_refused(runs: list[Path], store: MemoryStore) -> None:
+    data = store.to_pyg()[3]
+    data.edge_index, data.edge_shifts = data.edge_index[:, :4], data.edge_shifts[:4]
+    model = hydragnn.load(runs[0])
+    for use in (model, model.predict):
+        with pytest.raises(InputError, match=r"has 4 edges, and those of training \(cutoff = 4.5\) would be"):
+            use([data])
+    with pytest.raises(InputError, match="have 2 coordinates, and those of atoms 3"):
+        model(torch_geometric("data").Data(z=torch.tensor([29]), pos=torch.zeros(1, 2)))
+
+
+def test_forces_are_never_zeros_of_inference_mode(runs: list[Path], store: MemoryStore) -> None:
+    model, batch = hydragnn.load(runs[0]), store[:2]
+    with torch.inference_mode(), pytest.raises(InputError, match=r"which torch.inference_mode forbids"):
+        model(batch)
+    with torch.no_grad():
+        assert model(batch)["forces"].abs().max() > 0
+
+
+def test_models_and_stores_are_copied_and_pickled(runs: list[Path], stored: Path) -> None:
+    store, model = open_store(stored), hydragnn.load(runs[0])
+    expected = model.predict(store[:3])["forces"].mean
+    again, copied = pickle.loads(pickle.dumps((store, model))), copy.deepcopy(model)
+    np.testing.assert_array_equal(again[1].predict(again[0][:3])["forces"].mean, expected)
+    np.testing.assert_array_equal(copied.predict(store[:3])["forces"].mean, expected)
