@@ -138,9 +138,9 @@ def fitted_target(
     values: Float[Array, "rows width"],
     means: int = 0,
 ) -> dict[str, Predictor]:
-    """Fit the baselines of one target; composition is left out where it is the trivial predictor.
+    """Fit the baselines of one target.
 
-    The last ``means`` columns of the features are means by volume.
+    Composition is left out where it is the trivial predictor. The last ``means`` columns of the features are means by volume.
     """
     from sklearn.base import clone
     from sklearn.ensemble import HistGradientBoostingRegressor
