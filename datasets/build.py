@@ -12,6 +12,7 @@ import torch
 from hydragnn.base.errors import InputError, about
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany, made, made_together, nodes_of
 from hydragnn.datasets.sources.fields import FieldSettings
+from hydragnn.datasets.sources.labels import Labels, parted_settings
 from hydragnn.datasets.sources.registry import rule_of
 from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import StoreWriter
@@ -89,9 +90,10 @@ def graphs_of(settings: BuildSettings) -> Iterator[GraphBatch]:
 
 def makers_of(settings: BuildSettings) -> Iterator[Make]:
     """Yield a maker for each graph, so that failures stay separate."""
-    for number, make in enumerate(settings.makers()):
+    source, labels = parted_settings(settings)
+    for number, make in enumerate(source.makers()):
         for part in range(settings.parts):
-            yield Completed(settings, make, number, part)
+            yield Completed(settings, make, number, part, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Completed(MakerOfMany):
     make: Make
     number: int
     part: int
+    labels: Labels | None
 
     def size(self) -> int:
         """Return the nodes of the graph."""
@@ -116,11 +119,13 @@ class Completed(MakerOfMany):
     @classmethod
     def together(cls, makers: Sequence["Completed"]) -> GraphBatch | None:
         """Return the graphs of several makers; None to make them singly."""
-        batch = None if makers[0].settings.node_split else made_together([one.make for one in makers])
+        alone = makers[0].settings.node_split or makers[0].labels
+        batch = None if alone else made_together([one.make for one in makers])
         return None if batch is None else makers[0]._completed(batch)
 
     def _completed(self, batch: GraphBatch) -> GraphBatch:
         settings = self.settings
+        batch = batch if self.labels is None else self.labels.added_to(batch)
         widths = {name: getattr(settings, name) for name in ENCODINGS}
         batch = with_encodings(_scale_fields(batch, settings.fields), widths)
         if settings.node_split:

@@ -52,7 +52,7 @@ class PartInfo:
     defects: dict[str, Defect] = member(default_factory=dict)
     """Oddities of its graphs by name, counted from the first graph of the part."""
     missing: dict[str, int] = member(default_factory=dict)
-    """Missing numbers of targets in graphs that have the field, where there are any."""
+    """Missing numbers of targets in graphs that have them; only where some are."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the part as plain JSON."""

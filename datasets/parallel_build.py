@@ -26,6 +26,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.forked import workers_context
 from hydragnn.datasets.build import fields_of, graphs_of, groups_of, makers_of, no_graphs, store_writer
 from hydragnn.datasets.sources.base import BuildSettings, Make, made
+from hydragnn.datasets.sources.labels import parted_settings
 from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import clear_unfinished, finish_store, only_maker
 from hydragnn.graphs.batch import GraphBatch
@@ -197,7 +198,7 @@ def first_and_count(settings: BuildSettings, out: Path) -> tuple[GraphBatch, int
     first = next(graphs_of(settings), None)
     if first is None:
         raise no_graphs(settings)
-    count = settings.count()
+    count = parted_settings(settings)[0].count()
     return first, None if count is None else count * settings.parts
 
 

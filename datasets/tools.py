@@ -82,7 +82,7 @@ class StoreInfo(Shown):
     """What was noticed of its graphs when they were written, and of its fields when it was built."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, with the graphs that have and lack each field, and numbers that are there and missing."""
+        """Return plain JSON, with counts of graphs and labels by field."""
         table = {**asdict(replace(self, fields=())), "path": str(self.path), "notes": list(self.notes)}
         counts = [
             {"present": (present := self.present[one.name]), "missing": self.graphs - present}
@@ -154,7 +154,7 @@ def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:
 
 
 def label_numbers(store: DiskStore, field: Field) -> tuple[int, int]:
-    """Return how many numbers of a field are there and how many missing, from the manifest."""
+    """Return how many numbers of a field are there, and are missing."""
     sizes, present = store.sizes(), present_graphs(store, field)
     items = {"node": sizes.nodes, "edge": sizes.edges}.get(field.on, np.ones(len(store), dtype=np.int64))
     labels = int(items[present].sum()) * field.width
@@ -163,7 +163,7 @@ def label_numbers(store: DiskStore, field: Field) -> tuple[int, int]:
 
 
 def missing_in_graphs(store: GraphStore, field: Field) -> NDArray[np.int64]:
-    """Return how many numbers of a target each graph that has it lacks; read only where the manifest counts some."""
+    """Return missing numbers of a target by graph, which the manifest may spare reading."""
     missing, sizes = np.zeros(len(store), dtype=np.int64), store.sizes()
     disk = disk_store(store)
     if field.role != "target" or (disk is not None and not any(field.name in part.info.missing for part in disk.parts)):

@@ -210,7 +210,7 @@ class GraphBatch(Shown):
         return self.masks[name] if location == "graph" else self.masks[name].index_select(0, self.owner(location))
 
     def labelled(self, name: str) -> Bool[Tensor, "items *shape"]:
-        """Return a bool per number of the field: its graph has the field, and it is not missing.
+        """Return a bool per number of the field: it is not missing.
 
         >>> from hydragnn.graphs.validate import graph_from_arrays
         >>> charge = Field(name="charge", on="node", role="target")

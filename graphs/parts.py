@@ -10,13 +10,15 @@ from hydragnn.graphs.field import MISSING_CLASS, Field
 from hydragnn.graphs.texts import NAME
 
 PARTS = ("train", "valid", "test", "calibration")
-"""Parts in the order of their masks and of the numbers in ``PART``."""
+"""Parts in the order of masks."""
 PART = Field(name="part", on="graph", role="auxiliary", classes=len(PARTS), dtype="int64")
 """Part of the nodes whose labels a graph has, for ``kind = "given"`` of a split."""
 
 
 def labels_of_part(graph: GraphBatch, masks: Sequence[str], part: int) -> GraphBatch:
-    """Return one graph with the labels of one part of its nodes, and the field ``part``.
+    """Return one graph with labels of one part of its nodes.
+
+    The graph field ``part`` holds its number.
 
     ``masks`` name the node fields of training, validation, and perhaps test and calibration; they are taken away. All
     inputs and edges stay. InputError for a node in two parts, and for targets that are not of nodes, since every part would see them.

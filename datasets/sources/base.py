@@ -103,7 +103,7 @@ def made(makers: Iterable[Make]) -> Iterator[GraphBatch]:
 class BuildSettings(Settings, ABC):
     """Settings of a data source, and the graphs of its files."""
 
-    beside: ClassVar[tuple[str, ...]] = ()
+    beside: ClassVar[tuple[str, ...]] = ("labels",)
     """Settings that name other files, beside ``files``."""
 
     takes_columns: ClassVar[bool] = False
@@ -113,7 +113,11 @@ class BuildSettings(Settings, ABC):
     """Locations of fields whose values may be joined from several keys."""
 
     files: list[str] = Setting(min_length=1)
-    """Files or patterns such as ``runs/*.xyz``, relative to the BUILD.toml; read in the order of their names."""
+    """Files, folders or patterns such as ``runs/*.xyz``, relative to the BUILD.toml; read in the order of their names."""
+
+    labels: str | None = None
+    """CSV or npz file with graph fields that the files lack, one row per graph. The column ``file`` holds names of files, with or without
+    suffix; without it ``name``, ``id``, ``material_id`` or the like holds names of graphs. Graphs without a row lack optional fields."""
 
     fields: list[FieldSettings] = Setting(default_factory=list)
     """The fields of the store."""
@@ -187,7 +191,7 @@ class BuildSettings(Settings, ABC):
                 raise InputError(
                     f"{origin}: field {field.name}: column is for npz; leave it out, and declare the shape of the whole value"
                 )
-            if len(field.keys) > 1 and field.on not in self.joins:
+            if len(field.keys) > 1 and field.on not in self.joins and not (self.labels and field.on == "graph"):
                 raise InputError(
                     f"{origin}: field {field.name}: this source takes one key per field, not {len(field.keys)}; declare a field for each"
                 )

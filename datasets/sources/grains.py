@@ -28,7 +28,7 @@ class GrainsBuild(BuildSettings):
     """
 
     joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))
-    beside: ClassVar[tuple[str, ...]] = ("edges", "graphs")
+    beside: ClassVar[tuple[str, ...]] = ("edges", "graphs", "labels")
 
     kind: Literal["grains"] = "grains"
 

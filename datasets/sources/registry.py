@@ -16,7 +16,7 @@ from hydragnn.datasets.sources.base import BuildSettings, OwnBuild
 GROUP = "hydragnn.sources"
 """Entry-point group in which packages announce sources; the name of an entry is its kind."""
 
-_NOT_SOURCES = ("atoms_text", "base", "extxyz", "fields", "registry", "tables")
+_NOT_SOURCES = ("atoms_text", "base", "extxyz", "fields", "labels", "registry", "tables")
 
 
 def sources() -> Mapping[str, type[BuildSettings]]:

@@ -16,11 +16,13 @@ Table = dict[str, NDArray[Any]]
 
 
 def find_files(patterns: list[str]) -> list[Path]:
-    """Return the matching files, each once, in order of patterns and names."""
+    """Return matching files, also of folders, in order of patterns and names."""
     paths: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
         matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+        if path.is_dir() and not path.suffix:
+            matches = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
         if not matches:
             raise InputError(f"{pattern}: no such file; paths count from the folder of the BUILD.toml")
         paths |= dict.fromkeys(matches)

@@ -41,7 +41,7 @@ class RunningMoments:
 def moments_of(
     values: Float[Tensor, "items components"], labelled: Bool[Tensor, "items components"] | None = None
 ) -> RunningMoments:
-    """The moments of one part, without missing labels; zeros for a part without items.
+    """The moments of present labels; zeros without any.
 
     >>> moments = moments_of(torch.tensor([[1.0], [3.0]]))
     >>> moments.merged(moments_of(torch.tensor([[5.0]]))).squares

@@ -1,0 +1,91 @@
+"""Tables of labels beside files, joined by file or by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets.sources.base import BuildSettings
+from hydragnn.datasets.sources.fields import FieldSettings
+from hydragnn.datasets.sources.tables import Table, read_table, stack_rows
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.texts import NAME, NAME_KEYS, as_text
+from hydragnn.graphs.validate import field_values
+
+COLUMNS = ("file", *NAME_KEYS)
+"""Columns that may name graphs; the first one of a table does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Labels:
+    """Fields and texts of graphs that a table has."""
+
+    path: str
+    column: str
+    """Column that names the graphs."""
+    rows: Mapping[str, int]
+    table: Table
+    fields: Sequence[FieldSettings]
+    texts: Mapping[str, str]
+    """Columns by the texts that they become."""
+
+    def added_to(self, graph: GraphBatch) -> GraphBatch:
+        """Return one graph with its row; InputError where it needs one."""
+        name = "" if graph.names is None else graph.names[0]
+        file = name.rpartition("#")[0] or name
+        row = next((self.rows[key] for key in (name, file, Path(file).stem) if key in self.rows), None)
+        if row is None and not all(field.optional for field in self.fields):
+            raise InputError(
+                f"{self.path}: no row whose column {self.column} is {file}; add one, or set optional = true for its fields"
+            )
+        if row is None:
+            return graph
+        values, declared = {}, []
+        for field in self.fields:
+            raw = np.asarray(stack_rows([self.table[key][row] for key in field.keys], field))
+            if not (field.optional and raw.dtype.kind == "f" and np.isnan(raw).all()):
+                values[field.name] = field_values(raw, field.field, 1, f"{self.path}, {file}", field.optional)
+                declared.append(field.field)
+        texts = {key: [as_text(self.table[column][row])] for key, column in self.texts.items()}
+        return graph.with_fields(values, fields=declared).with_texts(texts)
+
+
+def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | None]:
+    """Return the settings without fields of their table, and its labels.
+
+    InputError where the table has no column that names graphs, two rows for one, or none of the fields.
+    """
+    if settings.labels is None:
+        return settings, None
+    of_graphs = [field for field in settings.fields if field.on == "graph"]
+    optional = [key for field in of_graphs if field.optional for key in field.keys]
+    table = read_table(Path(settings.labels), [key for field in of_graphs for key in field.keys], optional)
+    column = next((name for name in COLUMNS if name in table), None)
+    if column is None:
+        raise InputError(
+            f"{settings.labels} has no column that names graphs; call it file (the name of the file) or id"
+        )
+    names = [Path(text).name if column == "file" else text for text in map(str, table[column].tolist())]
+    rows = {name: row for row, name in enumerate(names)}
+    if len(rows) < len(names):
+        twice = next(name for row, name in enumerate(names) if rows[name] != row)
+        raise InputError(f"{settings.labels} has several rows whose column {column} is {twice}; keep one")
+    fields = [field for field in of_graphs if all(key in table for key in field.keys)]
+    texts = {key: key for key in settings.texts if key in table}
+    if settings.name_key and settings.name_key in table and settings.name_key != column:
+        texts[NAME] = settings.name_key
+    if of_graphs and not fields and not texts:
+        keys = ", ".join(key for field in of_graphs for key in field.keys)
+        raise InputError(
+            f"{settings.labels} has none of {keys}; it has {', '.join(table)}; name its columns in key, or leave labels out"
+        )
+    rest: dict[str, Any] = {
+        "fields": [field for field in settings.fields if field not in fields],
+        "texts": [key for key in settings.texts if key not in texts],
+        "name_key": None if NAME in texts else settings.name_key,
+    }
+    labels = Labels(path=settings.labels, column=column, rows=rows, table=table, fields=fields, texts=texts)
+    return settings.model_copy(update=rest), labels

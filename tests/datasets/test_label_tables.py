@@ -1,0 +1,121 @@
+"""A table of labels beside the files of any source, joined by file or by name."""
+
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import numpy as np
+import pytest
+from ase.build import bulk
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import build_store, open_store, read_build_settings
+from hydragnn.datasets.build import graphs_of
+from hydragnn.datasets.disk import DiskStore
+from hydragnn.datasets.parallel_build import first_and_count
+
+GAP = {"name": "gap", "on": "graph", "role": "target", "key": "band_gap"}
+METALS = ("Cu", "Ag", "Au", "Pt")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four crystals as CIF files in a folder."""
+    (tmp_path / "cifs").mkdir()
+    for metal in METALS:
+        ase.io.write(tmp_path / "cifs" / f"{metal}.cif", bulk(metal))
+    (tmp_path / "cifs" / ".hidden").write_text("no crystal")
+    return tmp_path
+
+
+def built(folder: Path, **table: Any) -> DiskStore:
+    table = {"kind": "ase", "files": ["cifs"], "cutoff": 3.2, "fields": [GAP], **table}
+    build_store(read_build_settings(table, folder / "BUILD.toml"), folder / "out.h5")
+    return open_store(folder / "out.h5")
+
+
+def table(folder: Path, *lines: str) -> str:
+    (folder / "gaps.csv").write_text("\n".join(lines))
+    return "gaps.csv"
+
+
+@pytest.mark.parametrize("suffix", ["", ".cif"])
+def test_a_folder_of_structures_and_a_table_of_labels_are_a_store(suffix: str, folder: Path) -> None:
+    lines = [f"{metal}{suffix},{number / 4},{metal}-fcc" for number, metal in enumerate(METALS)]
+    labels = table(folder, "file,band_gap,mineral", *reversed(lines))
+    store = built(folder, labels=labels, texts=["mineral"])
+    expected = {f"{metal}.cif#0": (number / 4, f"{metal}-fcc") for number, metal in enumerate(METALS)}
+    batch = store.read(range(4))
+    rows = zip(batch.names, batch["gap"].tolist(), store.texts["mineral"])
+    assert {name: (gap, mineral) for name, gap, mineral in rows} == expected
+    assert store.fields()[-1].dtype == "float64" and "labels" not in store.attributes["build"]
+
+
+def test_labels_are_joined_by_id_and_those_that_are_missing_stay_so(folder: Path) -> None:
+    frames = [bulk(metal) for metal in METALS]
+    for number, frame in enumerate(frames):
+        frame.info["material_id"] = f"mp-{number}"
+    ase.io.write(folder / "all.xyz", frames)
+    labels = table(folder, "id,band_gap,kind,a,b", "mp-2,0.5,1,1,2", "mp-0,,0,,4", "mp-1,1.5,,5,6", "other,9,9,9,9")
+    kind = {"name": "kind", "on": "graph", "role": "target", "classes": 2, "dtype": "int64", "optional": True}
+    pair = {"name": "pair", "on": "graph", "role": "target", "shape": [2], "key": ["a", "b"], "optional": True}
+    store = built(
+        folder, files=["all.xyz"], labels=labels, fields=[{**GAP, "optional": True, "scale": 2.0}, kind, pair]
+    )
+    batch = store.read(range(4))
+    assert list(batch.names) == ["mp-0", "mp-1", "mp-2", "mp-3"]
+    assert batch.present("gap").tolist() == [False, True, True, False] and batch["gap"].tolist()[1:3] == [3.0, 1.0]
+    assert batch.present("kind").tolist() == [True, False, True, False] and batch["kind"].tolist()[2] == 1
+    np.testing.assert_array_equal(batch.labelled("pair"), [[False, True], [True, True], [True, True], [False, False]])
+
+
+def test_arrays_have_tables_of_labels_too_and_are_counted(folder: Path) -> None:
+    np.savez(folder / "sites.npz", counts=np.array([1, 1]), x=np.array([0.5, 1.0]), name=np.array(["left", "right"]))
+    labels = table(folder, "name,band_gap", "right,1.0", "left,2.0")
+    fields = [{"name": "x", "on": "node"}, GAP]
+    settings = {
+        "kind": "npz",
+        "files": ["sites.npz"],
+        "nodes": "counts",
+        "name_key": "name",
+        "fields": fields,
+        "labels": labels,
+    }
+    parsed = read_build_settings(settings, folder / "BUILD.toml")
+    assert [graph["gap"].item() for graph in graphs_of(parsed)] == [2.0, 1.0]
+    assert first_and_count(parsed, folder / "counted.h5")[1] == 2
+
+
+WRONG: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
+    "a row that lacks": (
+        ("file,band_gap", "Cu,1", "Ag,2", "Au,3"),
+        {},
+        "gaps.csv: no row whose column file is Pt.cif; add one, or set",
+    ),
+    "two rows for one": (
+        ("file,band_gap", "Cu,1", "Cu,2"),
+        {},
+        "gaps.csv has several rows whose column file is Cu; keep one",
+    ),
+    "no names": (("structure,band_gap", "Cu,1"), {}, "gaps.csv has no column that names graphs; call it file"),
+    "another column": (
+        ("file,gap", "Cu,1"),
+        {},
+        "gaps.csv has none of band_gap; it has file, gap; name its columns in key",
+    ),
+    "an empty cell": (("file,band_gap", "Cu,"), {}, "gaps.csv, line 2: the column band_gap holds nothing; fill it in"),
+    "a word": (
+        ("file,band_gap", "Cu,wide"),
+        {},
+        "gaps.csv, line 2: the column band_gap holds 'wide', which is no number",
+    ),
+    "no table": ((), {"labels": "none.csv"}, "cannot read .*none.csv"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_tables_that_do_not_fit_get_one_sentence(case: str, folder: Path) -> None:
+    lines, settings, sentence = WRONG[case]
+    with pytest.raises(InputError, match=sentence) as caught:
+        built(folder, **{"labels": table(folder, *lines), **settings})
+    assert "\n" not in str(caught.value)
