@@ -438,7 +438,7 @@ def _shapes(subject: Subject) -> Seen:
     for name, atoms in subject.structures():
         calculator, n = subject.fresh(), len(atoms)
         results_of(atoms, calculator)
-        expected = {
+        expected: dict[str, list[tuple[int, ...]]] = {
             "energy": [()],
             "forces": [(n, 3)],
             "stress": [(6,), (3, 3)],
@@ -448,7 +448,7 @@ def _shapes(subject: Subject) -> Seen:
         }
         results = getattr(calculator, "results", {})
         every = {**results, **getattr(results, "others", {})}
-        shapes = {key: expected.get(key, expected.get(key.rpartition("_")[0])) for key in every}
+        shapes = {key: expected.get(key, expected.get(key.rpartition("_")[0], [])) for key in every}
         bad = [key for key, value in every.items() if shapes[key] and np.shape(value) not in shapes[key]]
         yield float(len(bad)), ", ".join([name, *bad])
 
