@@ -13,7 +13,9 @@ Three small members per set learn from graphs that commands make (``trust_sets``
   tenth of a flagged graph's nodes with the largest errors, mean over these graphs
 - unknown: share of values of flagged graphs without an interval; width: mean width of intervals of graphs that are not flagged
 
-and mean absolute errors of the test part: of members, of the ensemble, and their ratio to the best member's (1.02 is wanted at most).
+and mean absolute errors of the test part: of members, of the ensemble, and its ratio to the best member's (1.02 is wanted at most).
+
+``--kelvin 900 --step 0.5`` adds dynamics of the first test graph at this temperature, of the ensemble until it stops, and of its first member for 5 ps: the nearest distance, as a share of the shortest in training (.5 is wanted at least).
 
 Runs are kept in a folder named for a digest of graphs and settings, and trained once; ensembles are built anew. ``DATA`` holds published sets, which are left out without it.
 """
@@ -29,6 +31,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase import Atoms
+from ase.md.langevin import Langevin
+from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.units import fs
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -37,9 +43,10 @@ from sklearn.metrics import roc_auc_score
 from hydragnn.base.files import digest
 from hydragnn.config import config_from_table
 from hydragnn.datasets import StoreWriter, make_split, open_store
-from hydragnn.ensemble import Ensemble, Predictions
+from hydragnn.ensemble import Ensemble, OutsideDomain, Predictions, calculator
 from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.graphs import GraphBatch, concatenate
+from hydragnn.graphs.batch import edge_vectors
 from hydragnn.runs import train
 from tests.benchmarks.trust_sets import NEEDS, SETS, TrustSet
 
@@ -214,11 +221,44 @@ def table_of_members(ensemble: Ensemble, batch: GraphBatch) -> Table:
     return table
 
 
+def nearest_distances(folder: Path, store: Path, atoms: Atoms, kelvin: float, step: float) -> None:
+    """Print how near atoms come in dynamics of the ensemble until it stops, and of its first member."""
+    opened, random = open_store(store), np.random.default_rng(0)
+    split = make_split(opened, Ensemble.load(folder).members[0].config.split)
+    shortest = float(edge_vectors(opened.read(split.train)).norm(dim=1).min())
+    for potential in (calculator(folder, outside="stop"), calculator(folder.parent / "0")):
+        moving, end = atoms.copy(), "5 ps"
+        moving.calc = potential
+        MaxwellBoltzmannDistribution(moving, temperature_K=kelvin, rng=random)
+        dynamics = Langevin(moving, step * fs, temperature_K=kelvin, friction=0.01 / fs, fixcm=False, rng=random)
+        nearest = np.inf
+        try:
+            for _ in dynamics.irun(int(5000 / step)):
+                nearest = min(nearest, least_distance(moving))
+        except OutsideDomain as error:
+            end = f"stopped after {step * dynamics.nsteps:.0f} fs ({error.reason})"
+        print(f"{len(atoms)} atoms at {kelvin:.0f} K: {nearest / shortest:.2f} of the shortest distance; {end}")
+
+
+def atoms_of(batch: GraphBatch) -> Atoms:
+    """Return the first graph as atoms."""
+    first = batch.select(slice(0, 1))
+    kinds, periodic = first["atomic_numbers"].flatten().numpy(), first.periodic[0].numpy()
+    return Atoms(kinds, first.positions.numpy(), cell=first.cell[0].numpy(), pbc=periodic)
+
+
+def least_distance(atoms: Atoms) -> float:
+    """Return the distance of the nearest pair of atoms."""
+    return float(np.min(atoms.get_all_distances(mic=bool(atoms.pbc.any()))[np.triu_indices(len(atoms), k=1)]))
+
+
 def main() -> None:
     """Measure the sets, print their tables, and write OUT/trust.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(SETS), help="these sets")
     parser.add_argument("--kinds", nargs="+", default=(), help="architectures of members")
+    parser.add_argument("--kelvin", type=float, help="temperature of dynamics, where they are wanted")
+    parser.add_argument("--step", type=float, default=1.0, help="their step in fs")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="published data")
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "trust", help="runs, kept")
     options = parser.parse_args()
@@ -229,11 +269,13 @@ def main() -> None:
         if name in NEEDS and not (options.data / NEEDS[name]).exists():
             print(f"{name}: left out, since {options.data / NEEDS[name]} is not there")
             continue
-        folder, _, graphs = asked(name, options.data, options.out, options.kinds)
+        folder, store, graphs = asked(name, options.data, options.out, options.kinds)
         ensemble = Ensemble.load(folder)
         own = rows_of(name, ensemble, graphs)
         Console(width=150).print(table_of(own), table_of_members(ensemble, graphs[TEST]))
         rows += own
+        if options.kelvin:
+            nearest_distances(folder, store, atoms_of(graphs[TEST]), options.kelvin, options.step)
     (options.out / "trust.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 
