@@ -105,6 +105,10 @@ def _provenance(facts: Facts) -> list[tuple[str, str]]:
         rows.append(("training seed", str(record.seed)))
         rows += [(name, version) for name, version in record.versions.items()]
         rows += [(key.replace("_", " "), text(value)) for key, value in record.hardware.items()]
+    members = [member.record for member in facts.ensemble.members if member.record] if facts.ensemble else []
+    sentences = dict.fromkeys(one for each in (record, *members) if each is not None for one in each.continued)
+    if sentences:
+        rows.append(("continued, unlike one run of this configuration", "; ".join(sentences)))
     if facts.ensemble is not None:
         hashes = [member.record.config_hash for member in facts.ensemble.members if member.record]
         if len(hashes) > 1:

@@ -89,6 +89,7 @@ def test_ten_commands_lead_from_own_structures_to_predictions(call: Call) -> Non
         code, out, errors = call(*command.split())
         assert code == 0 or command == "check run", (command, out, errors)
         assert words in " ".join(out.split()) or words in out, (command, out, errors)
+    assert "after epoch 2 with train.epochs: 2, now 4" in Path("run/report.html").read_text()
     rows = Path("new.csv").read_text().splitlines()
     assert len(rows) == 3 and rows[0].startswith("graph,")
 
