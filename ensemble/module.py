@@ -29,7 +29,8 @@ from hydragnn.graphs.pyg import from_pyg
 from hydragnn.models import Categorical, Distribution, GraphModel, TrainedModel
 from hydragnn.models.trained import denormalise
 
-State = list[tuple[int, torch.dtype, torch.device]]
+State = tuple[list[int], list[tuple[torch.dtype, torch.device]]]
+"""Versions of all tensors, and dtype and device of every member."""
 
 
 class EnsembleModule(nn.Module, Shown):
@@ -58,15 +59,15 @@ class EnsembleModule(nn.Module, Shown):
         self._predicted = self._state()
 
     def _state(self) -> State:
-        return [(one._version, one.dtype, one.device) for one in tensors_of(self.models)]
+        tensors = [tensors_of(model) for model in self.models]
+        return [one._version for own in tensors for one in own], [(own[0].dtype, own[0].device) for own in tensors]
 
     def _follow(self) -> None:
         """Predict with the parameters of now; InputError for calibrated ensembles."""
         state = self._state()
         if state == self._predicted:
             return
-        trained = [version for version, _, _ in state] != [version for version, _, _ in self._predicted]
-        if trained and (self.manifest.calibration or self.manifest.domain.file_content):
+        if state[0] != self._predicted[0] and (self.manifest.calibration or self.manifest.domain.file_content):
             raise InputError(
                 "the parameters of this ensemble were changed, and its intervals and training domain belong to the old ones; call it as a "
                 "function (model(graphs)), or load it again"
