@@ -115,6 +115,8 @@ def explained(key: str) -> list[Key]:
     InputError for a name that is none.
     """
     words = ".".join(word for word in key.strip("[]").split(".") if word != "branches" and not word.isdigit())
+    if words == "model.kind":
+        return [kind_of_model()]
     explained_keys: dict[Key, list[str]] = {}
     names: dict[str, None] = {}
     for section in sections():
@@ -126,8 +128,24 @@ def explained(key: str) -> list[Key]:
                 table = {**asdict(one), "key": path, "sections": ()}
                 explained_keys.setdefault(Key(**table), []).append(section.title)
     if not explained_keys:
-        raise InputError(f"no configuration has a key {key!r:.60}; {nearest(words, [*names])}")
+        hint = nearest(words, [*names])
+        if not hint.startswith("did"):
+            hint = "name a section for its keys: " + ", ".join(
+                dict.fromkeys(one.path for one in sections() if one.path)
+            )
+        raise InputError(f"no configuration has a key {key!r:.60}; {hint}")
     return [Key(**{**asdict(one), "sections": tuple(titles)}) for one, titles in explained_keys.items()]
+
+
+def kind_of_model() -> Key:
+    """Return the key that chooses an architecture, which no section has."""
+    from hydragnn.architectures import architectures
+
+    meaning = "Architecture of the model; a class of your own is named package.module:Name."
+    kinds = ", ".join(architectures())
+    return Key(
+        key="model.kind", type=kinds, default="required", range="", unit="", meaning=meaning, sections=("[model]",)
+    )
 
 
 def meanings_of(settings: type[Settings]) -> dict[str, str]:

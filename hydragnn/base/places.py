@@ -95,6 +95,8 @@ def check_model(folder: Path) -> Kind:
     kind = next((kind for mark, kind in MARKS.items() if kind != "campaign" and (folder / mark).is_file()), None)
     if kind is None and (folder / "campaign.json").is_file():
         raise InputError(f"{folder} is a campaign; make an ensemble first: hydragnn ensemble {folder} --out ENSEMBLE")
+    if kind is None and (folder / "model.json").is_file():
+        raise InputError(f"{folder} is the model of a run; give the folder of the run, {folder.parent}")
     if kind is None:
         raise InputError(f"{folder} is neither an ensemble nor a run; give a folder made by hydragnn ensemble or train")
     return kind

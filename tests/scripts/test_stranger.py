@@ -94,6 +94,15 @@ def test_ten_commands_lead_from_own_structures_to_predictions(call: Call) -> Non
     assert len(rows) == 3 and rows[0].startswith("graph,")
 
 
+def test_help_knows_all_keys(call: Call) -> None:
+    for key, words in {"heads.0.weight": "mean loss in the total", "model.kind": "painn", "split": "split.seed"}.items():
+        code, out, _ = call("help", key)
+        assert code == 0 and words.lower() in out.lower(), (key, out)
+    assert "did you mean epochs?" in call("help", "epoch")[2]
+    code, _, errors = call("help", "")
+    assert code == 2 and errors.count("\n") == 1 and len(errors) < 250 and "train, model" in errors
+
+
 WRONG = {
     "hydragnn.load(3)": "3 (int) is no path",
     'hydragnn.load(["run"])': "is no path",
