@@ -29,8 +29,8 @@ class GraphBatch(Shown):
     """Graphs laid end to end; the ``topology`` counts nodes over all.
 
     A message flows sender -> receiver. Edges are sorted by receiver. ``positions`` has dim 0 where graphs have no
-    geometry. ``masks[name]`` says which graphs have a field; a name without a mask is present everywhere. The
-    Labels of targets may be missing inside a graph, too: NaN, of classes -1 (``labelled``). The
+    geometry. ``masks[name]`` says which graphs have a field; a name without a mask is present everywhere.
+    Labels of targets may be missing inside a graph, too: NaN, of classes -1 (``labelled``); stores then give the field a mask. The
     constructor trusts its caller; ``graph_from_arrays`` and ``validate`` check what comes from outside.
 
     What follows from the offsets is made when first asked for and kept; a ``replace`` starts without it.

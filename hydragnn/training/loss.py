@@ -35,7 +35,7 @@ POINT_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": squared_error, "ma
 
 def label_norms(batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
     """Return the norm of each graph's labels; 0 without any."""
-    return _squares_per_graph(_labelled_only(batch[name], batch.labelled(name)), batch, name).sqrt()
+    return _squares_per_graph(_labelled_only(batch[name], _labelled(batch, name)), batch, name).sqrt()
 
 
 def _squares_per_graph(values: Tensor, batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
@@ -60,7 +60,10 @@ def _label_count(target: Target, batch: GraphBatch) -> Float64[Tensor, ""]:
     name = target.field.name
     if target.loss == "relative":
         return (label_norms(batch, name) > 0).sum().to(torch.float64)
-    return batch.labelled(name).sum().to(torch.float64)
+    labels, labelled = batch[name], _labelled(batch, name)
+    if labelled is None:
+        return torch.full((), float(labels.shape[0] * target.field.width), dtype=torch.float64, device=labels.device)
+    return labelled.sum().to(torch.float64)
 
 
 def loss_sums(
@@ -73,7 +76,7 @@ def loss_sums(
 def loss_sum(target: Target, prediction: Distribution, batch: GraphBatch) -> Float[Tensor, ""]:
     """Return the summed error of one target; missing labels add nothing."""
     name = target.field.name
-    labelled = batch.labelled(name)
+    labelled = _labelled(batch, name)
     labels = _labelled_only(batch[name], labelled)
     prediction = prediction.to(dtype=labels.dtype if labels.is_floating_point() else batch.positions.dtype)
     divisor = _like_items(batch.counts("node").clamp(min=1), labels) if target.per_node else None
@@ -100,9 +103,14 @@ def class_weights_on(weights: tuple[float, ...], dtype: torch.dtype, device: tor
     return torch.tensor(weights, dtype=dtype, device=device)
 
 
-def _labelled_only(values: Tensor, labelled: Tensor) -> Tensor:
+def _labelled(batch: GraphBatch, name: str) -> Tensor | None:
+    """Return a bool per label; None where all are there: stores give a mask to fields that lack some."""
+    return batch.labelled(name) if name in batch.masks else None
+
+
+def _labelled_only(values: Tensor, labelled: Tensor | None) -> Tensor:
     """The values with zero where the label is missing."""
-    return torch.where(labelled, values, values.new_zeros(()))
+    return values if labelled is None else torch.where(labelled, values, values.new_zeros(()))
 
 
 def _like_items(per_item: Tensor, values: Tensor) -> Tensor:

@@ -239,6 +239,7 @@ def test_a_component_that_is_missing_counts_in_no_loss_and_has_no_gradient() -> 
         torch.linspace(-1, 1, labels.numel(), dtype=torch.float64).view(labels.shape),
     )
     predictions = {"charge": Point(mean=mean.requires_grad_())}
+    assert "charge" in batch.masks and "x" not in batch.masks
     for loss, by_hand in (("mse", torch.square), ("mae", torch.abs), ("nll", lambda e: 0.5 * e.square())):
         target = target_of(store, "charge", loss=loss)
         assert label_counts([target], batch).item() == labelled.sum()
