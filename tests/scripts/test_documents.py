@@ -50,7 +50,7 @@ def test_the_custom_dataset_of_the_readme_trains_and_predicts(
     monkeypatch.chdir(tmp_path)
     code, _ = _blocks(root / "README.md", "python")
     exec(compile(code, "README.md", "exec"), {})  # the block is ours, not input
-    assert "valid/moment/mae" in capsys.readouterr().out
+    assert float(capsys.readouterr().out) > 0.9
     assert (tmp_path / "chains-run" / "model" / "weights.safetensors").is_file()
     names: dict[str, Any] = {}
     for code in _blocks(root / "docs" / "python.md", "python"):
