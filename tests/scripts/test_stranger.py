@@ -95,7 +95,11 @@ def test_ten_commands_lead_from_own_structures_to_predictions(call: Call) -> Non
 
 
 def test_help_knows_all_keys(call: Call) -> None:
-    for key, words in {"heads.0.weight": "mean loss in the total", "model.kind": "painn", "split": "split.seed"}.items():
+    for key, words in {
+        "heads.0.weight": "mean loss in the total",
+        "model.kind": "painn",
+        "split": "split.seed",
+    }.items():
         code, out, _ = call("help", key)
         assert code == 0 and words.lower() in out.lower(), (key, out)
     assert "did you mean epochs?" in call("help", "epoch")[2]
