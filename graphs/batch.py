@@ -30,7 +30,7 @@ class GraphBatch(Shown):
 
     A message flows sender -> receiver. Edges are sorted by receiver. ``positions`` has dim 0 where graphs have no
     geometry. ``masks[name]`` says which graphs have a field; a name without a mask is present everywhere.
-    Labels of targets may be missing inside a graph, too: NaN, of classes -1 (``labelled``); stores then give the field a mask. The
+    Labels of targets may be missing inside a graph, too: NaN, of classes -1 (``labelled``), if the field has a mask. The
     constructor trusts its caller; ``graph_from_arrays`` and ``validate`` check what comes from outside.
 
     What follows from the offsets is made when first asked for and kept; a ``replace`` starts without it.

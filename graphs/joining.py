@@ -109,9 +109,16 @@ def _presence(batch: GraphBatch, name: str) -> Tensor:
 
 
 def unbatch(batch: GraphBatch) -> list[GraphBatch]:
-    """Return every graph on its own, as views, without absent fields."""
+    """Return every graph on its own, as views, without absent fields.
+
+    Masks stay on fields of which labels are missing.
+    """
     graphs = [batch.select([number]) for number in range(batch.num_graphs)]
     if not batch.masks:
         return graphs
     absent = [[name for name, mask in graph.masks.items() if not mask[0]] for graph in graphs]
-    return [replace(graph.with_fields(drop=names), masks={}) for graph, names in zip(graphs, absent)]
+    present = [graph.with_fields(drop=names) for graph, names in zip(graphs, absent)]
+    return [
+        replace(graph, masks={name: mask for name, mask in graph.masks.items() if not bool(graph.labelled(name).all())})
+        for graph in present
+    ]

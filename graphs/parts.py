@@ -53,7 +53,8 @@ def labels_of_part(graph: GraphBatch, masks: Sequence[str], part: int) -> GraphB
         for field in targets
     }
     values |= {PART.name: torch.tensor([part])}
-    result = graph.with_fields(values, fields=[PART], drop=masks)
+    some = {field.name: torch.ones(1, dtype=torch.bool) for field in targets}
+    result = graph.with_fields(values, fields=[PART], masks=some, drop=masks)
     name = "" if graph.names is None else graph.names[0]
     return result.with_texts({NAME: [f"{name}, {PARTS[part]}"]}) if name else result
 

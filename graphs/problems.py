@@ -44,7 +44,7 @@ def graph_problems(
     """Return the faults of invalid graphs by position in the batch.
 
     Checked are: at least one node; edges inside their graph and sorted by receiver; finite positions, shifts, cells and
-    values (labels of targets may be missing); classes in range; independent cell vectors along periodic axes; shifts that are whole numbers of these; edges within
+    values (labels of targets with a mask may be missing); classes in range; independent cell vectors along periodic axes; shifts that are whole numbers of these; edges within
     the ``cutoff`` that made them, if one did, and between atoms that are apart; one target per edge among those that are the same to
     a model; clusters that are nested; and that every graph has the fields ``needed``.
     A graph with several problems is told of the first. The sentences call graphs by their ``numbers``, by default their
@@ -238,7 +238,8 @@ def _differ(values: Tensor, first: Tensor, second: Tensor, labelled: Tensor | No
 def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
     for field in batch.fields.values():
         offsets = batch.offsets(field.on).cpu().numpy()
-        for graph, problem in field_problems(field, batch[field.name], offsets, field.role == "target"):
+        missing = field.role == "target" and field.name in batch.masks
+        for graph, problem in field_problems(field, batch[field.name], offsets, missing):
             if bool(batch.present(field.name)[graph]):
                 yield graph, problem
 

@@ -104,7 +104,7 @@ def _together(
         if tensor is None:
             return None
         tensors[field.on][name] = tensor
-        if len(values) < len(structures):
+        if len(values) < len(structures) or bool(tensor.isnan().any()):
             masks[name] = torch.tensor([graph in values for graph in range(len(structures))])
     batch = GraphBatch(
         positions=torch.from_numpy(positions),

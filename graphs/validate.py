@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import MISSING_CLASS, Field, Location
+from hydragnn.graphs.field import MISSING_CLASS, Field, Location, is_labelled
 from hydragnn.graphs.problems import ITEMS, cell_problem, field_problems, graph_problems, not_finite, without_label
 from hydragnn.graphs.topology import Topology
 
@@ -83,6 +83,11 @@ def graph_from_arrays(
         nodes=values["node"],
         edges=values["edge"],
         graphs=values["graph"],
+        masks={
+            field.name: torch.ones(1, dtype=torch.bool)
+            for field in declared.values()
+            if field.name in optional and not bool(is_labelled(values[field.on][field.name], field).all())
+        },
     )
     check_axes(batch, name)
     return batch

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.sources.base import BuildSettings
@@ -50,7 +51,12 @@ class Labels:
                 values[field.name] = field_values(raw, field.field, 1, f"{self.path}, {file}", field.optional)
                 declared.append(field.field)
         texts = {key: [as_text(self.table[column][row])] for key, column in self.texts.items()}
-        return graph.with_fields(values, fields=declared).with_texts(texts)
+        some = {
+            field.name: torch.ones(1, dtype=torch.bool)
+            for field in self.fields
+            if field.missing and field.name in values
+        }
+        return graph.with_fields(values, fields=declared, masks=some).with_texts(texts)
 
 
 def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | None]:

@@ -30,8 +30,8 @@ def test_each_sentence_about_a_missing_label_says_both_things_to_leave_out(
     with pytest.raises(InputError, match=rf"declare it in fields \(.*\), or leave it out of {items}, too"):
         make([], {"label": [0.0] * rows})
     labelled = make([label], {"label": [1.0] * rows})
-    with pytest.raises(InputError, match=f"graph 0, field label: inf .*; remove the graph, or {say}"):
-        validate(labelled.with_fields({"label": labelled["label"] * math.inf}))
+    with pytest.raises(InputError, match=f"graph 0, field label: nan .*; remove the graph, or {say}"):
+        validate(labelled.with_fields({"label": labelled["label"] * math.nan}))
     with pytest.raises(InputError, match="add it, or take label out of the batch's fields, too"):
         validate(replace(labelled, **{items: {}}))
     with StoreWriter(tmp_path / "some.h5", [label], dim=2) as writer:  # what the sentences advise

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hydragnn.datasets import (
     GraphStore,
     MemoryStore,
     Normalisation,
+    StoreWriter,
     build_store,
     check_store,
     fit_normalisation,
@@ -24,7 +26,7 @@ from hydragnn.datasets import (
     read_build_settings,
     store_info,
 )
-from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
+from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays, unbatch
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import Point
 from hydragnn.record import RunRecord
@@ -268,6 +270,22 @@ def test_statistics_and_metrics_are_those_of_present_components() -> None:
         target_moments([target], store.read([3, 4, 5, 6, 7]))["charge"]
     )
     torch.testing.assert_close(merged.squares, target_moments([target], batch)["charge"].squares)
+
+
+def test_graphs_one_by_one_and_together_are_written_with_their_missing_labels(tmp_path: Path) -> None:
+    batch = python_source(tmp_path).read(range(GRAPHS))
+    graphs = unbatch(batch)
+    assert [sorted(graph.masks) for graph in graphs] == [["charge", "phase"]] * GRAPHS
+    with StoreWriter(tmp_path / "out.h5", FIELDS, dim=3) as writer:
+        writer.write_graphs(graphs[:4])
+        writer.write(concatenate(graphs[4:]))
+    assert open_store(tmp_path / "out.h5").fingerprint == python_source(tmp_path).fingerprint
+    bare = [replace(graph, masks={}) for graph in graphs[:1]]
+    with (
+        pytest.raises(InputError, match=r"graph 0, field charge: nan .*optional=\['charge'\] in Python"),
+        StoreWriter(tmp_path / "bare.h5", FIELDS, dim=3) as writer,
+    ):
+        writer.write_graphs(bare)
 
 
 def test_only_labels_that_a_target_declares_optional_may_be_missing(tmp_path: Path) -> None:
