@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -57,17 +57,46 @@ class EnsembleModule(nn.Module, Shown):
             (copy.deepcopy(one.model) if one.exact is None else one.exact).requires_grad_() for one in own
         )
         self._predicted = self._state()
+        self._numbers: Tensor | None = None
+
+    def _lend(self) -> None:
+        """Keep a copy of the numbers that predict, before anyone can change them."""
+        if self.__dict__.get("_numbers", self) is None:
+            self._numbers = numbers_of(self._modules["models"])
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a submodule or tensor, as torch does."""
+        if name == "models":
+            self._lend()
+        return super().__getattr__(name)
+
+    def named_modules(self, *args: Any, **more: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Yield all modules, whose parameters may change from now on."""
+        self._lend()
+        return super().named_modules(*args, **more)
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules inside, whose parameters may change from now on."""
+        self._lend()
+        return super().named_children()
 
     def _state(self) -> State:
-        tensors = [tensors_of(model) for model in self.models]
+        tensors = [tensors_of(model) for model in cast(nn.ModuleList, self._modules["models"])]
         return [one._version for own in tensors for one in own], [(own[0].dtype, own[0].device) for own in tensors]
 
     def _follow(self) -> None:
-        """Predict with the parameters of now; InputError for calibrated ensembles."""
-        state = self._state()
-        if state == self._predicted:
+        """Predict with the parameters of now; InputError for calibrated ensembles.
+
+        Versions alone would not do: ``fused`` optimizers and ``parameter.data`` change numbers without them.
+        """
+        state, before = self._state(), self._numbers
+        now = None if before is None else numbers_of(self._modules["models"])
+        changed = state[0] != self._predicted[0] or (
+            before is not None and now is not None and not equal_bits(now, before.to(now))
+        )
+        if state == self._predicted and not changed:
             return
-        if state[0] != self._predicted[0] and (self.manifest.calibration or self.manifest.domain.file_content):
+        if changed and (self.manifest.calibration or self.manifest.domain.file_content):
             raise InputError(
                 "the parameters of this ensemble were changed, and its intervals and training domain belong to the old ones; call it as a "
                 "function (model(graphs)), or load it again"
@@ -76,7 +105,7 @@ class EnsembleModule(nn.Module, Shown):
             replace(member, model=frozen(member.model, model)) for member, model in zip(self._members, self.models)
         ]
         self._members, self._committee = in_company(members)
-        self._predicted = state
+        self._predicted, self._numbers = state, now
 
     @property
     def members(self) -> Sequence[Member]:
@@ -206,6 +235,17 @@ def tensors_of(module: nn.Module) -> list[Tensor]:
     for child in module._modules.values():
         tensors += tensors_of(child) if child is not None else []
     return tensors
+
+
+def numbers_of(module: nn.Module | None) -> Tensor:
+    """Return parameters and buffers, copied into one vector."""
+    tensors = [one.detach() for one in tensors_of(module)] if module is not None else []
+    return torch.cat([one.reshape(-1).to(tensors[0].device) for one in tensors]) if tensors else torch.zeros(0)
+
+
+def equal_bits(one: Tensor, other: Tensor) -> bool:
+    """Return True for the same bits, where NaN equals itself."""
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def frozen(trained: TrainedModel, model: Any) -> TrainedModel:

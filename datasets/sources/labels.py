@@ -11,7 +11,7 @@ import torch
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.sources.fields import FieldSettings
-from hydragnn.datasets.sources.tables import Table, read_table, stack_rows
+from hydragnn.datasets.sources.tables import Table, find_files, read_table, stack_rows
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.texts import NAME, NAME_KEYS, as_text
 from hydragnn.graphs.validate import field_values
@@ -68,17 +68,22 @@ def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | No
         return settings, None
     of_graphs = [field for field in settings.fields if field.on == "graph"]
     optional = [key for field in of_graphs if field.optional for key in field.keys]
-    table = read_table(Path(settings.labels), [key for field in of_graphs for key in field.keys], optional)
+    numbers = [key for field in of_graphs for key in field.keys]
+    named = {*COLUMNS, *settings.texts, settings.name_key or ""} - set(numbers)
+    table = read_table(Path(settings.labels), numbers, optional, named)
     column = next((name for name in COLUMNS if name in table), None)
     if column is None:
         raise InputError(
             f"{settings.labels} has no column that names graphs; call it file (the name of the file) or id"
         )
-    names = [Path(text).name if column == "file" else text for text in map(str, table[column].tolist())]
+    names = [str(text).strip() for text in table[column].tolist()]
+    names = [Path(name).name for name in names] if column == "file" else names
     rows = {name: row for row, name in enumerate(names)}
     if len(rows) < len(names):
         twice = next(name for row, name in enumerate(names) if rows[name] != row)
         raise InputError(f"{settings.labels} has several rows whose column {column} is {twice}; keep one")
+    if column == "file" or settings.name_key is None:
+        _check_files(settings)
     fields = [field for field in of_graphs if all(key in table for key in field.keys)]
     texts = {key: key for key in settings.texts if key in table}
     if settings.name_key and settings.name_key in table and settings.name_key != column:
@@ -95,3 +100,13 @@ def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | No
     }
     labels = Labels(path=settings.labels, column=column, rows=rows, table=table, fields=fields, texts=texts)
     return settings.model_copy(update=rest), labels
+
+
+def _check_files(settings: BuildSettings) -> None:
+    """Raise InputError for two files of one name, which would share a row."""
+    seen: dict[str, Path] = {}
+    for path in find_files(getattr(settings, "files", [])):
+        if (other := seen.setdefault(path.name, path)) != path:
+            raise InputError(
+                f"{other} and {path} have the same name, so that {settings.labels} cannot tell them apart; rename one"
+            )

@@ -33,8 +33,10 @@ MISSING_CELLS = ("", "nan", "na", "n/a", "null", "none")
 """What cells without a label hold, in small letters."""
 
 
-def read_table(path: Path, numbers: Collection[str] = (), optional: Collection[str] = ()) -> Table:
-    """Return the columns of a CSV or npz file by name.
+def read_table(
+    path: Path, numbers: Collection[str] = (), optional: Collection[str] = (), texts: Collection[str] = ()
+) -> Table:
+    """Return the columns of a CSV or npz file by name; ``texts`` keep zeros before numbers.
 
     Cells of ``optional`` columns may be missing: they become NaN. InputError where the file is missing, damaged or ragged. And
     where another cell of one of the columns ``numbers`` holds none.
@@ -59,7 +61,8 @@ def read_table(path: Path, numbers: Collection[str] = (), optional: Collection[s
             elif name in numbers and not _is_number(cell):
                 what = f"{cell!r}, which is no number; repair it" if cell.strip() else "nothing; fill it in"
                 raise InputError(f"{path}, line {number}: the column {name} holds {what}, or remove the row")
-    return {name: _column([row[position] for _, row in body]) for position, name in enumerate(header)}
+    columns = {name: [row[position] for _, row in body] for position, name in enumerate(header)}
+    return {name: np.array(cells, np.str_) if name in texts else _column(cells) for name, cells in columns.items()}
 
 
 def _is_number(text: str) -> bool:

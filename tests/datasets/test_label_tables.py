@@ -69,6 +69,23 @@ def test_labels_are_joined_by_id_and_those_that_are_missing_stay_so(folder: Path
     np.testing.assert_array_equal(batch.labelled("pair"), [[False, True], [True, True], [True, True], [False, False]])
 
 
+@pytest.mark.parametrize("column", ["file", "id"])
+def test_names_of_rows_keep_their_zeros(column: str, folder: Path) -> None:
+    for number, metal in enumerate(METALS):
+        (folder / "cifs" / f"{metal}.cif").rename(folder / "cifs" / f"{number:03d}.cif")
+    lines = [f"{number:03d},{number}" for number in range(len(METALS))]
+    store = built(folder, labels=table(folder, f"{column},band_gap", *lines), fields=[{**GAP, "optional": True}])
+    assert store.read(range(4))["gap"].tolist() == [0.0, 1.0, 2.0, 3.0] and store.read(range(4)).present("gap").all()
+
+
+def test_files_of_one_name_do_not_share_a_row(folder: Path) -> None:
+    (folder / "more").mkdir()
+    ase.io.write(folder / "more" / "Cu.cif", bulk("Cu", a=3.9))
+    lines = [f"{metal},1" for metal in METALS]
+    with pytest.raises(InputError, match=r"cifs/Cu.cif and .*more/Cu.cif have the same name"):
+        built(folder, files=["cifs", "more"], labels=table(folder, "file,band_gap", *lines))
+
+
 def test_arrays_have_tables_of_labels_too_and_are_counted(folder: Path) -> None:
     np.savez(folder / "sites.npz", counts=np.array([1, 1]), x=np.array([0.5, 1.0]), name=np.array(["left", "right"]))
     labels = table(folder, "name,band_gap", "right,1.0", "left,2.0")

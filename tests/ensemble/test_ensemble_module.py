@@ -89,6 +89,25 @@ def test_predictions_follow_a_loop_of_ones_own(runs: list[Path], store: MemorySt
     np.testing.assert_array_equal(again.predict(store[:8])["energy"].mean, after)
 
 
+@pytest.mark.parametrize("way", ["fused", "vector", "data"])
+def test_predictions_follow_changes_without_a_version(way: str, runs: list[Path], store: MemoryStore) -> None:
+    model = hydragnn.load(runs[0])
+    before = model.predict(store[:8])["energy"].mean
+    if way == "fused":
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+        model(store[:8])["energy"].sum().backward()
+        optimizer.step()
+    elif way == "vector":
+        vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        torch.nn.utils.vector_to_parameters(vector * 1.1, model.parameters())
+    else:
+        for parameter in model.parameters():
+            parameter.data.mul_(1.1)
+    after = model.predict(store[:8])["energy"].mean
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_allclose(after, model(store[:8])["energy"].detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
 def test_the_gradient_of_a_weight_is_a_difference_quotient(runs: list[Path], store: MemoryStore) -> None:
     model = hydragnn.load(runs[2]).double()
     name, weight = max(model.named_parameters(), key=lambda pair: pair[1].numel())
