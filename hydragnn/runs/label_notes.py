@@ -8,6 +8,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, Split
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.tools import missing_in_graphs, present_graphs
@@ -50,12 +51,41 @@ def labels_in_parts(store: GraphStore, split: Split, targets: Sequence[Target]) 
 
 def missing_labels(store: GraphStore, train: NDArray[np.int64], field: Field) -> Iterator[str]:
     """Return a note where labels inside graphs of the training part are missing."""
-    if missing := missing_in_graphs(store, field)[train].sum():
-        numbers = {"node": store.sizes().nodes, "edge": store.sizes().edges}.get(
-            field.on, np.ones(len(store), dtype=np.int64)
+    there, missing = label_numbers(store, train, field)
+    if missing:
+        yield f"{missing} of {there + missing} labels of {field.name} in graphs of the training part that have it are missing, and count nowhere"
+
+
+def label_numbers(store: GraphStore, graphs: NDArray[np.int64], field: Field) -> tuple[int, int]:
+    """Return how many numbers of a target are there, and missing, in those of these graphs that have it."""
+    chosen = graphs[present_graphs(store, field)[graphs]]
+    sizes = {"node": store.sizes().nodes, "edge": store.sizes().edges}
+    items = sizes.get(field.on, np.ones(len(store), dtype=np.int64))
+    missing = int(missing_in_graphs(store, field)[chosen].sum())
+    return int(items[chosen].sum()) * field.width - missing, missing
+
+
+def unlabelled(store: GraphStore, split: Split, targets: Sequence[Target]) -> list[str]:
+    """Return notes on targets without a label in the validation part.
+
+    InputError where none has one, or a target has none in the training part.
+    """
+    for target in targets:
+        if not label_numbers(store, split.train, target.field)[0]:
+            raise InputError(
+                f"no graph of the training part has a value of {target.name}; choose another split or field"
+            )
+    valid = split.valid
+    names = [target.name for target in targets if not label_numbers(store, valid, target.field)[0]]
+    if len(names) == len(targets):
+        raise InputError(
+            f"the validation part has no label of {', '.join(names)}, so that no best epoch can be chosen; change the split, or label some of "
+            "its graphs"
         )
-        of = int(numbers[train[present_graphs(store, field)[train]]].sum()) * field.width
-        yield f"{missing} of {of} labels of {field.name} in graphs of the training part that have it are missing, and count nowhere"
+    return [
+        f"the validation part has no label of {name}, which counts nowhere in the choice of the best epoch"
+        for name in names
+    ]
 
 
 def missed_totals(store: GraphStore, train: NDArray[np.int64], name: str, total: str) -> Iterator[str]:

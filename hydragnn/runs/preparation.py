@@ -46,7 +46,7 @@ from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.levels import CLUSTERS, is_levels
 from hydragnn.models import ModelDescription, Target
-from hydragnn.runs.label_notes import label_notes, labels_in_parts
+from hydragnn.runs.label_notes import label_notes, labels_in_parts, unlabelled
 from hydragnn.runs.plan import BranchPlan, RunPlan
 from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of
 from hydragnn.training.class_metrics import balanced_weights
@@ -164,7 +164,9 @@ def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
         "valid": first_ranks_value(
             lambda: valid_statistics(store, train, valid, targets, normalisation), ranks, device
         ),
-        "notes": first_ranks_value(lambda: label_notes(store, train, targets), ranks, device),
+        "notes": first_ranks_value(
+            lambda: [*unlabelled(store, plan.split, targets), *label_notes(store, train, targets)], ranks, device
+        ),
         "labels": first_ranks_value(lambda: labels_in_parts(store, plan.split, targets), ranks, device),
     }
 

@@ -18,6 +18,7 @@ from hydragnn.datasets import (
     GraphStore,
     MemoryStore,
     Normalisation,
+    Split,
     StoreWriter,
     build_store,
     check_store,
@@ -30,6 +31,7 @@ from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays, u
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import Point
 from hydragnn.record import RunRecord
+from hydragnn.runs.label_notes import unlabelled
 from hydragnn.training import trivial_predictor
 from hydragnn.training.loss import label_counts, loss_sums
 from hydragnn.training.metrics import Errors, target_moments
@@ -310,3 +312,24 @@ def test_a_target_with_missing_labels_is_no_input(trained: Callable[..., RunReco
     heads = [{"kind": "scalar", "field": "gap", "loss": "mae"}]
     with pytest.raises(InputError, match="graph 0 lacks 6 values of charge, which the model reads"):
         trained("run", "sage", heads, store=python_source(tmp_path), data__inputs=["x", "charge"], split__seed=1)
+
+
+def split_of(train: list[int], valid: list[int]) -> Split:
+    none = np.zeros(0, dtype=np.int64)
+    return Split(train=np.array(train), valid=np.array(valid), calibration=none, test=none)
+
+
+def test_parts_without_any_label_are_refused_or_noted(run: Train) -> None:
+    every = [arrays_of(number) for number in range(GRAPHS)]
+    for arrays in every[2:4]:
+        arrays.update({name: np.full(np.shape(arrays[name]), np.nan) for name in OPTIONAL})
+    store = MemoryStore([graph_of(arrays, optional=OPTIONAL) for arrays in every])
+    targets = [target_of(store, name) for name in ("charge", "gap")]
+    assert unlabelled(store, split_of([0, 1, 4], [6, 7]), targets) == []
+    assert "has no label of gap," in unlabelled(store, split_of([0, 1, 4], [5]), targets)[0]
+    with pytest.raises(InputError, match="no label of charge, gap, so that no best epoch can be chosen"):
+        unlabelled(store, split_of([0, 1, 4], [2, 3]), targets)
+    with pytest.raises(InputError, match="no graph of the training part has a value of gap"):
+        unlabelled(store, split_of([5], [0, 1, 4]), targets)
+    with pytest.raises(InputError, match="no graph of the training part has a value of charge"):
+        run(MemoryStore([graph_of(every[2], optional=OPTIONAL)] * GRAPHS), "bare")
