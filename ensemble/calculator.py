@@ -124,6 +124,16 @@ class EnsembleCalculator(Calculator):
                 note = f"warning: a structure is outside the training domain (domain score {score:.3g}): {says}"
                 print(f"{note}; later ones of this cause are recorded only", file=sys.stderr, flush=True)
 
+    def restart(self, atoms: Atoms, energy: float, forces: np.ndarray) -> None:
+        """Set the energy and forces of a structure, and search neighbours anew after it.
+
+        A simulation that begins here has the bits of one that passed here.
+        """
+        self.atoms, self.results = atoms.copy(), Results()
+        self.results |= {"energy": energy, "free_energy": energy, "forces": forces}
+        self.values = deepcopy(self._read(self.atoms))
+        self.neighbours, self._last = SkinList(device=self.neighbours.device), None
+
     def calculate(
         self, atoms: Atoms | None = None, properties: list[str] | None = None, system_changes: list[str] = all_changes
     ) -> None:

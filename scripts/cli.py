@@ -24,6 +24,7 @@ from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.kernel_commands import kernels
 from hydragnn.scripts.run_sources import run_folder
 from hydragnn.scripts.showing import leave_together, run_summary, show_value
+from hydragnn.scripts.simulation_commands import md, relax
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -492,6 +493,8 @@ def doctor(as_json: AsJson = False) -> None:
 
 app.command()(check)
 app.command()(conformance)
+app.command()(relax)
+app.command()(md)
 
 
 def _tell_new(out: Path, folder: Path, resume: bool) -> None:

@@ -48,6 +48,8 @@ COMMANDS = {
     "ensemble": (["ensemble", "{inputs}/campaign"], ""),
     "predict": (["predict", "{inputs}/run", "{inputs}/store.h5"], ".npz"),
     "report": (["report", "{inputs}/run"], ".html"),
+    "relax": (["relax", "{inputs}/run", "{inputs}/one.xyz"], ".xyz"),
+    "md": (["md", "{inputs}/run", "{inputs}/one.xyz"], ".xyz"),
 }
 """Words that each command needs beside ``--out``, and the suffix of what it writes."""
 

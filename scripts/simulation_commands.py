@@ -1,0 +1,321 @@
+"""Commands ``hydragnn relax`` and ``hydragnn md``: relaxation and dynamics on ASE."""
+
+import hashlib
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+from rich.progress import track
+
+from hydragnn.base.errors import Busy, InputError, Interrupted
+from hydragnn.base.files import read_sealed, try_lock, write_sealed
+from hydragnn.base.imports import allow_code as _allow_code
+from hydragnn.base.places import check_exists, check_model
+from hydragnn.base.terminal import PlainConsole
+from hydragnn.scripts.showing import show_value
+
+Model = Annotated[Path, typer.Argument(help="An ensemble or run folder with an energy and forces.")]
+Branch = Annotated[str, typer.Option(metavar="NAME", help="Which branch, where runs have several.")]
+Code = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="A module whose code may run; repeatable.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
+Outside = Literal["stop", "warn", "record"]
+COLUMNS = ("name", "steps", "converged", "energy", "max_force", "energy_std", "domain_score")
+"""Columns of the table of relaxed structures; eV and eV/Angstrom."""
+COST = 50
+"""Time between two saved states, in units of what saving takes."""
+
+
+class Rows:
+    """Extended XYZ file that grows by whole rows, and its state in ``OUT.state.json``."""
+
+    def __init__(self, out: Path, command: str) -> None:
+        """Raise InputError where ``out`` cannot be made or continued by the command."""
+        self.out, self.path, self.command = out, out.with_name(f"{out.name}.state.json"), command
+        self.state: dict[str, Any] = {}
+        self.due = 0.0
+        if out.suffix not in (".xyz", ".extxyz"):
+            raise InputError(f"--out {out}: the file is extended XYZ; let its name end in .xyz or .extxyz")
+        if os.path.lexists(out) and (out.is_symlink() or not out.is_file()):
+            raise InputError(f"{out} is a link or a folder; choose another --out")
+        if os.path.lexists(self.path):
+            state = read_sealed(self.path)
+            if not isinstance(state, dict) or state.get("command") != command:
+                raise InputError(f"{self.path} is there and no state of hydragnn {command}; choose another --out")
+            self.state = state if out.exists() else {}
+        elif out.exists() and out.stat().st_size:
+            raise InputError(f"{out} exists already and was not made by hydragnn {command}; choose another --out")
+
+    @contextmanager
+    def growing(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        """Open the file after its last whole row; save the state in the end."""
+        for key, value in settings.items():
+            if self.state and self.state["settings"][key] != value:
+                raise InputError(
+                    f"{self.out} was made with another {key}; repeat that command, or choose another --out"
+                )
+        from hydragnn.runs.signals import raise_signals
+
+        stop = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        leaving = raise_signals(stop, lambda kind: Interrupted(f"stopped by {kind.name}; what was finished is saved"))
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.touch()
+        with self.out.open("r+b") as self.file:
+            if try_lock(self.file.fileno()) is False:
+                raise Busy(f"another process writes {self.out}; wait for it, or choose another --out")
+            if not self.state:
+                self.state = {"command": self.command, "settings": dict(settings), "rows": 0, "bytes": 0}
+                write_sealed(self.path, self.state)
+            if os.fstat(self.file.fileno()).st_size < self.state["bytes"]:
+                raise InputError(f"{self.out} was shortened since it was written; delete it to begin anew")
+            self.file.truncate(self.state["bytes"])
+            self.file.seek(0, os.SEEK_END)
+            try:
+                with leaving as self.check:
+                    yield
+            finally:
+                self.file.truncate(self.state["bytes"])
+                write_sealed(self.path, self.state)
+
+    def append(self, row: Any, **state: Any) -> None:
+        """Write a row; save the state where that costs little."""
+        from ase.io.extxyz import write_extxyz
+
+        text = StringIO()
+        write_extxyz(text, [row])
+        self.file.write(text.getvalue().encode())
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.state = {**self.state, **state, "rows": self.state["rows"] + 1, "bytes": self.file.tell()}
+        self.check()
+        start = time.monotonic()
+        if start >= self.due:
+            write_sealed(self.path, self.state)
+            self.due = time.monotonic() + COST * (time.monotonic() - start)
+
+
+def _inputs(
+    model: Path, source: Path, branch: str, code: list[str] | None, outside: Outside
+) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Return a model's calculator, structures, and what identifies them."""
+    _allow_code(code or [])
+    check_model(model)
+    check_exists(source)
+    from hydragnn.ensemble import Ensemble, calculator
+    from hydragnn.ensemble.prediction.rules import frames_of
+
+    ensemble = Ensemble.load(model, branch=branch)
+    if outside == "stop" and not ensemble.knows_domain:
+        advice = "make an ensemble of its runs (hydragnn ensemble), or give --outside record"
+        raise InputError(f"{model} has no training domain to stop at; {advice}")
+    potential = calculator(ensemble, outside=outside)
+    if "forces" not in potential.names:
+        raise InputError(f"{model} predicts no forces; train a head of kind energy with forces (docs/heads.md)")
+    frames = list(frames_of(source, (0, 0, source.stat().st_size)))
+    if not frames or not all(map(len, frames)):
+        raise InputError(f"{source} has no structure, or one without atoms; give structures that ASE reads")
+    content = hashlib.sha256(source.read_bytes()).hexdigest()
+    return potential, frames, {"model": ensemble.digest, "branch": branch, "structures": content}
+
+
+def _row(atoms: Any, **info: Any) -> Any:
+    """Return a structure with results, without labels of other positions."""
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    row, keys = atoms.copy(), {key for key, _ in atoms.calc.values.values()}
+    row.info = {key: value for key, value in atoms.info.items() if key in keys} | info
+    for key in set(row.arrays) - keys - {"numbers", "positions", "momenta", "masses"}:
+        del row.arrays[key]
+    results, others = atoms.calc.results, getattr(atoms.calc.results, "others", {})
+    row.calc = SinglePointCalculator(
+        row, **{key: results[key] for key in ("energy", "forces", "stress") if key in results}
+    )
+    row.info |= {key: others[key] for key in ("energy_std", "domain_score", "domain") if others.get(key, "") != ""}
+    row.arrays |= {key: others[key] for key in ("forces_std",) if key in others}
+    return row
+
+
+def _tracked(numbers: range, what: str, quiet: bool) -> Iterable[int]:
+    """Show progress with the time left on a terminal."""
+    console = PlainConsole(stderr=True, work=True)
+    return track(numbers, what, console=console, transient=True, disable=quiet or not console.is_terminal)
+
+
+def _check_positive(**values: float) -> None:
+    """Raise InputError for options that are no finite numbers above 0."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise InputError(f"--{name} {value:g} is no number above 0")
+
+
+def relax(
+    model: Model,
+    structures: Annotated[Path, typer.Argument(help="A file of structures that ASE reads.")],
+    out: Annotated[Path, typer.Option(help="Extended XYZ, a row per structure; the same command continues it.")],
+    optimizer: Annotated[Literal["FIRE", "BFGS"], typer.Option(help="Optimiser of ASE.")] = "FIRE",
+    fmax: Annotated[float, typer.Option(help="Largest force of a relaxed structure, in eV/Angstrom.")] = 0.05,
+    steps: Annotated[int, typer.Option(min=1, help="Most steps of a structure.")] = 500,
+    cell: Annotated[bool, typer.Option("--cell", help="Relax cells with three periodic axes, too.")] = False,
+    branch: Branch = "",
+    allow_code: Code = None,
+    as_json: AsJson = False,
+) -> None:
+    """Relax structures; a row each with energy, forces, uncertainty, domain score.
+
+    `hydragnn relax ENSEMBLE structures.xyz --out relaxed.xyz`
+
+    After Ctrl-C or a kill the same command relaxes only what is missing. Exits with 3 where a structure did not converge; its last
+    positions are in the file. docs/simulations.md has the columns.
+    """
+    rows = Rows(out, "relax")
+    _check_positive(fmax=fmax)
+    potential, frames, how = _inputs(model, structures, branch, allow_code, "record")
+    if cell and ("stress" not in potential.names or not any(atoms.pbc.all() for atoms in frames)):
+        raise InputError("--cell needs a model with a stress, and structures with three periodic axes; leave it out")
+    how |= {"optimizer": optimizer, "fmax": fmax, "steps": steps, "cell": cell}
+    with rows.growing(how):
+        for number in _tracked(range(rows.state["rows"], len(frames)), "structures", as_json):
+            row = _relaxed(frames[number], potential.ensemble, f"{structures.name}#{number}", how)
+            facts = {**row.info, "energy": row.calc.results.get("energy")}
+            rows.append(row, table=[*rows.state.get("table", []), {key: facts.get(key) for key in COLUMNS}])
+    table = rows.state["table"]
+    failed = sum(not one["converged"] for one in table)
+    show_value({"structures": table, "not converged": failed, "out": str(out)}, as_json)
+    if failed:
+        note = f"note: {failed} of {len(table)} did not converge in {steps} steps; {out} has status and last positions"
+        print(note, file=sys.stderr, flush=True)
+        raise typer.Exit(3)
+
+
+def _relaxed(atoms: Any, ensemble: Any, name: str, how: Mapping[str, Any]) -> Any:
+    """Return a structure after relaxation, whether it converged or not."""
+    from ase.filters import FrechetCellFilter
+    from ase.optimize import BFGS, FIRE
+
+    from hydragnn.ensemble import EnsembleCalculator
+    from hydragnn.graphs.texts import name_among
+
+    atoms.calc = EnsembleCalculator(ensemble, "record")  # neighbours depend on no other structure
+    facts: dict[str, Any] = {"name": name_among(atoms.info) or name, "steps": 0, "converged": False}
+    try:
+        atoms.get_forces()  # InputError before a filter reads the cell
+        target = FrechetCellFilter(atoms) if how["cell"] and atoms.pbc.all() else atoms
+        optimiser = {"FIRE": FIRE, "BFGS": BFGS}[how["optimizer"]](target, logfile=None)
+        optimiser.attach(lambda: facts.update(steps=optimiser.nsteps))
+        facts["converged"] = bool(optimiser.run(how["fmax"], how["steps"]))
+        facts["max_force"] = float(np.linalg.norm(atoms.get_forces(), axis=1).max())
+        facts["status"] = "converged" if facts["converged"] else "not converged"
+    except InputError as error:
+        facts["status"] = str(error)
+    return _row(atoms, **facts)
+
+
+def md(
+    model: Model,
+    structure: Annotated[Path, typer.Argument(help="A file with one structure that ASE reads.")],
+    out: Annotated[Path, typer.Option(help="Trajectory in extended XYZ, .xyz or .extxyz.")],
+    temperature: Annotated[float, typer.Option(help="K; also of momenta, if the file has none.")] = 300.0,
+    steps: Annotated[int, typer.Option(min=1, help="Last step, also with --resume; a multiple of --interval.")] = 1000,
+    timestep: Annotated[float, typer.Option(help="fs.")] = 1.0,
+    thermostat: Annotated[Literal["langevin", "none"], typer.Option(help="none: constant energy.")] = "langevin",
+    friction: Annotated[float, typer.Option(help="Of the thermostat, in 1/fs.")] = 0.01,
+    seed: Annotated[int, typer.Option(min=0, help="Of momenta and thermostat.")] = 0,
+    interval: Annotated[int, typer.Option(min=1, help="Steps from frame to frame.")] = 10,
+    outside: Annotated[Outside, typer.Option(help="Reaction to structures outside the training domain.")] = "stop",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue --out, with the bits of a run in one go.")] = False,
+    branch: Branch = "",
+    allow_code: Code = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run molecular dynamics that stop outside the training domain.
+
+    `hydragnn md ENSEMBLE start.xyz --out dynamics.xyz --temperature 300 --steps 10000`
+
+    Frames have energy, forces, momenta, temperature, uncertainty and domain score. After Ctrl-C or a kill, `--resume` continues with the
+    same bits; with more `--steps` also a finished one. Exits with 3 where the domain stopped it. See docs/simulations.md.
+    """
+    rows = Rows(out, "md")
+    if rows.state and not resume:
+        raise InputError(f"{out} exists already; add --resume to continue it, or choose another --out")
+    _check_positive(temperature=temperature, timestep=timestep, friction=friction)
+    if steps % interval:
+        raise InputError(f"--steps {steps} is no multiple of --interval {interval}; change one of them")
+    potential, frames, how = _inputs(model, structure, branch, allow_code, outside)
+    if len(frames) > 1:
+        raise InputError(f"{structure} has {len(frames)} structures; dynamics begin with one, so give a file with one")
+    if resume and not rows.state:
+        print(f"nothing to resume in {out}: beginning anew", file=sys.stderr, flush=True)
+    atoms = frames[0]
+    how |= {"temperature": temperature, "timestep": timestep, "thermostat": thermostat, "friction": friction}
+    how |= {"seed": seed, "interval": interval}
+    atoms.calc = potential
+    if not rows.state:
+        atoms.get_forces()  # InputError before there is a file
+    with rows.growing(how):
+        reason, reached = _propagate(atoms, rows, steps, as_json)
+    result = {"trajectory": str(out), "status": "stopped" if reason else "finished", "step": reached}
+    show_value({**result, "frames": rows.state["rows"], "reason": reason}, as_json)
+    if reason:
+        last = f"the last frame is number {rows.state['rows'] - 1}, of step {rows.state['step']}"
+        print(f"stopped after step {reached}: {reason}; {last}", file=sys.stderr, flush=True)
+        raise typer.Exit(3)
+
+
+def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, int]:
+    """Write frames up to a step; return why it stopped, or "", and the step."""
+    from ase import units
+    from ase.md.langevin import Langevin
+    from ase.md.verlet import VelocityVerlet
+
+    from hydragnn.ensemble import OutsideDomain
+
+    state, how = rows.state, rows.state["settings"]
+    random = np.random.default_rng(how["seed"])
+    if state["rows"]:
+        atoms.positions[:] = state["positions"]
+        atoms.set_momenta(np.array(state["momenta"]), apply_constraint=False)
+        random.bit_generator.state = state["random"]
+        atoms.calc.restart(atoms, state["energy"], np.array(state["forces"]))
+    elif not atoms.has("momenta"):
+        masses, heat = atoms.get_masses()[:, None], units.kB * how["temperature"]
+        atoms.set_momenta(random.standard_normal((len(atoms), 3)) * np.sqrt(masses * heat))
+        if len(atoms) > 1 and not atoms.constraints:  # no drift, at the same mean temperature
+            at_rest = atoms.get_momenta() - masses * atoms.get_momenta().sum(0) / masses.sum()
+            atoms.set_momenta(at_rest * np.sqrt(len(atoms) / (len(atoms) - 1)))
+    timestep = how["timestep"] * units.fs
+    if how["thermostat"] == "langevin":
+        bath = {"temperature_K": how["temperature"], "friction": how["friction"] / units.fs}
+        dynamics: Any = Langevin(atoms, timestep, **bath, fixcm=False, rng=random)
+    else:
+        dynamics = VelocityVerlet(atoms, timestep)
+    dynamics.nsteps = state.get("step", 0)
+    try:
+        if not state["rows"]:
+            _write_frame(atoms, rows, 0, random)
+        for _ in _tracked(range(dynamics.nsteps, steps, how["interval"]), "frames", quiet):
+            dynamics.run(how["interval"])
+            _write_frame(atoms, rows, dynamics.nsteps, random)
+    except OutsideDomain as error:
+        return f"outside the training domain (domain score {error.score:.3g}): {error.reason}", dynamics.nsteps
+    except InputError as error:
+        return str(error), dynamics.nsteps
+    return "", dynamics.nsteps
+
+
+def _write_frame(atoms: Any, rows: Rows, step: int, random: np.random.Generator) -> None:
+    """Write a frame, and begin anew from it, so that bits do not depend on interruptions."""
+    energy, forces = atoms.calc.results["energy"], np.asarray(atoms.calc.results["forces"], dtype=np.float64)
+    info = {"step": step, "time": step * rows.state["settings"]["timestep"], "temperature": atoms.get_temperature()}
+    row = _row(atoms, **info, kinetic_energy=atoms.get_kinetic_energy())
+    arrays = {"positions": atoms.positions, "momenta": atoms.get_momenta(), "forces": forces}
+    texts = {name: values.tolist() for name, values in arrays.items()}
+    rows.append(row, step=step, energy=energy, random=random.bit_generator.state, **texts)
+    atoms.calc.restart(atoms, energy, forces)

@@ -1,0 +1,230 @@
+"""Relaxation and dynamics by commands: every bit and every row survives an interruption."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.io import read, write
+
+from hydragnn.datasets import MemoryStore
+from hydragnn.ensemble import calculator
+from hydragnn.runs import train
+from hydragnn.scripts import simulation_commands
+from tests.ensemble.conftest import built, config_of, ensemble, frames, runs, store, stored  # noqa: F401 (fixtures)
+from tests.ensemble.test_ensemble_calculator import strained  # noqa: F401
+
+Call = Callable[..., tuple[int, str, str]]
+DYNAMICS = ("--outside", "record", "--interval", 2, "--timestep", 0.5, "--temperature", 200, "--seed", 3)
+
+
+@pytest.fixture
+def start(tmp_path: Path, frames: list[Atoms]) -> Path:  # noqa: F811
+    """A periodic structure, so that the search of neighbours has a choice of order."""
+    atoms = frames[3].copy()
+    atoms.info["my_label"] = 3.0
+    atoms.set_cell([8.0, 8.0, 8.0])
+    atoms.pbc = True
+    write(tmp_path / "start.xyz", atoms)
+    return tmp_path / "start.xyz"
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, row: int, torn: bytes = b"") -> None:
+    """Let Ctrl-C arrive at a row, after so many bytes of it."""
+    append = simulation_commands.Rows.append
+
+    def stopping(self: Any, *args: Any, **state: Any) -> None:
+        if self.state["rows"] == row:
+            self.file.write(torn)
+            self.file.flush()
+            signal.raise_signal(signal.SIGINT)
+        append(self, *args, **state)
+
+    monkeypatch.setattr(simulation_commands.Rows, "append", stopping)
+
+
+@pytest.mark.parametrize("thermostat", ["langevin", "none"])
+def test_dynamics_in_parts_have_the_bits_of_one_run(
+    thermostat: str,
+    ensemble: Path,  # noqa: F811
+    start: Path,
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, parts = tmp_path / "whole.xyz", tmp_path / "parts.xyz"
+    words = ("md", ensemble, start, "--thermostat", thermostat, *DYNAMICS)
+    assert call(*words, "--out", whole, "--steps", 12)[0] == 0
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, b"7\nLattice=")
+        code, _, errors = call(*words, "--out", parts, "--steps", 8)
+    assert code == 130 and "saved" in errors
+    assert len(read(parts, ":")) == 3
+    assert "add --resume" in call(*words, "--out", parts, "--steps", 8)[2]
+    assert call(*words, "--out", parts, "--steps", 8, "--resume")[0] == 0
+    assert call(*words, "--out", parts, "--steps", 12, "--resume")[0] == 0
+    assert parts.read_bytes() == whole.read_bytes()
+    frames_read = read(whole, ":")
+    assert [one.info["step"] for one in frames_read] == [0, 2, 4, 6, 8, 10, 12]
+    assert "my_label" not in frames_read[0].info
+    last = frames_read[-1]
+    assert last.info["temperature"] == pytest.approx(last.get_temperature(), rel=1e-5)
+    fresh = last.copy()
+    fresh.calc = calculator(ensemble, outside="record")
+    assert last.get_potential_energy() == pytest.approx(fresh.get_potential_energy(), abs=1e-5)  # 8 digits in the file
+    assert last.info["energy_std"] == pytest.approx(fresh.calc.results["energy_std"], abs=1e-5)
+    assert {"domain_score", "time", "kinetic_energy"} <= set(last.info) and "forces_std" in last.arrays
+
+
+def test_dynamics_killed_within_a_frame_go_on_with_the_same_bits(
+    ensemble: Path,  # noqa: F811
+    start: Path,
+    tmp_path: Path,
+    call: Call,
+) -> None:
+    whole, killed = tmp_path / "whole.xyz", tmp_path / "killed.xyz"
+    words = list(map(str, ("md", ensemble, start, *DYNAMICS, "--steps", 12, "--out")))
+    code = f"""
+import os, signal, sys
+from hydragnn.scripts import cli, simulation_commands
+append = simulation_commands.Rows.append
+def killing(self, *args, **state):
+    if self.state["rows"] == 4:
+        self.file.write(b"7\\nLattice=")
+        self.file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    append(self, *args, **state)
+simulation_commands.Rows.append = killing
+sys.argv = ["hydragnn", *{[*words, str(killed)]}]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert killed.read_bytes().endswith(b"Lattice=")
+    assert call(*words, whole)[0] == 0
+    assert call(*words, killed, "--resume")[0] == 0
+    assert killed.read_bytes() == whole.read_bytes()
+
+
+def test_dynamics_stop_where_they_leave_the_training_domain(
+    ensemble: Path,  # noqa: F811
+    frames: list[Atoms],  # noqa: F811
+    tmp_path: Path,
+    call: Call,
+) -> None:
+    write(tmp_path / "start.xyz", frames[3])
+    out = tmp_path / "hot.xyz"
+    words = ("md", ensemble, tmp_path / "start.xyz", "--out", out, "--interval", 1, "--temperature", 30000)
+    code, printed, errors = call(*words, "--steps", 200, "--json")
+    value = json.loads(printed)
+    assert code == 3 and value["status"] == "stopped" and "outside the training domain" in errors
+    inside = read(out, ":")
+    assert len(inside) == value["frames"] and inside[-1].info["step"] == value["step"] < 200
+    assert not any("domain" in one.info for one in inside)
+    steps = value["step"] + 2
+    code, printed, _ = call(*words, "--steps", steps, "--resume", "--outside", "record", "--json")
+    assert code == 0 and json.loads(printed)["frames"] == steps + 1
+    assert read(out, -1).info["domain"] or read(out, -2).info["domain"]
+
+
+def test_relaxations_go_on_where_they_were_stopped(
+    ensemble: Path,  # noqa: F811
+    frames: list[Atoms],  # noqa: F811
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bad = frames[1].copy()
+    bad.positions[1] = bad.positions[0]
+    write(tmp_path / "some.xyz", [frames[0], bad, *frames[2:5]])
+    whole, parts = tmp_path / "whole.xyz", tmp_path / "parts.xyz"
+    words = ("relax", ensemble, tmp_path / "some.xyz", "--steps", 30, "--fmax", 0.5)
+    code, printed, errors = call(*words, "--out", whole, "--json")
+    rows, table = read(whole, ":"), json.loads(printed)["structures"]
+    assert code == 3 and "did not converge" in errors and len(rows) == len(table) == 5
+    assert not table[1]["converged"] and table[1]["energy"] is None
+    np.testing.assert_allclose(rows[1].positions, bad.positions, atol=1e-7)
+    for row, line, atoms in zip(rows, table, [frames[0], bad, *frames[2:5]]):
+        if line["converged"]:
+            assert np.linalg.norm(row.get_forces(), axis=1).max() <= 0.5
+            atoms = row.copy()
+            atoms.calc = calculator(ensemble, outside="record")
+            assert atoms.get_potential_energy() == pytest.approx(line["energy"], abs=1e-5)
+    assert any(line["converged"] for line in table)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, b"5\n")
+        assert call(*words, "--out", parts)[0] == 130
+    assert len(read(parts, ":")) == 3
+    code, printed, _ = call(*words, "--out", parts)
+    assert code == 3 and "some.xyz#4" in printed and "domain_score" in printed
+    assert parts.read_bytes() == whole.read_bytes()
+    assert "was made with another fmax" in call(*words, "--fmax", 0.1, "--out", parts)[2]
+
+
+def test_cells_relax_where_they_are_periodic(
+    strained: tuple[Path, Atoms],  # noqa: F811
+    tmp_path: Path,
+    call: Call,
+) -> None:
+    folder, crystal = strained
+    molecule = crystal.copy()
+    molecule.pbc = False
+    write(tmp_path / "some.xyz", [crystal, molecule])
+    out = tmp_path / "out.xyz"
+    words = ("relax", folder, tmp_path / "some.xyz", "--cell", "--steps", 2, "--optimizer", "BFGS", "--out", out)
+    assert call(*words)[0] == 3
+    relaxed, others = read(out, ":")
+    assert abs(relaxed.get_volume() - crystal.get_volume()) > 1e-4 and "stress" in relaxed.calc.results
+    np.testing.assert_allclose(others.cell.array, crystal.cell.array, atol=1e-7)
+    assert np.abs(others.positions - crystal.positions).max() > 1e-4
+
+
+def test_wrong_inputs_get_one_sentence_and_no_file(
+    ensemble: Path,  # noqa: F811
+    runs: list[Path],  # noqa: F811
+    store: MemoryStore,  # noqa: F811
+    stored: Path,  # noqa: F811
+    start: Path,
+    tmp_path: Path,
+    call: Call,
+) -> None:
+    config = config_of(stored, train__epochs=1)
+    silent = config.model_copy(update={"heads": [config.heads[0].model_copy(update={"forces": None})]})
+    train(silent, tmp_path / "silent", store=store)
+    atoms = read(start)
+    for name, change in {
+        "iron": lambda one: one.set_atomic_numbers([26] * len(one)),
+        "flat": lambda one: one.set_cell([0.0, 0.0, 0.0]),
+    }.items():
+        changed = atoms.copy()
+        change(changed)
+        write(tmp_path / f"{name}.xyz", changed)
+    write(tmp_path / "two.xyz", [atoms, atoms])
+    md, out = ("md", ensemble, start), tmp_path / "out.xyz"
+    cases = [
+        (("md", runs[0], start), "no training domain"),
+        (("md", tmp_path / "silent", start, "--outside", "record"), "no forces"),
+        (("relax", tmp_path / "silent", start), "no forces"),
+        (("md", ensemble, tmp_path / "iron.xyz"), "26 (Fe)"),
+        (("md", ensemble, tmp_path / "flat.xyz"), "cell"),
+        (("md", ensemble, tmp_path / "two.xyz"), "2 structures"),
+        ((*md, "--temperature", -5), "--temperature -5"),
+        ((*md, "--temperature", "nan"), "--temperature nan"),
+        ((*md, "--timestep", 0), "--timestep 0"),
+        ((*md, "--friction", -1), "--friction -1"),
+        ((*md, "--steps", 15), "multiple of --interval"),
+        (("relax", ensemble, start, "--cell"), "stress"),
+        (("relax", ensemble, start, "--fmax", 0), "--fmax 0"),
+    ]
+    for words, reason in cases:
+        code, _, errors = call(*words, "--out", out)
+        lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+        assert code == 2 and len(lines) == 1 and reason in lines[0], (words, errors)
+        assert not list(tmp_path.glob("out*"))
+    assert "name end in .xyz" in call(*md, "--out", tmp_path / "out.traj")[2]
