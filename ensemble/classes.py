@@ -171,12 +171,12 @@ class ClassEstimate(Estimate):
         ]
 
     def evaluation(
-        self, labels: Labels, names: Sequence[str], trivial: Metrics, baselines: Mapping[str, Metrics]
+        self, labels: Labels, nodes: Counts, names: Sequence[str], trivial: Metrics, baselines: Mapping[str, Metrics]
     ) -> TargetEvaluation:
         """Return scores as for numbers, and the confusion matrix."""
         confusion = np.zeros((self.field.classes, self.field.classes), dtype=np.int64)
         np.add.at(confusion, (labels.ravel().astype(np.int64), self.label.ravel()), 1)
-        every = super(ClassEstimate, self).evaluation(labels, names, trivial, baselines)
+        every = super(ClassEstimate, self).evaluation(labels, nodes, names, trivial, baselines)
         return replace(every, confusion=tuple(map(tuple, confusion.tolist())))
 
     def scores(self, values: Float[Array, "items *shape_and_classes"], labels: Labels) -> dict[str, float]:

@@ -22,6 +22,8 @@ Weights = Float[Array, " members"]
 """Shares of members; their sum is 1."""
 Metrics = Mapping[str, float | None]
 Counts = Int[np.ndarray, " items"]
+PER_NODE = ("mae_per_node", "rmse_per_node")
+"""Further scores of targets that grow with the nodes of a graph."""
 """The nodes of the graph that each item belongs to."""
 
 
@@ -248,21 +250,32 @@ class Estimate(ABC):
         """Return suffixes of the target's name in tables, one per number."""
 
     def evaluation(
-        self, labels: Labels, names: Sequence[str], trivial: Metrics, baselines: Mapping[str, Metrics]
+        self, labels: Labels, nodes: Counts, names: Sequence[str], trivial: Metrics, baselines: Mapping[str, Metrics]
     ) -> TargetEvaluation:
-        """Return scores of trivial predictor, simple baselines, members and ensemble."""
+        """Return scores of trivial predictor, simple baselines, members and ensemble.
+
+        ``nodes`` are those of the graph of every item; errors of what grows with them are also per node.
+        """
+
+        def errors(values: NDArray[Any], items: Any = slice(None)) -> dict[str, float]:
+            scores = self.scores(values[items], labels[items])
+            if self.target.extensive:
+                per = nodes[items].reshape(-1, *[1] * len(self.field.shape))
+                of_nodes = self.scores(values[items] / per, labels[items] / per)
+                scores |= {name: of_nodes[name.removesuffix("_per_node")] for name in PER_NODE}
+            return scores
+
         scores = {
-            name: self.scores(values[items], labels[items])
-            for name, values, items in zip(names, self.members, self.asked)
-            if items.any()
+            name: errors(values, items) for name, values, items in zip(names, self.members, self.asked) if items.any()
         }
+        keys = self.score_names + (PER_NODE if self.target.extensive else ())
         return TargetEvaluation(
             unit=self.field.unit,
-            trivial={key: trivial.get(key) for key in self.score_names},
+            trivial={key: trivial.get(key) for key in keys},
             members=scores,
             best_member=min(scores, key=lambda name: scores[name][self.ranking]) if self.asked.all() else "",
-            ensemble={**self.scores(self[self.scored], labels), **self.uncertainty_scores(labels)},
-            baselines={name: {key: of.get(key) for key in self.score_names} for name, of in baselines.items()},
+            ensemble={**errors(self[self.scored]), **self.uncertainty_scores(labels)},
+            baselines={name: {key: of.get(key) for key in keys} for name, of in baselines.items()},
         )
 
     @abstractmethod

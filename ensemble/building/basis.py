@@ -257,7 +257,11 @@ def held_out_evaluation(
         estimate = held_out_estimate(target, labelled, ensemble.weights, nominal, distance)
         labels = np.concatenate([fold.rows.labels for fold in labelled])
         metrics[target.name] = estimate.evaluation(
-            labels, ensemble.names, trivial.get(target.name, {}), baselines.get(target.name, {})
+            labels,
+            np.concatenate([fold.rows.nodes for fold in labelled]),
+            ensemble.names,
+            trivial.get(target.name, {}),
+            baselines.get(target.name, {}),
         )
         rows = estimate.rows(labels, np.concatenate([fold.rows.graph for fold in labelled]))
         arrays |= {f"{HELD_OUT}/{target.name}/{what}": values for what, values in rows.items()}

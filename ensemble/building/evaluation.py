@@ -120,7 +120,7 @@ def part_evaluation(
             one = one.at(calibrations.get(target.name), p_values[outputs.positions(target)[use]])
         labels = outputs.labels[target.name][use]
         metrics[target.name] = one.evaluation(
-            labels, names, trivial.get(target.name, {}), baselines.get(target.name, {})
+            labels, outputs.nodes(target)[use], names, trivial.get(target.name, {}), baselines.get(target.name, {})
         )
         rows = one.rows(labels, outputs.owners(target)[use])
         arrays |= {f"{target.name}/{what}": values for what, values in rows.items()}

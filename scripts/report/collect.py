@@ -47,7 +47,7 @@ UNCERTAINTY = (
     *("set_size", "empty_sets"),
 )
 METRICS = (
-    *("mae", "rmse", "r2"),
+    *("mae", "rmse", "r2", "mae_per_node"),
     *("accuracy", "balanced_accuracy", "error_rate", "auroc", "nll", "brier", "ece"),
 )
 """Metrics of predictors: of numbers, and of classes."""

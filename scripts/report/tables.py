@@ -452,20 +452,31 @@ def _compared(part: Part, categorical: bool, cells: Callable[[FieldScores, Any],
 
 def score_table(part: Part) -> Table:
     """Return the errors of every numeric field."""
+    grows = any(math.isfinite(entry.of_model["mae_per_node"]) for entry in part.scores)
     return Table(
-        header=("field", "predictor", "unit", "MAE", "RMSE", "R²", "MAE / trivial"),
+        header=(
+            "field",
+            "predictor",
+            "unit",
+            "MAE",
+            *(["MAE per node"] if grows else []),
+            "RMSE",
+            "R²",
+            "MAE / trivial",
+        ),
         **_compared(
             part,
             False,
             lambda entry, scores: (
                 pretty_unit(entry.unit) or "–",
                 measured(scores["mae"]),
+                *([measured(scores["mae_per_node"])] if grows else []),
                 measured(scores["rmse"]),
                 share(scores["r2"]),
             ),
         ),
         caption=f"Errors on the {part.name} part. MAE: mean absolute error; RMSE: root mean square error; R²: explained share "
-        "of the variance.",
+        "of the variance." + (" Per node: of values that grow with the graph, divided by its nodes." if grows else ""),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from hydragnn.scripts.report.facts import ClassPoints, Facts, FieldScores, Part, Points
-from hydragnn.scripts.report.words import join, plain_number, with_unit
+from hydragnn.scripts.report.words import join, per_node, plain_number, with_unit
 from hydragnn.training.baselines import BASELINES
 
 Grade = Literal["good", "fair", "poor", "unknown"]
@@ -94,6 +94,8 @@ def error_finding(scores: FieldScores) -> Finding:
         sentence = f"{plain_number(1 / ratio)} times smaller than the trivial predictor's error."
     else:
         sentence = f"{'hardly' if ratio < 1 else 'no'} better than the trivial predictor."
+    if math.isfinite(scores.of_model["mae_per_node"]):
+        sentence += f" It is {per_node(scores.of_model['mae_per_node'], scores.unit)}."
     if scores.ensemble is not None and scores.best_member is not None and len(scores.members) > 1 and ratio > 0:
         best = scores.best_member.error
         gain = 1 - scores.ensemble.error / best if best > 0 else 0.0

@@ -98,6 +98,17 @@ def with_unit(text: str, unit: str, form: str = "{0} ({1})") -> str:
     return form.format(text, pretty_unit(unit)) if unit else text
 
 
+def per_node(value: float, unit: str) -> str:
+    """Return an error per node with its unit, of energies in eV as people state it.
+
+    >>> per_node(0.0113, "eV"), per_node(0.5, "e A"), per_node(0.5, "")
+    ('11.3 meV/atom', '0.500 e A per node', '0.500 per node')
+    """
+    if unit == "eV":
+        return f"{measured(1e3 * value)} meV/atom"
+    return with_unit(measured(value), unit, "{0} {1}") + " per node"
+
+
 def text(value: Any) -> str:
     """Return a configuration value as text.
 

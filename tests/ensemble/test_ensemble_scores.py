@@ -261,3 +261,19 @@ def test_sentences_say_what_widths_grow_with_and_who_calibrated() -> None:
     assert Form(kind="nodes", shared=1.0).words(follows=True) == (
         "follow the members' spread beside a typical one that grows with the number of nodes"
     )
+
+
+def test_errors_of_what_grows_are_stated_per_node_too_and_others_are_not() -> None:
+    some = labelled("valid", "nodes", 40, np.random.default_rng(5))
+    for target in (EXTENSIVE, Target(field=ENERGY)):
+        estimate = NumberEstimate.of(target, some.members, np.ones(1), None, some.nodes)
+        trivial = {"mae": 3.0, "mae_per_node": 0.1}
+        scores = estimate.evaluation(some.labels, some.nodes, ["a"], trivial, {"ridge": trivial})
+        if target.extensive:
+            error = np.abs(some.members[0].mean.numpy() - some.labels) / some.nodes
+            for one in (scores.ensemble, scores.members["a"]):
+                assert one["mae_per_node"] == pytest.approx(error.mean(), rel=1e-12)
+                assert one["rmse_per_node"] == pytest.approx(np.sqrt((error**2).mean()), rel=1e-12)
+            assert scores.trivial["mae_per_node"] == scores.baselines["ridge"]["mae_per_node"] == 0.1
+        else:
+            assert not any("per_node" in key for one in (scores.ensemble, scores.trivial) for key in one)

@@ -91,7 +91,7 @@ def test_scores_and_evidence_are_of_present_labels() -> None:
     y, mean, std, lower, upper = (
         values[known] for values in (some.labels, estimate.mean, estimate.std, estimate.lower, estimate.upper)
     )
-    scores = estimate.evaluation(some.labels, ["a", "b", "c"], {}, {})
+    scores = estimate.evaluation(some.labels, some.nodes, ["a", "b", "c"], {}, {})
     spread = np.nanmean((some.labels - np.nanmean(some.labels, axis=0)) ** 2)
     assert scores.ensemble["rmse"] == pytest.approx(np.sqrt(np.mean((mean - y) ** 2)), rel=1e-12)
     assert scores.ensemble["r2"] == pytest.approx(1 - np.mean((mean - y) ** 2) / spread, rel=1e-12)

@@ -55,6 +55,12 @@ def test_the_ensemble_is_compared_with_its_best_member(best: float, phrase: str)
     assert phrase in error_finding(scores(0.1, best=best)).sentence
 
 
+def test_errors_of_energies_are_stated_per_atom() -> None:
+    own = Scores(name="model", values={"mae": 0.1, "mae_per_node": 0.0123})
+    assert "It is 12.3 meV/atom." in error_finding(replace(scores(0.1), best_member=own, ensemble=own)).sentence
+    assert "per" not in error_finding(scores(0.1)).sentence.replace("predictor", "")
+
+
 def test_a_model_that_loses_to_a_simple_baseline_is_told_so_with_the_next_move() -> None:
     simple = tuple(Scores(name=name, values={"mae": mae}) for name, mae in (("ridge", 0.05), ("boosting", 0.08)))
     lost = error_finding(replace(scores(0.1), baselines=simple))
