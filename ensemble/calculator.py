@@ -36,7 +36,7 @@ class OutsideDomain(InputError):
         """Name the reason and the structure's domain score."""
         super().__init__(
             f"the structure is outside the training domain (domain score {score:.3g}): {reason}; train on structures like it, "
-            'or go on with outside = "warn"'
+            'or go on with outside = "warn" (of commands: --outside warn)'
         )
         self.reason, self.score = reason, score
 

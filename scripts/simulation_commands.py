@@ -12,7 +12,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import typer
 from rich.progress import track
 
@@ -28,6 +27,7 @@ Branch = Annotated[str, typer.Option(metavar="NAME", help="Which branch, where r
 Code = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="A module whose code may run; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Outside = Literal["stop", "warn", "record"]
+RESULTS = ("energy", "forces", "stress")
 COLUMNS = ("name", "steps", "converged", "energy", "max_force", "energy_std", "domain_score")
 """Columns of the table of relaxed structures; eV and eV/Angstrom."""
 COST = 50
@@ -59,9 +59,7 @@ class Rows:
         """Open the file after its last whole row; save the state in the end."""
         for key, value in settings.items():
             if self.state and self.state["settings"][key] != value:
-                raise InputError(
-                    f"{self.out} was made with another {key}; repeat that command, or choose another --out"
-                )
+                raise InputError(f"{self.out} was made with another {key}; repeat it, or choose another --out")
         from hydragnn.runs.signals import raise_signals
 
         stop = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -135,9 +133,7 @@ def _row(atoms: Any, **info: Any) -> Any:
     for key in set(row.arrays) - keys - {"numbers", "positions", "momenta", "masses"}:
         del row.arrays[key]
     results, others = atoms.calc.results, getattr(atoms.calc.results, "others", {})
-    row.calc = SinglePointCalculator(
-        row, **{key: results[key] for key in ("energy", "forces", "stress") if key in results}
-    )
+    row.calc = SinglePointCalculator(row, **{key: results[key] for key in RESULTS if key in results})
     row.info |= {key: others[key] for key in ("energy_std", "domain_score", "domain") if others.get(key, "") != ""}
     row.arrays |= {key: others[key] for key in ("forces_std",) if key in others}
     return row
@@ -211,7 +207,7 @@ def _relaxed(atoms: Any, ensemble: Any, name: str, how: Mapping[str, Any]) -> An
         optimiser = {"FIRE": FIRE, "BFGS": BFGS}[how["optimizer"]](target, logfile=None)
         optimiser.attach(lambda: facts.update(steps=optimiser.nsteps))
         facts["converged"] = bool(optimiser.run(how["fmax"], how["steps"]))
-        facts["max_force"] = float(np.linalg.norm(atoms.get_forces(), axis=1).max())
+        facts["max_force"] = float((atoms.get_forces() ** 2).sum(1).max() ** 0.5)
         facts["status"] = "converged" if facts["converged"] else "not converged"
     except InputError as error:
         facts["status"] = str(error)
@@ -262,7 +258,7 @@ def md(
     with rows.growing(how):
         reason, reached = _propagate(atoms, rows, steps, as_json)
     result = {"trajectory": str(out), "status": "stopped" if reason else "finished", "step": reached}
-    show_value({**result, "frames": rows.state["rows"], "reason": reason}, as_json)
+    show_value({**result, "frames": rows.state["rows"], **({"reason": reason} if reason else {})}, as_json)
     if reason:
         last = f"the last frame is number {rows.state['rows'] - 1}, of step {rows.state['step']}"
         print(f"stopped after step {reached}: {reason}; {last}", file=sys.stderr, flush=True)
@@ -271,6 +267,7 @@ def md(
 
 def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, int]:
     """Write frames up to a step; return why it stopped, or "", and the step."""
+    import numpy as np
     from ase import units
     from ase.md.langevin import Langevin
     from ase.md.verlet import VelocityVerlet
@@ -310,9 +307,9 @@ def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, in
     return "", dynamics.nsteps
 
 
-def _write_frame(atoms: Any, rows: Rows, step: int, random: np.random.Generator) -> None:
+def _write_frame(atoms: Any, rows: Rows, step: int, random: Any) -> None:
     """Write a frame, and begin anew from it, so that bits do not depend on interruptions."""
-    energy, forces = atoms.calc.results["energy"], np.asarray(atoms.calc.results["forces"], dtype=np.float64)
+    energy, forces = atoms.calc.results["energy"], atoms.calc.results["forces"].astype("float64")
     info = {"step": step, "time": step * rows.state["settings"]["timestep"], "temperature": atoms.get_temperature()}
     row = _row(atoms, **info, kinetic_energy=atoms.get_kinetic_energy())
     arrays = {"positions": atoms.positions, "momenta": atoms.get_momenta(), "forces": forces}

@@ -73,6 +73,9 @@ def test_dynamics_in_parts_have_the_bits_of_one_run(
     frames_read = read(whole, ":")
     assert [one.info["step"] for one in frames_read] == [0, 2, 4, 6, 8, 10, 12]
     assert "my_label" not in frames_read[0].info
+    np.testing.assert_allclose(frames_read[0].get_momenta().sum(0), 0.0, atol=1e-6)
+    if thermostat == "none":  # float32 energies, and 0.5 fs against periods of 200 fs
+        assert np.ptp([one.get_potential_energy() + one.info["kinetic_energy"] for one in frames_read]) < 1e-3
     last = frames_read[-1]
     assert last.info["temperature"] == pytest.approx(last.get_temperature(), rel=1e-5)
     fresh = last.copy()
