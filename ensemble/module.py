@@ -174,7 +174,8 @@ class EnsembleModule(nn.Module, Shown):
         if items and all(isinstance(one, Atoms) for one in items):
             return list(structures_for(self._members, self.manifest).makers(items))
         if items and all(map(is_pyg, items)):
-            self._check_edges(items[0])
+            largest = max(range(len(items)), key=lambda number: number_of_nodes(items[number]))
+            self._check_edges(items[largest], largest)  # small ones have the same edges by several rules
             return [partial(self._from_pyg, data, number) for number, data in enumerate(items)]
         raise InputError(
             f"a model takes graphs, a store, atoms, torch_geometric's Data or lists of them, not {kind_of(source)}; of a file use predict"
@@ -198,17 +199,17 @@ class EnsembleModule(nn.Module, Shown):
             atoms_of(from_pyg(data, fields.values(), name=name)), name
         )
 
-    def _check_edges(self, data: Any) -> None:
+    def _check_edges(self, data: Any, number: int) -> None:
         """Raise InputError where atoms have other edges than training's rule gives."""
         attributes = training_attributes(self._members, self.manifest)
         cutoff, by_rule = cutoff_of(attributes), attributes.get("source", "ase") == "ase"
         if data.get("edge_index") is None or cutoff is None or not (by_rule and reads_atoms(self.manifest)):
             return
-        given = self._from_pyg(data, 0)
-        expected = structures_for(self._members, self.manifest).graph(atoms_of(given), "graph 0")
+        given = self._from_pyg(data, number)
+        expected = structures_for(self._members, self.manifest).graph(atoms_of(given), f"graph {number}")
         if given.num_edges != expected.num_edges:
             raise InputError(
-                f"graph 0 of torch_geometric's Data has {given.num_edges} edges, and those of training (cutoff = {cutoff:g}) would be "
+                f"graph {number} of torch_geometric's Data has {given.num_edges} edges, and those of training (cutoff = {cutoff:g}) would be "
                 f"{expected.num_edges}; leave edge_index out, and edges are made as in training"
             )
 
@@ -278,6 +279,12 @@ def is_pyg(value: Any) -> bool:
     """Return True for a ``Data`` of torch_geometric, whose batches are some."""
     names = {f"{one.__module__.partition('.')[0]}.{one.__name__}" for one in type(value).__mro__}
     return "torch_geometric.Data" in names
+
+
+def number_of_nodes(data: Any) -> int:
+    """Return the number of positions; 0 without any, and without edges."""
+    positions = data.get("pos")
+    return 0 if positions is None or data.get("edge_index") is None else len(positions)
 
 
 def listed(source: Any) -> list[Any]:

@@ -195,6 +195,22 @@ def test_edges_of_another_rule_are_refused(runs: list[Path], store: MemoryStore)
         model(torch_geometric("data").Data(z=torch.tensor([29]), pos=torch.zeros(1, 2)))
 
 
+def test_edges_of_another_rule_are_refused_where_only_large_graphs_tell(runs: list[Path]) -> None:
+    make = torch_geometric("data").Data
+    chain = torch.arange(4)[:, None] * torch.tensor([2.5, 0.0, 0.0])
+    ends = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])  # within 3, and training had 4.5
+    data = [make(z=torch.full((size,), 29), pos=chain[:size], edge_index=ends[:, : 2 * size - 2]) for size in (2, 4)]
+    model = hydragnn.load(runs[0])
+    assert model(data[:1])["energy"].isfinite().all()
+    model.predict([data[0]])
+    data[1].pos = chain * 0.8  # second neighbours are 4 apart
+    for use in (model, model.predict):
+        with pytest.raises(
+            InputError, match=r"graph 1 of torch_geometric's Data has 6 edges, and those .* would be 10"
+        ):
+            use(data)
+
+
 def test_forces_are_never_zeros_of_inference_mode(runs: list[Path], store: MemoryStore) -> None:
     model, batch = hydragnn.load(runs[0]), store[:2]
     with torch.inference_mode(), pytest.raises(InputError, match=r"which torch.inference_mode forbids"):
