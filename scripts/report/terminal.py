@@ -9,6 +9,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.scripts.report.collect import ensemble_facts
 from hydragnn.scripts.report.facts import FieldScores, evaluation_part
 from hydragnn.scripts.report.words import join, measured, with_unit
+from hydragnn.training.baselines import BASELINES
 
 COLUMNS = ("field", "trivial", "best\nsimple", "best\nsingle", "ensemble", "ratio", "covered")
 
@@ -32,7 +33,10 @@ def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
     table.caption = f"ratio: ensemble / trivial predictor; covered: share inside the {facts.nominal * 100:.0f} % " + (
         "interval or set of classes" if any(scores.categorical for scores in part.scores) else "interval"
     )
-    table.caption += "; best simple: linear in composition, ridge or boosting on statistics of inputs"
+    simple = {one.name for scores in part.scores for one in scores.baselines}
+    table.caption += (
+        f"; best simple of: {join([what for name, what in BASELINES.items() if name in simple])}" if simple else ""
+    )
     lost = [f"{scores.field} ({scores.lost_to.name})" for scores in part.scores if scores.lost_to]
     table.caption += f". A simple predictor is better for {join(lost)}" if lost else ""
     for scores in part.scores:
