@@ -43,7 +43,14 @@ def write_atomically(path: Path, content: bytes | str, check: Callable[[], None]
 
 
 def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file aside with ``write``, then rename it into place."""
+    """Write a file aside with ``write``, then rename it into place.
+
+    InputError for a device or a pipe such as /dev/null, which the file would replace.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(
+            f"cannot write {path}: it is no regular file, and would be replaced by one; choose another place"
+        )
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

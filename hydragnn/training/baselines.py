@@ -1,6 +1,7 @@
 """Simple baselines by scikit-learn, on composition and on statistics of inputs."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,18 +19,19 @@ from hydragnn.datasets.tools import present_graphs
 from hydragnn.graphs.batch import GraphBatch, edge_vectors, volumes
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
 from hydragnn.kernels import segment_max, segment_mean, segment_min, segment_sum, segment_variance
-from hydragnn.models import Distribution, Point, Target
+from hydragnn.models import Categorical, Distribution, Point, Target
 from hydragnn.training.evaluate import errors_of_folds
 
 Array = np.ndarray
 Predictor = Callable[[Array, Array], Array]
-"""From features and shares of species to values."""
+"""From features and shares of species to values, or to probabilities of classes."""
 BaselineMetrics = dict[str, dict[str, dict[str, float | None]]]
 """Metrics by target and baseline."""
 
 BASELINES: Mapping[str, str] = {
     "composition": "linear in composition",
     "ridge": "ridge on statistics of inputs",
+    "logistic": "logistic regression on statistics of inputs",
     "mixture": "ridge on means by volume and their products",
     "boosting": "boosting on statistics of inputs",
 }
@@ -37,6 +39,8 @@ GRAPHS, ITEMS, ROWS, FEWEST = 3_000, 1_000_000, 3_000, 10
 """Most training graphs, nodes and edges in them, and labelled items that a baseline is fitted on; fewest items."""
 COMPONENTS, BOOSTED, MULTIPLIED = 32, 6, 12
 """Most components and classes of an input, components of a boosted target, and means by volume that are multiplied."""
+BOOSTED_CLASSES, RAREST = 12, 1e-6
+"""Most classes of a boosted target, and the smallest probability of a class, also of one that training lacks."""
 VOLUME = "volume"
 """Node input that weights means: the volumes of grains or cells."""
 FARTHEST = 10.0
@@ -150,11 +154,9 @@ def fitted_target(
     from sklearn.preprocessing import FunctionTransformer, PolynomialFeatures, StandardScaler
 
     coefficients = np.linalg.lstsq(shares, values, rcond=None)[0]
-    cut = FunctionTransformer(np.clip, kw_args={"a_min": -FARTHEST, "a_max": FARTHEST})
-    ridge = RidgeCV(alphas=np.logspace(-6, 4, 11), alpha_per_target=True)
-    leaf = min(20, max(2, len(values) // 20))
+    ridge, cut = RidgeCV(alphas=np.logspace(-6, 4, 11), alpha_per_target=True), _cut()
     trees = HistGradientBoostingRegressor(
-        max_leaf_nodes=15, min_samples_leaf=leaf, early_stopping=False, random_state=0
+        max_leaf_nodes=15, min_samples_leaf=_leaf(values), early_stopping=False, random_state=0
     )
     models = {"ridge": make_pipeline(StandardScaler(), cut, ridge)}
     if means:
@@ -172,6 +174,47 @@ def fitted_target(
     is_trivial = target.references or shares.shape[1] < 2
     every = models if is_trivial else {"composition": None, **models}
     return {name: partial(predict, model) for name, model in every.items()}
+
+
+def fitted_classes(
+    target: Target, features: Float[Array, "rows features"], values: Int[Array, " rows"]
+) -> dict[str, Predictor]:
+    """Fit the baselines of one target of classes; none where one class is alone."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    if len(np.unique(values)) < 2:
+        return {}
+    trees = HistGradientBoostingClassifier(
+        max_iter=40, max_leaf_nodes=15, min_samples_leaf=_leaf(values), early_stopping=False, random_state=0
+    )
+    models = {"logistic": make_pipeline(StandardScaler(), _cut(), LogisticRegression(max_iter=1_000))}
+    models |= {"boosting": trees} if target.field.classes <= BOOSTED_CLASSES else {}
+
+    def predict(model: Any, features: Array, _: Array) -> Array:
+        probabilities = np.full((len(features), target.field.classes), RAREST)
+        probabilities[:, model.classes_] = model.predict_proba(features).clip(RAREST)
+        return probabilities
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a thousand steps are enough for a baseline
+        for model in models.values():
+            model.fit(features, values)
+    return {name: partial(predict, model) for name, model in models.items()}
+
+
+def _cut() -> Any:
+    from sklearn.preprocessing import FunctionTransformer
+
+    return FunctionTransformer(np.clip, kw_args={"a_min": -FARTHEST, "a_max": FARTHEST})
+
+
+def _leaf(values: Array) -> int:
+    """Return the fewest rows of a leaf of boosted trees."""
+    return min(20, max(2, len(values) // 20))
 
 
 def _last_columns(features: Array, count: int) -> Array:
@@ -194,6 +237,9 @@ class Baselines:
             result: dict[str, Distribution] = {}
             for target in targets:
                 values = self.fitted[target.name][baseline](*self.features.arrays(batch, target.field.on))
+                if target.field.classes:
+                    result[target.name] = Categorical(logits=torch.from_numpy(values).log())
+                    continue
                 mean = torch.from_numpy(values * sizes_of(target, batch))
                 result[target.name] = Point(mean=mean.view(batch[target.field.name].shape))
             return result
@@ -210,28 +256,34 @@ def sizes_of(target: Target, batch: GraphBatch) -> Float[Array, "items 1"]:
 def fitted_baselines(
     store: GraphStore, train: NDArray[np.int64], targets: Sequence[Target], inputs: Sequence[str]
 ) -> Baselines:
-    """Fit the baselines of scalar targets on at most ``GRAPHS`` of the graphs ``train``.
+    """Fit the baselines of scalars and classes on at most ``GRAPHS`` of the graphs ``train``.
 
-    The graphs are drawn with a fixed seed, from those with labels. Vectors, tensors, derivatives of energies and classes have
-    no baselines, nor have targets with less than ``FEWEST`` labels.
+    The graphs are drawn with a fixed seed, from those with labels. Vectors, tensors, derivatives of energies and several classes
+    per item have no baselines, nor have targets with less than ``FEWEST`` labels.
     """
     fields = {field.name: field for field in store.fields()}
     names = [*dict.fromkeys([*inputs, *((ATOMIC_NUMBERS,) if any(t.references for t in targets) else ())])]
-    numeric = [t for t in targets if t.field.parity == "scalar" and not t.derivative and not t.field.classes]
-    samples = [_sample(store, train, target) for target in numeric]
+    scalars = [
+        t
+        for t in targets
+        if t.field.parity == "scalar" and not t.derivative and not (t.field.classes and t.field.shape)
+    ]
+    samples = [_sample(store, train, target) for target in scalars]
     graphs = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *samples]))
     if not len(graphs):
         return Baselines(features=Features(inputs=(), kinds={}), fitted={})
-    read = dict.fromkeys([*names, *(target.field.name for target in numeric)])
+    read = dict.fromkeys([*names, *(target.field.name for target in scalars)])
     batches = [batch for _, batch in Loader(store, graphs, _budget(store), shuffle=False, fields=read).epoch(0)]
     classes = [name for name in names if fields[name].classes]
     kinds = {name: _kinds(torch.cat([batch[name].flatten() for batch in batches])) for name in classes}
     features = Features(inputs=tuple(fields[name] for name in names), kinds=kinds)
     fitted: dict[str, dict[str, Predictor]] = {}
     with threadpool_limits(1):
-        for target in numeric:
+        for target in scalars:
             rows = _rows(target, features, batches)
-            if len(rows[0]) >= FEWEST:
+            if len(rows[0]) >= FEWEST and target.field.classes:
+                fitted[target.name] = fitted_classes(target, rows[0], rows[2].ravel().astype(np.int64))
+            elif len(rows[0]) >= FEWEST:
                 means = features.mixture_width(batches[0]) if target.field.on == "graph" else 0
                 fitted[target.name] = fitted_target(target, *rows, means)
     return Baselines(features=features, fitted=fitted)
@@ -261,7 +313,7 @@ def _rows(target: Target, features: Features, batches: Sequence[GraphBatch]) -> 
     at, name, parts = target.field.on, target.field.name, []
     for batch in batches:
         values = batch[name].double().reshape(-1, target.field.width).numpy() / sizes_of(target, batch)
-        present = batch.present(name)[batch.owner(at)].numpy() & np.isfinite(values).all(axis=1)
+        present = batch.labelled(name).reshape(len(values), -1).all(dim=1).numpy()
         parts.append([one[present] for one in (*features.arrays(batch, at), values)])
     columns, shares, values = (np.concatenate(part) for part in zip(*parts, strict=True))
     use = np.sort(np.random.default_rng(0).permutation(len(values))[:ROWS])

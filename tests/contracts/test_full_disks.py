@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import tests.filling
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import write_atomically
 
 SIZES = [0, 1 << 16, 4_100_000, 5_700_000, 11_000_000, 60_000_000]
 """From no room at all, through what is reserved first and every piece, to enough."""
@@ -39,3 +41,13 @@ def test_where_there_is_no_room_a_sentence_says_so_and_nothing_is_left(tmp_path:
         else:
             assert (text, left) == ("", [kind]), where
     assert refused >= 16 and all(code == 0 for _, size, code, *_ in rows if size == SIZES[-1])
+
+
+def test_a_pipe_or_a_device_is_no_place_for_a_file_and_stays_what_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, Path(os.devnull)):  # root may rename files onto both
+        before = place.stat()
+        with pytest.raises(InputError, match="no regular file, and would be replaced"):
+            write_atomically(place, "some text")
+        assert (place.stat().st_ino, place.stat().st_mode) == (before.st_ino, before.st_mode)

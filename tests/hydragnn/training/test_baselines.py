@@ -11,8 +11,9 @@ from hydragnn.datasets import MemoryStore
 from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.validate import graph_from_arrays
-from hydragnn.models import Target
+from hydragnn.models import Categorical, Target
 from hydragnn.training.baselines import BASELINES, baseline_errors, fitted_baselines
 
 SPECIES = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
@@ -194,3 +195,24 @@ def test_folds_are_judged_together_each_by_the_baseline_that_has_not_seen_it(sto
     assert together["count"] == 160
     mean = sum(one["mae"] * one["count"] for one in alone) / 160
     assert together["mae"] == pytest.approx(mean, rel=1e-12)
+
+
+def test_classes_have_baselines_that_pass_over_missing_labels(store: MemoryStore) -> None:
+    kind = Field(name="kind", on="node", role="target", classes=4, dtype="int64")
+    batch = store.read(np.arange(len(store)))
+    truth = torch.where(batch["mass"] > 0.5, 2, torch.where(batch["mass"] < -0.5, 0, 1))
+    partly = truth.where(torch.arange(len(truth)) % 3 > 0, -1)  # class 3 has no label at all
+    wanted = targets(kind, distribution=Categorical)
+    for values, step in ((truth, 1), (partly, 3)):
+        of_classes = MemoryStore(unbatch(batch.with_fields({"kind": values}, fields=[kind])), {})
+        fitted = fitted_baselines(of_classes, TRAIN, wanted, INPUTS)
+        errors = baseline_errors([(fitted, TEST)], of_classes, wanted)["kind"]
+        assert set(errors) == {"logistic", "boosting"}
+        assert errors["boosting"]["accuracy"] is not None and errors["boosting"]["accuracy"] > 0.97
+        assert errors["logistic"]["accuracy"] is not None and errors["logistic"]["accuracy"] > 0.9
+        labels = int((values[batch.owner("node") >= TEST[0]] >= 0).sum())
+        assert errors["boosting"]["count"] == labels and (step == 1 or labels < len(truth))
+        output = fitted.predictor("boosting", wanted)(batch)["kind"]
+        assert isinstance(output, Categorical) and float(output.probabilities[:, 3].max()) < 1e-5
+    alone = MemoryStore(unbatch(batch.with_fields({"kind": torch.ones_like(truth)}, fields=[kind])), {})
+    assert baseline_errors([(fitted_baselines(alone, TRAIN, wanted, INPUTS), TEST)], alone, wanted) == {}
