@@ -15,6 +15,7 @@ from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.imports import function_named
 from hydragnn.base.places import check_exists, check_model
 from hydragnn.base.terminal import PlainConsole, visible
+from hydragnn.scripts.devices import Device
 
 
 def check(
@@ -33,6 +34,7 @@ def check(
         list[str] | None,
         typer.Option("--allow-code", metavar="MODULE", help="A module whose code may run; repeatable."),
     ] = None,
+    device: Device = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
 ) -> None:
     """Check laws of physics and of committees that no test error shows.

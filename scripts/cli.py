@@ -21,6 +21,7 @@ from hydragnn.hpo.folder import campaign_table
 from hydragnn.scripts import api, step_command
 from hydragnn.scripts.check_command import check
 from hydragnn.scripts.conformance_command import conformance
+from hydragnn.scripts.devices import Device
 from hydragnn.scripts.kernel_commands import kernels
 from hydragnn.scripts.run_sources import run_folder
 from hydragnn.scripts.showing import leave_together, run_summary, show_value
@@ -231,6 +232,7 @@ def train(
         typer.Option(help='Memory of a rank, such as "4 GB"; larger batches are computed in parts (batch.memory).'),
     ] = None,
     allow_code: AllowCode = None,
+    device: Device = "",
     as_json: AsJson = False,
 ) -> None:
     """Train one model.
@@ -270,6 +272,7 @@ def search(
     assignments: Set = None,
     store: Store = None,
     allow_code: AllowCode = None,
+    device: Device = "",
     as_json: AsJson = False,
 ) -> None:
     """Search for good configurations, with early stopping of trials.
@@ -278,6 +281,8 @@ def search(
     """
     overrides = [*(assignments or []), *store_override(store)]
     if submit or dry_run:
+        if device:
+            raise InputError("--device is of this machine, and batch jobs compute on others; leave it out")
         submission = api.submit(
             campaign,
             out,
@@ -395,6 +400,7 @@ def ensemble(
     branch: Branch = "",
     store: Store = None,
     allow_code: AllowCode = None,
+    device: Device = "",
     as_json: AsJson = False,
 ) -> None:
     """Build one calibrated ensemble from a campaign or from runs.
@@ -434,7 +440,7 @@ def predict(
     source: Annotated[
         Path, typer.Argument(help="A store, a file like those of training, structures that ASE reads, or a BUILD.toml.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Predictions: .h5, .npz, .csv, .xyz or .bp.")],
+    out: Annotated[Path, typer.Option("--out", help="Predictions: .h5, .npz, .csv, .parquet, .xyz or .bp.")],
     resume: Resume = False,
     workers: Annotated[Any, at_once("Local processes, or auto; mpirun, srun and torchrun bring their own.")] = 1,
     branch: Branch = "",
@@ -442,6 +448,7 @@ def predict(
         bool, typer.Option("--parts", help="Keep part files in OUT.parts; the .h5 file is a view.")
     ] = False,
     allow_code: AllowCode = None,
+    device: Device = "",
     as_json: AsJson = False,
 ) -> None:
     """Predict every graph with uncertainty.

@@ -20,6 +20,7 @@ from hydragnn.base.files import read_sealed, try_lock, write_sealed
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import check_exists, check_model
 from hydragnn.base.terminal import PlainConsole
+from hydragnn.scripts.devices import Device
 from hydragnn.scripts.showing import show_value
 
 Model = Annotated[Path, typer.Argument(help="An ensemble or run folder with an energy and forces.")]
@@ -162,6 +163,7 @@ def relax(
     cell: Annotated[bool, typer.Option("--cell", help="Relax cells with three periodic axes, too.")] = False,
     branch: Branch = "",
     allow_code: Code = None,
+    device: Device = "",
     as_json: AsJson = False,
 ) -> None:
     """Relax structures; a row each with energy, forces, uncertainty, domain score.
@@ -229,6 +231,7 @@ def md(
     resume: Annotated[bool, typer.Option("--resume", help="Continue --out, with the bits of a run in one go.")] = False,
     branch: Branch = "",
     allow_code: Code = None,
+    device: Device = "",
     as_json: AsJson = False,
 ) -> None:
     """Run molecular dynamics that stop outside the training domain.

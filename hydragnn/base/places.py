@@ -13,7 +13,7 @@ from hydragnn.base.files import kind_of_folder
 MANIFEST = "manifest.json"
 """What makes a folder a store."""
 
-SUFFIXES = (".h5", ".bp", ".npz", ".csv", ".xyz")
+SUFFIXES = (".h5", ".bp", ".npz", ".csv", ".parquet", ".xyz")
 """Formats of predictions."""
 
 Kind = Literal["ensemble", "campaign", "run"]

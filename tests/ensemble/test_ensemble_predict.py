@@ -4,6 +4,7 @@ import csv
 import json
 import resource
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Never
@@ -188,6 +189,45 @@ def test_tables_have_one_line_per_graph_and_one_per_node(
     np.testing.assert_allclose([float(row["energy_mean"]) for row in graphs[2:]], direct["energy"].mean, rtol=1e-6)
     assert len(nodes) == sum(len(frames[i]) for i in (0, 2, 3, 4, 5))
     assert {"forces_x_mean", "forces_z_upper"} <= set(nodes[0])
+
+
+def test_parquet_has_the_tables_of_csv_with_types(
+    ensemble: Path, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in groups of rows of several sittings, of which the second is of another process."""
+    pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
+    from pyarrow import parquet
+
+    from hydragnn.ensemble.prediction.formats import tables
+
+    monkeypatch.setattr(tables, "ROW_GROUP", 1)
+    monkeypatch.setattr(work, "KEEP_BYTES", 1)
+    predict_to_file(ensemble, structures, tmp_path / "out.csv")
+    predict_to_file(ensemble, structures, tmp_path / "out.parquet", batch=BATCH, workers=2)
+    for name in ("out", "out.nodes"):
+        with (tmp_path / f"{name}.csv").open() as file:
+            titles, *lines = csv.reader(file)
+        table = parquet.read_table(tmp_path / f"{name}.parquet")
+        assert table.column_names == titles
+        assert b'"nominal": 0.9' in table.schema.metadata[b"heading"]
+        for title, *texts in zip(titles, *lines, strict=True):
+            values = table[title].to_pylist()
+            if table.schema.field(title).type == "double":
+                known = [(float(text), value) for text, value in zip(texts, values, strict=True) if text]
+                np.testing.assert_allclose(*zip(*known, strict=True), rtol=1e-6)
+                assert [value is None for value in values] == [text == "" for text in texts]
+            else:
+                assert [str(value) for value in values] == texts
+    assert not (tmp_path / "out.parquet.parts").exists()
+
+
+def test_without_pyarrow_a_sentence_names_the_extra(
+    ensemble: Path, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"out.parquet needs the package pyarrow; install it with: .*\[parquet\]"):
+        predict_to_file(ensemble, structures, tmp_path / "out.parquet")
+    assert not list(tmp_path.iterdir())
 
 
 def labelled(frames: list[Atoms], path: Path) -> None:

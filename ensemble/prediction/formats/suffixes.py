@@ -11,7 +11,7 @@ from hydragnn.ensemble.prediction.formats.arrays import BpSink, NpzSink
 from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink, VirtualSink
 from hydragnn.ensemble.prediction.formats.sink import Heading, Sink
 from hydragnn.ensemble.prediction.formats.structures import XyzSink
-from hydragnn.ensemble.prediction.formats.tables import CsvSink
+from hydragnn.ensemble.prediction.formats.tables import CsvSink, ParquetSink
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import length_in_angstrom
 
@@ -20,6 +20,7 @@ FORMATS: dict[str, Callable[[Path, Heading, Path], Sink]] = {
     ".bp": BpSink,
     ".npz": NpzSink,
     ".csv": CsvSink,
+    ".parquet": ParquetSink,
     ".xyz": XyzSink,
 }
 

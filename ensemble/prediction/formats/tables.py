@@ -1,6 +1,7 @@
-"""Prediction files for people and for other programs: CSV."""
+"""Prediction files for people and for other programs: CSV and Parquet."""
 
 import csv
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
@@ -10,8 +11,19 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.base.errors import MissingPackageError
 from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.prediction.formats.sink import Block, Heading, Piece, Sink, lines_array, texts
+from hydragnn.ensemble.prediction.formats.sink import (
+    Block,
+    Column,
+    Heading,
+    Piece,
+    Sink,
+    joined,
+    lines_array,
+    size_of,
+    texts,
+)
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.graphs.field import Location
 from hydragnn.models import Target
@@ -20,13 +32,19 @@ KEYS: Mapping[Location, tuple[str, ...]] = {"node": ("node",), "edge": ("sender"
 """Columns with the node or edge of a line in its graph."""
 
 
+ROW_GROUP = 1 << 24
+"""Bytes of rows that Parquet writes at once, at least."""
+
+
 class CsvSink(Sink):
     """One line per graph."""
+
+    suffix = ".csv"
 
     @property
     def temporaries(self) -> Mapping[Path, Path]:
         """Return the tables of graphs, nodes and edges in the making."""
-        finals = [self.path, *(self.path.with_suffix(f".{place}s.csv") for place in self.places)]
+        finals = [self.path, *(self.path.with_suffix(f".{place}s{self.suffix}") for place in self.places)]
         return {self.in_the_making(final): final for final in finals}
 
     def open(self) -> None:
@@ -34,11 +52,8 @@ class CsvSink(Sink):
         self.files: dict[str, BinaryIO] = {
             place: path.open("wb") for place, path in zip(("graph", *self.places), self.temporaries)
         }
-        first: dict[str, tuple[str, ...]] = {place: (*KEYS[place], *self._scores(place)) for place in self.places}
-        factors = () if "domain" in self.heading.absent else ("domain", "domain_score")
-        first["graph"] = ("name", "status", *factors, "nodes")
-        for place, file in self.files.items():
-            file.write(_lines([["graph", *first[place], *_titles(self.heading, self._on(place))]]).tobytes())
+        for place, titles in self.titles.items():
+            self.files[place].write(_lines([titles]).tobytes())
 
     def piece(self, block: Block) -> Piece:
         """Return the lines of graphs, of their nodes and of their edges."""
@@ -74,6 +89,17 @@ class CsvSink(Sink):
             file.close()
 
     @property
+    def titles(self) -> dict[str, list[str]]:
+        """Return the names of columns of every table."""
+        first: dict[str, tuple[str, ...]] = {place: (*KEYS[place], *self._scores(place)) for place in self.places}
+        factors = () if "domain" in self.heading.absent else ("domain", "domain_score")
+        first["graph"] = ("name", "status", *factors, "nodes")
+        return {
+            place: ["graph", *first[place], *_titles(self.heading, self._on(place))]
+            for place in ("graph", *self.places)
+        }
+
+    @property
     def places(self) -> list[Location]:
         """Return the locations of fields with a table of their own."""
         return [place for place in KEYS if self._on(place)]
@@ -84,6 +110,76 @@ class CsvSink(Sink):
 
     def _on(self, place: str) -> list[Target]:
         return [target for target in self.heading.targets if target.field.on == place]
+
+
+class ParquetSink(CsvSink):
+    """The tables of CSV with types; unknown numbers are null."""
+
+    suffix = ".parquet"
+
+    def __init__(self, path: Path, heading: Heading, folder: Path | None = None) -> None:
+        """Raise MissingPackageError without pyarrow."""
+        super().__init__(path, heading, folder)
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as error:
+            raise MissingPackageError("pyarrow", "parquet", f"--out {path}") from error
+        self.arrow, self.parquet = pyarrow, parquet
+        self.writers, self.waiting = dict[str, Any](), list[Piece]()
+
+    def open(self) -> None:
+        """Begin without files."""
+
+    def piece(self, block: Block) -> Piece:
+        """Return the columns of all tables, by table and name."""
+        predictions, (senders, receivers) = block.predictions, block.edge_ends()
+        counts = predictions.nodes_per_graph
+        nodes = [np.arange(0)] + [np.arange(count) for count in counts.tolist()]
+        columns: dict[str, Column] = {
+            "graph/graph": block.numbers,
+            "graph/name": texts(predictions.names),
+            "graph/status": texts(predictions.status),
+            "graph/domain": texts(predictions.domain),
+            "graph/domain_score": predictions.domain_score,
+            "graph/nodes": counts,
+            "node/node": np.concatenate(nodes),
+            "node/node_domain_score": predictions.node_domain_score,
+            "edge/sender": senders,
+            "edge/receiver": receivers,
+        }
+        for target in self.heading.targets:
+            place, estimate = target.field.on, predictions[target.name]
+            columns[f"{place}/graph"] = block.numbers[predictions.graph_of_item(target.name)]
+            for quantity in self.heading.quantities(target):
+                suffixes = estimate.columns(target, quantity)
+                values = estimate[quantity].reshape(-1, len(suffixes))
+                columns |= {f"{place}/{target.name}{s}_{quantity}": own for s, own in zip(suffixes, values.T.copy())}
+        return {f"{place}/{one}": columns[f"{place}/{one}"] for place, own in self.titles.items() for one in own}
+
+    def write(self, piece: Piece) -> None:
+        """Keep rows until they are worth a group."""
+        self.waiting.append(piece)
+        if sum(map(size_of, self.waiting)) > ROW_GROUP:
+            self._write()
+
+    def close(self, *, complete: bool) -> None:
+        """Write the last rows and close the files."""
+        if complete and self.waiting:
+            self._write()
+        for writer in self.writers.values():
+            writer.close()
+
+    def _write(self) -> None:
+        """Write the rows that wait, as a group of each table."""
+        piece, self.waiting = joined(self.waiting), []
+        for (place, titles), path in zip(self.titles.items(), self.temporaries):
+            arrays = [self.arrow.array(piece[f"{place}/{title}"], from_pandas=True) for title in titles]
+            table = self.arrow.Table.from_arrays(arrays, names=titles)
+            if place not in self.writers:
+                schema = table.schema.with_metadata({"heading": json.dumps(self.heading.to_json())})
+                self.writers[place] = self.parquet.ParquetWriter(path, schema)
+            self.writers[place].write_table(table.replace_schema_metadata(None).cast(self.writers[place].schema))
 
 
 def _lines(rows: Iterable[Sequence[Any]]) -> NDArray[np.uint8]:

@@ -1,0 +1,49 @@
+"""Option --device: one sentence where the device is absent, and the same bits where it is not needed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hydragnn.base.environment import changed_environment, environment
+from hydragnn.base.errors import InputError
+from hydragnn.scripts import devices
+from hydragnn.scripts.devices import use_device
+
+HIDDEN = dict.fromkeys(devices.HIDING)
+
+
+@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:-1", "cpu:0", "cuda:99999"])
+def test_another_word_is_no_device(text: str) -> None:
+    with pytest.raises(InputError, match=r"is no device; use cpu, cuda or cuda:1"):
+        use_device(text)
+
+
+def test_a_device_that_is_not_there_is_one_sentence() -> None:
+    words = ["relax", "model", "x.xyz", "--out", "y.xyz", "--device", "cuda:7"]
+    program = f"import sys, hydragnn.scripts.cli as c; sys.argv[1:] = {words!r}; c.main()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert (
+        ended.stderr.startswith("error: --device cuda:7: this process sees no such GPU")
+        and ended.stderr.count("\n") == 1
+    )
+
+
+def test_devices_are_what_libraries_and_children_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(devices, "keep_memory", lambda: True)
+    with changed_environment(HIDDEN):
+        assert use_device("") == "" and "CUDA_VISIBLE_DEVICES" not in environment()
+        use_device("cuda")
+        assert "CUDA_VISIBLE_DEVICES" not in environment()
+        use_device("cuda:1")
+        assert environment()["CUDA_VISIBLE_DEVICES"] == "1"
+    with changed_environment({**HIDDEN, "CUDA_VISIBLE_DEVICES": "4,GPU-a"}):
+        use_device("cuda:1")
+        assert environment()["CUDA_VISIBLE_DEVICES"] == "GPU-a"
+        use_device("cuda:2")
+        assert environment()["CUDA_VISIBLE_DEVICES"] == "-1"
+    with changed_environment({**HIDDEN, "ROCR_VISIBLE_DEVICES": "0,1"}):
+        use_device("cpu")
+        assert {environment()[name] for name in ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")} == {"-1"}
