@@ -1,0 +1,81 @@
+"""Tutorials run from their first line to the last, with smaller numbers."""
+
+import re
+import runpy
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hydragnn.graphs.pyg import torch_geometric
+
+Call = Callable[..., tuple[int, str, str]]
+
+PARTS = re.compile(r"^```(python|toml)\n(.*?)^```$|^    ((?:hydragnn|python) [^\n]*)$", re.MULTILINE | re.DOTALL)
+
+SMALLER = {
+    "first-hour": {"range(240)": "range(60)", "[:220]": "[:56]", "[220:]": "[56:]", "hidden_dim = 32": "hidden_dim = 8", "epochs = 40": "epochs = 4",
+        "epochs=60": "epochs=5", "trials = 8": "trials = 3", "[5, 15]": "[2]", "low = 16": "low = 8", "high = 48": "high = 12"},
+    "dynamics": {"--steps 200\n": "--steps 20\n", "--cell": "--cell --fmax 30", "--steps 2000 ": "--steps 100 "},
+    "properties": {"3 * np.eye": "2 * np.eye", "repeat(3)": "repeat(2)"},
+    "slurm": {"--epochs 60": "--epochs 5"},
+    "own-loop": {"range(400)": "range(40)", ":300]": ":30]", "[300:]": "[30:]", "[300:302]": "[30:32]", "\"epochs\": 30": "\"epochs\": 2", "range(3)": "range(1)"},
+}  # fmt: skip
+"""Pages, and what the tests shorten; every entry must occur."""
+
+
+def run(page: str, root: Path, call: Call, names: dict[str, object]) -> str:
+    """Follow a page as a reader would; return what was printed."""
+    text = (root / "docs" / "tutorials" / f"{page}.md").read_text()
+    for long, short in SMALLER[page].items():
+        text = text.replace(long, short)
+    printed = []
+    for language, block, command in PARTS.findall(text):
+        named = re.match(r'"""(\S+)"""\n|# (\S+\.toml)\n', block)
+        if named:
+            Path(named[1] or named[2]).write_text(block)
+        elif language:
+            exec(compile(block, page, "exec"), names)  # the page is ours, not input
+        elif command.startswith("python "):
+            runpy.run_path(shlex.split(command)[1])
+        else:
+            code, out, errors = call(*shlex.split(command, comments=True)[1:])
+            wanted = int(match[1]) if (match := re.search(r"# exits with (\d)", command)) else 0
+            assert code == wanted, (command, out, errors)
+            printed.append(out + errors)
+    return "\n".join(printed)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_first_hour_and_what_goes_on_from_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = run("first-hour", root, call, {})
+    assert "trivial predictor" in printed
+    assert len(Path("new.csv").read_text().splitlines()) == 5
+    names: dict[str, object] = {}
+    stopped = run("dynamics", root, call, names)
+    assert "last frame" in stopped
+    assert Path("to-label.xyz").is_file()
+    assert "#SBATCH" in run("slurm", root, call, {})
+    capfd.readouterr()
+    run("properties", root, call, {})
+    out = capfd.readouterr().out
+    assert out.count("lattice constant") == out.count("C11") == out.count("THz") == 2
+
+
+def test_an_own_loop_on_a_list_of_torch_geometric(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch_geometric("data"), torch_geometric("loader")  # imported without the warnings of that package
+    run("own-loop", root, call, {})
+
+
+def test_every_tutorial_runs_and_every_shorter_number_occurs(root: Path) -> None:
+    pages = {page.stem: page.read_text() for page in (root / "docs" / "tutorials").glob("*.md")}
+    assert set(SMALLER) | {"coming-from"} == set(pages)
+    for page, numbers in SMALLER.items():
+        assert [long for long in numbers if long not in pages[page]] == [], page
