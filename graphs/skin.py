@@ -16,7 +16,7 @@ from hydragnn.graphs.search import is_compact
 from hydragnn.graphs.topology import Topology
 
 SKIN = 0.5  # Angstrom beyond the cutoff: a third more pairs to look at, and dozens of steps between searches at 300 K
-_UNSURE = 1e-9  # Angstrom; nearer to the cutoff than this, rounding decides, and the search itself is asked
+UNSURE = 1e-9  # Angstrom; nearer to the cutoff than this, rounding decides, and the search itself is asked
 _Edges = tuple[Int[ndarray, " edges"], Int[ndarray, " edges"], Int[ndarray, "edges 3"]]
 
 
@@ -144,7 +144,7 @@ class SkinList:
         vectors += listed.offsets.index_select(0, pairs)
         lengths = torch.mv(vectors.square_(), vectors.new_ones(3)).sqrt()
         within = listed.sure.index_copy(0, pairs, lengths < limit)
-        unsure = ((lengths < CLOSEST) | ((lengths - limit).abs() < _UNSURE)).any()
+        unsure = ((lengths < CLOSEST) | ((lengths - limit).abs() < UNSURE)).any()
         facts = torch.stack([within.count_nonzero(), (within != listed.within).any().long(), unsure.long()])
         count, changed, asks = facts.tolist()  # the only number that the host waits for
         listed.within = within
@@ -242,8 +242,8 @@ class SkinList:
         farthest = 2 * float(np.sqrt(np.square(moved).sum(axis=1).max()))
         limit = cutoff * REACH
         apart = least * listed.shortest - farthest > CLOSEST
-        sure = most * (limit - self.skin) + farthest < limit - _UNSURE
-        return apart and sure and listed.reach * least - farthest > limit + _UNSURE, apart
+        sure = most * (limit - self.skin) + farthest < limit - UNSURE
+        return apart and sure and listed.reach * least - farthest > limit + UNSURE, apart
 
 
 def _numbers_of(mask: Tensor, count: int) -> Int[Tensor, " {count}"]:

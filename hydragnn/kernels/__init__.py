@@ -4,7 +4,7 @@ from hydragnn.graphs.topology import Topology, relation_topology
 from hydragnn.kernels.activated import activated_sum
 from hydragnn.kernels.activation import SiLU, first_derivatives, silu
 from hydragnn.kernels.ends import gather_add, received_and_sent
-from hydragnn.kernels.family import as_operators, is_traced, operators
+from hydragnn.kernels.family import as_operators, is_traced, operators, plain_forms
 from hydragnn.kernels.gathered_outer import gather_outer_sum
 from hydragnn.kernels.library import LIBRARY
 from hydragnn.kernels.op import Case, Op
@@ -67,6 +67,7 @@ __all__ = [
     "operators",
     "outer_sum",
     "pairs_of",
+    "plain_forms",
     "radial_functions",
     "measured",
     "lengths_and_directions",

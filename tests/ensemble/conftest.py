@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from ase import Atoms
+from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.io import write
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble import Evaluation, build_ensemble
-from hydragnn.graphs import Field
+from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.runs import train
 
@@ -156,3 +157,63 @@ def members_in(root: Path, tables: Iterable[Mapping[str, Any]]) -> list[Path]:
         train_table = {"seed": seed, "checkpoint_epochs": table["train"]["epochs"], **table["train"]}
         assert train(RunConfig.parse({**table, "train": train_table}), folders[-1]).status == "finished"
     return folders
+
+
+@pytest.fixture(scope="session")
+def strained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Atoms]:
+    """An ensemble of one run on rattled copper with stress, periodic in all directions."""
+    generator = np.random.default_rng(0)
+    fields = (
+        Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
+        Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
+        Field(name="stress", on="graph", shape=(3, 3), unit="eV/Angstrom^3", parity="tensor", role="target"),
+    )
+    graphs = []
+    for _ in range(20):
+        atoms = bulk("Cu", cubic=True)
+        atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.03 * generator.normal(size=(3, 3))), scale_atoms=True)
+        atoms.positions += 0.1 * generator.normal(size=atoms.positions.shape)
+        atoms.calc = EMT()
+        atoms.get_stress(), atoms.get_forces()
+        graphs.append(from_ase(atoms, 4.0, fields=fields))
+    root = tmp_path_factory.mktemp("strained")
+    with StoreWriter(root / "copper.h5", tuple(graphs[0].fields.values()), dim=3, attributes={"cutoff": 4.0}) as writer:
+        writer.write(concatenate(graphs))
+    head = {
+        "kind": "energy",
+        "loss": "mse",
+        "stage_two_factor": 1.0,
+        "per_node": False,
+        "stress_per_node": False,
+        "field": "energy",
+        "forces": "forces",
+        "stress": "stress",
+        "hidden_dims": [4],
+    }
+    table = {
+        "data": {"store": str(root / "copper.h5")},
+        "split": {"train": 0.6, "valid": 0.2},
+        "model": {"kind": "schnet", "hidden_dim": 4, "num_layers": 1, "num_radial": 6, "cutoff": 4.0},
+        "heads": [head],
+        "train": {"epochs": 1, "precision": "fp64"},
+    }
+    assert train(RunConfig.parse(table), root / "run").status == "finished"
+    build_ensemble([root / "run"], root / "ensemble")
+    return root / "ensemble", atoms
+
+
+READ = (Field(name="charge", on="graph", role="input"), Field(name="tags", on="node", role="input"))
+
+
+@pytest.fixture(scope="session")
+def charged(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms]) -> tuple[Path, Atoms]:
+    """A run whose model reads a field of the graph and one of its nodes, and a structure with both."""
+    root, graphs = tmp_path_factory.mktemp("charged"), []
+    for number, frame in enumerate(frames[:24]):
+        atoms = frame.copy()
+        atoms.calc = frame.calc
+        atoms.info["charge"], atoms.arrays["tags"] = number % 3 - 1, np.arange(len(atoms))
+        graphs.append(from_ase(atoms, CUTOFF, fields=(*TARGETS, *READ)))
+    store = MemoryStore(graphs, {"cutoff": CUTOFF})
+    assert train(config_of(root / "graphs.h5", train__epochs=1), root / "run", store=store).status == "finished"
+    return root / "run", atoms

@@ -19,18 +19,17 @@ from ase.io import Trajectory, read, write
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_sealed
 from hydragnn.config import RunConfig
-from hydragnn.datasets import MemoryStore, StoreWriter
+from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import OutsideDomain, calculator
-from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.ensemble.calculator import EnsembleCalculator, _check_outside
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict_to_file
 from hydragnn.ensemble.structures import structures_for
-from hydragnn.graphs import Field, concatenate, with_random_walk_encoding
+from hydragnn.graphs import Field, with_random_walk_encoding
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.models import NotCompiled
 from hydragnn.runs import train
-from tests.ensemble.conftest import CUTOFF, TARGETS, config_of
+from tests.ensemble.conftest import CUTOFF
 from tests.forked import Forked
 
 COMPILING = Path(__file__).with_name("compiling.py")
@@ -250,49 +249,6 @@ def test_graphs_are_made_with_the_cutoff_of_the_training_store(ensemble: Path, r
     assert Ensemble.load(runs[0]).structures.cutoff == 4.5
 
 
-@pytest.fixture(scope="module")
-def strained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Atoms]:
-    """An ensemble of one run on rattled copper with stress, periodic in all directions."""
-    generator = np.random.default_rng(0)
-    fields = (
-        Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
-        Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
-        Field(name="stress", on="graph", shape=(3, 3), unit="eV/Angstrom^3", parity="tensor", role="target"),
-    )
-    graphs = []
-    for _ in range(20):
-        atoms = bulk("Cu", cubic=True)
-        atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.03 * generator.normal(size=(3, 3))), scale_atoms=True)
-        atoms.positions += 0.1 * generator.normal(size=atoms.positions.shape)
-        atoms.calc = EMT()
-        atoms.get_stress(), atoms.get_forces()
-        graphs.append(from_ase(atoms, 4.0, fields=fields))
-    root = tmp_path_factory.mktemp("strained")
-    with StoreWriter(root / "copper.h5", tuple(graphs[0].fields.values()), dim=3, attributes={"cutoff": 4.0}) as writer:
-        writer.write(concatenate(graphs))
-    head = {
-        "kind": "energy",
-        "loss": "mse",
-        "stage_two_factor": 1.0,
-        "per_node": False,
-        "stress_per_node": False,
-        "field": "energy",
-        "forces": "forces",
-        "stress": "stress",
-        "hidden_dims": [4],
-    }
-    table = {
-        "data": {"store": str(root / "copper.h5")},
-        "split": {"train": 0.6, "valid": 0.2},
-        "model": {"kind": "schnet", "hidden_dim": 4, "num_layers": 1, "num_radial": 6, "cutoff": 4.0},
-        "heads": [head],
-        "train": {"epochs": 1, "precision": "fp64"},
-    }
-    assert train(RunConfig.parse(table), root / "run").status == "finished"
-    build_ensemble([root / "run"], root / "ensemble")
-    return root / "ensemble", atoms
-
-
 def test_stress_is_the_slope_of_the_energy_with_strain_in_ases_order(strained: tuple[Path, Atoms]) -> None:
     folder, atoms = strained
     atoms = atoms.copy()
@@ -395,23 +351,6 @@ def test_the_calculator_of_a_single_run_has_means_alone(
     assert set(atoms.calc.results) == {"energy", "free_energy", "forces"}
     for name in ("energy_std", "forces_std", "energy_lower", "domain", "domain_score"):
         assert atoms.calc.results.get(name) is None
-
-
-READ = (Field(name="charge", on="graph", role="input"), Field(name="tags", on="node", role="input"))
-
-
-@pytest.fixture(scope="module")
-def charged(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms]) -> tuple[Path, Atoms]:
-    """A run whose model reads a field of the graph and one of its nodes, and a structure with both."""
-    root, graphs = tmp_path_factory.mktemp("charged"), []
-    for number, frame in enumerate(frames[:24]):
-        atoms = frame.copy()
-        atoms.calc = frame.calc
-        atoms.info["charge"], atoms.arrays["tags"] = number % 3 - 1, np.arange(len(atoms))
-        graphs.append(from_ase(atoms, CUTOFF, fields=(*TARGETS, *READ)))
-    store = MemoryStore(graphs, {"cutoff": CUTOFF})
-    assert train(config_of(root / "graphs.h5", train__epochs=1), root / "run", store=store).status == "finished"
-    return root / "run", atoms
 
 
 CHANGES: dict[str, Callable[[Atoms], object]] = {

@@ -1,0 +1,92 @@
+"""Model interface of torch-sim: many structures relaxed or propagated at once."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_sim.models.interface import ModelInterface
+from torch_sim.state import SimState
+
+from hydragnn.base.errors import InputError
+from hydragnn.ensemble.calculator import EnsembleCalculator, OutsideDomain
+from hydragnn.ensemble.predictions import Predictions
+from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.many_skins import ManySkins
+
+PARTS = (("mean", ""), ("std", "_std"))
+"""Quantities of an estimate, and how the names of results end."""
+
+
+class TorchSimModel(ModelInterface):
+    """Mean energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) of all structures of a state.
+
+    ``energy_std``, ``forces_std``, ``stress_std`` and ``domain_score`` stand beside, where an ensemble knows them. ``domain`` says of every structure of
+    the last state why it is outside the training domain, or nothing. All numbers are those of the ASE calculator.
+    """
+
+    def __init__(self, potential: EnsembleCalculator) -> None:
+        """Take a calculator; InputError where states of torch-sim lack what its model reads."""
+        super().__init__()
+        structures = potential.structures
+        if structures.fields or structures.encodings or structures.coarsening is not None:
+            names = [one.name for one in structures.fields] + list(structures.encodings)
+            raise InputError(
+                f"the model reads {', '.join(names) or 'coarser levels'} beside elements and positions, and states of torch-sim have none; "
+                "use the ASE calculator"
+            )
+        self.potential = potential
+        self.neighbours = ManySkins(structures.cutoff, structures.max_neighbours)
+        self.domain: tuple[str, ...] = ()
+        device = potential.neighbours.device
+        self._device, self._dtype = device, torch.float64
+        self._compute_forces, self._compute_stress = "forces" in potential.names, "stress" in potential.names
+
+    def forward(self, state: SimState | dict[str, Any], **_: Any) -> dict[str, Tensor]:
+        """Return results by name; InputError names a structure that cannot be predicted by its number."""
+        batch = self._graphs(state if isinstance(state, SimState) else SimState(**state))
+        predictions = self.potential.ensemble.predict_checked(batch)
+        for number, status in enumerate(predictions.status):
+            if status != "ok":
+                raise InputError(f"structure {number} cannot be predicted: {status}")
+        self.domain = predictions.domain
+        self._react(predictions)
+        results: dict[str, Tensor] = {}
+        for name, field in self.potential.names.items():
+            estimate, factor = predictions[field], self.potential.factors[name]
+            for quantity, suffix in PARTS:
+                values = torch.from_numpy(estimate[quantity]).to(self._device) * factor
+                if not suffix or bool(values.isfinite().any()):
+                    results[name + suffix] = values.flatten() if name == "energy" else values
+        if self.potential.ensemble.knows_domain:
+            results["domain_score"] = torch.from_numpy(predictions.domain_score).to(self._device)
+        return {name: values.to(self._dtype) for name, values in results.items()}
+
+    def _react(self, predictions: Predictions) -> None:
+        """Do what the calculator does about structures outside the training domain."""
+        for number in (number for number, reason in enumerate(predictions.domain) if reason):
+            reason, score = predictions.domain[number], float(predictions.domain_score[number])
+            if self.potential.outside == "stop":
+                raise OutsideDomain(f"structure {number}: {reason}", score)
+            self.potential._react(reason, score)
+
+    def _graphs(self, state: SimState) -> GraphBatch:
+        """Return the graphs of a state, made as those of training."""
+        counts = torch.bincount(state.system_idx)
+        positions = state.positions.detach().to(torch.float64)
+        cells = state.row_vector_cell.detach().to(torch.float64).contiguous()
+        periodic = torch.as_tensor(state.pbc, device=positions.device).expand(len(counts), 3)
+        edges = self.neighbours(positions, cells, periodic, counts)
+        ends = [torch.nn.functional.pad(sizes.cumsum(0), (1, 0)) for sizes in (counts, edges.edges_per_graph)]
+        return GraphBatch(
+            positions=edges.positions,
+            topology=edges.topology,
+            edge_shifts=edges.shifts,
+            cell=cells,
+            periodic=periodic,
+            node_offsets=ends[0],
+            edge_offsets=ends[1],
+            fields={ATOMIC_NUMBERS: ATOMIC_NUMBERS_FIELD},
+            nodes={ATOMIC_NUMBERS: state.atomic_numbers.to(torch.int64)},
+        )
