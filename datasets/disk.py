@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import allow_many_files, digest
-from hydragnn.base.places import as_path
+from hydragnn.base.places import StorePlace, as_path
 from hydragnn.datasets.access import Access
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
-from hydragnn.datasets.fingerprint import graph_digests
+from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.engine import PartReader, engine_named
 from hydragnn.datasets.formats.memory import check_fields, checked_indices
 from hydragnn.datasets.gather import gather, spans_of
@@ -27,6 +27,7 @@ from hydragnn.datasets.store import Column, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts
+from hydragnn.graphs.units import LENGTH_UNIT
 
 COLUMNS = {"graph": 0, "node": 1, "edge": 2}
 """Columns of the blocks of a part that count its items."""
@@ -231,15 +232,27 @@ def disk_specs(dim: int, fields: Sequence[Field]) -> dict[str, ArraySpec]:
 class DiskStore(Access):
     """Store of parts on disk; several processes may read it at once."""
 
-    def __init__(self, path: Path) -> None:
-        """Open a store; InputError where it is foreign, damaged, incomplete or newer."""
-        self.path = path
-        self.manifest = read_manifest(path)
-        engine_named(self.manifest.backend)
+    def __init__(self, path: Path, *more: Path) -> None:
+        """Open a store, and others whose graphs follow, as one.
+
+        InputError where one is foreign, damaged, incomplete or newer, or they differ in their schema.
+        """
+        self.path, self.paths = path, (path, *more)
+        manifests = [read_manifest(one) for one in self.paths]
+        self.manifest = manifests[0]
         opened = OpenParts()
-        self.parts = [Part(path, info, self.manifest, opened) for info in self.manifest.parts]
+        self.parts: list[Part] = []
+        for folder, own in zip(self.paths, manifests):
+            engine_named(own.backend)
+            check_schema(self.path, manifests[0], folder, own)
+            own = replace(own, fields=manifests[0].fields)
+            self.parts += [Part(folder, info, own, opened) for info in own.parts]
         for part in self.parts:
             part.check_files()
+        if more:
+            prints = fingerprint_of(self.manifest.dim, self.manifest.fields, self.digests())
+            infos, notes = [part.info for part in self.parts], joined_attributes([one.attributes for one in manifests])
+            self.manifest = replace(self.manifest, parts=infos, fingerprint=prints, attributes=notes)
         self._sizes: Sizes | None = None
         self._texts: Mapping[str, Texts] | None = None
         self._first = offsets_of(np.array([part.info.graphs for part in self.parts], dtype=np.int64))
@@ -265,19 +278,24 @@ class DiskStore(Access):
         For what is kept outside it: a fingerprint is what a manifest claims, and another store may claim the same.
         InputError where a file is gone.
         """
-        files = [self.path / MANIFEST, *(file for part in self.parts for file in part_files(part.path).values())]
+        files = [
+            *(path / MANIFEST for path in self.paths),
+            *(file for part in self.parts for file in part_files(part.path).values()),
+        ]
         try:
             stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror or error}; copy the whole store again") from error
-        return digest({"place": str(self.path.resolve()), "files": stamps, "fingerprint": self.fingerprint})
+        return digest(
+            {"place": [str(path.resolve()) for path in self.paths], "files": stamps, "fingerprint": self.fingerprint}
+        )
 
     def __len__(self) -> int:
         return self.manifest.graphs
 
-    def __reduce__(self) -> tuple[type["DiskStore"], tuple[Path]]:
-        """Return its path: processes of a loader open it anew."""
-        return DiskStore, (self.path,)
+    def __reduce__(self) -> tuple[type["DiskStore"], tuple[Path, ...]]:
+        """Return its paths: processes of a loader open it anew."""
+        return DiskStore, self.paths
 
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of all graphs."""
@@ -286,7 +304,9 @@ class DiskStore(Access):
     @property
     def direct(self) -> bool:
         """True for graphs copied out of the system's cache of files."""
-        return all(part.reader.direct for part in self.parts[:1])  # one engine wrote all of them
+        return all(
+            part.reader.direct for part in self.parts[: None if len(self.paths) > 1 else 1]
+        )  # one engine per store
 
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""
@@ -381,6 +401,44 @@ def no_graphs(dim: int, fields: Sequence[Field]) -> FlatGraphs:
     return FlatGraphs(dim=dim, fields=tuple(fields), node_offsets=none, edge_offsets=none, arrays=arrays)
 
 
-def open_store(path: Path | str) -> DiskStore:
-    """Return a store; InputError where it is foreign, damaged, incomplete or newer."""
-    return DiskStore(as_path(path))
+def check_schema(path: Path, first: Manifest, other: Path, own: Manifest) -> None:
+    """Raise InputError for stores whose graphs differ in kind."""
+    problem, mine, fields = "", {f.name: f for f in first.fields}, {f.name: f for f in own.fields}
+    if mine != fields:
+        name = min(name for name in {*mine, *fields} if mine.get(name) != fields.get(name))
+        problem = f"the field {name} is in one of them alone, or has another shape, unit, role or dtype"
+    elif first.dim != own.dim:
+        problem = f"their dimensions are {first.dim} and {own.dim}"
+    for key in ("cutoff", "max_neighbours", LENGTH_UNIT):
+        values = [one.attributes.get(key) for one in (first, own)]
+        if values[0] != values[1]:
+            problem = problem or f"{key} is {values[0]} and {values[1]}"
+    if problem:
+        raise InputError(
+            f"{path} and {other} are no one data set: {problem}; build them alike, or train them as branches"
+        )
+
+
+def joined_attributes(attributes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the attributes that stores share, all files, and the others under ``merged``.
+
+    >>> joined_attributes([{"cutoff": 5.0, "files": ["a"]}, {"cutoff": 5.0, "files": ["b"], "by": "me"}])
+    {'cutoff': 5.0, 'files': ['a', 'b'], 'merged': [{}, {'by': 'me'}]}
+    """
+    first = attributes[0]
+    shared = {key: value for key, value in first.items() if all(key in one and one[key] == value for one in attributes)}
+    files = (
+        {"files": [file for one in attributes for file in one["files"]]}
+        if all("files" in one for one in attributes)
+        else {}
+    )
+    rest = [{key: value for key, value in one.items() if key not in {*shared, *files}} for one in attributes]
+    return {**shared, **files, **({"merged": rest} if any(rest) else {})}
+
+
+def open_store(path: StorePlace | str | Sequence[Path | str]) -> DiskStore:
+    """Return a store, or several as one, whose graphs follow each other.
+
+    InputError where it is foreign, damaged, incomplete or newer, or where stores differ in their schema.
+    """
+    return DiskStore(*map(as_path, path)) if isinstance(path, list | tuple) and path else DiskStore(as_path(path))

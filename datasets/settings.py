@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from hydragnn.base.places import StorePlace
 from hydragnn.base.settings import ActsWith, Settings
 from hydragnn.datasets.footprint import bytes_of
 from hydragnn.datasets.packing import Budget
@@ -14,8 +15,9 @@ from hydragnn.datasets.packing import Budget
 class DataSettings(Settings):
     """Store of a run, and the fields that the model sees."""
 
-    store: Path
-    """A store made by ``hydragnn data build``; relative paths count from the configuration file's folder."""
+    store: Path | tuple[Path, ...]
+    """A store made by ``hydragnn data build``, or a list of stores whose graphs follow each other, without a copy; relative paths
+    count from the configuration file's folder."""
 
     inputs: list[str] | None = None
     """Names of the input fields; all fields with role ``input`` if absent."""
@@ -25,6 +27,15 @@ class DataSettings(Settings):
 
     window: int = Field(default=0, ge=0)
     """Graphs in memory at once, for stores larger than memory; 0 keeps all of them. It decides the order of training."""
+
+    @field_validator("store")
+    @classmethod
+    def _several(cls, store: StorePlace) -> StorePlace:
+        if isinstance(store, Path):
+            return store
+        if not store or len({*store}) < len(store):
+            raise ValueError("a list of stores names each of them once; give at least one")
+        return store[0] if len(store) == 1 else store
 
 
 class SplitSettings(Settings):

@@ -1,7 +1,7 @@
 """Tools for whole stores: look, check, convert."""
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -14,9 +14,10 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.places import text_of
 from hydragnn.base.shown import Shown
 from hydragnn.datasets.arrays import mask_name
-from hydragnn.datasets.disk import DiskStore, OpenParts, Part
+from hydragnn.datasets.disk import DiskStore, OpenParts, Part, open_store
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.fit import precision_notes
 from hydragnn.datasets.gather import gather
@@ -204,18 +205,17 @@ def _size_summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> SizeSummary:
     return SizeSummary(total=total, min=low, mean=round(total / len(counts), 3), max=high)
 
 
-def convert_store(source: Path | str, target: Path | str) -> None:
-    """Copy a store, one part, engine by suffix; the fingerprint stays."""
-    source = Path(source)
+def convert_store(source: Path | str | Sequence[Path | str], target: Path | str) -> None:
+    """Copy a store, or several as one; one part, engine by suffix; the fingerprint stays."""
     target = Path(target)
-    store = DiskStore(source)
+    store = open_store(source)
     with StoreWriter(target, store.fields(), dim=store.dim, attributes=store.attributes) as writer:
         for start in range(0, len(store), BLOCK):
             numbers = np.arange(start, min(start + BLOCK, len(store)))
             batch, changed = store.read_checked(numbers)
             writer.write(batch)
             if changed.any():
-                raise InputError(f"{source}: {changed_sentence(start + int(changed.argmax()))}")
+                raise InputError(f"{text_of(store.paths)}: {changed_sentence(start + int(changed.argmax()))}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
-from hydragnn.base.places import as_path, check_model, is_store
+from hydragnn.base.places import absent_store, as_path, check_model, is_store, text_of
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
 from hydragnn.ensemble.domain import GraphView, doubted_items, doubts_of, item_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
@@ -159,10 +159,10 @@ class Ensemble(EnsembleModule):
     def doubt_about_structures(self) -> str:
         """Return a note where the training store of a run is gone."""
         store = self.members[0].config.data.store
-        if "attributes" in self.manifest.data or store.exists() or not reads_atoms(self.manifest):
+        if "attributes" in self.manifest.data or absent_store(store) is None or not reads_atoms(self.manifest):
             return ""
         return (
-            f"the training store {store} is not there, so that structures have all neighbours within the model's cutoff, and fields as they "
+            f"the training store {text_of(store)} is not there, so that structures have all neighbours within the model's cutoff, and fields as they "
             "are named and given; if it was built with max_neighbours, another cutoff, key or scale, predictions are wrong: put it back"
         )
 

@@ -12,6 +12,7 @@ import torch
 from ase import Atoms
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.places import absent_store
 from hydragnn.datasets import CoarseningSettings, Make, open_store
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import MakerOfMany, groups_of_makers, pieces_of
@@ -272,4 +273,4 @@ def training_attributes(members: Sequence[Member], manifest: Manifest) -> Mappin
         store_attributes = manifest.data["attributes"]
         return store_attributes if isinstance(store_attributes, Mapping) else {}
     path = members[0].config.data.store
-    return open_store(path).attributes if path.exists() else {}
+    return open_store(path).attributes if absent_store(path) is None else {}

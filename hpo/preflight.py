@@ -9,6 +9,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import check_own, check_utf8, write_sealed
+from hydragnn.base.places import text_of
 from hydragnn.base.settings import refuse_idle
 from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
@@ -143,7 +144,7 @@ def _check_references(settings: CampaignSettings, config: AnyConfig) -> None:
             references = getattr(head, "references", None)
             if isinstance(references, dict):
                 energies = dict(by_atomic_number(references))
-                with about(f"{settings.source}: {branch.data.store}"):
+                with about(f"{settings.source}: {text_of(branch.data.store)}"):
                     check_elements(head.field, energies, elements_of(open_store(branch.data.store)))
 
 
@@ -156,7 +157,7 @@ def _classes_of(settings: CampaignSettings, branch: BranchSettings) -> list[str]
     missing = [name for name in [*branch.targets, *(branch.data.inputs or [])] if name not in fields]
     if missing:
         raise InputError(
-            f"{settings.source}: {branch.data.store} has no field {missing[0]}; it has {', '.join(sorted(fields))}"
+            f"{settings.source}: {text_of(branch.data.store)} has no field {missing[0]}; it has {', '.join(sorted(fields))}"
         )
     suffix = f"@{branch.name}" if branch.name else ""
     return [f"{name}{suffix}" for name in branch.targets if fields[name].classes]

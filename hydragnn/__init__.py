@@ -13,11 +13,13 @@ from hydragnn.base.environment import change_environment, environment
 
 if TYPE_CHECKING:
     from hydragnn.scripts.api import (
+        append_store,
         build_ensemble,
         build_store,
         doctor,
         evaluate,
         load,
+        merge_stores,
         predict,
         report,
         search,
@@ -31,11 +33,13 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "append_store",
     "build_ensemble",
     "build_store",
     "doctor",
     "evaluate",
     "load",
+    "merge_stores",
     "predict",
     "report",
     "search",

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from hydragnn.architectures import ModelSettings
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import digest, read_json
+from hydragnn.base.places import paths_of
 from hydragnn.base.settings import ActsWith, Settings, read_toml, refuse_idle, with_overrides
 from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
@@ -277,7 +278,8 @@ def config_from_table(table: dict[str, Any], path: Path, *, stored: bool = False
         refuse_idle(config, str(path))
 
     def placed(data: DataSettings) -> DataSettings:
-        return data.model_copy(update={"store": (path.parent / data.store).resolve()})
+        places = tuple((path.parent / store).resolve() for store in paths_of(data.store))
+        return data.model_copy(update={"store": places if len(places) > 1 else places[0]})
 
     if isinstance(config, RunConfig):
         return config.model_copy(update={"data": placed(config.data)})

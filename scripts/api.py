@@ -21,7 +21,6 @@ from hydragnn.base.places import (
     as_path,
     check_exists,
     check_model,
-    check_source,
     check_store,
     check_stores,
     check_suffix,
@@ -30,6 +29,7 @@ from hydragnn.base.places import (
     is_store,
     reported_kind,
     source_kind,
+    source_paths,
 )
 from hydragnn.base.settings import Settings, read_toml, store_override, with_overrides
 from hydragnn.distributed.launch import this_launch
@@ -87,6 +87,42 @@ def build_store(
             build(settings, as_path(out), tell)
     info = store_info(out)
     return replace(info, notes=(*info.notes, *precision_notes(open_store(out))))
+
+
+def merge_stores(stores: Sequence[Path | str], out: Path | str) -> "StoreInfo":
+    """Copy the graphs of several stores into a new one; return its contents."""
+    paths = [as_path(store) for store in stores] if isinstance(stores, list | tuple) else [as_path(stores)]
+    for path in paths:
+        check_store(path)
+    from hydragnn.datasets.merging import merge_stores as merge
+
+    notes = merge(paths, as_path(out))
+    info = store_info(out)
+    return replace(info, notes=(*info.notes, *notes))
+
+
+def append_store(
+    store: Path | str, source: Path | str | Table, *, overrides: Sequence[str] = (), quiet: bool = True
+) -> "StoreInfo":
+    """Append the graphs of a BUILD.toml, its table or a store; return the contents.
+
+    The store gets all of them, or stays as it was if the process ends before.
+    """
+    path = as_path(store)
+    check_store(path)
+    from hydragnn.datasets.merging import append_store as append
+    from hydragnn.datasets.sources.registry import read_build_settings
+    from hydragnn.scripts.showing import graphs_made
+
+    other = None if isinstance(source, dict) else as_path(source)
+    with graphs_made(quiet) as tell:
+        notes = append(
+            path,
+            other if other is not None and is_store(other) else read_build_settings(*_table(source, overrides)),
+            tell,
+        )
+    info = store_info(path)
+    return replace(info, notes=(*info.notes, *notes))
 
 
 def store_info(store: "Path | str | GraphStore") -> "StoreInfo":
@@ -331,7 +367,7 @@ def predict(
 @overload
 def predict(
     model: Path | str,
-    source: "Path | str | GraphStore",
+    source: "Path | str | Sequence[Path | str] | GraphStore",
     out: Path | str,
     *,
     resume: bool = False,
@@ -358,7 +394,7 @@ def predict(
     """Predict every graph of ``source``, into the file ``out`` or in memory.
 
     ``source`` is a store, a file that becomes graphs as those of training did (labels need not be there), any file of
-    structures that ASE reads, or a BUILD.toml. Without ``out`` it may also be what a model takes (atoms, graphs, ``Data`` of
+    structures that ASE reads, a BUILD.toml, a folder or pattern of such files, or a list of paths. Without ``out`` it may also be what a model takes (atoms, graphs, ``Data`` of
     torch_geometric, lists of them), and the predictions come back; a file gives counts and speed.
 
     A run with several branches predicts with the one that is named, else with the one that was trained on ``source``.
@@ -373,22 +409,22 @@ def predict(
         return _predict_in_memory(model, source, branch)
     place = getattr(source, "path", source)  # of a store
     for what, value in {"model": model, "source": place}.items():
-        if not isinstance(value, str | PathLike):
+        if not isinstance(value, str | PathLike) and not (what == "source" and _are_paths(value)):
             raise InputError(
                 f"{what}: a {type(value).__name__} in memory is predicted in memory; leave out= away, or give the path of a {what}"
             )
     check_workers(workers)
-    folder, path = as_path(model), as_path(place)
+    folder = as_path(model)
     if this_launch().size == 1:
         check_model(folder)
         check_suffix(as_path(out))
-        check_source(path)
+        source_paths(place)
     from hydragnn.ensemble import predict_to_file
 
     processes = workers_here(workers)
     return predict_to_file(
         folder,
-        path,
+        place,
         as_path(out),
         resume=resume,
         workers=processes,
@@ -399,20 +435,23 @@ def predict(
 
 
 def _predict_in_memory(model: Any, source: Any, branch: str) -> "Predictions":
+    from hydragnn.datasets import open_store
     from hydragnn.ensemble import Ensemble
     from hydragnn.ensemble.prediction.job import branch_for
-    from hydragnn.ensemble.prediction.rules import rule_for
+    from hydragnn.ensemble.prediction.rules import rules_for
 
-    path = as_path(source) if isinstance(source, str | PathLike) else None
-    if path is not None:
-        check_source(path)
+    paths = source_paths(source) if isinstance(source, str | PathLike) or _are_paths(source) else []
     if not isinstance(model, Ensemble):
         folder = model_folder(as_path(model))
-        model = load(folder, branch if path is None else branch_for(folder, path, branch))
-    if path is None or is_store(path):
-        return model.predict(source)
-    rule = rule_for(path, model)
-    return model.predict_made(make for block in rule.blocks() for make in rule.makers(block))
+        model = load(folder, branch_for(folder, paths, branch) if paths else branch)
+    if not paths or is_store(paths[0]):
+        return model.predict(open_store(paths) if paths else source)
+    rules = rules_for(paths, model)
+    return model.predict_made(make for rule in rules for block in rule.blocks() for make in rule.makers(block))
+
+
+def _are_paths(source: Any) -> bool:
+    return isinstance(source, list | tuple) and bool(source) and all(isinstance(one, str | PathLike) for one in source)
 
 
 def report(

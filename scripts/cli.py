@@ -211,6 +211,33 @@ def data_convert(
     show_value(api.store_info(target).to_json(), as_json)
 
 
+@data.command("merge")
+def data_merge(
+    stores: Annotated[list[Path], typer.Argument(help="Stores with the same fields.")],
+    out: NewOut,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the graphs of several stores into a new one.
+
+    A training reads several stores without a copy: `store = ["a.h5", "b.h5"]`.
+    """
+    show_value(api.merge_stores(stores, out).to_json(), as_json)
+
+
+@data.command("append")
+def data_append(
+    store: Annotated[Path, typer.Argument(help="The store that grows.")],
+    source: Annotated[Path, typer.Argument(help="BUILD.toml of more graphs, or another store.")],
+    assignments: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Append graphs to a store, all of them or none.
+
+    For runs trained on it the store is another one then.
+    """
+    show_value(api.append_store(store, source, overrides=assignments or [], quiet=as_json).to_json(), as_json)
+
+
 @app.command()
 def train(
     config: Annotated[
@@ -438,7 +465,10 @@ def ensemble(
 def predict(
     model: Annotated[Path, typer.Argument(help="An ensemble or run folder.")],
     source: Annotated[
-        Path, typer.Argument(help="A store, a file like those of training, structures that ASE reads, or a BUILD.toml.")
+        list[Path],
+        typer.Argument(
+            help="A store, or files like those of training, structures that ASE reads, a BUILD.toml, a folder, a pattern."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Predictions: .h5, .npz, .csv, .parquet, .xyz or .bp.")],
     resume: Resume = False,

@@ -14,6 +14,7 @@ from pydantic import Field as Setting
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import knows_locks
+from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
 from hydragnn.datasets.sources.tables import find_files
@@ -42,9 +43,10 @@ class AseBuild(BuildSettings):
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each structure; InputError names file and structure."""
-        for path in find_files(self.files):
+        paths = find_files(self.files)
+        for path, name in zip(paths, distinct_names(paths)):
             for number, (nodes, read) in enumerate(_structures(path, self)):
-                yield OneStructure(self, read, nodes, path, number)
+                yield OneStructure(self, read, nodes, name, number)
 
     def count(self) -> int | None:
         """Return the number of structures; None where counting would read them."""
@@ -75,7 +77,8 @@ class OneStructure(MakerOfMany):
     settings: AseBuild
     read: Callable[[], Any]
     nodes: int
-    path: Path
+    file: str
+    """Its name, with folders where others have the same one."""
     number: int
 
     def size(self) -> int:
@@ -87,7 +90,7 @@ class OneStructure(MakerOfMany):
         from hydragnn.graphs.atomic import from_ase
 
         atoms = self.read()
-        graph = from_ase(atoms, name=f"{self.path.name}, structure {self.number}", **self.settings.rule)
+        graph = from_ase(atoms, name=f"{self.file}, structure {self.number}", **self.settings.rule)
         return graph.with_texts(self._texts(atoms))
 
     @classmethod
@@ -104,19 +107,19 @@ class OneStructure(MakerOfMany):
 
     def _texts(self, atoms: Any) -> dict[str, list[str]]:
         texts = {ATOMS: [atoms_text(atoms)]} if self.settings.keeps_atoms else {}
-        return self.settings.texts_of(atoms.info, frame_name(self.path, self.settings.index, self.number)) | texts
+        return self.settings.texts_of(atoms.info, frame_name(self.file, self.settings.index, self.number)) | texts
 
 
-def frame_name(path: Path, index: str, number: int) -> str:
+def frame_name(file: str, index: str, number: int) -> str:
     """Return file and frame of a structure among those of the ``index``.
 
-    >>> frame_name(Path("a.xyz"), ":", 3), frame_name(Path("a.xyz"), "1::10", 3), frame_name(Path("a.xyz"), "-5:", 3)
+    >>> frame_name("a.xyz", ":", 3), frame_name("a.xyz", "1::10", 3), frame_name("a.xyz", "-5:", 3)
     ('a.xyz#3', 'a.xyz#31', 'a.xyz#-2')
     """
     start, *rest = index.split(":")
     step = int(rest[1] or 1) if len(rest) == 2 else 1
     first = int(start or 0) if step > 0 else int(start or -1)
-    return f"{path.name}#{first + number * step}"
+    return f"{file}#{first + number * step}"
 
 
 def _structures(path: Path, settings: AseBuild) -> Iterator[tuple[int, Callable[[], Any]]]:

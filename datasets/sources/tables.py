@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.places import matching_files
 from hydragnn.datasets.sources.fields import FieldSettings
 
 Table = dict[str, NDArray[Any]]
@@ -19,10 +20,7 @@ def find_files(patterns: list[str]) -> list[Path]:
     """Return matching files, also of folders, in order of patterns and names."""
     paths: dict[Path, None] = {}
     for pattern in patterns:
-        path = Path(pattern)
-        matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-        if path.is_dir() and not path.suffix:
-            matches = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        matches = matching_files(pattern)
         if not matches:
             raise InputError(f"{pattern}: no such file; paths count from the folder of the BUILD.toml")
         paths |= dict.fromkeys(matches)

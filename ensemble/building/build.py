@@ -26,6 +26,7 @@ from hydragnn.base.files import (
     unlock_file,
     write_sealed,
 )
+from hydragnn.base.places import absent_store, paths_of, text_of
 from hydragnn.datasets import GraphStore, Split, open_store
 from hydragnn.ensemble.building.basis import cross_validated, validated
 from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Parts, joint_evaluation, part_evaluation
@@ -188,9 +189,9 @@ def distinct_names(runs: Sequence[Path]) -> list[str]:
 def _store_of(member: Member) -> GraphStore:
     """Return the training store of a member; InputError where it has moved."""
     path = member.config.data.store
-    if not path.exists():
+    if (absent := absent_store(path)) is not None:
         raise InputError(
-            f"the store {path}, which member {member.name} was trained on, is not there any more; its graphs calibrate and "
+            f"the store {absent}, which member {member.name} was trained on, is not there any more; its graphs calibrate and "
             "judge the ensemble: put it back, or say where it or a copy lies (--store PATH)"
         )
     return open_store(path)
@@ -200,7 +201,7 @@ def _check_store(member: Member, store: GraphStore) -> None:
     """Raise InputError unless the member was trained on this store."""
     if not is_data(store, member.record.data_hash):
         raise InputError(
-            f"the store {member.config.data.store} is not what member {member.name} was trained on (fingerprint "
+            f"the store {text_of(member.config.data.store)} is not what member {member.name} was trained on (fingerprint "
             f"{store.fingerprint}, trained on {member.record.data_hash}); give the original store"
         )
 
@@ -234,9 +235,10 @@ def evaluate_ensemble(
 
 def _data(member: Member, store: GraphStore, split: Split, folds: Sequence[Fold], out: Path) -> dict[str, Any]:
     """Return the origin of training data, with the relative store path."""
+    places = [os.path.relpath(path, out.resolve()) for path in paths_of(member.config.data.store)]
     held_out = {HELD_OUT: sum(len(fold.graphs) for fold in folds)} if folds else {}
     return {
-        "store": os.path.relpath(member.config.data.store, out.resolve()),
+        "store": places if len(places) > 1 else places[0],
         "fingerprint": store.fingerprint,
         "graphs": len(store),
         "parts": {**split.counts, **held_out},

@@ -15,6 +15,7 @@ from ase.io import read
 from jaxtyping import Float, Int
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.places import absent_store
 from hydragnn.datasets import open_store
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
@@ -153,8 +154,8 @@ def model_subject(folder: Path, structures: Path | None = None, *, branch: str =
         graphs = [ensemble.structures.graph(atoms, f"structure {number}") for number, atoms in enumerate(frames)]
     else:
         path = ensemble.members[0].config.data.store
-        if not path.exists():
-            raise InputError(f"the training store {path} is not there; give --structures FILE, or put it back")
+        if (absent := absent_store(path)) is not None:
+            raise InputError(f"the training store {absent} is not there; give --structures FILE, or put it back")
         store = open_store(path)
         graphs = unbatch(store.read(_drawn(store.sizes().nodes, seed), ensemble.needed(store)))
     facts: Mapping[str, Any] = {

@@ -18,7 +18,7 @@ from hydragnn.ensemble.manifest import MemberEntry
 from hydragnn.ensemble.member_cache import MemberCache, room_for
 from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
-from hydragnn.ensemble.prediction.rules import rule_for
+from hydragnn.ensemble.prediction.rules import Rule, rules_for
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sources import Building, Source
 from hydragnn.record import read_record
@@ -37,6 +37,8 @@ class Job:
     model: Path
     source: Path
     out: Path
+    more: tuple[Path, ...] = ()
+    """Other sources, whose graphs follow."""
     resume: bool = False
     batch: BatchSettings | None = None
     """The budget of a batch; None chooses it by the graphs."""
@@ -55,6 +57,15 @@ class Job:
             raise InputError(
                 f"--out: a name of {size} bytes is too long, since files beside it have longer ones; take at most {LONGEST_NAME}"
             )
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """Return all sources in their order."""
+        return (self.source, *self.more)
+
+    def rules(self, ensemble: Ensemble) -> list[Rule]:
+        """Return the rules by which files become graphs."""
+        return rules_for(self.sources, ensemble, keep=self.out.suffix == ".xyz")
 
     @property
     def parts(self) -> Parts:
@@ -84,7 +95,7 @@ class Inputs:
 
     def stored(self) -> Source:
         """Return the graphs of a store as they are."""
-        self._source = self._source or Source(store=open_store(self._job.source), numbers=None, failures={})
+        self._source = self._source or Source(store=open_store(self._job.sources), numbers=None, failures={})
         return self._source
 
     def foresee(self, ranks: int) -> None:
@@ -107,8 +118,7 @@ class Inputs:
         if is_store(job.source):
             check_same(job.source, source, self.stored().store.fingerprint)
             return self.stored()
-        rule = rule_for(job.source, ensemble, keep=job.out.suffix == ".xyz")
-        building = Building(rule, job.parts.folder, source)
+        building = Building(job.rules(ensemble), job.parts.folder, source)
         try:
             build_together(building, group, check)
             return building.source()
@@ -126,8 +136,8 @@ def check_same(path: Path, expected: str, now: str) -> None:
         )
 
 
-def branch_for(model: Path, source: Path, branch: str = "") -> str:
-    """Return the named branch, else the one trained on ``source``.
+def branch_for(model: Path, sources: Sequence[Path], branch: str = "") -> str:
+    """Return the named branch, else the one trained on ``sources``.
 
     Empty where the model is no run with branches. InputError where only a name could decide.
     """
@@ -135,12 +145,12 @@ def branch_for(model: Path, source: Path, branch: str = "") -> str:
     branches_of_run = read_record(model).branches if path.is_file() and not (model / "ensemble.json").is_file() else {}
     if branch or not branches_of_run:
         return branch
-    print_of = open_store(source).fingerprint if is_store(source) else ""
+    print_of = open_store(sources).fingerprint if is_store(sources[0]) else ""
     matches = [name for name, entry in branches_of_run.items() if print_of == entry.data_hash]
     if len(matches) == 1:
         return matches[0]
     raise InputError(
-        f"{model} has the branches {', '.join(branches_of_run)}, and {source} is the store of none of them alone; say which is to "
+        f"{model} has the branches {', '.join(branches_of_run)}, and {sources[0]} is the store of none of them alone; say which is to "
         "predict: --branch NAME (branch=)"
     )
 

@@ -17,7 +17,7 @@ from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.base.files import write_json
 from hydragnn.base.imports import allow_code, allowed_code
-from hydragnn.base.places import is_store
+from hydragnn.base.places import is_store, source_paths
 from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
 from hydragnn.datasets.store import Sizes
@@ -35,7 +35,7 @@ from hydragnn.ensemble.prediction.reporting import (
     plan_line,
     prediction_result,
 )
-from hydragnn.ensemble.prediction.rules import rule_for
+from hydragnn.ensemble.prediction.rules import digest_of, rules_for
 from hydragnn.ensemble.prediction.schedule import (
     Late,
     Marks,
@@ -57,7 +57,7 @@ STAGES_OF_TIME = ("preparing", "predicting", "writing")
 
 def predict_to_file(
     model: Path | str,
-    source: Path | str,
+    source: Path | str | Sequence[Path | str],
     out: Path | str,
     *,
     resume: bool = False,
@@ -70,8 +70,8 @@ def predict_to_file(
 ) -> PredictionResult | None:
     """Predict every graph of ``source`` with ``model`` into the file ``out``.
 
-    ``source`` is a store, a file that becomes graphs as those of training did, any file of structures that ASE reads, or a
-    BUILD.toml. The suffix of ``out`` chooses the format: .h5, .npz, .bp, .csv, .parquet or .xyz. Finished work is kept in ``OUT.parts`` until the file is complete, so that ``resume`` continues an
+    ``source`` is a store, a file that becomes graphs as those of training did, any file of structures that ASE reads, a
+    BUILD.toml, or several of them in the order of their graphs. The suffix of ``out`` chooses the format: .h5, .npz, .bp, .csv, .parquet or .xyz. Finished work is kept in ``OUT.parts`` until the file is complete, so that ``resume`` continues an
     interrupted prediction and ends with the same bits. ``batch`` is the budget of one batch; a graph that exceeds it is
     reported, not predicted. A run with several branches predicts with the ``branch`` that is named, or with the one that was
     trained on the store ``source``. InputError before any work where something does not fit.
@@ -82,11 +82,19 @@ def predict_to_file(
     None. The plan and what became of it lie beside the file as ``OUT.plan.json``.
     """
     model = Path(model)
-    source = Path(source)
     out = Path(out)
-    own = branch_for(model, source, branch)
+    sources = source_paths(source)
+    own = branch_for(model, sources, branch)
     job = Job(
-        model=model, source=source, out=out, resume=resume, batch=batch, held=held, branch=own, keep_parts=keep_parts
+        model=model,
+        source=sources[0],
+        more=tuple(sources[1:]),
+        out=out,
+        resume=resume,
+        batch=batch,
+        held=held,
+        branch=own,
+        keep_parts=keep_parts,
     )
     with (
         contextlib.nullcontext() if threads_are_chosen() else one_thread(),
@@ -135,7 +143,7 @@ def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, An
             store.sizes()  # opens every part, so that a store that cannot be read is refused before any work
             source = store.fingerprint
         else:
-            source = rule_for(job.source, ensemble).digest
+            source = digest_of(rules_for(job.sources, ensemble))
         budget = job.batch.to_json() if job.batch else None
         identity = {"format of parts": VERSION, "ensemble": ensemble.digest, "source": source, "batch budget": budget}
         # a resumed prediction has the batches that it began with, on whatever device

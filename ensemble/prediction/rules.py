@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from ase import Atoms
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
-from hydragnn.base.places import check_file
+from hydragnn.base.places import check_file, distinct_names
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
@@ -40,17 +40,18 @@ LONGEST = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FromStructures:
-    """Structures in a file that ASE reads."""
+    """Structures in files that ASE reads."""
 
-    path: Path
+    paths: Mapping[Path, str]
+    """Files, and their names in those of graphs; several are one block."""
     structures: Structures
     keep: bool = False
     """True where graphs keep all that their structures have, for a file that is to have it, too."""
 
     @property
     def name(self) -> str:
-        """Return the path of the file."""
-        return str(self.path)
+        """Return the paths of the files."""
+        return ", ".join(map(str, self.paths))
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -59,16 +60,19 @@ class FromStructures:
 
     @property
     def digest(self) -> str:
-        """Return the hash of the file."""
-        return file_digest(self.path)
+        """Return the hash of the files."""
+        digests = [file_digest(path) for path in self.paths]
+        return digests[0] if len(digests) == 1 else digest(digests)
 
     def blocks(self) -> list[Block]:
-        """Return several blocks of extended XYZ, else one."""
-        return blocks_of(self.path)
+        """Return several blocks of a file of extended XYZ, else one."""
+        return blocks_of(*self.paths) if len(self.paths) == 1 else [(0, 0, 1)]
 
     def makers(self, block: Block) -> Iterator[Make]:
         """Give a maker for each structure."""
-        return self.structures.makers(frames_of(self.path, block), block[0], self.path.name, keep=self.keep)
+        for path, name in self.paths.items():
+            own = block if len(self.paths) == 1 else (0, 0, path.stat().st_size)
+            yield from self.structures.makers(frames_of(path, own), own[0], name, keep=self.keep)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +141,29 @@ class KeepingAse(AseBuild):
     keeps_atoms: ClassVar[bool] = True
 
 
+def rules_for(sources: Sequence[Path], ensemble: Ensemble, *, keep: bool = False) -> list[Rule]:
+    """Return the rules by which files become graphs; small files share one."""
+    rules: list[Rule] = []
+    size = 0
+    for path, name in zip(sources, distinct_names(sources)):
+        rule = rule_for(path, ensemble, keep=keep)
+        if isinstance(rule, FromStructures):
+            last = rules[-1] if rules else None
+            size += path.stat().st_size
+            few = isinstance(last, FromStructures) and len(last.paths) < FRAMES and size <= BYTES
+            if isinstance(last, FromStructures) and few:
+                rules[-1] = replace(last, paths={**last.paths, path: name})
+                continue
+            rule, size = replace(rule, paths={path: name}), path.stat().st_size
+        rules.append(rule)
+    return rules
+
+
+def digest_of(rules: Sequence[Rule]) -> str:
+    """Return the hash of everything that rules read."""
+    return rules[0].digest if len(rules) == 1 else digest([rule.digest for rule in rules])
+
+
 def rule_for(source: Path, ensemble: Ensemble, *, keep: bool = False) -> Rule:
     """Return the rule by which ``source`` becomes graphs.
 
@@ -151,7 +178,7 @@ def rule_for(source: Path, ensemble: Ensemble, *, keep: bool = False) -> Rule:
     elif _is_like_training(source, ensemble):
         settings = settings_of_rule(ensemble.training_attributes["build"], source, "the training store")
     else:
-        return FromStructures(path=source, structures=ensemble.structures, keep=keep)
+        return FromStructures(paths={source: source.name}, structures=ensemble.structures, keep=keep)
     settings = for_prediction(settings, inputs)
     if keep and isinstance(settings, AseBuild):
         settings = KeepingAse.model_construct(**dict(settings))

@@ -1,7 +1,7 @@
 """Sources of graphs: a store, or files that become one."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from hydragnn.datasets.manifest import read_manifest, write_manifest
 from hydragnn.datasets.part_texts import texts_path
 from hydragnn.datasets.sources.base import groups_of_makers
 from hydragnn.distributed.launch import unique_name
-from hydragnn.ensemble.prediction.rules import Block, Rule
+from hydragnn.ensemble.prediction.rules import Block, Rule, digest_of
 from hydragnn.ensemble.structures import Unbuilt, made_graphs
 from hydragnn.graphs.joining import concatenate
 
@@ -37,10 +37,11 @@ class Source:
 class Building:
     """Graphs made from files, block by block, by any number of ranks."""
 
-    def __init__(self, rule: Rule, scratch: Path, digest: str) -> None:
+    def __init__(self, rules: Sequence[Rule], scratch: Path, digest: str) -> None:
         """Take a folder ``scratch`` for the graphs."""
-        self.rule, self.scratch, self.digest = rule, scratch, digest
-        self.blocks = rule.blocks()
+        self.rules, self.scratch, self.digest = rules, scratch, digest
+        self.blocks = [(place, block) for place, rule in enumerate(rules) for block in rule.blocks()]
+        self.name = ", ".join(rule.name for rule in rules)
 
     @property
     def finished(self) -> bool:
@@ -60,7 +61,7 @@ class Building:
         """Build a block; the first rank gives it its name."""
         own = self.scratch / f".block-{unique_name()}"
         rmtree(own, ignore_errors=True)
-        write_sealed(own / "notes.json", self._write(self.blocks[number], own / "graphs.h5"))
+        write_sealed(own / "notes.json", self._write(*self.blocks[number], own / "graphs.h5"))
         with self._writing():
             try:
                 own.rename(self._folder(number))
@@ -69,7 +70,7 @@ class Building:
                 if not self.has(number):
                     raise
 
-    def _write(self, block: Block, out: Path) -> dict[str, Any]:
+    def _write(self, rule: int, block: Block, out: Path) -> dict[str, Any]:
         """Write the graphs of a block; return numbers and failures, or an error.
 
         InputError where they cannot be written: no fault of the files, and no note for a resumed prediction.
@@ -78,7 +79,7 @@ class Building:
         with self._writing():
             out.parent.mkdir(parents=True)
         writer: StoreWriter | None = None
-        groups = groups_of_makers(self.rule.makers(block))
+        groups = groups_of_makers(self.rules[rule].makers(block))
         try:
             while True:
                 try:
@@ -90,7 +91,7 @@ class Building:
                 graphs, made, failed = made_graphs(some, first)
                 if graphs:
                     batch = concatenate(graphs)
-                    fields, attributes = list(batch.fields.values()), self.rule.attributes
+                    fields, attributes = list(batch.fields.values()), self.rules[rule].attributes
                     writer = writer or StoreWriter(out, fields, dim=batch.dim, attributes=attributes)
                     writer.write(batch)
                 numbers += made
@@ -102,28 +103,41 @@ class Building:
         finally:
             if writer:
                 writer.abort()
-        return {"numbers": numbers, "failures": failures}
+        return {"numbers": numbers, "failures": failures, "stop": first}
 
     def join(self) -> None:
         """Make one store of all blocks."""
         notes = [read_sealed(self._folder(number) / "notes.json") for number in range(len(self.blocks))]
         error = next((note["error"] for note in notes if "error" in note), "")
-        if self.rule.digest != self.digest:
-            error = (
-                f"{self.rule.name} was changed while graphs were made of it; delete {self.scratch} and predict again"
-            )
-        failures = {number: unbuilt for note in notes for number, unbuilt in note.get("failures", {}).items()}
+        if digest_of(self.rules) != self.digest:
+            error = f"{self.name} was changed while graphs were made of it; delete {self.scratch} and predict again"
+        numbers, failures = list[int](), dict[str, Any]()
+        for first, note in zip(self._first_numbers(notes), notes):
+            numbers += [first + number for number in note.get("numbers", ())]
+            failures |= {str(first + int(number)): one for number, one in note.get("failures", {}).items()}
         if not error and not any(note["numbers"] for note in notes):
             reason = next((unbuilt["reason"] for unbuilt in failures.values()), "there is nothing in it")
-            error = f"nothing in {self.rule.name} can be turned into a graph: {reason}"
+            error = f"nothing in {self.name} can be turned into a graph: {reason}"
         if not error:
             self._join_stores([number for number, note in enumerate(notes) if note["numbers"]])
-        numbers = [number for note in notes for number in note.get("numbers", ())]
         write_sealed(self.scratch / "graphs.json", {"error": error, "numbers": numbers, "failures": failures})
+
+    def _first_numbers(self, notes: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+        """Yield for every block the graphs of all rules before its own."""
+        first = stop = rule = 0
+        for (own, _), note in zip(self.blocks, notes):
+            if own != rule:
+                first, rule = first + stop, own
+            stop = note.get("stop", 0)
+            yield first
 
     def _join_stores(self, blocks: Sequence[int]) -> None:
         """Make one store of links to the parts of all blocks."""
         manifests = [read_manifest(self._folder(number) / "graphs.h5") for number in blocks]
+        for number, manifest in zip(blocks, manifests):
+            if set(manifest.fields) != set(manifests[0].fields) or manifest.dim != manifests[0].dim:
+                names = [self.rules[self.blocks[one][0]].name for one in (blocks[0], number)]
+                raise InputError(f"graphs of {names[0]} and {names[1]} have other fields; predict the files one by one")
         whole = self.scratch / "graphs.h5"
         with self._writing():
             whole.mkdir(exist_ok=True)

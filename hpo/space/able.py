@@ -3,11 +3,11 @@
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from hydragnn.architectures import architecture_of, architectures
 from hydragnn.base.errors import InputError, about
+from hydragnn.base.places import StorePlace
 from hydragnn.base.settings import idle_settings
 from hydragnn.config import AnyConfig, parse_config
 from hydragnn.datasets import GraphStore, open_store
@@ -16,7 +16,7 @@ from hydragnn.models import check
 from hydragnn.runs.plan import described_branches, idle_on_data
 
 
-def check_model(config: AnyConfig, stores: Callable[[Path], GraphStore]) -> dict[str, str]:
+def check_model(config: AnyConfig, stores: Callable[[StorePlace], GraphStore]) -> dict[str, str]:
     """Raise InputError where a run's model does not fit its data.
 
     Gives the settings that cannot act on these data, by path, each with the sentence that refuses it.

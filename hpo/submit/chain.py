@@ -13,6 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_regular, open_regular, read_sealed, write_atomically, write_sealed
 from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.base.machine import Workers
+from hydragnn.base.places import paths_of
 from hydragnn.base.settings import Settings, read_toml, with_overrides
 from hydragnn.base.shown import Shown
 from hydragnn.hpo.job import JobSettings
@@ -22,6 +23,7 @@ from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_be
 from hydragnn.hpo.scheduling.events import Opened, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space.points import space_of
+from hydragnn.hpo.stores import places_of
 from hydragnn.hpo.submit.script import Job, batch_of, job_script, lead_seconds, submit_script
 
 NAME = "jobs/chain.json"
@@ -246,13 +248,12 @@ def _store_to_stage(settings: CampaignSettings, job: JobSettings) -> Path:
 
     InputError where there are several and they are to be copied.
     """
-    if "branches" not in settings.base:
-        return Path(settings.base["data"]["store"])
-    if job.stage_data:
+    stores = [path for _, place in places_of(settings) for path in paths_of(place)]
+    if len(stores) > 1 and job.stage_data:
         raise InputError(
-            f"{settings.source}: job.stage_data copies one store to the nodes, and every branch has its own; leave it out"
+            f"{settings.source}: job.stage_data copies one store to the nodes, and there are {len(stores)}; leave it out"
         )
-    return Path(settings.base["branches"][0]["data"]["store"])
+    return stores[0]
 
 
 def read_chain(out: Path) -> Chain:

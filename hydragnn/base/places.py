@@ -4,6 +4,8 @@ Commands call them before they import torch, and whatever opens a path calls the
 """
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +15,9 @@ from hydragnn.base.files import kind_of_folder
 MANIFEST = "manifest.json"
 """What makes a folder a store."""
 
+StorePlace = Path | tuple[Path, ...]
+"""A store, or several that are one."""
+
 SUFFIXES = (".h5", ".bp", ".npz", ".csv", ".parquet", ".xyz")
 """Formats of predictions."""
 
@@ -21,11 +26,77 @@ MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaig
 """Kinds of folders by their file."""
 
 
+def paths_of(place: StorePlace) -> tuple[Path, ...]:
+    """Return the paths of a store, or of several."""
+    return (place,) if isinstance(place, Path) else place
+
+
+def stores_from_json(value: Any) -> StorePlace:
+    """Return the store or stores that a configuration names."""
+    return tuple(map(Path, value)) if isinstance(value, list | tuple) else Path(value)
+
+
+def text_of(place: StorePlace) -> str:
+    """Return the paths of stores in one line."""
+    return ", ".join(map(str, paths_of(place)))
+
+
+def absent_store(place: StorePlace) -> Path | None:
+    """Return the first path of stores that does not exist."""
+    return next((path for path in paths_of(place) if not path.exists()), None)
+
+
 def as_path(value: Any) -> Path:
     """Return a path; InputError for what is no text and no path."""
     if not isinstance(value, str | os.PathLike):
         raise InputError(f"{value!r:.60} ({type(value).__name__}) is no path; give a text or a pathlib.Path")
     return Path(value)
+
+
+def matching_files(pattern: Path | str) -> list[Path]:
+    """Return a file, the files of a folder, or the matches of a pattern, by name."""
+    path = Path(pattern)
+    if path.is_dir() and not path.suffix:
+        return sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    return [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+
+
+def source_paths(source: Any) -> list[Path]:
+    """Return the stores or files that paths, folders and patterns name, each once.
+
+    InputError where there is nothing, and for stores among other files.
+    """
+    paths: dict[Path, None] = {}
+    for pattern in source if isinstance(source, list | tuple) else [source]:
+        path = as_path(pattern)
+        matches = [path] if (path / MANIFEST).is_file() else matching_files(path)
+        check_exists(matches[0] if matches else path)
+        if not matches:  # an empty folder
+            check_file(path)
+        paths |= dict.fromkeys(matches)
+    if not paths:
+        raise InputError("there is no file to predict; give at least one")
+    stores = [path for path in paths if is_store(path)]
+    for path in paths:
+        check_source(path)
+        if stores and path not in stores:
+            raise InputError(f"{stores[0]} is a store and {path} is none; predict stores and files apart")
+    return list(paths)
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of paths that tell them apart.
+
+    >>> distinct_names([Path("a/md.xyz"), Path("b/md.xyz"), Path("c.xyz")])
+    ['a/md.xyz', 'b/md.xyz', 'c.xyz']
+    """
+    names = [path.name for path in paths]
+    for length in range(2, max((len(path.parts) for path in paths), default=0) + 1):
+        counts = Counter(names)
+        if len(counts) == len(names):
+            break
+        names = ["/".join(path.parts[-length:]) if counts[name] > 1 else name for path, name in zip(paths, names)]
+    return names
 
 
 def check_texts(values: Any, what: str, example: str) -> None:
@@ -66,8 +137,10 @@ def check_stores(table: dict[str, Any], origin: Path) -> None:
     branches = table.get("branches")
     for section in [table, *(branches if isinstance(branches, list) else [])]:
         data = section.get("data") if isinstance(section, dict) else None
-        if isinstance(data, dict) and isinstance(data.get("store"), str):
-            check_store((origin.parent / data["store"]).resolve())
+        places = data.get("store") if isinstance(data, dict) else None
+        for place in places if isinstance(places, list) else [places]:
+            if isinstance(place, str):
+                check_store((origin.parent / place).resolve())
 
 
 def is_store(path: Path) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_no_link, read_json, write_json
+from hydragnn.base.places import StorePlace, paths_of
 from hydragnn.datasets import GraphStore, WithoutEdges, open_store
 from hydragnn.record import read_record
 
@@ -31,14 +32,17 @@ def name_store(runs: Iterable[Path], place: Path, branch: str = "") -> None:
         write_places(run, {branch: place})
 
 
-def write_places(run: Path, places: Mapping[str, Path]) -> None:
+def write_places(run: Path, places: Mapping[str, StorePlace]) -> None:
     """Write the stores' places into a run's ``config.json``."""
     path = run / "config.json"
     check_no_link(path)
     config = read_json(path)
     sections = {section.get("name", ""): section for section in config.get("branches") or [config]}
     previous = {name: section["data"]["store"] for name, section in sections.items()}
-    now = {**previous, **{name: str(place.resolve()) for name, place in places.items() if name in previous}}
+    now = {**previous}
+    for name in places.keys() & previous.keys():
+        paths = [str(path.resolve()) for path in paths_of(places[name])]
+        now[name] = paths if len(paths) > 1 else paths[0]
     if now == previous:
         return
     for name, section in sections.items():

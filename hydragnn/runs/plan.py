@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hydragnn.architectures import architecture_of
 from hydragnn.architectures.base import ActsOn
 from hydragnn.base.errors import InputError, about, nearest
+from hydragnn.base.places import StorePlace
 from hydragnn.base.settings import ActsWith, is_complete, is_given
 from hydragnn.config import AnyConfig, BranchSettings, TrainSettings
 from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
@@ -215,7 +215,7 @@ def _subject(name: str) -> str:
     return f"branch {name}" if name else ""
 
 
-def _open(path: Path, name: str, stores: Stores | None) -> GraphStore:
+def _open(path: StorePlace, name: str, stores: Stores | None) -> GraphStore:
     if stores is None:
         return open_store(path)
     return stores[name] if isinstance(stores, Mapping) else stores

@@ -10,7 +10,7 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import DAMAGED_ARRAYS, read_sealed
-from hydragnn.base.places import reported_kind
+from hydragnn.base.places import absent_store, reported_kind, stores_from_json, text_of
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.hpo import TrialHistory, campaign_history, campaign_records, parameter_importance
@@ -92,7 +92,7 @@ def collect(
         config=searched.config if searched else whole,
         resolved=resolved,
         branch=branch,
-        stores={one["name"]: str(one["data"]["store"]) for one in whole.get("branches", [])},
+        stores={one["name"]: text_of(stores_from_json(one["data"]["store"])) for one in whole.get("branches", [])},
         run=run,
         campaign=searched,
         ensemble=built,
@@ -127,14 +127,20 @@ def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[Da
     if not config:
         return None, "no run has left a record of its training"
     if "branches" in config:
-        stores = join([f"{branch['name']} ({branch['data']['store']})" for branch in config["branches"]])
+        stores = join(
+            [
+                f"{branch['name']} ({text_of(stores_from_json(branch['data']['store']))})"
+                for branch in config["branches"]
+            ]
+        )
         advice = "and a page shows one; make the report of a branch's ensemble"
         return None, f"there are several data sets, {stores}, {advice}"
     try:
         run = _run_config(config)
         moved = ensemble.description.get("data", {}).get("store") if ensemble else None
-        nearby = (ensemble.folder / moved).resolve() if ensemble and moved else run.data.store
-        return data_facts(run, run.data.store if run.data.store.exists() else nearby), ""
+        places = moved if isinstance(moved, list) else [moved] if moved else []
+        nearby = tuple((ensemble.folder / place).resolve() for place in places) if ensemble else ()
+        return data_facts(run, nearby if nearby and absent_store(run.data.store) else run.data.store), ""
     except InputError as error:
         return None, str(error)
 

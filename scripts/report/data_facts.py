@@ -9,6 +9,7 @@ from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.places import StorePlace, stores_from_json
 from hydragnn.config import RunConfig
 from hydragnn.datasets import Budget, GraphStore, WithoutEdges, disk_store, make_split, open_store, pack
 from hydragnn.datasets.tools import missing_in_graphs, present_graphs, store_notes
@@ -26,7 +27,7 @@ PREDICTED_GRAPHS, PREDICTED_NODES = 400, 40_000  # seconds on one core, and enou
 BATCH_NODES = 4_000
 
 
-def data_facts(config: RunConfig, path: Path) -> DataFacts:
+def data_facts(config: RunConfig, path: StorePlace) -> DataFacts:
     """Return the contents of the store at ``path``.
 
     InputError where there is no store, or where the split does not fit it.
@@ -135,7 +136,7 @@ def units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
     units: dict[str, str] = {}
     for branch in config.get("branches", []):
         try:
-            fields = open_store(Path(branch["data"]["store"])).fields()
+            fields = open_store(stores_from_json(branch["data"]["store"])).fields()
         except InputError:
             continue
         units |= {f"{field.name}@{branch['name']}": field.unit for field in fields}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.base.places import StorePlace
 from hydragnn.graphs.texts import Texts
 from hydragnn.hpo import Timeline
 from hydragnn.record import RunRecord
@@ -294,7 +295,7 @@ class Target:
 class DataFacts:
     """Contents of a store; compositions and targets are from a sample."""
 
-    path: Path
+    path: StorePlace
     fingerprint: str
     dim: int
     nodes: NDArray[np.int64]

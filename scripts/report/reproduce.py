@@ -8,6 +8,7 @@ from typing import Any
 
 import tomli_w
 
+from hydragnn.base.places import text_of
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report.facts import EnsembleFacts, Facts
 from hydragnn.scripts.report.words import text
@@ -96,7 +97,7 @@ def _record(facts: Facts) -> RunRecord | None:
 def _provenance(facts: Facts) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if facts.data is not None:
-        rows += [("store", str(facts.data.path)), ("store fingerprint", facts.data.fingerprint)]
+        rows += [("store", text_of(facts.data.path)), ("store fingerprint", facts.data.fingerprint)]
     record = _record(facts)
     if record is not None:
         if facts.data is None or record.data_hash != facts.data.fingerprint:

@@ -18,7 +18,7 @@ from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict, sources, work
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.ensemble.prediction.rules import rule_for
+from hydragnn.ensemble.prediction.rules import digest_of, rules_for
 from tests.acting import first_acts
 
 SMALL = BatchSettings(max_graphs=4)
@@ -80,8 +80,8 @@ def test_a_disk_that_is_full_while_graphs_are_made_is_no_fault_of_the_files(
         raise InputError(full)
 
     def building() -> sources.Building:
-        rule = rule_for(path, Ensemble.load(ensemble))
-        return sources.Building(rule, parts, rule.digest)
+        rules = rules_for([path], Ensemble.load(ensemble))
+        return sources.Building(rules, parts, digest_of(rules))
 
     with monkeypatch.context() as patch:
         patch.setattr(StoreWriter, "write", failing)

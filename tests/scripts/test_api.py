@@ -35,11 +35,13 @@ from hydragnn.scripts.doctor import Installation
 from hydragnn.scripts.simulated import SimulationResult
 
 GIVES: dict[str, Any] = {
+    "append_store": StoreInfo,
     "build_ensemble": Evaluation,
     "build_store": StoreInfo,
     "doctor": Installation,
     "evaluate": Evaluation,
     "load": Ensemble,
+    "merge_stores": StoreInfo,
     "predict": PredictionResult | Predictions | None,
     "report": Path,
     "search": CampaignResult,

@@ -11,6 +11,8 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
+import hydragnn
+
 Call = Callable[..., tuple[int, str, str]]
 
 BUILD = """
@@ -92,6 +94,27 @@ def test_ten_commands_lead_from_own_structures_to_predictions(call: Call) -> Non
     assert "after epoch 2 with train.epochs: 2, now 4" in Path("run/report.html").read_text()
     rows = Path("new.csv").read_text().splitlines()
     assert len(rows) == 3 and rows[0].startswith("graph,")
+    for place in ("more/a.cif", "more/b.cif", "other/a.cif"):
+        Path(place).parent.mkdir(exist_ok=True)
+        ase.io.write(place, bulk("Cu"))
+    code, _, errors = call("predict", "run", "new.xyz", "more", "oth*/*.cif", "build.toml", "--out", "many.csv")
+    assert code == 0, errors
+    several = [row.split(",") for row in Path("many.csv").read_text().splitlines()]
+    assert [int(row[0]) for row in several[1:]] == [*range(29)]
+    names = [row[several[0].index("name")] for row in several[1:]]
+    assert names[:6] == ["new.xyz#0", "new.xyz#1", "more/a.cif#0", "b.cif#0", "other/a.cif#0", "own.xyz#0"]
+    assert (
+        [float(row[-1]) for row in several[1:3]]
+        == pytest.approx(  # other batches round differently
+            [float(row.split(",")[-1]) for row in rows[1:]], rel=1e-5
+        )
+    )
+    in_memory = hydragnn.predict("run", ["new.xyz", "more"])
+    assert len(in_memory) == 4
+    wrong = {"own.h5 new.xyz": "own.h5 is a store and new.xyz is none", "new.xyz n*.cif": "does not exist"}
+    for sources, words in wrong.items():
+        code, _, errors = call("predict", "run", *sources.split(), "--out", "no.csv")
+        assert code == 2 and words in errors and errors.count("\n") == 1, errors
 
 
 def test_help_knows_all_keys(call: Call) -> None:

@@ -1,0 +1,103 @@
+"""Stores that become one, and stores that grow."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+
+import numpy as np
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import alone_in_folder, flush_directory
+from hydragnn.base.places import MANIFEST
+from hydragnn.datasets.build import build_store
+from hydragnn.datasets.disk import DiskStore, open_store
+from hydragnn.datasets.formats.engine import engine_named, part_name
+from hydragnn.datasets.manifest import PartInfo, write_manifest
+from hydragnn.datasets.part_texts import texts_path
+from hydragnn.datasets.sources.base import BuildSettings
+from hydragnn.datasets.split import copy_labels
+from hydragnn.datasets.store import stored_label
+from hydragnn.datasets.tools import convert_store
+
+
+def append_store(
+    path: Path, source: BuildSettings | Path, progress: Callable[[int], None] | None = None
+) -> tuple[str, ...]:
+    """Append the graphs of files or of another store; return a note on copies.
+
+    The store has all of them, or none if the process ends before. InputError where they differ from its own in fields, dimension or cutoff.
+    Busy where another process appends.
+    """
+    before = open_store(path)
+    suffix = engine_named(before.manifest.backend).suffixes[0]
+    if isinstance(source, Path) and source.resolve() == path.resolve():
+        raise InputError(f"{path} would be appended to itself; every graph would be there twice")
+    with alone_in_folder(path, "appends to"):
+        fresh = path.with_name(f".{path.name}.append{suffix}")  # one name, so that remains are found
+        rmtree(fresh, ignore_errors=True)
+        try:
+            if isinstance(source, Path):
+                convert_store(source, fresh)
+            else:
+                build_store(source, fresh, progress)
+            _adopt(open_store(path), fresh)
+        finally:
+            rmtree(fresh, ignore_errors=True)
+    return copies_note(open_store(path), len(before))
+
+
+def _adopt(store: DiskStore, fresh: Path) -> None:
+    """Move the parts of a new store into another; its manifest comes last."""
+    try:
+        joined = DiskStore(store.path, fresh)
+    except InputError as error:
+        raise InputError(str(error).replace(f"{fresh}", "what is appended")) from error
+    own = store.manifest.parts
+    stored = {store.path / part.name for part in own}
+    stored |= {texts_path(part) for part in stored} | {store.path / MANIFEST, store.path / "statistics"}
+    for entry in set(store.path.iterdir()) - stored:  # of an append that was killed
+        rmtree(entry) if entry.is_dir() else entry.unlink()
+    number = 1 + max(int(Path(part.name).stem.rpartition("-")[2]) for part in own)
+    parts = []
+    for place, part in enumerate(joined.manifest.parts[len(own) :]):
+        name = part_name(number + place, store.manifest.backend)
+        (fresh / part.name).replace(store.path / name)
+        with suppress(FileNotFoundError):
+            texts_path(fresh / part.name).replace(texts_path(store.path / name))
+        parts.append(_renamed(part, name))
+    flush_directory(store.path)
+    write_manifest(store.path, replace(joined.manifest, parts=[*own, *parts]))
+
+
+def _renamed(part: PartInfo, name: str) -> PartInfo:
+    files = {name if file == part.name else file: content for file, content in part.files.items()}
+    return replace(part, name=name, files=files)
+
+
+def merge_stores(stores: Sequence[Path], out: Path) -> tuple[str, ...]:
+    """Copy the graphs of several stores into one; return a note on copies.
+
+    InputError where they differ in fields, dimension or cutoff.
+    """
+    if len(stores) < 2:
+        raise InputError("merge takes two stores or more; copy one with hydragnn data convert")
+    convert_store(stores, out)
+    return copies_note(open_store(out), len(open_store(stores[0])))
+
+
+def copies_note(store: DiskStore, first: int) -> tuple[str, ...]:
+    """Return a sentence where graphs from ``first`` on are copies of earlier ones."""
+    labels = copy_labels(store)
+    _, original = np.unique(labels, return_index=True)
+    copies = np.flatnonzero(original[labels] < np.arange(len(labels)))
+    copies = copies[copies >= first]
+    if not len(copies):
+        return ()
+    number = int(copies[0])
+    return (
+        f"{len(copies)} of the {len(store) - first} added graphs are exact copies of earlier ones, such as "
+        f"{stored_label(store, number)} (number {number}) of number {original[labels[number]]}; a random split would leak, and split.group = "
+        '"duplicates" keeps copies together',
+    )
