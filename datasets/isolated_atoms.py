@@ -15,13 +15,15 @@ def isolated_atoms(path: Path, key: str) -> dict[str, float]:
     ASE reads the file; the energy stands under ``key``. InputError where the file cannot be read, a structure is no
     single atom or lacks the energy, or an element comes twice.
     """
-    from ase.io import iread
+    from hydragnn.datasets.sources.ase import structures_of
 
     if not path.is_file():
         raise InputError(f"{path} does not exist; name a file of isolated atoms or a table of one energy per element")
     energies: dict[str, float] = {}
     try:
-        structures = list(iread(str(path), index=":", parallel=False))
+        structures = list(structures_of(path))
+    except InputError:
+        raise
     except Exception as error:  # ASE's many readers raise whatever their parsing raises
         raise InputError(f"{path} cannot be read by ASE ({type(error).__name__}: {error}); check the file") from error
     for number, atoms in enumerate(structures):

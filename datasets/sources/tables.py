@@ -1,6 +1,7 @@
 """Tables of users: CSV files with a header, npz files of columns."""
 
 import csv
+import re
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
@@ -27,7 +28,7 @@ def find_files(patterns: list[str]) -> list[Path]:
     return list(paths)
 
 
-MISSING_CELLS = ("", "nan", "na", "n/a", "null", "none")
+MISSING_CELLS = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 """What cells without a label hold, in small letters."""
 
 
@@ -47,9 +48,16 @@ def read_table(
             lines = [(reader.line_num, row) for row in reader if row or reader.line_num == 1]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot read {path}: {error}; give a CSV file with a header") from error
-    if not lines or not all(lines[0][1]):
+    header = [name.strip() for name in lines[0][1]] if lines else []
+    if (
+        not header or not all(header[1:]) or header == [""]
+    ):  # pandas leaves the name of its first column, the number of the row, empty
         raise InputError(f"{path} has no header; name every column in the first line")
-    header, body = [name.strip() for name in lines[0][1]], lines[1:]
+    if len(header) == 1 and (found := re.search("[;\t|]", header[0])):
+        raise InputError(
+            f"{path} separates columns by {found[0]!r}; separate them by commas, with points in decimal numbers"
+        )
+    body = lines[1:]
     for number, row in body:
         if len(row) != len(header):
             raise InputError(f"{path}, line {number}: {len(row)} values for {len(header)} columns; repair the line")

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.calculators.calculator import PropertyNotImplementedError
-from ase.io import read
 from jaxtyping import Float, Int
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import absent_store
 from hydragnn.datasets import open_store
+from hydragnn.datasets.sources.ase import structures_of
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.uncertainty import Array
@@ -179,7 +179,9 @@ def model_subject(folder: Path, structures: Path | None = None, *, branch: str =
 
 def _of_file(path: Path, seed: int) -> list[Atoms]:
     try:
-        frames = read(path, ":")
+        frames = list(structures_of(path))
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"{path} holds no structures that ASE reads: {error}") from error
     return [frames[number] for number in _drawn(np.array([len(one) for one in frames]), seed)]

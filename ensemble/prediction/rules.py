@@ -15,7 +15,7 @@ from hydragnn.base.places import check_file, distinct_names
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
-from hydragnn.datasets.sources.ase import AseBuild, frames_of_xyz, species_problem
+from hydragnn.datasets.sources.ase import AseBuild, frames_of_xyz, species_problem, structures_of
 from hydragnn.datasets.sources.base import MakerOfMany, made_together, nodes_of
 from hydragnn.datasets.sources.extxyz import read_frame
 from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
@@ -225,14 +225,12 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms]:
 
     InputError, with the structure's number from 0, where ASE cannot read them.
     """
-    from ase.io import iread
     from ase.io.formats import UnknownFileTypeError
 
     number, start, stop = block
-    # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different blocks
     try:
         if (start, stop) == (0, path.stat().st_size):
-            structures = iread(path, index=":", parallel=False)
+            structures = structures_of(path)
         else:
             with path.open("rb") as file:
                 file.seek(start)
@@ -241,6 +239,8 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms]:
         for atoms in structures:
             yield atoms
             number += 1
+    except InputError:
+        raise
     except (UnknownFileTypeError, OSError, ValueError, KeyError, IndexError, StopIteration) as error:
         if problem := species_problem(error):
             raise InputError(f"{path}: structure {number} {problem}") from error

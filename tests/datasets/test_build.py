@@ -14,6 +14,7 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io.formats import open_with_compression
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, build_store, check_store, open_store, read_build_settings, store_info
@@ -70,6 +71,41 @@ def test_atoms_come_from_any_format_of_ase(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(actual["forces"], forces, atol=1e-6)
     expected = from_ase(originals[3], 4.0)
     assert actual.counts("edge")[3] == expected.num_edges
+
+
+DUMP = """ITEM: TIMESTEP
+0
+ITEM: NUMBER OF ATOMS
+2
+ITEM: BOX BOUNDS pp pp pp
+0 4
+0 4
+0 4
+ITEM: ATOMS id type {column}x y z
+1 1 {first}0 0 0
+2 2 {second}2 2 2
+"""
+
+
+@pytest.mark.parametrize("name", ["dump.lammpstrj", "dump.lammpstrj.gz", "cell.lammps-data"])
+def test_types_of_lammps_are_not_taken_for_elements(name: str, tmp_path: Path) -> None:
+    table = {"kind": "ase", "files": [name], "cutoff": 4.0, "fields": []}
+    if name.startswith("cell"):
+        ase.io.write(tmp_path / name, bulk("Cu", cubic=True), masses=False)
+    else:
+        with open_with_compression(str(tmp_path / name), "w") as file:
+            file.write(DUMP.format(column="", first="", second=""))
+    with pytest.raises(
+        InputError, match=f"{name} has types of LAMMPS without their elements, and ASE would read type 1 as H"
+    ):
+        built(tmp_path, **table)
+    if name.startswith("cell"):
+        ase.io.write(tmp_path / name, bulk("Cu", cubic=True), masses=True)
+    else:
+        with open_with_compression(str(tmp_path / name), "w") as file:
+            file.write(DUMP.format(column="element ", first="Cu ", second="Ni "))
+    numbers = built(tmp_path, **table)["atomic_numbers"].tolist()
+    assert numbers == ([29] * 4 if name.startswith("cell") else [29, 28])
 
 
 def test_keys_scales_and_optional_fields_of_atoms(tmp_path: Path) -> None:

@@ -103,6 +103,15 @@ def test_arrays_have_tables_of_labels_too_and_are_counted(folder: Path) -> None:
     assert first_and_count(parsed, folder / "counted.h5")[1] == 2
 
 
+def test_the_numbers_of_rows_that_pandas_writes_are_no_column(folder: Path) -> None:
+    lines = (",file,band_gap", "0,Pt,1.5", "1,Cu,2.5", "2,Ag,#N/A", "3,Au,<NA>")
+    store = built(folder, labels=table(folder, *lines), fields=[GAP | {"optional": True}])
+    batch = store.read(range(4))
+    found = dict(zip(batch.names, zip(batch["gap"].tolist(), batch.present("gap").tolist())))
+    assert found["Pt.cif#0"] == (1.5, True) and found["Cu.cif#0"] == (2.5, True)
+    assert not found["Ag.cif#0"][1] and not found["Au.cif#0"][1]
+
+
 WRONG: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
     "a row that lacks": (
         ("file,band_gap", "Cu,1", "Ag,2", "Au,3"),
@@ -126,6 +135,8 @@ WRONG: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
         {},
         "gaps.csv, line 2: the column band_gap holds 'wide', which is no number",
     ),
+    "semicolons": (("file;band_gap", "Cu;1,5"), {}, "gaps.csv separates columns by ';'; separate them by commas"),
+    "a column without a name": (("file,band_gap,", "Cu,1,"), {}, "gaps.csv has no header; name every column"),
     "no table": ((), {"labels": "none.csv"}, "cannot read .*none.csv"),
 }
 
