@@ -15,7 +15,7 @@ def isolated_atoms(path: Path, key: str) -> dict[str, float]:
     ASE reads the file; the energy stands under ``key``. InputError where the file cannot be read, a structure is no
     single atom or lacks the energy, or an element comes twice.
     """
-    from hydragnn.datasets.sources.ase import structures_of
+    from hydragnn.graphs.structure_files import structures_of
 
     if not path.is_file():
         raise InputError(f"{path} does not exist; name a file of isolated atoms or a table of one energy per element")

@@ -19,6 +19,7 @@ from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
 from hydragnn.datasets.sources.tables import find_files
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.structure_files import structures_of
 
 
 class AseBuild(BuildSettings):
@@ -150,35 +151,6 @@ def _structures(path: Path, settings: AseBuild) -> Iterator[tuple[int, Callable[
 
 def _itself(atoms: Any) -> Any:
     return atoms
-
-
-ELEMENTS_OF_LAMMPS = {
-    "lammps-data": re.compile(r"^\s*(Masses|Atom Type Labels)\b", re.MULTILINE),
-    "lammps-dump-text": re.compile(r"^ITEM: ATOMS.*\s(element|mass)\b", re.MULTILINE),
-    "lammps-dump-binary": re.compile(r"$^"),
-}
-"""What tells elements in files of LAMMPS. Without it ASE takes type 1 for hydrogen, type 2 for helium."""
-
-
-def structures_of(path: Path, index: str = ":", format: str | None = None) -> Iterator[Any]:
-    """Yield the structures of a file that ASE reads, as ``Atoms``.
-
-    InputError where the file has numbers of types in place of elements.
-    """
-    from ase.io import iread
-    from ase.io.formats import filetype, open_with_compression
-
-    kind = format or filetype(str(path))
-    if elements := ELEMENTS_OF_LAMMPS.get(kind):
-        with open_with_compression(str(path), "rb") as file:
-            head = file.read(1 << 20).decode("latin-1")
-        if not elements.search(head):
-            raise InputError(
-                f"{path} has types of LAMMPS without their elements, and ASE would read type 1 as H; "
-                "write them: dump_modify ID element Cu Ni with the column element, or Masses in a data file"
-            )
-    # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different files
-    yield from iread(str(path), index=index, format=format, parallel=False)
 
 
 def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:

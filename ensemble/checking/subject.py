@@ -16,13 +16,13 @@ from jaxtyping import Float, Int
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import absent_store
 from hydragnn.datasets import open_store
-from hydragnn.datasets.sources.ase import structures_of
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.graphs.joining import concatenate, unbatch
+from hydragnn.graphs.structure_files import structures_of
 
 FEW = 3
 """Structures of a store or a file; a law takes its worst."""

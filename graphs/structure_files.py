@@ -1,0 +1,36 @@
+"""Files of structures that ASE reads."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydragnn.base.errors import InputError
+
+ELEMENTS_OF_LAMMPS = {
+    "lammps-data": re.compile(r"^\s*(Masses|Atom Type Labels)\b", re.MULTILINE),
+    "lammps-dump-text": re.compile(r"^ITEM: ATOMS.*\s(element|mass)\b", re.MULTILINE),
+    "lammps-dump-binary": re.compile(r"$^"),
+}
+"""What tells elements in files of LAMMPS. Without it ASE takes type 1 for hydrogen, type 2 for helium."""
+
+
+def structures_of(path: Path, index: str = ":", format: str | None = None) -> Iterator[Any]:
+    """Yield the structures of a file that ASE reads, as ``Atoms``.
+
+    InputError where the file has numbers of types in place of elements.
+    """
+    from ase.io import iread
+    from ase.io.formats import filetype, open_with_compression
+
+    kind = format or filetype(str(path))
+    if elements := ELEMENTS_OF_LAMMPS.get(kind):
+        with open_with_compression(str(path), "rb") as file:
+            head = file.read(1 << 20).decode("latin-1")
+        if not elements.search(head):
+            raise InputError(
+                f"{path} has types of LAMMPS without their elements, and ASE would read type 1 as H; "
+                "write them: dump_modify ID element Cu Ni with the column element, or Masses in a data file"
+            )
+    # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different files
+    yield from iread(str(path), index=index, format=format, parallel=False)
