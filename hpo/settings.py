@@ -12,6 +12,7 @@ from hydragnn.config import AnyConfig, parse_config, with_isolated_atoms
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.search_settings import DEFAULT, SearchSettings, search_settings, together_text
 from hydragnn.hpo.space.default import default_space
+from hydragnn.start import with_start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +75,7 @@ def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
     Relative paths count from the folder of ``path``, which names it in errors.
     """
     shared = {key: value for key, value in table.items() if key not in ("search", "job", "runs")}
-    base = json.loads(json.dumps(with_isolated_atoms(shared, path)))
+    base = json.loads(json.dumps(with_start(with_isolated_atoms(shared, path), path)))
     if not isinstance(table.get("search"), Mapping):
         raise InputError(f"{path}: section [search] is missing; add trials and [search.space]")
     branches = base.get("branches")

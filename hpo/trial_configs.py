@@ -17,7 +17,16 @@ from hydragnn.hpo.space.able import known_keys
 from hydragnn.hpo.space.parameters import Choices, place_of
 from hydragnn.hpo.space.points import NUMBER, Point, Space, all_points, allowed_values, ends_of, is_active, random_point
 
-FIXED = ("data.store", "split", "train.epochs")
+FIXED = (
+    "data.store",
+    "split",
+    "train.epochs",
+    "start.model",
+    "start.member",
+    "start.branch",
+    "start.store",
+    "start.digest",
+)
 """Trials that differ in these cannot be compared, so that they are not searched."""
 
 NETWORK = ("hidden_dims", "pool")
@@ -155,6 +164,11 @@ def _check_paths(settings: CampaignSettings, space: Space) -> None:
             raise InputError(
                 f'{settings.source}: search.space."{whole}": trials that differ in it cannot be compared; '
                 "set it in the base configuration"
+            )
+        if settings.base.get("start") and path.startswith(("model.", "data.inputs")):
+            raise InputError(
+                f'{settings.source}: search.space."{whole}": trials begin with the weights of {settings.base["start"]["model"]}, which decide '
+                "the architecture; search settings of train, batch or start instead"
             )
         section, *_, last = path.split(".")
         if settings.search.objective == "valid/loss" and section == "heads" and last not in NETWORK:

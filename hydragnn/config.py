@@ -15,6 +15,7 @@ from hydragnn.base.settings import ActsWith, Settings, read_toml, refuse_idle, w
 from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.models.heads import AnyHead, HeadSettings
+from hydragnn.start import StartSettings, with_start
 
 
 class TrainSettings(Settings):
@@ -150,6 +151,10 @@ class RunConfig(Settings):
     model: ModelSettings
     heads: list[AnyHead] = Field(min_length=1)
     train: TrainSettings = TrainSettings()
+    start: StartSettings | None = None
+    """The trained model that the run begins with; absent: weights are drawn."""
+
+    seldom: ClassVar = frozenset({"start"})
 
     @model_validator(mode="before")
     @classmethod
@@ -169,6 +174,11 @@ class RunConfig(Settings):
     def hash(self) -> str:
         """Short hash of the whole configuration."""
         return digest(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; a run without a start does not mention it."""
+        table = super().to_json()
+        return table if self.start else {key: value for key, value in table.items() if key != "start"}
 
     @property
     def targets(self) -> list[str]:
@@ -200,6 +210,10 @@ class BranchedConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _refuse_sections_of_one_branch(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "start" in value:
+            raise ValueError(
+                "start is for runs on one data set, and this one has branches; leave start or branches out"
+            )
         for section in ("data", "split", "heads"):
             if isinstance(value, dict) and section in value:
                 raise ValueError(
@@ -273,7 +287,7 @@ def config_from_table(table: dict[str, Any], path: Path, *, stored: bool = False
 
     InputError on anything wrong, and for a setting that a user gave and that cannot act.
     """
-    config = parse_config(with_isolated_atoms(table, path), source=str(path))
+    config = parse_config(with_start(with_isolated_atoms(table, path), path), source=str(path))
     if not stored:
         refuse_idle(config, str(path))
 

@@ -98,6 +98,8 @@ class RunRecord(Shown):
     notes: list[str] = member(default_factory=list)
     continued: list[str] = member(default_factory=list)
     """What the run was resumed with that it was not begun with."""
+    start: dict[str, Any] = member(default_factory=dict)
+    """The model that the run began with: what was kept, and errors on its data before and after (``forgetting``)."""
     cost: Cost = Cost()
     failure: Failure | None = None
     versions: dict[str, str] = member(default_factory=dict)
@@ -114,7 +116,7 @@ class RunRecord(Shown):
 
     def shown(self) -> dict[str, Any]:
         """Return how the run ended, beside its trivial predictor."""
-        keys = ("status", "epochs", "parameters", "parts", "best", "trivial", "notes", "continued", "cost")
+        keys = ("status", "epochs", "parameters", "parts", "best", "trivial", "notes", "continued", "start", "cost")
         table = asdict(self)
         return {key: table[key] for key in keys if table[key]}
 

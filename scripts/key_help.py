@@ -67,7 +67,7 @@ def sections() -> Iterator[Section]:
         names = tuple(name for name in settings.model_fields if name not in leave_out)
         return Section(title=title, path=path, settings=settings, names=names)
 
-    for name in ("data", "split", "batch", "train"):
+    for name in ("data", "split", "batch", "train", "start"):
         yield section(f"[{name}]", name, settings_in(RunConfig.model_fields[name].annotation)[0])
     kinds = {kind: architecture_of(kind).Settings for kind in architectures()}
     shared = frozenset.intersection(*(frozenset(settings.model_fields) for settings in kinds.values()))

@@ -42,7 +42,7 @@ def default_space(base: Mapping[str, Any], source: str) -> tuple[dict[str, dict[
     of_model = {
         path: parameter
         for path, parameter in _model_parameters(searched).items()
-        if _value(base, path.partition("#")[0]) is None
+        if _value(base, path.partition("#")[0]) is None and not base.get("start")  # which decides the architecture
     }
     of_training = {
         path: parameter
@@ -50,7 +50,8 @@ def default_space(base: Mapping[str, Any], source: str) -> tuple[dict[str, dict[
         if all(_value(base, place) is None for place in (path, *RELATED.get(path, ())))
     }
     choice = {} if given is not None else {KIND: {"type": "categorical", "choices": kinds}}
-    return {**choice, **of_model, **_head_parameters(base, kinds[0]), **of_training}, left_out
+    of_heads = {} if base.get("start") else _head_parameters(base, kinds[0])
+    return {**choice, **of_model, **of_heads, **of_training}, left_out
 
 
 def _head_parameters(base: Mapping[str, Any], kind: str) -> dict[str, dict[str, Any]]:

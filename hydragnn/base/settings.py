@@ -54,6 +54,9 @@ class Settings(pydantic.BaseModel):
     acts_with: ClassVar[Mapping[str, ActsWith]] = {}
     """Settings that act only under a condition, besides those of base classes; ``train.stage_two`` is one of the section ``train``."""
 
+    seldom: ClassVar[frozenset[str]] = frozenset()
+    """Sections that ``to_json`` leaves out where they are None."""
+
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _meant(cls, value: Any, info: Any) -> Any:
@@ -121,7 +124,7 @@ def is_given(settings: Settings, path: str) -> bool:
 def is_complete(settings: Settings) -> bool:
     """Return True where every key is set, as only programs do."""
     parts = [part for _, value in settings for part in (value if isinstance(value, list) else [value])]
-    whole = settings.model_fields_set >= type(settings).model_fields.keys()
+    whole = settings.model_fields_set >= type(settings).model_fields.keys() - settings.seldom
     return whole and all(is_complete(part) for part in parts if isinstance(part, Settings))
 
 

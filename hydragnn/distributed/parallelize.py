@@ -1,5 +1,7 @@
 """Wrappers that let ranks train a model, in their order."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from hydragnn.config import TrainSettings
@@ -8,7 +10,13 @@ from hydragnn.training.data import DevicePlacement
 from hydragnn.training.parameters import FlatParameters, Parameters
 
 
-def parallelize(model: nn.Module, ranks: Ranks, placement: DevicePlacement, settings: TrainSettings) -> Parameters:
+def parallelize(
+    model: nn.Module,
+    ranks: Ranks,
+    placement: DevicePlacement,
+    settings: TrainSettings,
+    rate_factors: Sequence[float] = (),
+) -> Parameters:
     """Place the model and return the parameters that the loop updates.
 
     Every rank holds all weights and computes its share of every batch (replicated data parallelism).
@@ -18,4 +26,4 @@ def parallelize(model: nn.Module, ranks: Ranks, placement: DevicePlacement, sett
     # 2. one vector of weights and one of gradients, with optimizer, best weights and average
     # 3. gradients are summed over ranks once per step, in buckets that begin while the backward pass of the last micro-batch
     # goes on; losses are divided by global counts
-    return FlatParameters(model, settings, begin_sum=ranks.begin_sum if ranks.size > 1 else None)
+    return FlatParameters(model, settings, ranks.begin_sum if ranks.size > 1 else None, rate_factors)

@@ -81,6 +81,11 @@ def _checksum(weights: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
+def checksum_of_weights(folder: Path) -> str:
+    """Return the checksum of a model's weights; InputError where they are damaged."""
+    return _checksum(_weights(folder / "weights.safetensors"))
+
+
 def read_description(folder: Path | str, branch: str = "") -> tuple[ModelDescription, Normalisation]:
     """Return the description in ``model.json``; InputError if unusable."""
     folder = Path(folder)

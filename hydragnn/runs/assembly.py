@@ -10,6 +10,7 @@ from hydragnn.record import RunRecord
 from hydragnn.runs.close_range import close_range_of
 from hydragnn.runs.compilation import compiled_on_all
 from hydragnn.runs.compile_choice import choose_compiling
+from hydragnn.runs.fine_tuning import Start, load_start, merged_limits, rate_factors
 from hydragnn.runs.graph_statistics import training_statistics
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data
@@ -28,6 +29,8 @@ class Assembly:
     context: TrainingContext
     record: RunRecord
     """What is known before the first step."""
+    start: Start | None = None
+    """The model that the run begins with."""
 
 
 def assemble(
@@ -45,15 +48,31 @@ def assemble(
     data = prepare_data(plan, placement, ranks, heartbeat, shared=shared)
     architecture = plan.branches[0].model.architecture
     device = placement.device
-    statistics = training_statistics(data, architecture.needs, ranks, device, heartbeat)
+    start = plan.start
+    if start is None:
+        statistics = training_statistics(data, architecture.needs, ranks, device, heartbeat)
+    else:  # those that its layers were made with
+        statistics = start.description.statistics
     descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
-    model = build(close_range_of(descriptions, data, ranks, device, heartbeat), plan.training.seed)
-    parameters = parallelize(model, ranks, placement, plan.training)
+    descriptions = close_range_of(descriptions, data, ranks, device, heartbeat)
+    notes = notes_on(plan, data, ranks, device, heartbeat)
+    factors: Sequence[float] = ()
+    if start is None:
+        model = build(descriptions, plan.training.seed)
+    else:
+        model, factors, reasons = begun_model(start, descriptions[0], plan.training.seed)
+        notes = [*notes, *start.notes, *reasons]
+    parameters = parallelize(model, ranks, placement, plan.training, factors)
     by_branch = [branch.targets for branch in data.branches]
     context = training_context(plan.training, by_branch, placement.device, ranks.rank, ranks.sum_in_place)
-    notes = notes_on(plan, data, ranks, device, heartbeat)
+    if data.replay is not None:
+        context = replace(context, branches=(*context.branches, context.branches[0]))
+    context = replace(context, plain_steps=data.replay is not None or 0.0 in factors)
     compiling, reasons = choose_compiling(plan, placement.device, ranks.size)
     notes = [*notes, *reasons]
+    if compiling and context.plain_steps:
+        compiling = False
+        notes.append("steps are not compiled: some weights are frozen, or earlier data are replayed")
     if compiling:
         compiled, reasons = compiled_on_all(model, context.autocast, ranks, device, heartbeat)
         context, notes = replace(context, compiled=compiled), [*notes, *reasons]
@@ -62,8 +81,17 @@ def assemble(
         state=first_state(model, parameters, fields=len(data.targets)),
         data=data,
         context=context,
-        record=replace(record, compiled=bool(context.compiled)),
+        record=replace(record, compiled=bool(context.compiled), start=start.to_json() if start else {}),
+        start=start,
     )
+
+
+def begun_model(start: Start, description: ModelDescription, seed: int) -> tuple[GraphModel, list[float], list[str]]:
+    """Return a model with the weights of the start, factors of its learning rate, and notes."""
+    model = build_from_description(merged_limits(start, description), seed).to(start.trained.dtype)
+    absent = load_start(model, start)
+    note = f"{len(absent)} weights of the encoder are new, since heads read states that the start does not have"
+    return model, rate_factors(model, start), [note] if absent else []
 
 
 def build(descriptions: Sequence[ModelDescription], seed: int) -> GraphModel | BranchedModel:

@@ -35,8 +35,9 @@ INDIFFERENT = {
     "split": ("calibration",),
     "batch": ("memory",),
     "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard"),
+    "start": ("model", "store"),
 }
-"""Settings that no training depends on: where the store lies (its content is compared), which of the graphs that it never
+"""Settings that no training depends on: where the store and the start lie (their contents are compared), which of the graphs that it never
 sees calibrate an ensemble, how much memory a step may take, and what else is written when."""
 
 
@@ -76,7 +77,7 @@ def _with_indifferent(begun: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     if "branches" in begun:
         table["branches"] = [_with_indifferent(*pair) for pair in zip(begun["branches"], now["branches"], strict=True)]
     for section, keys in INDIFFERENT.items():
-        if section in begun:
+        if begun.get(section):
             table[section] = {**begun[section], **{key: now[section][key] for key in keys if key in now[section]}}
     return table
 
@@ -196,7 +197,9 @@ def trained_config(run: Path) -> AnyConfig:
 def identity(record: RunRecord) -> dict[str, Any]:
     """Return the hashes that identify a run's checkpoints."""
     budget = {"memory_budget_hash": digest(record.memory_budget)} if record.memory_budget else {}
-    return {"configuration_hash": digest(essential(record.config)), "data_hash": record.data_hash, **budget}
+    earlier = record.start.get("earlier_data", {}) if record.start.get("replayed_per_epoch") else {}
+    replayed = {"replayed_hash": earlier["fingerprint"]} if earlier else {}
+    return {"configuration_hash": digest(essential(record.config)), "data_hash": record.data_hash, **budget, **replayed}
 
 
 def identities(record: RunRecord, out: Path) -> dict[str, Collection[str]]:

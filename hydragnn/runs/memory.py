@@ -82,9 +82,13 @@ def within_memory(
                 filled = filling(within, ranks.size, earlier.get(branch.name))
                 budgets[branch.name] = {"size": filled.size, **filled.footprint.to_json()}
             branches.append(fitted(branch, shared, filled, ranks.size))
-    return replace(
-        run, data=replace(run.data, branches=tuple(branches)), record=replace(run.record, memory_budget=budgets)
+    replay = run.data.replay
+    data = replace(
+        run.data,
+        branches=tuple(branches),
+        replay=None if replay is None else fitted(replay, shared, filled, ranks.size),
     )
+    return replace(run, data=data, record=replace(run.record, memory_budget=budgets))
 
 
 def memory_of(plan: RunPlan, device: torch.device) -> int | None:

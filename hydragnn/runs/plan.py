@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from hydragnn.architectures.base import ActsOn
 from hydragnn.base.errors import InputError, about, nearest
 from hydragnn.base.places import StorePlace
 from hydragnn.base.settings import ActsWith, is_complete, is_given
-from hydragnn.config import AnyConfig, BranchSettings, TrainSettings
+from hydragnn.config import AnyConfig, BranchSettings, RunConfig, TrainSettings
 from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.graphs.field import Field
@@ -23,6 +23,7 @@ from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
 from hydragnn.models.checks import check
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
+from hydragnn.runs.fine_tuning import Start, open_start
 
 Stores = GraphStore | Mapping[str, GraphStore]
 """The store of a run, or those of its branches by their names."""
@@ -62,6 +63,10 @@ class RunPlan:
     training: TrainSettings
     fills_memory: bool = False
     """True where batches hold what memory allows; the budget has its other limits."""
+    start: Start | None = None
+    """The model that the run begins with."""
+    replay: BranchPlan | None = None
+    """The start's data, of which epochs show a share."""
     memory: str = ""
     """What a rank may take of it; empty: all of an accelerator for batches that fill it, otherwise no limit."""
 
@@ -164,7 +169,10 @@ ACTS_ON: dict[ActsOn, ActsWith] = {
 def idle_on_data(config: AnyConfig, described: Sequence[DescribedBranch]) -> dict[str, str]:
     """Return the refusals of model settings without effect on these data."""
     idle = {}
-    for key, what in {} if is_complete(config) else config.model.acts_on.items():
+    taken = (
+        is_complete(config) or getattr(config, "start", None) is not None
+    )  # from the start, whose data they acted on
+    for key, what in {} if taken else config.model.acts_on.items():
         condition, path = ACTS_ON[what], f"model.{key}"
         if is_given(config, path) and not any(condition.holds(one.model) for one in described):
             idle[path] = condition.sentence(path)
@@ -201,14 +209,28 @@ def plan_run(
                     unseen_inputs=described.unseen_inputs,
                 )
             )
+    start, replay = planned_start(config, plans[0])
     return RunPlan(
         table=config.to_json(),
         branches=tuple(plans),
+        start=start,
+        replay=replay,
         budget=config.batch.limits,
         training=config.train,
         fills_memory=config.batch.budget == "auto",
         memory=config.batch.memory,
     )
+
+
+def planned_start(config: AnyConfig, plan: BranchPlan) -> tuple[Start | None, BranchPlan | None]:
+    """Return the start of a run and what is replayed, if any."""
+    if not isinstance(config, RunConfig) or config.start is None:
+        return None, None
+    start = open_start(config.start, plan.model, plan.store, plan.split)
+    if not config.start.replay or start.earlier is None:
+        return start, None
+    share = Fraction(str(config.start.replay))
+    return start, replace(plan, weight=share, store=start.earlier.store, split=start.earlier.split)
 
 
 def _subject(name: str) -> str:

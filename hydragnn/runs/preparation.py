@@ -46,6 +46,7 @@ from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.levels import CLUSTERS, is_levels
 from hydragnn.models import ModelDescription, Target
+from hydragnn.runs.fine_tuning import Start, start_normalisation
 from hydragnn.runs.label_notes import label_notes, labels_in_parts, unlabelled
 from hydragnn.runs.plan import BranchPlan, RunPlan
 from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of
@@ -93,6 +94,8 @@ def prepare_data(
         with about(branch.subject):
             drafts.append(make_draft(branch, placement.device, ranks, heartbeat))
     drafts = with_joint_inputs(drafts)
+    if plan.start is not None:
+        drafts = [with_start(drafts[0], plan.start, ranks, placement.device)]
     node_cost = plan.branches[0].model.architecture.node_cost
     batches = partial(
         Loader,
@@ -106,7 +109,26 @@ def prepare_data(
     for each in drafts:
         with about(each.plan.subject):
             branches.append(branch_data(each, batches, placement, heartbeat, shared=shared))
-    return RunData(branches=tuple(branches), seed=plan.training.seed)
+    replay = None
+    if plan.replay is not None:
+        with about("start.replay"):
+            check_once(
+                plan.replay,
+                StatisticsCache(store=plan.replay.store, ranks=ranks, device=placement.device, heartbeat=heartbeat),
+            )
+            train = training_feed(plan.replay, drafts[0].normalisation, batches, placement, shared=shared)
+        own, of = branches[0], plan.replay
+        replay = replace(own, name="replay", weight=of.weight, store=of.store, split=of.split, train=train, valid=())
+    return RunData(branches=tuple(branches), seed=plan.training.seed, replay=replay)
+
+
+def with_start(draft: Draft, start: Start, ranks: Ranks, device: torch.device) -> Draft:
+    """Return a draft with the scales of the start, and its reference energies fitted anew."""
+    start.trained.model.to(device)
+    plan = draft.plan
+    of_data = draft.normalisation, plan.model, plan.store, plan.split.train
+    table = first_ranks_value(lambda: start_normalisation(start, *of_data).to_json(), ranks, device)
+    return replace(draft, normalisation=normalisation_from_json(table))
 
 
 def make_draft(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: Callable[[], None]) -> Draft:
@@ -238,20 +260,16 @@ def branch_data(
 ) -> BranchData:
     """Return feeds of a branch; ``batches`` makes this rank's loaders."""
     plan, normalisation = draft.plan, draft.normalisation
-    store, split, names = plan.store, plan.split, [*plan.model.fields]
-    needed, window = with_elements(names, normalisation), plan.window or None
-    if plan.window or (shared and is_in_page_cache(store)):
-        train = Feed(batches(store, split.train, fields=needed, window=window), normalisation, placement)
-        shares = batches(store, split.valid, shuffle=False, fields=needed, window=window)
-        valid: Iterable[GraphBatch] = ValidationParts(Feed(shares, normalisation, placement))
-    else:
-        memory = normalise_store(store, split.train, names, normalisation, placement.dtype)
-        memory = with_levels(memory, plan.model)
-        train = Feed(batches(memory, np.arange(len(memory))), None, placement)
-        heartbeat()
-        # all shares of this rank in one read
-        shares = batches(store, split.valid, shuffle=False, fields=needed, window=max(1, len(split.valid)))
-        valid = tuple(ValidationParts(Feed(shares, normalisation, placement)))
+    store, split = plan.store, plan.split
+    train = training_feed(plan, normalisation, batches, placement, shared=shared)
+    heartbeat()
+    in_memory = train.normalisation is None
+    # what is in memory is read at once, all shares of this rank
+    window = max(1, len(split.valid)) if in_memory else plan.window or None
+    needed = with_elements([*plan.model.fields], normalisation)
+    shares = batches(store, split.valid, shuffle=False, fields=needed, window=window)
+    parts = ValidationParts(Feed(shares, normalisation, placement))
+    valid: Iterable[GraphBatch] = tuple(parts) if in_memory else parts
     check_weight(plan.weight, train.steps(0))
     heartbeat()
     return BranchData(
@@ -270,6 +288,24 @@ def branch_data(
         notes=draft.notes,
         labels=draft.labels,
     )
+
+
+def training_feed(
+    plan: BranchPlan,
+    normalisation: Normalisation,
+    batches: Callable[..., Loader],
+    placement: DevicePlacement,
+    *,
+    shared: bool,
+) -> Feed:
+    """Return the batches of a training part: from memory, or read one by one."""
+    store, train, names = plan.store, plan.split.train, [*plan.model.fields]
+    if plan.window or (shared and is_in_page_cache(store)):
+        needed = with_elements(names, normalisation)
+        return Feed(batches(store, train, fields=needed, window=plan.window or None), normalisation, placement)
+    memory = normalise_store(store, train, names, normalisation, placement.dtype)
+    memory = with_levels(memory, plan.model)
+    return Feed(batches(memory, np.arange(len(memory))), None, placement)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

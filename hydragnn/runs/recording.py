@@ -41,6 +41,8 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> 
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
         return run
     reason: str | None = reason_against(run, ranks.size) if setting == "auto" else ""
+    if run.context.plain_steps:
+        reason = "some weights are frozen, or earlier data are replayed"
     if reason:
         return with_note(run, NOT_REPLAYED + reason)
     replays: tuple[Replays, ...] = ()

@@ -5,18 +5,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hydragnn.base.errors import InputError, Interrupted
-from hydragnn.config import AnyConfig
+from hydragnn.config import AnyConfig, RunConfig
 from hydragnn.distributed.affinity import bind_near, cores_given_back
 from hydragnn.distributed.ranks import Ranks, join_ranks, own_gpu
+from hydragnn.distributed.sharing import first_ranks_value
+from hydragnn.models import GraphModel
 from hydragnn.record import RunRecord
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
+from hydragnn.runs.compilation import keep_beating
 from hydragnn.runs.compile_choice import for_company
 from hydragnn.runs.failures import (
     failure_of,
@@ -26,6 +30,7 @@ from hydragnn.runs.failures import (
     propagate_failure,
     reserve_memory,
 )
+from hydragnn.runs.fine_tuning import forgetting
 from hydragnn.runs.folder import (
     alone_in,
     check_folder,
@@ -41,6 +46,7 @@ from hydragnn.runs.progress import Progress
 from hydragnn.runs.recording import with_note, with_replays
 from hydragnn.runs.signals import interrupt_at_once, trap_signals
 from hydragnn.runs.stopwatch import Stopwatch
+from hydragnn.start import with_digest
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import Steps, take_step, take_steps, train_epochs
 
@@ -75,6 +81,8 @@ def train(
     of ours raises, after recording it.
     """
     out = Path(out)
+    if isinstance(config, RunConfig) and config.start is not None:
+        config = config.model_copy(update={"start": with_digest(config.start)})
     check_request(until, micro_batches)
     requested, this = select_device(device), Attempt(folder=out, number=attempt, beats=beats)
     this.check()
@@ -186,9 +194,22 @@ def steps_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Ste
         if failure.kind == "diverged" or (failure.kind == "out_of_memory" and callback.ranks.size == 1):
             return callback.record
         raise
-    record = callback.write(state, status=status)
+    callback.heartbeat()
+    record = callback.write(state, status=status, **measured_forgetting(run, callback, status))
     callback.close(sentence_of(record))
     return record
+
+
+def measured_forgetting(run: Assembly, callback: RunCallback, status: str) -> dict[str, Any]:
+    """Return the change of a finished run's record: errors on the start's data, before and after; collective."""
+    start, model, data = run.start, run.state.model, run.data
+    if start is None or status == "paused":
+        return {}
+    assert isinstance(model, GraphModel)
+    with run.state.parameters.best(), keep_beating(callback.heartbeat):
+        measure = partial(forgetting, start, model, data.branches[0].normalisation)
+        table = first_ranks_value(measure, callback.ranks, run.context.device)
+    return {"start": {**callback.record.start, "forgetting": table}}
 
 
 def sentence_of(record: RunRecord) -> str:

@@ -27,8 +27,9 @@ class Buckets:
         """Number of weights of every bucket."""
         end, count = total, 0
         for parameter, start in zip(reversed(parameters), reversed(starts)):
-            count += 1
-            parameter.register_post_accumulate_grad_hook(partial(self._add, len(self.ranges)))
+            if parameter.requires_grad:  # others are frozen
+                count += 1
+                parameter.register_post_accumulate_grad_hook(partial(self._add, len(self.ranges)))
             if (end - start) * parameter.element_size() >= BYTES or start == 0:
                 self.ranges.append((start, end))
                 self.members.append(count)

@@ -94,6 +94,9 @@ class TrainingContext:
     replays: tuple[Replays, ...] = ()
     """The recorded steps of each branch; empty where every step is computed anew."""
 
+    plain_steps: bool = False
+    """Steps are computed one by one, and neither compiled, recorded nor stacked with those of other runs."""
+
     @property
     def device(self) -> torch.device:
         """Return where steps are computed."""

@@ -126,6 +126,13 @@ class RunData:
 
     branches: tuple[BranchData, ...]
     seed: int = 0
+    replay: BranchData | None = None
+    """Earlier data of a model that is fine-tuned, which epochs show beside those of the branches; nothing is validated on them."""
+
+    @property
+    def shown(self) -> tuple[BranchData, ...]:
+        """Return the data whose batches make an epoch."""
+        return self.branches if self.replay is None else (*self.branches, self.replay)
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -147,12 +154,12 @@ class RunData:
         return len(self.turns(epoch))
 
     def turns(self, epoch: int) -> NDArray[np.int64]:
-        """Return the branch of every batch of an epoch ``[steps]``.
+        """Return the branch of every batch of an epoch ``[steps]``; that of replayed data comes last.
 
         Batch i of the n of a branch stands at (i + u) / n of the epoch, with one u in [0, 1) drawn per branch and epoch. In
         any order that is drawn, batches of one branch follow each other, and each of them moves the trunk away from the others.
         """
-        counts = [sum(piece.batches for piece in pieces_of(branch, epoch)) for branch in self.branches]
+        counts = [sum(piece.batches for piece in pieces_of(branch, epoch)) for branch in self.shown]
         offsets = np.random.default_rng([self.seed, epoch, len(counts)]).random(len(counts))
         places = [(np.arange(count) + offset) / max(count, 1) for count, offset in zip(counts, offsets)]
         return np.repeat(np.arange(len(counts)), counts)[np.argsort(np.concatenate(places), kind="stable")]
@@ -160,8 +167,8 @@ class RunData:
     def epoch(self, number: int, start: int = 0) -> Iterator[Share]:
         """Return this rank's shares of an epoch from ``start`` on."""
         turns = self.turns(number)
-        skipped = np.bincount(turns[:start], minlength=len(self.branches)).tolist()
-        feeds = [_batches(branch, number, first) for branch, first in zip(self.branches, skipped)]
+        skipped = np.bincount(turns[:start], minlength=len(self.shown)).tolist()
+        feeds = [_batches(branch, number, first) for branch, first in zip(self.shown, skipped)]
         for turn in turns[start:].tolist():
             yield Share(branch=turn, parts=next(feeds[turn]))
 

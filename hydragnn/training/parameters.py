@@ -1,7 +1,7 @@
 """Weights with gradient, optimizer and average, as ranks hold them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -80,10 +80,17 @@ class FlatParameters:
     Every rank holds all weights. One norm, one optimizer kernel and one average serve any number of layers. The vector has zeros between weights (for alignment); their gradient is zero, so they stay zero.
     """
 
-    def __init__(self, model: nn.Module, settings: TrainSettings, begin_sum: Begin | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: TrainSettings,
+        begin_sum: Begin | None = None,
+        rate_factors: Sequence[float] = (),
+    ) -> None:
         """Move the parameters into the vector; all have one dtype.
 
-        ``begin_sum`` starts a sum over ranks in place; without it there is one rank.
+        ``begin_sum`` starts a sum over ranks in place; without it there is one rank. ``rate_factors`` of the learning rate belong to each
+        parameter; those with 0 are frozen.
         """
         self.clip_norm, self.decay = settings.clip_norm, settings.ema_decay
         self.layout, total = aligned_layout(model)
@@ -91,12 +98,16 @@ class FlatParameters:
         self.vector = torch.zeros(total, dtype=first.dtype, device=first.device)
         self.gradient = torch.zeros_like(self.vector)
         self.parameters = list(model.parameters())
+        for parameter, factor in zip(self.parameters, rate_factors):
+            parameter.requires_grad_(factor > 0)
+        self.trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         for parameter, (_, _, start) in zip(self.parameters, self.layout):
             self.vector[start : start + parameter.numel()] = parameter.detach().flatten()
         self._make_views()
         starts = [start for _, _, start in self.layout]
         self.buckets = Buckets(self.parameters, starts, total, begin_sum) if begin_sum else None
         self.optimizer = OPTIMIZERS[settings.optimizer](self.vector, self.gradient, settings.weight_decay)
+        self.groups = groups_of_rates(starts, total, rate_factors)
         self.average_vector = self.vector.clone() if settings.ema_decay else None
         self.best_vector = self.vector.clone()
 
@@ -117,10 +128,10 @@ class FlatParameters:
     def add_gradient(self, loss: Float[Tensor, ""]) -> None:
         """Add the gradient of a loss: all weights in one operation, or one by one where buckets are summed meanwhile."""
         if self.buckets:
-            loss.backward(inputs=self.parameters)
+            loss.backward(inputs=self.trained)
             return
-        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        pairs = [(one.grad, new) for one, new in zip(self.parameters, found) if new is not None]
+        found = torch.autograd.grad(loss, self.trained, allow_unused=True)
+        pairs = [(one.grad, new) for one, new in zip(self.trained, found) if new is not None]
         torch._foreach_add_([old for old, _ in pairs if old is not None], [new for _, new in pairs])
 
     def sum_gradient(self) -> None:
@@ -134,7 +145,7 @@ class FlatParameters:
 
     def step(self, rate: float) -> None:
         """Move the weights once along their gradient."""
-        self.optimizer.step(rate)
+        self.optimizer.step(rate, self.groups)
 
     def average(self, steps: int) -> None:
         """Update the average of weights after ``steps`` steps."""
@@ -198,6 +209,28 @@ def aligned_layout(model: nn.Module) -> tuple[Layout, int]:
     return layout, total
 
 
+def groups_of_rates(starts: Sequence[int], total: int, factors: Sequence[float]) -> list[tuple[slice, float]]:
+    """Return consecutive rows of the vector with one factor of the learning rate, without those of 0.
+
+    >>> groups_of_rates([0, 16, 32, 48], 64, [0.0, 0.5, 0.5, 1.0])
+    [(slice(16, 48, None), 0.5), (slice(48, 64, None), 1.0)]
+    """
+    if not factors:
+        return [(slice(0, total), 1.0)]
+    ends = [*starts[1:], total]
+    groups: list[tuple[slice, float]] = []
+    for start, end, factor in zip(starts, ends, factors, strict=True):
+        if groups and groups[-1][1] == factor and groups[-1][0].stop == start:
+            start = groups.pop()[0].start
+        if factor:
+            groups.append((slice(start, end), factor))
+    return groups
+
+
+Groups = Sequence[tuple[slice, float]]
+"""Rows of the vector, and the factor of their learning rate."""
+
+
 class AdamW:
     """AdamW by torch's fused kernel (arXiv:1711.05101)."""
 
@@ -210,25 +243,28 @@ class AdamW:
             "step": torch.zeros((), dtype=torch.float32, device=gradient.device),
         }
 
-    def step(self, rate: float) -> None:
+    def step(self, rate: float, groups: Groups) -> None:
         """Move the weights once along their gradient."""
-        adamw(
-            [self.weights],
-            [self.gradient],
-            [self.moments["exp_avg"]],
-            [self.moments["exp_avg_sq"]],
-            [],
-            [self.moments["step"]],
-            foreach=False,
-            fused=True,
-            amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
-            lr=rate,
-            weight_decay=self.decay,
-            eps=1e-8,
-            maximize=False,
-        )
+        step = self.moments["step"]
+        counts = [*(step.clone() for _ in groups[1:]), step]  # each call counts one
+        for (rows, factor), count in zip(groups, counts):
+            adamw(
+                [self.weights[rows]],
+                [self.gradient[rows]],
+                [self.moments["exp_avg"][rows]],
+                [self.moments["exp_avg_sq"][rows]],
+                [],
+                [count],
+                foreach=False,
+                fused=True,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                lr=rate * factor,
+                weight_decay=self.decay,
+                eps=1e-8,
+                maximize=False,
+            )
 
 
 class SGD:
@@ -242,21 +278,22 @@ class SGD:
         self.weights, self.gradient, self.decay = weights, gradient, decay
         self.moments: Mapping[str, Tensor] = {"momentum_buffer": torch.zeros_like(gradient)}
 
-    def step(self, rate: float) -> None:
+    def step(self, rate: float, groups: Groups) -> None:
         """Move the weights once along their gradient."""
-        sgd(
-            [self.weights],
-            [self.gradient],
-            [self.moments["momentum_buffer"]],
-            foreach=False,
-            fused=True,
-            weight_decay=self.decay,
-            momentum=0.9,
-            lr=rate,
-            dampening=0.0,
-            nesterov=True,
-            maximize=False,
-        )
+        for rows, factor in groups:
+            sgd(
+                [self.weights[rows]],
+                [self.gradient[rows]],
+                [self.moments["momentum_buffer"][rows]],
+                foreach=False,
+                fused=True,
+                weight_decay=self.decay,
+                momentum=0.9,
+                lr=rate * factor,
+                dampening=0.0,
+                nesterov=True,
+                maximize=False,
+            )
 
 
 # torch's functions rather than its classes: those import the compiler, a third of a second in every trial's process

@@ -81,7 +81,7 @@ def check_trained(model: GraphModel) -> None:
 
 def stackable(context: TrainingContext) -> bool:
     """Return True where a run's steps may be stacked."""
-    return not context.compiled and context.settings.precision not in ("bf16", "tf32")
+    return not context.plain_steps and not context.compiled and context.settings.precision not in ("bf16", "tf32")
 
 
 def side_by_side(batches: Sequence[GraphBatch]) -> GraphBatch:

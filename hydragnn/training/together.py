@@ -169,7 +169,7 @@ def stack_of(members: Sequence[Member], requests: Sequence[StepRequest]) -> Stac
     if len(members) < 2:
         raise NotStackable("a single run is trained as ever")
     if not all(stackable(member.context) for member in members):
-        raise NotStackable("compiled steps and bf16 are trained one after the other")
+        raise NotStackable("compiled steps, bf16, frozen layers and replayed data are trained one after the other")
     if any(len(request.share.parts) != 1 for request in requests):
         raise NotStackable("batches in parts are computed one after the other")
     stack = Stack([member.state for member in members])

@@ -192,7 +192,8 @@ def training(facts: Facts) -> Section | None:
         + (f". It failed ({record.failure.kind.replace('_', ' ')}): {record.failure.message}" if record.failure else "")
         + "."
     )
-    return Section("training", "Training", lead, [search_figures.run_curves(record, units)])
+    figures = [search_figures.run_curves(record, units)]
+    return Section("training", "Training", lead, figures, [tables.forgetting_table(record)])
 
 
 def members(facts: Facts) -> Section | None:

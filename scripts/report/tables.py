@@ -664,3 +664,18 @@ def ablation_table(rows: Sequence[Ablation]) -> Table:
         },
         "Errors of the same model with and without edges.",
     )
+
+
+def forgetting_table(record: RunRecord) -> Table:
+    """Return errors on the data of a run's start, before and after training."""
+    forgotten = record.start.get("forgetting", {})
+    return table_of(
+        [item for item in forgotten.get("errors", {}).items() if item[0].endswith(("/mae", "/accuracy"))],
+        {
+            "error": lambda item: str(item[0]),
+            "before": lambda item: measured(item[1]["before"]),
+            "after": lambda item: measured(item[1]["after"]),
+            "times": lambda item: f"{item[1]['after'] / item[1]['before']:.2f}" if item[1]["before"] else "–",
+        },
+        f"Errors on {forgotten.get('graphs', 0)} test graphs of the data of the start, in the units of the fields: what was forgotten.",
+    )

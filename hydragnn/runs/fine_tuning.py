@@ -1,0 +1,407 @@
+"""Runs that begin with a trained model: weights, scales, reference energies, new elements, and what is forgotten."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ase.data import chemical_symbols
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hydragnn.base.errors import InputError, about
+from hydragnn.base.files import read_json
+from hydragnn.config import RunConfig, parse_config
+from hydragnn.datasets import (
+    Budget,
+    GraphStore,
+    Loader,
+    Normalisation,
+    Scale,
+    Split,
+    WithoutEdges,
+    make_split,
+    open_store,
+)
+from hydragnn.datasets.fit import elements_of
+from hydragnn.datasets.normalisation import ELEMENTS
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.units import length_in_angstrom
+from hydragnn.layers.inputs import ClassEmbedding
+from hydragnn.models import (
+    GraphModel,
+    ModelDescription,
+    Normal,
+    Point,
+    TrainedModel,
+    build_from_description,
+    load_graph_model,
+)
+from hydragnn.start import StartSettings, check_settings, difference, folder_of, kept_heads, with_digest
+from hydragnn.training.evaluate import evaluate
+
+NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EarlierData:
+    """Data that the start was trained on."""
+
+    path: Path
+    store: GraphStore
+    split: Split
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Start:
+    """An open start: the function that a run begins with."""
+
+    settings: StartSettings
+    trained: TrainedModel
+    """The start's model, with rows for new elements."""
+    kept: Mapping[int, int]
+    """The start's head of every head that is kept."""
+    heads: Mapping[str, str]
+    """``kept`` or the reason why it is new, by field."""
+    new_elements: Mapping[int, int]
+    """Atomic numbers that the start does not know, and those whose rows they begin with."""
+    earlier: EarlierData | None
+    notes: Sequence[str]
+
+    @property
+    def description(self) -> ModelDescription:
+        """Return the description of the start's model."""
+        return self.trained.model.description
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a record says of the start."""
+        table: dict[str, Any] = {"model": str(self.settings.model), "digest": self.settings.digest}
+        table |= {"heads": dict(self.heads), "new_elements": _symbols(self.new_elements)}
+        if self.earlier is not None:
+            table["earlier_data"] = {"store": str(self.earlier.path), "fingerprint": self.earlier.store.fingerprint}
+            table["replayed_per_epoch"] = round(self.settings.replay * len(self.earlier.split.train))
+        return table
+
+
+def _symbols(numbers: Mapping[int, int]) -> dict[str, str]:
+    return {chemical_symbols[one]: chemical_symbols[other] for one, other in numbers.items()}
+
+
+def open_start(settings: StartSettings, model: ModelDescription, store: GraphStore, split: Split) -> Start:
+    """Return the start of a run on a store; InputError where it does not fit."""
+    folder = folder_of(with_digest(settings))
+    trained, normalisation = load_graph_model(folder, settings.branch)
+    old = trained.description = replace(trained.description, branch="")
+    earlier = earlier_data(settings, folder)
+    check_fits(settings, old, model, earlier)
+    angstrom, stores = length_in_angstrom(store.attributes), [earlier.store] if earlier else []
+    theirs = [length_in_angstrom(one.attributes) for one in stores] + (
+        [old.close_range.angstrom] if old.close_range else []
+    )
+    if any(one != angstrom for one in theirs):
+        raise InputError(f"the positions of {settings.model} have another unit of length than these; convert the store")
+    known = known_elements(old, normalisation, earlier)
+    new = {}
+    if ATOMIC_NUMBERS in model.inputs and known:
+        new = {one: nearest_element(one, known) for one in elements_of(store) if one not in known}
+    with about(str(folder)):
+        extended = extended_model(trained, new).eval().requires_grad_(False)
+    kept, heads = kept_heads(old, model)
+    refuse_references(settings, old, normalisation, model, kept)
+    notes = [f"the head of {field} is {word}" for field, word in heads.items() if word != "kept"]
+    notes += [
+        f"{one} is new to the start: its embedding begins as that of {other}" for one, other in _symbols(new).items()
+    ]
+    return Start(
+        settings=settings,
+        trained=TrainedModel(model=extended, normalisation=normalisation, dtype=extended.node_inputs.origin.dtype),
+        kept=kept,
+        heads=heads,
+        new_elements=new,
+        earlier=earlier,
+        notes=[*notes, *notes_on_data(earlier, store, split)],
+    )
+
+
+def check_fits(
+    settings: StartSettings, old: ModelDescription, new: ModelDescription, earlier: EarlierData | None
+) -> None:
+    """Raise InputError where the start is of another architecture or reads other inputs, or cannot be replayed."""
+    check_settings(old.model, new.model, settings)
+    for what in ("dim", "edges", "inputs"):
+        if sorted_text(getattr(old, what)) != sorted_text(getattr(new, what)):
+            theirs, ours = sorted_text(getattr(old, what)), sorted_text(getattr(new, what))
+            raise InputError(
+                f"{what} of this run: {ours}, and of the start {settings.model}: {theirs}; make them equal"
+            )
+    for one, other in zip(old.input_fields, new.input_fields):
+        if words := difference(one, other):
+            raise InputError(
+                f"the input {other.name} of {settings.model} means something else: {words}; convert the store"
+            )
+    if settings.freeze > old.model.num_layers:
+        raise InputError(f"start.freeze = {settings.freeze}, and the model has {old.model.num_layers} layers; lower it")
+    if not settings.replay:
+        return
+    if earlier is None:
+        raise InputError(f"start.replay needs a run, and {settings.model} has no config.json; leave replay out")
+    fields = {field.name: field for field in earlier.store.fields()}
+    for name, field in new.fields.items():
+        words = "there is none" if name not in fields else difference(replace(fields[name], parity=field.parity), field)
+        if words:
+            raise InputError(
+                f"start.replay: {name} in {earlier.path}: {words}; leave replay out, or give another store"
+            )
+
+
+def sorted_text(value: Any) -> str:
+    """Return a value as text."""
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+
+
+def earlier_data(settings: StartSettings, folder: Path) -> EarlierData | None:
+    """Return the start's data; None where they are gone and not needed."""
+    places = [place for place in (folder, folder.parent) if (place / "config.json").is_file()]
+    if not places or (places[0] != folder and folder.name != "model"):
+        return None
+    path = places[0] / "config.json"
+    config: RunConfig = parse_config(read_json(path), str(path)).of_branch(settings.branch)
+    where = settings.store or config.data.store
+    try:
+        store = open_store(where)
+    except InputError as error:
+        if settings.replay or settings.store:
+            raise InputError(f"{error} (start.store says where the data of the start lie)") from error
+        return None
+    visible = store if config.data.edges else WithoutEdges(store)
+    return EarlierData(path=Path(where), store=visible, split=make_split(visible, config.split))
+
+
+def known_elements(old: ModelDescription, normalisation: Normalisation, earlier: EarlierData | None) -> list[int]:
+    """Return the elements that the start was trained on; none where nobody knows."""
+    if old.statistics is not None and old.statistics.species:
+        return [*old.statistics.species]
+    if old.close_range is not None:
+        return old.close_range.species
+    if earlier is not None and ATOMIC_NUMBERS in old.inputs:
+        return elements_of(earlier.store)
+    return sorted({number for references in normalisation.references.values() for number in references})
+
+
+def nearest_element(number: int, known: Sequence[int]) -> int:
+    """Return the element with the least difference of group and period together.
+
+    >>> nearest_element(42, [14, 24, 29]), nearest_element(14, [6, 8, 29])
+    (24, 6)
+    """
+    group, period = place_in_table(number)
+    places = {other: place_in_table(other) for other in known}
+    return min(known, key=lambda one: (abs(places[one][0] - group) + abs(places[one][1] - period), abs(one - number)))
+
+
+def place_in_table(number: int) -> tuple[int, int]:
+    """Return group and period of an element; lanthanides and actinides are of group 3.
+
+    >>> place_in_table(1), place_in_table(2), place_in_table(42), place_in_table(82)
+    ((1, 1), (18, 1), (6, 5), (14, 6))
+    """
+    period = next(row for row, last in enumerate(NOBLE_GASES) if number <= last)
+    place, length = number - NOBLE_GASES[period - 1], NOBLE_GASES[period] - NOBLE_GASES[period - 1]
+    return (place if place <= 2 and number != 2 else max(3, 18 - (length - place))), period
+
+
+def extended_model(model: GraphModel, new: Mapping[int, int]) -> GraphModel:
+    """Return the model with rows for new elements, each equal to that of another one."""
+    if not new:
+        return model
+    old, rows = model.description, [0]
+    statistics, dtype = old.statistics, model.node_inputs.origin.dtype
+    if statistics is not None and statistics.species:
+        kinds = [*statistics.species]
+        statistics = replace(statistics, species=tuple(sorted({*kinds, *new})))
+        rows = [*(kinds.index(new.get(one, one)) for one in statistics.species), len(kinds)]
+    result = build_from_description(replace(old, statistics=statistics), seed=0).to(dtype)
+    weights = model.state_dict()
+    with torch.no_grad():
+        for name, value in result.state_dict().items():
+            same = weights[name].shape == value.shape
+            # weights by species have a block of rows for each, and one for all others
+            value.copy_(weights[name] if same else weights[name].unflatten(0, (max(rows) + 1, -1))[rows].flatten(0, 1))
+        for table in tables_of_elements(result):
+            for number, other in new.items():
+                table[number] = table[other]
+    return result
+
+
+def tables_of_elements(model: GraphModel) -> list[Tensor]:
+    """Return the embeddings of atomic numbers."""
+    modules = [one for one in model.node_inputs.modules() if isinstance(one, ClassEmbedding)]
+    return [one.table.weight for one in modules if one.field.name == ATOMIC_NUMBERS]
+
+
+def refuse_references(
+    settings: StartSettings,
+    old: ModelDescription,
+    normalisation: Normalisation,
+    new: ModelDescription,
+    kept: Mapping[int, int],
+) -> None:
+    """Raise InputError where a kept energy would lose its reference energies."""
+    for number, place in kept.items():
+        field = new.heads[number].field
+        ours, theirs = (getattr(head, "references", False) for head in (new.heads[number], old.heads[place]))
+        if field in normalisation.references and (not ours or (isinstance(ours, dict) and theirs is True)):
+            kind = "fitted" if theirs is True else "given"
+            raise InputError(
+                f"head {field}: the start {settings.model} has {kind} reference energies; say references = true to fit them on these data"
+            )
+
+
+def notes_on_data(earlier: EarlierData | None, store: GraphStore, split: Split) -> Iterator[str]:
+    """Yield notes on the start's data: absent, or graphs that others are judged by."""
+    if earlier is None:
+        yield "forgetting is not measured: the start's data are not at hand (start.store says where they lie)"
+    elif earlier.store.fingerprint == store.fingerprint:
+        for name in ("valid", "calibration", "test"):
+            if count := len(np.intersect1d(earlier.split.train, getattr(split, name))):
+                yield f"{count} graphs of the {name} part trained the start, so that errors there are too small"
+
+
+def start_normalisation(
+    start: Start, fitted: Normalisation, model: ModelDescription, store: GraphStore, train: NDArray[np.int64]
+) -> Normalisation:
+    """Return the scales that make the start's function the first one in physical units.
+
+    Inputs and kept heads have the start's scales, and new heads those of the new data. A derivative's scale is that of its energy times the factor
+    between their units. Reference energies of kept heads are fitted on what the start's model leaves.
+    """
+    old = start.trained.normalisation
+    scales, references = dict(fitted.scales), dict(fitted.references)
+    scales |= {name: old.scales[name] for name in model.inputs if name in old.scales}
+    for number, head in enumerate(model.heads):
+        target = model.targets[[one.name for one in model.targets].index(head.field)]
+        if number in start.kept and head.field in old.scales:
+            own = scales[head.field] = old.scales[head.field]
+            for name in head.derivatives.values():
+                factor = fitted.scales[name].std[0] / fitted.scales[head.field].std[0]
+                scales[name] = Scale(
+                    mean=(0.0,) * model.fields[name].width, std=(own.std[0] * factor,) * model.fields[name].width
+                )
+        elif target.total:
+            scales[head.field] = scales[target.total]
+        if number in start.kept and target.references and not target.given_references:
+            references[head.field] = refitted_references(start, head.field, store, train)
+        elif number in start.kept and target.references:
+            references[head.field] = {**old.references.get(head.field, {}), **references[head.field]}
+    return Normalisation(scales=scales, references=references)
+
+
+def refitted_references(start: Start, field: str, store: GraphStore, train: NDArray[np.int64]) -> dict[int, float]:
+    """Return reference energies by least squares on labels minus the start's predictions.
+
+    They stay as near to the start's as the labels allow; elements that the training part lacks keep them.
+    """
+    old = start.trained.normalisation.references
+    begin = dict.fromkeys(elements_of(store), 0.0) | dict(old.get(field, {}))
+    model = replace(start.trained, normalisation=replace(start.trained.normalisation, references={**old, field: begin}))
+    counts, residuals = [], []
+    for _, batch in Loader(store, train, Budget(max_graphs=32), shuffle=False).epoch(0):
+        with torch.no_grad():
+            learned = model.predict(batch)[field]
+        assert isinstance(learned, Point | Normal)  # of an energy
+        predicted = learned.mean.cpu().reshape(-1)
+        numbers = batch.owner("node") * ELEMENTS + batch[ATOMIC_NUMBERS]
+        labelled = batch.labelled(field).reshape(-1)
+        counts.append(torch.bincount(numbers, minlength=len(batch) * ELEMENTS).reshape(-1, ELEMENTS)[labelled])
+        residuals.append((batch[field].to(torch.float64).reshape(-1) - predicted)[labelled])
+    composition = torch.cat(counts).to(torch.float64).numpy()
+    present = np.flatnonzero(composition.any(axis=0)).tolist()
+    change = np.linalg.lstsq(composition[:, present], torch.cat(residuals).numpy(), rcond=None)[0]
+    return begin | {number: begin[number] + float(one) for number, one in zip(present, change)}
+
+
+def merged_limits(start: Start, model: ModelDescription) -> ModelDescription:
+    """Return the description with limits of close range that neither training went beyond."""
+    old, new = start.description.close_range, model.close_range
+    if old is None or new is None:
+        return model
+    pairs = {(a, b): length for a, b, length in new.shortest}
+    pairs |= {(a, b): min(length, pairs.get((a, b), length)) for a, b, length in old.shortest}
+    crowding = dict(new.crowding)
+    crowding |= {number: max(one, crowding.get(number, one)) for number, one in old.crowding}
+    shortest = tuple((a, b, length) for (a, b), length in sorted(pairs.items()))
+    limits = replace(new, shortest=shortest, share=min(old.share, new.share), crowding=tuple(sorted(crowding.items())))
+    return replace(model, close_range=limits)
+
+
+def load_start(model: GraphModel, start: Start) -> list[str]:
+    """Give a model the weights of the start, except those of new heads.
+
+    Returns the weights of the encoder that the start does not have, since its heads read states of other degrees.
+    """
+    weights, absent = start.trained.model.state_dict(), []
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            room, _, rest = name.partition(".")
+            if room == "heads":
+                number, _, rest = rest.partition(".")
+                if int(number) not in start.kept:
+                    continue
+                name = f"heads.{start.kept[int(number)]}.{rest}"
+            if name not in weights:
+                absent.append(name)
+            elif weights[name].shape != value.shape:
+                raise InputError(
+                    f"the start {start.settings.model} has {name} of shape {[*weights[name].shape]}, and this model {[*value.shape]}, since "
+                    "heads read other states; take a start whose heads read the same"
+                )
+            else:
+                value.copy_(weights[name])
+    return absent
+
+
+def rate_factors(model: GraphModel, start: Start) -> list[float]:
+    """Return the factor of the learning rate of every parameter, 0 for frozen ones.
+
+    Embeddings of elements are not frozen where there are new ones.
+    """
+    settings, layers = start.settings, start.description.model.num_layers
+    prefix = "encoder.layers.0.layers." if start.description.model.pooling else "encoder.layers."
+    of_elements = tables_of_elements(model) if start.new_elements else []
+    factors = []
+    for name, parameter in model.named_parameters():
+        inputs = name.startswith(("node_inputs", "edge_inputs", "condition_inputs"))
+        number = (
+            int(name.removeprefix(prefix).split(".")[0]) + 1 if name.startswith(prefix) else 0 if inputs else layers
+        )
+        rate = settings.encoder_rate * settings.layer_decay ** (layers - number)
+        is_open = any(parameter is table for table in of_elements)
+        is_frozen = number <= settings.freeze and settings.freeze > 0 and not is_open
+        factors.append(1.0 if name.startswith("heads.") else 0.0 if is_frozen else rate)
+    return factors
+
+
+def forgetting(start: Start, model: GraphModel, normalisation: Normalisation) -> dict[str, Any]:
+    """Return errors on the test part of the start's data, before and after training, by field and metric.
+
+    Empty where these data are not at hand, or have no test part or no field that both predict.
+    """
+    if start.earlier is None or not len(start.earlier.split.test):
+        return {}
+    store, test = start.earlier.store, start.earlier.split.test
+    fields = {field.name: field for field in store.fields()}
+    after = TrainedModel(model=model.eval(), normalisation=normalisation, dtype=model.node_inputs.origin.dtype)
+    if not {target.name for target in (*start.trained.targets, *after.targets)} <= fields.keys():
+        return {}
+    with torch.no_grad():
+        old, new = (evaluate(one, store, test) for one in (start.trained, after))
+    model.train()
+    errors = {
+        f"{field}/{metric}": {"before": value, "after": new[field][metric]}
+        for field in old.keys() & new.keys()
+        for metric, value in old[field].items()
+        if metric != "count" and value is not None and fields[field].unit == after.fields[field].unit
+    }
+    return {"graphs": len(test), "errors": dict(sorted(errors.items()))}

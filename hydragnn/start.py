@@ -1,0 +1,159 @@
+"""The model that a run begins with, and what it decides of a configuration."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field as Setting
+
+from hydragnn.architectures import ArchitectureSettings
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import check_inside, digest, read_sealed
+from hydragnn.base.places import check_exists, check_model
+from hydragnn.base.settings import Settings
+from hydragnn.graphs.field import Field
+from hydragnn.models.description import ModelDescription
+from hydragnn.models.heads import HeadSettings
+from hydragnn.models.saving import checksum_of_weights, read_description
+
+OWN_OF_RUN = ("dropout",)
+"""Settings under [model] that a run may choose anew: no weight and no prediction depends on them."""
+
+OF_LOSSES = (
+    *("weight", "loss", "per_node", "class_weights", "references", "stage_two_factor"),
+    *("forces", "forces_weight", "stress", "stress_weight", "stress_per_node"),
+)
+"""Settings of heads that do not change their network."""
+
+
+class StartSettings(Settings):
+    """The trained model that a run begins with, and what of it may change."""
+
+    model: Path
+    """Folder of the run, ensemble or model that the weights come from; of an ensemble it is the member with the lowest validation loss, and
+    another one by its own folder. Settings under [model] are those of this model, and need not be
+    repeated; heads keep their weights where field, unit and kind are the same."""
+
+    branch: str = ""
+    """Branch of a model that was trained on several data sets."""
+
+    freeze: int = Setting(default=0, ge=0)
+    """Message-passing layers, counted from the inputs, that keep their weights, with the embedding of the inputs; 0: all are trained."""
+
+    encoder_rate: float = Setting(default=1.0, gt=0, le=10)
+    """Learning rate of the encoder over ``train.learning_rate``, which is that of the heads."""
+
+    layer_decay: float = Setting(default=1.0, gt=0, le=1)
+    """Layer-wise learning-rate decay: factor from each layer to the one before it, and from the first to the embedding of the inputs; 1: all
+    layers learn at one rate."""
+
+    replay: float = Setting(default=0.0, ge=0, le=1)
+    """Share of the start's training graphs that every epoch shows again, other ones each time; 0: none."""
+
+    store: Path | None = None
+    """Store with the start's data; absent: that of its configuration."""
+
+    digest: str = ""
+    """Hash of the start, filled in by the program; a run that goes on with another start is refused."""
+
+
+def folder_of(start: StartSettings) -> Path:
+    """Return the folder with ``model.json``; InputError where there is none."""
+    check_exists(start.model)
+    if (start.model / "model.json").is_file():
+        return start.model
+    if check_model(start.model) == "run":
+        return start.model / "model"
+    members = read_sealed(start.model / "ensemble.json")["members"]
+    best = min(members, key=lambda one: one["summary"].get("best", {}).get("valid/loss", float("inf")))
+    check_inside(start.model / best["folder"] / "model.json", start.model)
+    return start.model / str(best["folder"])
+
+
+def with_digest(start: StartSettings) -> StartSettings:
+    """Return a start with its hash; InputError where it had another one."""
+    folder = folder_of(start)
+    now = digest([read_sealed(folder / "model.json"), checksum_of_weights(folder)])
+    if start.digest not in ("", now):
+        raise InputError(f"{start.model} is not the start that this run began with; restore it, or begin a new run")
+    return start.model_copy(update={"digest": now})
+
+
+def with_start(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """Return a table with what the start decides; paths count from ``path``'s folder.
+
+    InputError where the table contradicts it. A table that has its digest is returned as it is.
+    """
+    section = table.get("start")
+    if not isinstance(section, Mapping) or section.get("digest") or "branches" in table:
+        return table
+    start = StartSettings.parse(dict(section), f"{path}: start")
+    places = {name: (path.parent / place).resolve() for name in ("model", "store") if (place := getattr(start, name))}
+    start = with_digest(start.model_copy(update=places))
+    old, _ = read_description(folder_of(start), start.branch)
+    model, data, heads = table.get("model", {}), table.get("data"), table.get("heads")
+    if isinstance(model, Mapping):
+        if model.get("kind", old.model.kind) == old.model.kind:
+            model = {"kind": old.model.kind, **chosen(old.model), **model}
+        check_settings(old.model, ArchitectureSettings.class_for(model).parse(model, f"{path}: model"), start)
+    if isinstance(data, Mapping):
+        data = {"inputs": [*old.inputs], "edges": old.edges, **data}
+    if isinstance(heads, list):
+        heads = [{**_of_start(old, head), **head} if isinstance(head, Mapping) else head for head in heads]
+    return {**table, "start": start.to_json(), "model": model, "data": data, "heads": heads}
+
+
+def check_settings(old: ArchitectureSettings, new: ArchitectureSettings, start: StartSettings) -> None:
+    """Raise InputError where an architecture is not that of the start."""
+    theirs, ours = old.to_json(), new.to_json()
+    for key in ("kind", *sorted(ours.keys() - {*OWN_OF_RUN})):
+        if theirs.get(key) != ours[key]:
+            raise InputError(
+                f"model.{key} = {ours[key]!r}, and the start {start.model} has {theirs.get(key)!r}; leave model.{key} out"
+            )
+
+
+def _of_start(old: ModelDescription, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the start's head of a field and kind, without those of data and weights."""
+    alike = [head for head in old.heads if (head.kind, head.field) == (own.get("kind"), own.get("field"))]
+    taken = chosen(alike[0]) if alike else {}
+    return {key: value for key, value in taken.items() if key not in OF_LOSSES or key == "loss"}
+
+
+def chosen(settings: Settings) -> dict[str, Any]:
+    """Return the settings that are not their defaults, as JSON."""
+    fields = type(settings).model_fields
+    defaults = {key: one.get_default(call_default_factory=True) for key, one in fields.items() if not one.is_required()}
+    return {
+        key: value
+        for key, value in settings.to_json().items()
+        if key not in defaults or getattr(settings, key) != defaults[key]
+    }
+
+
+def kept_heads(old: ModelDescription, new: ModelDescription) -> tuple[dict[int, int], dict[str, str]]:
+    """Return the start's head of every head that is kept, and by field what became of each."""
+    kept, words, places = {}, {}, {head.field: number for number, head in enumerate(old.heads)}
+    for number, head in enumerate(new.heads):
+        reason = "the start has none"
+        if head.field in places:
+            one = old.heads[places[head.field]]
+            reason = _other_head(one, head) or difference(old.fields[head.field], new.fields[head.field])
+        words[head.field] = f"new: {reason}" if reason else "kept"
+        if not reason:
+            kept[number] = places[head.field]
+    return kept, words
+
+
+def _other_head(old: HeadSettings, new: HeadSettings) -> str:
+    """Return the first difference of two networks in words; empty without any."""
+    theirs, ours = old.to_json(), new.to_json()
+    keys = ["kind"] if old.kind != new.kind else sorted(ours.keys() - {*OF_LOSSES})
+    return next((f"its {key} is {theirs.get(key)!r} in the start" for key in keys if theirs.get(key) != ours[key]), "")
+
+
+def difference(old: Field, new: Field) -> str:
+    """Return the first difference of two meanings of a field in words; empty without any."""
+    keys = ("on", "shape", "unit", "parity", "classes")
+    differing = (key for key in keys if getattr(old, key) != getattr(new, key))
+    return next((f"its {key} is {getattr(old, key)!r} in the start" for key in differing), "")

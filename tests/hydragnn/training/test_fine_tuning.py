@@ -1,0 +1,307 @@
+"""A run that begins with a trained model computes its function until the first step, and says what it kept and what it forgot."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
+
+import hydragnn
+from hydragnn.base.errors import InputError
+from hydragnn.config import RunConfig, config_from_table
+from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.distributed.ranks import Ranks
+from hydragnn.graphs import Field, from_ase
+from hydragnn.hpo.preflight import check_campaign
+from hydragnn.hpo.settings import campaign_settings
+from hydragnn.hpo.space.points import Space
+from hydragnn.models import GraphModel, TrainedModel, load_model
+from hydragnn.record import read_record
+from hydragnn.runs import train as train_run
+from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.fine_tuning import place_in_table, rate_factors
+from hydragnn.runs.plan import plan_run
+from hydragnn.scripts.key_help import explained
+from hydragnn.start import StartSettings, folder_of
+from hydragnn.training.data import DevicePlacement
+from hydragnn.training.evaluate import evaluate
+
+CUTOFF = 3.5
+ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
+FORCES = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
+HEAD = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
+MODEL = {"kind": "painn", "hidden_dim": 8, "num_layers": 3, "num_radial": 4, "cutoff": CUTOFF}
+
+
+def crystal(symbols: str, number: int) -> Atoms:
+    """A rattled crystal of one or two elements with labels of EMT."""
+    atoms = bulk("Cu", cubic=True)
+    atoms.symbols[:] = [symbols.split("-")[position % len(symbols.split("-"))] for position in range(4)]
+    atoms.rattle(0.1, seed=number)
+    atoms.calc = EMT()
+    labels = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+    atoms.calc = SinglePointCalculator(atoms, **labels)
+    return atoms
+
+
+def make_store(path: Path, symbols: str, frames: int = 30, first: int = 0) -> Path:
+    graphs = [from_ase(crystal(symbols, first + number), CUTOFF, fields=(ENERGY, FORCES)) for number in range(frames)]
+    fields = list(graphs[0].fields.values())
+    with StoreWriter(path, fields, dim=3, attributes={"cutoff": CUTOFF, "source": "ase"}) as writer:
+        writer.write_graphs(graphs)
+    return path
+
+
+def table_of(store: Path, start: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
+    return {
+        "data": {"store": str(store)},
+        "split": {"train": 0.6, "valid": 0.2},
+        "batch": {"max_graphs": 4},
+        "heads": [HEAD],
+        "train": {"epochs": 2, "precision": "fp64", "learning_rate": 3e-3, **train},
+        **({"start": start} if start else {"model": MODEL}),
+    }
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with stores of copper and copper with gold, and a run on the first."""
+    folder = tmp_path_factory.mktemp("tuning")
+    make_store(folder / "cu.h5", "Cu")
+    make_store(folder / "cuau.h5", "Cu-Au", first=100)
+    hydragnn.train(table_of(folder / "cu.h5", epochs=4, seed=3), folder / "cu")
+    return folder
+
+
+def begun(table: dict[str, Any], place: Path) -> Assembly:
+    plan = plan_run(config_from_table(table, place / "CONFIG.toml"))
+    return assemble(plan, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks(), lambda: None)
+
+
+def first_function(run: Assembly) -> TrainedModel:
+    model: Any = run.state.model
+    return TrainedModel(model=model.eval(), normalisation=run.data.branches[0].normalisation, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("data", ["cu.h5", "cuau.h5"])
+def test_forces_before_the_first_step_are_those_of_the_start_in_physical_units(place: Path, data: str) -> None:
+    run = begun(table_of(place / data, {"model": str(place / "cu")}), place)
+    batch = open_store(place / "cu.h5").read(np.arange(6))
+    before, now = load_model(place / "cu/model", torch.float64).predict(batch), first_function(run).predict(batch)
+    assert torch.allclose(now["forces"].mean, before["forces"].mean, rtol=1e-12, atol=1e-12)
+    fresh = begun(table_of(place / data), place).data.branches[0].normalisation
+    kept = run.data.branches[0].normalisation
+    assert kept.scales["forces"] != fresh.scales["forces"] or data == "cu.h5"
+
+
+def test_reference_energies_take_what_the_start_leaves(place: Path) -> None:
+    run = begun(table_of(place / "cuau.h5", {"model": str(place / "cu")}), place)
+    train = run.data.branches[0].split.train
+    batch = open_store(place / "cuau.h5").read(train)
+    errors = first_function(run).predict(batch)["energy"].mean - batch["energy"]
+    assert abs(float(errors.mean())) < 1e-8
+    assert run.record.start["new_elements"] == {"Au": "Cu"}
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return load_model(run / "model", torch.float64).model.state_dict()
+
+
+def test_frozen_layers_keep_their_bits_and_slower_ones_move_less(place: Path) -> None:
+    start = {"model": str(place / "cu")}
+    hydragnn.train(table_of(place / "cu.h5", {**start, "freeze": 2, "encoder_rate": 0.1}), place / "frozen")
+    before, frozen = (weights_of(place / name) for name in ("cu", "frozen"))
+
+    def moved(after: dict[str, torch.Tensor], prefix: str) -> float:
+        return max(
+            float((value - before[name]).abs().max()) for name, value in after.items() if name.startswith(prefix)
+        )
+
+    for prefix in ("node_inputs", "encoder.layers.0", "encoder.layers.1"):
+        assert moved(frozen, prefix) == 0.0
+    assert 0 < moved(frozen, "encoder.layers.2") < 0.3 * moved(frozen, "heads")
+    run = begun(table_of(place / "cu.h5", {**start, "encoder_rate": 0.5, "layer_decay": 0.1}), place)
+    assert isinstance(run.state.model, GraphModel) and run.start is not None
+    names = [name.removeprefix("encoder.").split(".")[:2] for name, _ in run.state.model.named_parameters()]
+    factors = {tuple(name): rate for name, rate in zip(names, rate_factors(run.state.model, run.start))}
+    rates = [
+        factors[name] for name in (("node_inputs", "origin"), *(("layers", str(n)) for n in range(3)), ("heads", "0"))
+    ]
+    assert rates == pytest.approx([0.0005, 0.005, 0.05, 0.5, 1.0])
+
+
+def test_embeddings_of_new_elements_learn_in_a_frozen_encoder(place: Path) -> None:
+    start = {"model": str(place / "cu"), "freeze": 3}
+    record = hydragnn.train(table_of(place / "cuau.h5", start), place / "gold")
+    before, after = (weights_of(place / name)["node_inputs.node_tables.0.table.weight"] for name in ("cu", "gold"))
+    assert not torch.equal(after[79], before[29]) and torch.allclose(after[79], before[29], atol=0.05)
+    assert any("Au is new to the start: its embedding begins as that of Cu" in note for note in record.notes)
+
+
+def test_species_of_mace_get_weights_of_the_nearest_element(place: Path) -> None:
+    mace: dict[str, Any] = {
+        "kind": "mace",
+        "hidden_dim": 4,
+        "num_layers": 2,
+        "num_radial": 4,
+        "max_ell": 1,
+        "cutoff": CUTOFF,
+    }
+    hydragnn.train({**table_of(place / "cu.h5", epochs=1), "model": mace}, place / "mace")
+    run = begun(table_of(place / "cuau.h5", {"model": str(place / "mace")}), place)
+    assert run.state.model.description.statistics.species == (29, 79)
+    batch = open_store(place / "cu.h5").read(np.arange(4))
+    before = load_model(place / "mace/model", torch.float64).predict(batch)
+    now = first_function(run).predict(batch)
+    assert torch.allclose(now["forces"].mean, before["forces"].mean, rtol=1e-12, atol=1e-12)
+    gold = batch.with_fields({"atomic_numbers": torch.full_like(batch["atomic_numbers"], 79)})
+    assert torch.allclose(first_function(run).predict(gold)["forces"].mean, now["forces"].mean, atol=1e-12)
+
+
+def test_heads_of_other_networks_are_new_and_the_record_says_why(place: Path) -> None:
+    start = {"model": str(place / "cu/model")}
+    other = begun({**table_of(place / "cu.h5", start), "heads": [{**HEAD, "hidden_dims": [4]}]}, place)
+    assert other.record.start["heads"] == {"energy": "new: its hidden_dims is [8] in the start"}
+    plain = {key: value for key, value in HEAD.items() if key != "hidden_dims"}
+    run = begun({**table_of(place / "cu.h5", start), "heads": [{**plain, "weight": 3.0, "loss": "huber"}]}, place)
+    assert run.record.start["heads"] == {"energy": "kept"}  # with the start's hidden_dims
+    scalar = {"kind": "scalar", "field": "energy", "extensive": True, "pool": "sum"}
+    run = begun({**table_of(place / "cu.h5", start), "heads": [scalar]}, place)
+    assert run.record.start["heads"] == {"energy": "new: its kind is 'energy' in the start"}
+    assert "the head of energy is new: its kind is 'energy' in the start" in run.record.notes
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"model": {"hidden_dim": 16}}, "model.hidden_dim = 16, and the start .* has 8"),
+        ({"model": {"kind": "schnet"}}, "model.kind = 'schnet', and the start .* has 'painn'"),
+        ({"model": {"hidden_dims": 16}}, "unknown key .*hidden_dims"),
+        ({"data": {"inputs": []}}, "inputs of this run: none, and of the start .*: atomic_numbers"),
+        ({"heads": [{**HEAD, "references": False}]}, "fitted reference energies; say references = true"),
+        ({"heads": [{**HEAD, "references": {"Cu": -3.0}}]}, "fitted reference energies; say references = true"),
+        ({"heads": [{"kind": "vector", "field": "forces"}]}, "since heads read other states; take a start"),
+        ({"start": {"freeze": 4}}, "start.freeze = 4, and the model has 3 layers"),
+        ({"start": {"model": "nothing"}}, "nothing does not exist"),
+        ({"start": {"model": "bare", "replay": 0.5}}, "start.replay needs a run, and .* has no config.json"),
+        ({"start": {"store": "nothing.h5"}}, "start.store says where the data of the start lie"),
+        ({"start": {"branch": "metals"}}, "no branches"),
+    ],
+)
+def test_contradictions_with_the_start_are_one_sentence(place: Path, change: dict[str, Any], words: str) -> None:
+    bare = place / "bare"
+    bare.mkdir(exist_ok=True)
+    for name in ("model.json", "weights.safetensors"):
+        (bare / name).write_bytes((place / "cu/model" / name).read_bytes())
+    table = table_of(place / "cu.h5", {"model": "cu"})
+    for section, keys in change.items():
+        table[section] = keys if isinstance(keys, list) else {**table.get(section, {}), **keys}
+    with pytest.raises(InputError, match=words) as caught:
+        begun(table, place)
+    assert "\n" not in str(caught.value)
+
+
+def test_replay_repeats_itself_and_an_interruption_changes_no_bit(place: Path) -> None:
+    start = {"model": str(place / "cu"), "replay": 0.4}
+    table = table_of(place / "cuau.h5", start, epochs=3)
+    whole = hydragnn.train(table, place / "whole")
+    config = config_from_table(table, place / "CONFIG.toml")
+    assert train_run(config, place / "cut", until=1).status == "paused"
+    cut = hydragnn.train(place / "cut", resume=True)
+    assert cut.curves == whole.curves
+    assert all(torch.equal(one, weights_of(place / "cut")[name]) for name, one in weights_of(place / "whole").items())
+    assert whole.start["replayed_per_epoch"] == 7  # of 18
+    run = begun(table, place)
+    assert [run.data.turns(epoch).sum() for epoch in range(5)] == [
+        2,
+        2,
+        2,
+        2,
+        2,
+    ]  # of 5 batches: each is shown twice in 5 epochs
+
+
+def test_errors_on_the_data_of_the_start_are_recorded_before_and_after(place: Path) -> None:
+    record = hydragnn.train(table_of(place / "cuau.h5", {"model": str(place / "cu")}), place / "forgetful")
+    table = record.start["forgetting"]
+    split = begun(table_of(place / "cu.h5"), place).data.branches[0].split
+    before, after = (
+        evaluate(load_model(place / name / "model", torch.float64), open_store(place / "cu.h5"), split.test)
+        for name in ("cu", "forgetful")
+    )
+    assert table["graphs"] == len(split.test) == 6
+    assert table["errors"]["forces/mae"] == pytest.approx(
+        {"before": before["forces"]["mae"], "after": after["forces"]["mae"]}, rel=1e-6
+    )
+    assert "data of the start" in hydragnn.report(place / "forgetful", place / "report.html").read_text()
+
+
+def test_a_run_goes_on_with_its_own_start_only(place: Path) -> None:
+    shutil.copytree(place / "cu", place / "moving")
+    table = table_of(place / "cuau.h5", {"model": str(place / "moving")}, epochs=3)
+    train_run(config_from_table(table, place / "CONFIG.toml"), place / "going", until=1)
+    weights = place / "moving/model/weights.safetensors"
+    shutil.copy(place / "frozen/model/weights.safetensors", weights)
+    with pytest.raises(InputError, match="is not the start that this run began with"):
+        hydragnn.train(place / "going", resume=True)
+    with pytest.raises(InputError, match=r"begun with another configuration \(start.digest"):
+        hydragnn.train(table, place / "going", resume=True)
+    shutil.copy(place / "cu/model/weights.safetensors", weights)
+    assert hydragnn.train(table, place / "going", resume=True).status == "finished"
+
+
+def test_two_ranks_take_the_steps_of_one(
+    material: ModuleType, make_config: Callable[..., RunConfig], train_on_ranks: Callable[..., None], tmp_path: Path
+) -> None:
+    graphs = list(material.clusters(40))
+    with StoreWriter(tmp_path / "old.h5", list(material.FIELDS), dim=3, attributes={"cutoff": 3.0}) as writer:
+        writer.write_graphs(graphs)
+    head = [{**HEAD, "hidden_dims": [8]}]
+    old = make_config("painn", head, train__epochs=1, data__store=str(tmp_path / "old.h5"))
+    train_run(old, tmp_path / "old")
+    start = {"model": str(tmp_path / "old"), "replay": 0.5, "freeze": 1, "encoder_rate": 0.5}
+    config = make_config("painn", head, train__epochs=2, train__seed=1, start=start)
+    one = train_run(config, tmp_path / "one", store=material.clusters(40))
+    train_on_ranks(config, tmp_path / "two", 2)
+    two = read_record(tmp_path / "two")
+    assert two.curves["valid/loss"] == pytest.approx(one.curves["valid/loss"], rel=1e-9)
+    assert two.start["forgetting"]["errors"]["forces/mae"] == pytest.approx(
+        one.start["forgetting"]["errors"]["forces/mae"], rel=1e-9
+    )
+
+
+def test_an_ensemble_gives_its_best_member_or_the_one_that_is_named(place: Path) -> None:
+    hydragnn.train(table_of(place / "cu.h5", epochs=1, seed=4), place / "worse")
+    hydragnn.build_ensemble([place / "worse", place / "cu"], place / "pair")
+    folders = [folder_of(StartSettings(model=place / one)) for one in ("pair", "pair/members/0")]
+    assert [folder.name for folder in folders] == ["1", "0"]
+    run = begun(table_of(place / "cu.h5", {"model": "pair"}), place)
+    assert run.record.start["heads"] == {"energy": "kept"} and run.record.start["earlier_data"]
+
+
+def test_searches_from_a_start_leave_its_architecture_alone(place: Path) -> None:
+    rates = {"train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-3}}
+    table = table_of(place / "cuau.h5", {"model": "cu"})
+    settings = campaign_settings({**table, "search": {"trials": 2, "space": rates}}, place / "CAMPAIGN.toml")
+    check_campaign(settings, Space(parameters=settings.search.space))
+    for path in ("model.hidden_dim", "start.model"):
+        space = {path: {"type": "categorical", "choices": [4, 8]}}
+        settings = campaign_settings({**table, "search": {"trials": 2, "space": space}}, place / "CAMPAIGN.toml")
+        with pytest.raises(InputError, match=r"the architecture; search settings of train|cannot be compared"):
+            check_campaign(settings, Space(parameters=settings.search.space))
+    settings = campaign_settings({**table, "search": {"space": "default"}}, place / "CAMPAIGN.toml")
+    assert not [path for path in settings.search.space if path.startswith(("model", "heads"))]
+
+
+def test_help_explains_the_keys_of_a_start() -> None:
+    assert [key.key for key in explained("start.replay")] == ["start.replay"]
+    assert len(explained("start")) == len(StartSettings.model_fields)
+    assert place_in_table(57)[0] == 3 and place_in_table(26) == (8, 4)
