@@ -1,4 +1,4 @@
-"""The model that a run begins with, and what it decides of a configuration."""
+"""Model that a run begins with, and settings that it decides."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ OF_LOSSES = (
 
 
 class StartSettings(Settings):
-    """The trained model that a run begins with, and what of it may change."""
+    """Trained model that a run begins with."""
 
     model: Path
     """Folder of the run, ensemble or model that the weights come from; of an ensemble it is the member with the lowest validation loss, and
@@ -80,9 +80,9 @@ def with_digest(start: StartSettings) -> StartSettings:
 
 
 def with_start(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """Return a table with what the start decides; paths count from ``path``'s folder.
+    """Return a configuration with the settings of its start.
 
-    InputError where the table contradicts it. A table that has its digest is returned as it is.
+    Paths count from ``path``'s folder. InputError where the table contradicts it. A table that has its digest is returned as it is.
     """
     section = table.get("start")
     if not isinstance(section, Mapping) or section.get("digest") or "branches" in table:
@@ -94,7 +94,7 @@ def with_start(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     model, data, heads = table.get("model", {}), table.get("data"), table.get("heads")
     if isinstance(model, Mapping):
         if model.get("kind", old.model.kind) == old.model.kind:
-            model = {"kind": old.model.kind, **chosen(old.model), **model}
+            model = {"kind": old.model.kind, **changed_settings(old.model), **model}
         check_settings(old.model, ArchitectureSettings.class_for(model).parse(model, f"{path}: model"), start)
     if isinstance(data, Mapping):
         data = {"inputs": [*old.inputs], "edges": old.edges, **data}
@@ -114,13 +114,13 @@ def check_settings(old: ArchitectureSettings, new: ArchitectureSettings, start: 
 
 
 def _of_start(old: ModelDescription, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the start's head of a field and kind, without those of data and weights."""
+    """Return the network settings of the start's head of this kind."""
     alike = [head for head in old.heads if (head.kind, head.field) == (own.get("kind"), own.get("field"))]
-    taken = chosen(alike[0]) if alike else {}
-    return {key: value for key, value in taken.items() if key not in OF_LOSSES or key == "loss"}
+    settings = changed_settings(alike[0]) if alike else {}
+    return {key: value for key, value in settings.items() if key not in OF_LOSSES or key == "loss"}
 
 
-def chosen(settings: Settings) -> dict[str, Any]:
+def changed_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings that are not their defaults, as JSON."""
     fields = type(settings).model_fields
     defaults = {key: one.get_default(call_default_factory=True) for key, one in fields.items() if not one.is_required()}
@@ -132,8 +132,8 @@ def chosen(settings: Settings) -> dict[str, Any]:
 
 
 def kept_heads(old: ModelDescription, new: ModelDescription) -> tuple[dict[int, int], dict[str, str]]:
-    """Return the start's head of every head that is kept, and by field what became of each."""
-    kept, words, places = {}, {}, {head.field: number for number, head in enumerate(old.heads)}
+    """Return the start's heads of retained heads, and words by field."""
+    retained, words, places = {}, {}, {head.field: number for number, head in enumerate(old.heads)}
     for number, head in enumerate(new.heads):
         reason = "the start has none"
         if head.field in places:
@@ -141,19 +141,19 @@ def kept_heads(old: ModelDescription, new: ModelDescription) -> tuple[dict[int, 
             reason = _other_head(one, head) or difference(old.fields[head.field], new.fields[head.field])
         words[head.field] = f"new: {reason}" if reason else "kept"
         if not reason:
-            kept[number] = places[head.field]
-    return kept, words
+            retained[number] = places[head.field]
+    return retained, words
 
 
 def _other_head(old: HeadSettings, new: HeadSettings) -> str:
-    """Return the first difference of two networks in words; empty without any."""
+    """Return the first difference of two networks; empty without any."""
     theirs, ours = old.to_json(), new.to_json()
     keys = ["kind"] if old.kind != new.kind else sorted(ours.keys() - {*OF_LOSSES})
     return next((f"its {key} is {theirs.get(key)!r} in the start" for key in keys if theirs.get(key) != ours[key]), "")
 
 
 def difference(old: Field, new: Field) -> str:
-    """Return the first difference of two meanings of a field in words; empty without any."""
+    """Return the first difference of two fields; empty without any."""
     keys = ("on", "shape", "unit", "parity", "classes")
     differing = (key for key in keys if getattr(old, key) != getattr(new, key))
     return next((f"its {key} is {getattr(old, key)!r} in the start" for key in differing), "")

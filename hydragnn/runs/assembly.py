@@ -87,7 +87,7 @@ def assemble(
 
 
 def begun_model(start: Start, description: ModelDescription, seed: int) -> tuple[GraphModel, list[float], list[str]]:
-    """Return a model with the weights of the start, factors of its learning rate, and notes."""
+    """Return a model with the start's weights, rate factors, and notes."""
     model = build_from_description(merged_limits(start, description), seed).to(start.trained.dtype)
     absent = load_start(model, start)
     note = f"{len(absent)} weights of the encoder are new, since heads read states that the start does not have"

@@ -1,4 +1,4 @@
-"""Runs that begin with a trained model: weights, scales, reference energies, new elements, and what is forgotten."""
+"""Fine-tuning: weights, scales, reference energies, new elements, forgetting."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,7 +61,7 @@ class Start:
     settings: StartSettings
     trained: TrainedModel
     """The start's model, with rows for new elements."""
-    kept: Mapping[int, int]
+    retained: Mapping[int, int]
     """The start's head of every head that is kept."""
     heads: Mapping[str, str]
     """``kept`` or the reason why it is new, by field."""
@@ -90,7 +90,7 @@ def _symbols(numbers: Mapping[int, int]) -> dict[str, str]:
 
 
 def open_start(settings: StartSettings, model: ModelDescription, store: GraphStore, split: Split) -> Start:
-    """Return the start of a run on a store; InputError where it does not fit."""
+    """Return the start of a run; InputError where it does not fit."""
     folder = folder_of(with_digest(settings))
     trained, normalisation = load_graph_model(folder, settings.branch)
     old = trained.description = replace(trained.description, branch="")
@@ -102,14 +102,14 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
     )
     if any(one != angstrom for one in theirs):
         raise InputError(f"the positions of {settings.model} have another unit of length than these; convert the store")
-    known = known_elements(old, normalisation, earlier)
+    elements = known_elements(old, normalisation, earlier)
     new = {}
-    if ATOMIC_NUMBERS in model.inputs and known:
-        new = {one: nearest_element(one, known) for one in elements_of(store) if one not in known}
+    if ATOMIC_NUMBERS in model.inputs and elements:
+        new = {one: nearest_element(one, elements) for one in elements_of(store) if one not in elements}
     with about(str(folder)):
         extended = extended_model(trained, new).eval().requires_grad_(False)
-    kept, heads = kept_heads(old, model)
-    refuse_references(settings, old, normalisation, model, kept)
+    retained, heads = kept_heads(old, model)
+    refuse_references(settings, old, normalisation, model, retained)
     notes = [f"the head of {field} is {word}" for field, word in heads.items() if word != "kept"]
     notes += [
         f"{one} is new to the start: its embedding begins as that of {other}" for one, other in _symbols(new).items()
@@ -117,7 +117,7 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
     return Start(
         settings=settings,
         trained=TrainedModel(model=extended, normalisation=normalisation, dtype=extended.node_inputs.origin.dtype),
-        kept=kept,
+        retained=retained,
         heads=heads,
         new_elements=new,
         earlier=earlier,
@@ -128,7 +128,7 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
 def check_fits(
     settings: StartSettings, old: ModelDescription, new: ModelDescription, earlier: EarlierData | None
 ) -> None:
-    """Raise InputError where the start is of another architecture or reads other inputs, or cannot be replayed."""
+    """Raise InputError for another architecture, other inputs, or no replay."""
     check_settings(old.model, new.model, settings)
     for what in ("dim", "edges", "inputs"):
         if sorted_text(getattr(old, what)) != sorted_text(getattr(new, what)):
@@ -180,7 +180,7 @@ def earlier_data(settings: StartSettings, folder: Path) -> EarlierData | None:
 
 
 def known_elements(old: ModelDescription, normalisation: Normalisation, earlier: EarlierData | None) -> list[int]:
-    """Return the elements that the start was trained on; none where nobody knows."""
+    """Return the elements that trained the start; none if unknown."""
     if old.statistics is not None and old.statistics.species:
         return [*old.statistics.species]
     if old.close_range is not None:
@@ -190,19 +190,21 @@ def known_elements(old: ModelDescription, normalisation: Normalisation, earlier:
     return sorted({number for references in normalisation.references.values() for number in references})
 
 
-def nearest_element(number: int, known: Sequence[int]) -> int:
+def nearest_element(number: int, elements: Sequence[int]) -> int:
     """Return the element with the least difference of group and period together.
 
     >>> nearest_element(42, [14, 24, 29]), nearest_element(14, [6, 8, 29])
     (24, 6)
     """
     group, period = place_in_table(number)
-    places = {other: place_in_table(other) for other in known}
-    return min(known, key=lambda one: (abs(places[one][0] - group) + abs(places[one][1] - period), abs(one - number)))
+    places = {other: place_in_table(other) for other in elements}
+    return min(
+        elements, key=lambda one: (abs(places[one][0] - group) + abs(places[one][1] - period), abs(one - number))
+    )
 
 
 def place_in_table(number: int) -> tuple[int, int]:
-    """Return group and period of an element; lanthanides and actinides are of group 3.
+    """Return group and period of an element; lanthanides have group 3.
 
     >>> place_in_table(1), place_in_table(2), place_in_table(42), place_in_table(82)
     ((1, 1), (18, 1), (6, 5), (14, 6))
@@ -213,7 +215,7 @@ def place_in_table(number: int) -> tuple[int, int]:
 
 
 def extended_model(model: GraphModel, new: Mapping[int, int]) -> GraphModel:
-    """Return the model with rows for new elements, each equal to that of another one."""
+    """Return the model with rows of new elements, copies of others."""
     if not new:
         return model
     old, rows = model.description, [0]
@@ -246,10 +248,10 @@ def refuse_references(
     old: ModelDescription,
     normalisation: Normalisation,
     new: ModelDescription,
-    kept: Mapping[int, int],
+    retained: Mapping[int, int],
 ) -> None:
     """Raise InputError where a kept energy would lose its reference energies."""
-    for number, place in kept.items():
+    for number, place in retained.items():
         field = new.heads[number].field
         ours, theirs = (getattr(head, "references", False) for head in (new.heads[number], old.heads[place]))
         if field in normalisation.references and (not ours or (isinstance(ours, dict) and theirs is True)):
@@ -260,7 +262,7 @@ def refuse_references(
 
 
 def notes_on_data(earlier: EarlierData | None, store: GraphStore, split: Split) -> Iterator[str]:
-    """Yield notes on the start's data: absent, or graphs that others are judged by."""
+    """Yield notes on absent data, and on test graphs among them."""
     if earlier is None:
         yield "forgetting is not measured: the start's data are not at hand (start.store says where they lie)"
     elif earlier.store.fingerprint == store.fingerprint:
@@ -272,9 +274,9 @@ def notes_on_data(earlier: EarlierData | None, store: GraphStore, split: Split) 
 def start_normalisation(
     start: Start, fitted: Normalisation, model: ModelDescription, store: GraphStore, train: NDArray[np.int64]
 ) -> Normalisation:
-    """Return the scales that make the start's function the first one in physical units.
+    """Return the scales with which a run begins.
 
-    Inputs and kept heads have the start's scales, and new heads those of the new data. A derivative's scale is that of its energy times the factor
+    With them predictions in physical units are the start's. Inputs and kept heads have the start's scales, and new heads those of the new data. A derivative's scale is that of its energy times the factor
     between their units. Reference energies of kept heads are fitted on what the start's model leaves.
     """
     old = start.trained.normalisation
@@ -282,7 +284,7 @@ def start_normalisation(
     scales |= {name: old.scales[name] for name in model.inputs if name in old.scales}
     for number, head in enumerate(model.heads):
         target = model.targets[[one.name for one in model.targets].index(head.field)]
-        if number in start.kept and head.field in old.scales:
+        if number in start.retained and head.field in old.scales:
             own = scales[head.field] = old.scales[head.field]
             for name in head.derivatives.values():
                 factor = fitted.scales[name].std[0] / fitted.scales[head.field].std[0]
@@ -291,9 +293,9 @@ def start_normalisation(
                 )
         elif target.total:
             scales[head.field] = scales[target.total]
-        if number in start.kept and target.references and not target.given_references:
+        if number in start.retained and target.references and not target.given_references:
             references[head.field] = refitted_references(start, head.field, store, train)
-        elif number in start.kept and target.references:
+        elif number in start.retained and target.references:
             references[head.field] = {**old.references.get(head.field, {}), **references[head.field]}
     return Normalisation(scales=scales, references=references)
 
@@ -323,7 +325,7 @@ def refitted_references(start: Start, field: str, store: GraphStore, train: NDAr
 
 
 def merged_limits(start: Start, model: ModelDescription) -> ModelDescription:
-    """Return the description with limits of close range that neither training went beyond."""
+    """Return the description with the wider limits of both trainings."""
     old, new = start.description.close_range, model.close_range
     if old is None or new is None:
         return model
@@ -337,7 +339,7 @@ def merged_limits(start: Start, model: ModelDescription) -> ModelDescription:
 
 
 def load_start(model: GraphModel, start: Start) -> list[str]:
-    """Give a model the weights of the start, except those of new heads.
+    """Load the start's weights, except those of new heads.
 
     Returns the weights of the encoder that the start does not have, since its heads read states of other degrees.
     """
@@ -347,9 +349,9 @@ def load_start(model: GraphModel, start: Start) -> list[str]:
             room, _, rest = name.partition(".")
             if room == "heads":
                 number, _, rest = rest.partition(".")
-                if int(number) not in start.kept:
+                if int(number) not in start.retained:
                     continue
-                name = f"heads.{start.kept[int(number)]}.{rest}"
+                name = f"heads.{start.retained[int(number)]}.{rest}"
             if name not in weights:
                 absent.append(name)
             elif weights[name].shape != value.shape:
@@ -363,9 +365,9 @@ def load_start(model: GraphModel, start: Start) -> list[str]:
 
 
 def rate_factors(model: GraphModel, start: Start) -> list[float]:
-    """Return the factor of the learning rate of every parameter, 0 for frozen ones.
+    """Return the rate factor of every parameter.
 
-    Embeddings of elements are not frozen where there are new ones.
+    That of frozen ones is 0. Embeddings of elements are not frozen where there are new ones.
     """
     settings, layers = start.settings, start.description.model.num_layers
     prefix = "encoder.layers.0.layers." if start.description.model.pooling else "encoder.layers."
@@ -384,7 +386,7 @@ def rate_factors(model: GraphModel, start: Start) -> list[float]:
 
 
 def forgetting(start: Start, model: GraphModel, normalisation: Normalisation) -> dict[str, Any]:
-    """Return errors on the test part of the start's data, before and after training, by field and metric.
+    """Return errors on the start's test part before and after training.
 
     Empty where these data are not at hand, or have no test part or no field that both predict.
     """
@@ -392,16 +394,16 @@ def forgetting(start: Start, model: GraphModel, normalisation: Normalisation) ->
         return {}
     store, test = start.earlier.store, start.earlier.split.test
     fields = {field.name: field for field in store.fields()}
-    after = TrainedModel(model=model.eval(), normalisation=normalisation, dtype=model.node_inputs.origin.dtype)
-    if not {target.name for target in (*start.trained.targets, *after.targets)} <= fields.keys():
+    tuned = TrainedModel(model=model.eval(), normalisation=normalisation, dtype=model.node_inputs.origin.dtype)
+    if not {target.name for target in (*start.trained.targets, *tuned.targets)} <= fields.keys():
         return {}
     with torch.no_grad():
-        old, new = (evaluate(one, store, test) for one in (start.trained, after))
+        old, new = (evaluate(one, store, test) for one in (start.trained, tuned))
     model.train()
     errors = {
         f"{field}/{metric}": {"before": value, "after": new[field][metric]}
         for field in old.keys() & new.keys()
         for metric, value in old[field].items()
-        if metric != "count" and value is not None and fields[field].unit == after.fields[field].unit
+        if metric != "count" and value is not None and fields[field].unit == tuned.fields[field].unit
     }
     return {"graphs": len(test), "errors": dict(sorted(errors.items()))}

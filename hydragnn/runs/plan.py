@@ -169,10 +169,9 @@ ACTS_ON: dict[ActsOn, ActsWith] = {
 def idle_on_data(config: AnyConfig, described: Sequence[DescribedBranch]) -> dict[str, str]:
     """Return the refusals of model settings without effect on these data."""
     idle = {}
-    taken = (
-        is_complete(config) or getattr(config, "start", None) is not None
-    )  # from the start, whose data they acted on
-    for key, what in {} if taken else config.model.acts_on.items():
+    # settings of a start acted on the data of the start
+    is_chosen = not is_complete(config) and getattr(config, "start", None) is None
+    for key, what in {} if not is_chosen else config.model.acts_on.items():
         condition, path = ACTS_ON[what], f"model.{key}"
         if is_given(config, path) and not any(condition.holds(one.model) for one in described):
             idle[path] = condition.sentence(path)

@@ -123,7 +123,7 @@ def prepare_data(
 
 
 def with_start(draft: Draft, start: Start, ranks: Ranks, device: torch.device) -> Draft:
-    """Return a draft with the scales of the start, and its reference energies fitted anew."""
+    """Return a draft with the start's scales and refitted references."""
     start.trained.model.to(device)
     plan = draft.plan
     of_data = draft.normalisation, plan.model, plan.store, plan.split.train
@@ -298,7 +298,7 @@ def training_feed(
     *,
     shared: bool,
 ) -> Feed:
-    """Return the batches of a training part: from memory, or read one by one."""
+    """Return the batches of a training part, in memory or read."""
     store, train, names = plan.store, plan.split.train, [*plan.model.fields]
     if plan.window or (shared and is_in_page_cache(store)):
         needed = with_elements(names, normalisation)

@@ -201,7 +201,7 @@ def steps_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Ste
 
 
 def measured_forgetting(run: Assembly, callback: RunCallback, status: str) -> dict[str, Any]:
-    """Return the change of a finished run's record: errors on the start's data, before and after; collective."""
+    """Return the record's change by errors on the start's data; collective."""
     start, model, data = run.start, run.state.model, run.data
     if start is None or status == "paused":
         return {}

@@ -154,7 +154,9 @@ class RunData:
         return len(self.turns(epoch))
 
     def turns(self, epoch: int) -> NDArray[np.int64]:
-        """Return the branch of every batch of an epoch ``[steps]``; that of replayed data comes last.
+        """Return the branch of every batch of an epoch ``[steps]``.
+
+        That of replayed data has the last number.
 
         Batch i of the n of a branch stands at (i + u) / n of the epoch, with one u in [0, 1) drawn per branch and epoch. In
         any order that is drawn, batches of one branch follow each other, and each of them moves the trunk away from the others.

@@ -210,7 +210,7 @@ def aligned_layout(model: nn.Module) -> tuple[Layout, int]:
 
 
 def groups_of_rates(starts: Sequence[int], total: int, factors: Sequence[float]) -> list[tuple[slice, float]]:
-    """Return consecutive rows of the vector with one factor of the learning rate, without those of 0.
+    """Return consecutive rows of one rate factor, without those of 0.
 
     >>> groups_of_rates([0, 16, 32, 48], 64, [0.0, 0.5, 0.5, 1.0])
     [(slice(16, 48, None), 0.5), (slice(48, 64, None), 1.0)]

@@ -667,7 +667,7 @@ def ablation_table(rows: Sequence[Ablation]) -> Table:
 
 
 def forgetting_table(record: RunRecord) -> Table:
-    """Return errors on the data of a run's start, before and after training."""
+    """Return errors on the start's data before and after training."""
     forgotten = record.start.get("forgetting", {})
     return table_of(
         [item for item in forgotten.get("errors", {}).items() if item[0].endswith(("/mae", "/accuracy"))],
