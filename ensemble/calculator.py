@@ -1,7 +1,7 @@
 """ASE calculator of an ensemble: energies, forces, stress and their uncertainties."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,11 +16,11 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.predictions import Predictions
+from hydragnn.ensemble.properties import factors_of, properties_of
 from hydragnn.ensemble.structures import training_attributes
 from hydragnn.graphs.atomic import value_on
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.skin import SkinList
-from hydragnn.graphs.units import in_ase_units, length_in_angstrom
 
 Values = dict[str, tuple[str, Any]]
 """Keys and values of fields by name."""
@@ -72,8 +72,8 @@ class EnsembleCalculator(Calculator):
         _check_outside(ensemble, outside)
         self._warned: set[str] = set()
         """Causes that were printed."""
-        self.names = _names(ensemble)
-        self.factors = _factors(ensemble, self.names)
+        self.names = properties_of(ensemble.targets)
+        self.factors = factors_of(ensemble.targets, training_attributes(ensemble.members, ensemble.manifest))
         self.structures = ensemble.structures
         self.neighbours = SkinList(device=_device(ensemble))
         self._last: tuple[GraphBatch, Atoms, Values] | None = None
@@ -203,35 +203,6 @@ def _device(ensemble: Ensemble) -> torch.device:
 def _changed(before: Values, now: Values) -> list[str]:
     """Return the fields with a changed value or key."""
     return [name for name, (key, old) in before.items() if key != now[name][0] or not np.array_equal(old, now[name][1])]
-
-
-def _names(ensemble: Ensemble) -> dict[str, str]:
-    """Return the fields of ASE's properties."""
-    targets = ensemble.targets
-    source = next((target.source for target in targets if target.derivative == "forces"), "energy")
-    target_of_energy = next((target for target in targets if target.field.name == source), None)
-    energy = None if target_of_energy is None else target_of_energy.field
-    if target_of_energy is None or energy is None or energy.on != "graph" or energy.width != 1 or energy.classes:
-        raise InputError(
-            "the ensemble predicts no energy, so it cannot be a calculator; train a head with forces, or named energy"
-        )
-    derived: dict[str, str] = {target.derivative: target.name for target in targets if target.source == source}
-    return {"energy": target_of_energy.name, **derived}
-
-
-def _factors(ensemble: Ensemble, names: Mapping[str, str]) -> dict[str, float]:
-    """Return ASE's units per unit of each property; InputError for unknown units.
-
-    A property without a unit fits the others, and is in ASE's where none has one.
-    """
-    fields = {target.name: target.field for target in ensemble.targets}
-    if length_in_angstrom(training_attributes(ensemble.members, ensemble.manifest)) != 1.0:
-        raise InputError(
-            "the positions of the training data are not in Angstrom, and those of ASE are; build the store in Angstrom"
-        )
-    units = {what: fields[name].unit for what, name in names.items()}
-    factor_of = {what: in_ase_units(unit, what, f"field {names[what]}") for what, unit in units.items() if unit}
-    return {what: factor_of.get(what, next(iter(factor_of.values()), 1.0)) for what in units}
 
 
 def _as_ase(name: str, values: np.ndarray) -> Any:

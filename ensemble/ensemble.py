@@ -17,10 +17,11 @@ from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import absent_store, as_path, check_model, is_store, text_of
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
-from hydragnn.ensemble.domain import GraphView, doubted_items, doubts_of, item_doubts
+from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, read_manifest
+from hydragnn.ensemble.foreign import foreign_loader
+from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
 from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import (
     Member,
@@ -59,7 +60,11 @@ class Ensemble(EnsembleModule):
         self.weights = np.array([entry.weight for entry in manifest.members], dtype=np.float64)
 
     def weights_of(self, field: str) -> Float[Array, " members"]:
-        """Return the weights of members for a field."""
+        """Return the weights of members for a field; in the training domain, those of members with states."""
+        foreign = [entry.foreign is not None for entry in self.manifest.members]
+        if field == STATES and any(foreign):
+            states = np.where(foreign, 0.0, self.weights)
+            return states / states.sum()
         own = self.manifest.weights.get(field)
         return self.weights if own is None else np.array(own, dtype=np.float64)
 
@@ -97,8 +102,11 @@ class Ensemble(EnsembleModule):
             loaders = [
                 partial(shared, place, model=place, name=entry.name, weight=entry.weight, latent=space)
                 for entry, space in zip(manifest.members, manifest.spaces, strict=True)
+                if entry.foreign is None
                 for place in [folder / entry.folder]
             ]
+            foreign = [entry for entry in manifest.members if entry.foreign is not None]
+            loaders += [foreign_loader(entry, loaders[0], manifest, f"{folder / NAME}") for entry in foreign]
             members = MemberCache(loaders, held) if held else [load() for load in loaders]
             return cls(members, manifest, manifest.digest)
         alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
@@ -116,7 +124,7 @@ class Ensemble(EnsembleModule):
             raise InputError("members that are loaded when they are needed cannot be compiled; load all of them")
         models: list[TrainedModel] = []
         for member in self.members:
-            models.append(_compiled(member, models))
+            models.append(_compiled(member, models) if member.potential is None else member.model)
         members = [replace(member, model=model) for member, model in zip(self.members, models)]
         return Ensemble(members, self.manifest, self.digest)
 
@@ -127,7 +135,10 @@ class Ensemble(EnsembleModule):
         """
         if isinstance(self.members, MemberCache):
             return self
-        members = [replace(member, model=member.model.replayed()) for member in self.members]
+        members = [
+            replace(member, model=member.model.replayed()) if member.potential is None else member
+            for member in self.members
+        ]
         return Ensemble(members, self.manifest, self.digest)
 
     @property
@@ -309,9 +320,10 @@ class Ensemble(EnsembleModule):
         if read.valid is None:
             return together
         owners = {name: together.graph_of_item(name) for name in fields}
-        of_items = {name: item_doubts(one, self.weights) for name, one in fields.items()}
+        weights = self.weights_of(STATES)
+        of_items = {name: item_doubts(one, weights) for name, one in fields.items()}
         fine_nodes = np.repeat(read.fine, nodes_per_graph)
-        doubts = doubts_of(of_items, owners, self._on_nodes, outcomes, self.weights).select(read.fine, fine_nodes)
+        doubts = doubts_of(of_items, owners, self._on_nodes, outcomes, weights).select(read.fine, fine_nodes)
         seen = read.valid if read.valid.positions.is_cpu or not self.knows_domain else read.valid.to("cpu")
         numbers = np.flatnonzero(read.fine)
 
@@ -368,6 +380,8 @@ def ensemble_of(members: Sequence[Member]) -> Ensemble:
     check_members(members)
     entries = tuple(
         MemberEntry(name=m.name, folder=f"members/{i}", weight=m.weight, checksums={}, summary=summary_of(m.record))
+        if m.potential is None
+        else MemberEntry(name=m.name, folder="", weight=m.weight, checksums={}, summary={}, foreign=m.potential.entry)
         for i, m in enumerate(members)
     )
     manifest = Manifest(

@@ -15,6 +15,7 @@ from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import digest, read_json
 from hydragnn.config import RunConfig, parse_config
 from hydragnn.datasets import without_edges
+from hydragnn.ensemble.foreign_entry import ForeignEntry
 from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import Field
@@ -37,6 +38,8 @@ class Member:
     """Its position among all members."""
     company: "Company | None" = None
     """What may compute it together with others; None for a member by itself."""
+    potential: "Potential | None" = None
+    """What predicts in place of ``model``, which then says only which targets and inputs the member has."""
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -68,6 +71,19 @@ class Company(ABC):
     @abstractmethod
     def outcome(self, member: Member, batch: GraphBatch) -> Outcome | None:
         """Return a member's predictions; None where it is computed alone."""
+
+
+class Potential(ABC):
+    """A foreign calculator that predicts as a member."""
+
+    @abstractmethod
+    def outcome(self, member: Member, batch: GraphBatch) -> Outcome:
+        """Return a member's predictions."""
+
+    @property
+    @abstractmethod
+    def entry(self) -> ForeignEntry:
+        """Return its description in the manifest."""
 
 
 def load_member(
@@ -153,6 +169,8 @@ def shared_inputs(members: Sequence[Member]) -> dict[str, Field]:
 
 def outcome(member: Member, batch: GraphBatch) -> Outcome:
     """Return the member's predictions for a batch; failures stay with their graph."""
+    if member.potential is not None:
+        return member.potential.outcome(member, batch)
     together = None if member.company is None else member.company.outcome(member, batch)
     return outcome_alone(member, batch) if together is None else together
 
@@ -192,6 +210,15 @@ def finished_outcome(
     if latent is not None:
         distances = latent.distances(states, batch.owner("node"), len(batch))
     return _without_undefined_stress(_finite_only(outputs, distances, targets, batch), targets, batch)
+
+
+def outcome_without_states(
+    targets: Sequence[Target], batch: GraphBatch, predictions: dict[str, Distribution], reasons: Sequence[str]
+) -> Outcome:
+    """Return the outcome of predictions in physical units; graphs with a reason have failed."""
+    distances = np.full((len(batch), 3), np.nan), np.full(batch.num_nodes, np.nan)
+    outcome = _without_undefined_stress(_finite_only(predictions, distances, targets, batch), targets, batch)
+    return replace(outcome, reasons=tuple(one or other for one, other in zip(reasons, outcome.reasons, strict=True)))
 
 
 def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:

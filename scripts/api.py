@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.base.files import read_json
 from hydragnn.base.imports import allow_code as _allow_code
+from hydragnn.base.imports import check_references
 from hydragnn.base.machine import Workers, this_machine, workers_here
 from hydragnn.base.places import (
     as_path,
@@ -294,6 +295,8 @@ def build_ensemble(
     branch: str = "",
     store: Path | str | None = None,
     false_alarms: float = 0.02,
+    foreign: Sequence[str] = (),
+    baselines: Sequence[str] = (),
     allow_code: Sequence[str] = (),
 ) -> "Evaluation":
     """Build a calibrated ensemble from a campaign or from finished runs.
@@ -304,6 +307,8 @@ def build_ensemble(
     Validation graphs set weights of members per field.
     ``false_alarms`` is the share of graphs like those of training that may be flagged (docs/domain.md).
     ``store`` says where the store of the runs lies now, if it or they were moved; their configurations then name this place.
+    ``foreign`` names functions ``package.module:name`` that return calculators of ASE: each becomes a member. Those in ``baselines`` are
+    only evaluated, beside the simple predictors. Their modules are in ``allow_code`` (docs/foreign.md).
     """
     _allow_code(allow_code)
     sources = [as_path(one) for one in source] if isinstance(source, list | tuple) else [as_path(source)]
@@ -319,6 +324,7 @@ def build_ensemble(
     from hydragnn.runs.moved import name_store
     from hydragnn.scripts.ensembles import campaign_or_runs, check_no_options, trained_ensemble
 
+    others: dict[str, Sequence[str]] = {"foreign": check_references(foreign), "baselines": check_references(baselines)}
     campaign = campaign_or_runs(sources)
     check_out(as_path(out))
     if store is not None:
@@ -335,7 +341,7 @@ def build_ensemble(
                 "--workers": workers,
             }
         )
-        return ensemble_of_runs(campaign, as_path(out), branch=branch, false_alarms=false_alarms)
+        return ensemble_of_runs(campaign, as_path(out), branch=branch, false_alarms=false_alarms, **others)
     top_k, method = 5 if top_k is None else top_k, method or "top-k"
     if train or final_seeds or epochs:
         return trained_ensemble(
@@ -349,12 +355,20 @@ def build_ensemble(
             quiet=quiet,
             branch=branch,
             false_alarms=false_alarms,
+            **others,
         )
     if workers is not None:
         raise InputError("workers train, and nothing is trained anew here; leave them out, or add --train")
     runs = finished_runs(campaign)
     return ensemble_from_runs(
-        runs, as_path(out), top_k=top_k, method=method, campaign=campaign, branch=branch, false_alarms=false_alarms
+        runs,
+        as_path(out),
+        top_k=top_k,
+        method=method,
+        campaign=campaign,
+        branch=branch,
+        false_alarms=false_alarms,
+        **others,
     )
 
 

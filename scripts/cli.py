@@ -23,6 +23,7 @@ from hydragnn.scripts.check_command import check
 from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.devices import Device
 from hydragnn.scripts.kernel_commands import kernels
+from hydragnn.scripts.label_command import label
 from hydragnn.scripts.run_sources import run_folder
 from hydragnn.scripts.showing import leave_together, run_summary, show_value
 from hydragnn.scripts.simulation_commands import md, relax
@@ -424,6 +425,15 @@ def ensemble(
     false_alarms: Annotated[
         float, typer.Option(help="Share of graphs like those of training that may be flagged as unlike them.")
     ] = 0.02,
+    foreign: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:NAME", help="A function that returns a calculator of ASE: a member, too; --allow-code."
+        ),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(metavar="MODULE:NAME", help="As --foreign, but only compared in the report.")
+    ] = None,
     branch: Branch = "",
     store: Store = None,
     allow_code: AllowCode = None,
@@ -435,7 +445,7 @@ def ensemble(
     It is evaluated on the test part.
 
     `hydragnn ensemble CAMPAIGN --top-k 5 --out E` chooses members; `hydragnn ensemble RUN RUN RUN --out E` takes all of them:
-    finished runs on one store that predict the same fields. Validation graphs set their weights per field. Runs that each held another fold out become one
+    finished runs on one store that predict the same fields. Validation graphs set their weights per field. Potentials of others join by `--foreign` (docs/foreign.md). Runs that each held another fold out become one
     ensemble by cross-validation (docs/uncertainty.md). After Ctrl-C the same command begins again.
     """
     result = api.build_ensemble(
@@ -451,6 +461,8 @@ def ensemble(
         false_alarms=false_alarms,
         branch=branch,
         store=store,
+        foreign=foreign or [],
+        baselines=baseline or [],
         allow_code=allow_code or [],
     )
     if as_json:
@@ -528,6 +540,7 @@ def doctor(as_json: AsJson = False) -> None:
     show_value(api.doctor().to_json(), as_json)
 
 
+data.command("label")(label)
 app.command()(check)
 app.command()(conformance)
 app.command()(relax)

@@ -62,7 +62,7 @@ def installation() -> Installation:
         scheduler=_scheduler(),
         workers=_workers(),
         together=_together(),
-        optional={name: _version_of(name) for name in ("scikit-fem", "tensorboard", "optuna-dashboard")},
+        optional={name: _version_of(name) for name in ("scikit-fem", "pyarrow", "tensorboard", "optuna-dashboard")},
     )
 
 

@@ -93,7 +93,11 @@ class Rows:
         self.file.write(text.getvalue().encode())
         self.file.flush()
         os.fsync(self.file.fileno())
-        self.state = {**self.state, **state, "rows": self.state["rows"] + 1, "bytes": self.file.tell()}
+        self.note(**state, rows=self.state["rows"] + 1, bytes=self.file.tell())
+
+    def note(self, **state: Any) -> None:
+        """Change the state; save it where that costs little."""
+        self.state = {**self.state, **state}
         self.check()
         start = time.monotonic()
         if start >= self.due:
@@ -109,7 +113,6 @@ def _inputs(
     check_model(model)
     check_exists(source)
     from hydragnn.ensemble import Ensemble, calculator
-    from hydragnn.ensemble.prediction.rules import frames_of
 
     ensemble = Ensemble.load(model, branch=branch)
     if outside == "stop" and not ensemble.knows_domain:
@@ -118,11 +121,19 @@ def _inputs(
     potential = calculator(ensemble, outside=outside)
     if "forces" not in potential.names:
         raise InputError(f"{model} predicts no forces; train a head of kind energy with forces (docs/heads.md)")
+    frames, content = frames_in(source)
+    return potential, frames, {"model": ensemble.digest, "branch": branch, "structures": content}
+
+
+def frames_in(source: Path) -> tuple[list[Any], str]:
+    """Return the structures of a file and its digest; InputError without atoms."""
+    check_exists(source)
+    from hydragnn.ensemble.prediction.rules import frames_of
+
     frames = list(frames_of(source, (0, 0, source.stat().st_size)))
     if not frames or not all(map(len, frames)):
         raise InputError(f"{source} has no structure, or one without atoms; give structures that ASE reads")
-    content = hashlib.sha256(source.read_bytes()).hexdigest()
-    return potential, frames, {"model": ensemble.digest, "branch": branch, "structures": content}
+    return frames, hashlib.sha256(source.read_bytes()).hexdigest()
 
 
 def _row(atoms: Any, **info: Any) -> Any:
@@ -140,7 +151,7 @@ def _row(atoms: Any, **info: Any) -> Any:
     return row
 
 
-def _tracked(numbers: range, what: str, quiet: bool) -> Iterable[int]:
+def tracked(numbers: range, what: str, quiet: bool) -> Iterable[int]:
     """Show progress with the time left on a terminal."""
     console = PlainConsole(stderr=True, work=True)
     return track(numbers, what, console=console, transient=True, disable=quiet or not console.is_terminal)
@@ -180,7 +191,7 @@ def relax(
         raise InputError("--cell needs a model with a stress, and structures with three periodic axes; leave it out")
     how |= {"optimizer": optimizer, "fmax": fmax, "steps": steps, "cell": cell}
     with rows.growing(how):
-        for number in _tracked(range(rows.state["rows"], len(frames)), "structures", as_json):
+        for number in tracked(range(rows.state["rows"], len(frames)), "structures", as_json):
             row = _relaxed(frames[number], potential.ensemble, f"{structures.name}#{number}", how)
             facts = {**row.info, "energy": row.calc.results.get("energy")}
             rows.append(row, table=[*rows.state.get("table", []), {key: facts.get(key) for key in COLUMNS}])
@@ -300,7 +311,7 @@ def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, in
     try:
         if not state["rows"]:
             _write_frame(atoms, rows, 0, random)
-        for _ in _tracked(range(dynamics.nsteps, steps, how["interval"]), "frames", quiet):
+        for _ in tracked(range(dynamics.nsteps, steps, how["interval"]), "frames", quiet):
             dynamics.run(how["interval"])
             _write_frame(atoms, rows, dynamics.nsteps, random)
     except OutsideDomain as error:

@@ -29,14 +29,22 @@ from hydragnn.base.files import (
 from hydragnn.base.places import absent_store, paths_of, text_of
 from hydragnn.datasets import GraphStore, Split, open_store
 from hydragnn.ensemble.building.basis import cross_validated, validated
-from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Parts, joint_evaluation, part_evaluation
+from hydragnn.ensemble.building.evaluation import (
+    HELD_OUT,
+    Evaluation,
+    Parts,
+    joint_evaluation,
+    part_evaluation,
+    with_baselines,
+)
 from hydragnn.ensemble.building.held_out import Fold, calibrating_split
 from hydragnn.ensemble.building.training_domain import part_scores, with_latent_spaces
 from hydragnn.ensemble.domain import FALSE_ALARMS
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
+from hydragnn.ensemble.foreign import aligned_member
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import member_outputs
-from hydragnn.ensemble.members import Member, load_run
+from hydragnn.ensemble.members import Member, check_members, load_run
 from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.record import FINISHED, read_record
 from hydragnn.runs.folder import trained_config
@@ -59,6 +67,8 @@ def build_ensemble(
     store: GraphStore | None = None,
     others: Mapping[str, GraphStore] | None = None,
     branch: str = "",
+    foreign: Sequence[str] = (),
+    baselines: Sequence[str] = (),
 ) -> Evaluation:
     """Build the ensemble ``out`` from finished runs; return its evaluation.
 
@@ -69,6 +79,8 @@ def build_ensemble(
     cross-validation: members calibrate and are evaluated on graphs that they have not seen. The store is by default that
     of the runs. The folder is complete or absent. InputError where runs did not finish or do not fit together, the store
     is another one, ``false_alarms`` is no share above 0, or ``out`` exists; Interrupted after a stop signal. Of runs with branches one is named.
+    Each of ``foreign`` is a function ``package.module:name`` that returns a calculator of ASE, which becomes a member, too; ``baselines``
+    are evaluated beside the simple predictors and are no members.
     """
     folders = [Path(one) for one in runs]
     out = Path(out)
@@ -79,9 +91,23 @@ def build_ensemble(
     check_out(out)
     with stopping_at_once(out) as check, empty_folders_removed(out.parent), in_making(out) as making:
         members = _members(folders, weights, branch)
-        raw = ensemble_of(members)
+        check_members(members)
         store = store or _store_of(members[0])
         _check_store(members[0], store)
+        names = distinct_names([*folders, *(Path(one.rpartition(":")[2]) for one in (*foreign, *baselines))])[
+            len(folders) :
+        ]
+        others_models = list[Member]()
+        for name, reference in zip(names, (*foreign, *baselines), strict=True):
+            check()
+            member, sentence = aligned_member(name, reference, members[0], store)
+            print(f"note: {sentence}", file=sys.stderr, flush=True)
+            others_models.append(member)
+        judged = others_models[len(foreign) :]
+        share = len(members) / (len(members) + len(foreign))
+        members = [replace(one, weight=one.weight * share) for one in members] if foreign else members
+        members += [replace(one, weight=share / len(folders)) for one in others_models[: len(foreign)]]
+        raw = ensemble_of(members)
         split, folds = calibrating_split(members, store)
         raw = with_latent_spaces(raw, store)
         check()
@@ -106,6 +132,12 @@ def build_ensemble(
                 by_field=weights is None if by_field is None else by_field,
             )
 
+        graphs_of: dict[str, tuple[GraphStore, Int[np.ndarray, " graphs"]]] = {
+            "valid": (store, split.valid),
+            HELD_OUT: (store, np.concatenate([fold.graphs for fold in folds] or [split.test[:0]])),
+            **{name: (where, outputs.graphs) for name, (where, outputs) in parts.items()},
+        }
+        evaluation = with_baselines(basis.evaluation, judged, graphs_of, raw.needed)
         manifest = replace(
             raw.manifest,
             nominal=nominal,
@@ -115,10 +147,10 @@ def build_ensemble(
             data=_data(members[0], store, split, folds, out),
             selection={**(selection or {}), "diversity": basis.diversity},
         )
-        _write(out, making, folders, manifest, basis.evaluation, basis.arrays, check)
-    if basis.evaluation.caveat:
-        print(f"note: {basis.evaluation.caveat}", file=sys.stderr, flush=True)
-    return basis.evaluation
+        _write(out, making, folders, manifest, evaluation, basis.arrays, check)
+    if evaluation.caveat:
+        print(f"note: {evaluation.caveat}", file=sys.stderr, flush=True)
+    return evaluation
 
 
 def stopping_at_once(out: Path) -> AbstractContextManager[Callable[[], None]]:
@@ -294,7 +326,7 @@ def _write(
                 source = run / "model" / name if name in ("model.json", "weights.safetensors") else run / name
                 shutil.copyfile(source, folder / name)
             entries.append(replace(entry, checksums={name: checksum(folder / name) for name in MEMBER_FILES}))
-        write_manifest(replace(manifest, members=tuple(entries)), making)
+        write_manifest(replace(manifest, members=(*entries, *manifest.members[len(entries) :])), making)
         write_sealed(making / "evaluation.json", evaluation.to_json())
         _save_arrays(making / "evaluation.npz", arrays)
         check()

@@ -1,12 +1,12 @@
 """Scores of an ensemble beside its members and the trivial predictor."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as member
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
@@ -16,7 +16,8 @@ from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import DomainScores
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import TargetEvaluation
-from hydragnn.ensemble.member_outputs import MemberOutputs
+from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
+from hydragnn.ensemble.members import Member
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.models import Target
@@ -166,6 +167,28 @@ def evaluate_parts(
         )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
     return joint_evaluation(names, {part: outputs for part, (_, outputs) in parts.items()}, metrics, nominal), arrays
+
+
+def with_baselines(
+    evaluation: Evaluation,
+    models: Sequence[Member],
+    parts: Mapping[str, tuple[GraphStore, Int[np.ndarray, " graphs"]]],
+    needed: Callable[[GraphStore], Sequence[str]],
+) -> Evaluation:
+    """Return the evaluation with scores of these models beside the simple predictors."""
+    scores = dict(evaluation.parts)
+    for model in models:
+        for part, of_targets in scores.items():
+            store, graphs = parts[part]
+            outputs = member_outputs([model], store, graphs, needed(store))
+            own, _ = part_evaluation(model.targets, outputs, [model.name], lambda _: np.ones(1), {}, {}, {})
+            scores[part] = {
+                name: replace(one, baselines={**one.baselines, model.name: own[name].members[model.name]})
+                if name in own
+                else one
+                for name, one in of_targets.items()
+            }
+    return replace(evaluation, parts=scores)
 
 
 def joint_evaluation(

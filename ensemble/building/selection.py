@@ -67,6 +67,8 @@ def ensemble_from_runs(
     false_alarms: float = FALSE_ALARMS,
     campaign: Path | None = None,
     branch: str = "",
+    foreign: Sequence[str] = (),
+    baselines: Sequence[str] = (),
 ) -> Evaluation:
     """Choose members as ``select_runs`` does and build the ensemble; return its evaluation."""
     folders = [Path(one) for one in runs]
@@ -84,6 +86,8 @@ def ensemble_from_runs(
         nominal=nominal,
         false_alarms=false_alarms,
         branch=branch,
+        foreign=foreign,
+        baselines=baselines,
     )
 
 

@@ -1,7 +1,6 @@
 """Models under check, with the structures and graphs they are checked on."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from ase import Atoms
-from ase.calculators.calculator import PropertyNotImplementedError
 from jaxtyping import Float, Int
 
 from hydragnn.base.errors import InputError
@@ -18,6 +16,7 @@ from hydragnn.base.places import absent_store
 from hydragnn.datasets import open_store
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.foreign import results_of
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
@@ -122,20 +121,6 @@ class Subject:
         atoms.center(vacuum=self.cutoff)
         atoms.pbc = True
         return atoms
-
-
-def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
-    """Return energy, forces and stress of one structure, without those of earlier ones."""
-    atoms = atoms.copy()
-    getattr(calculator, "reset", lambda: None)()
-    atoms.calc = calculator
-    results: dict[str, Any] = {"energy": float(atoms.get_potential_energy())}
-    with suppress(PropertyNotImplementedError):
-        results["forces"] = np.array(calculator.get_property("forces", atoms))
-    with suppress(PropertyNotImplementedError):
-        if atoms.pbc.all() and atoms.cell.rank == 3:
-            results["stress"] = atoms.get_stress(voigt=False, apply_constraint=False)  # of 6 or 3 x 3 numbers
-    return results
 
 
 def calculator_subject(name: str, factory: Callable[[], Any], structures: Path, seed: int = 0) -> Subject:

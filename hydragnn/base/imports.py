@@ -6,7 +6,7 @@ None is imported from folders of strangers' files, and only what the user allows
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -136,6 +136,15 @@ def function_named(reference: str, *, where: str, noun: str) -> Callable[[], Any
     if not callable(value):
         raise InputError(f"{where}: {reference} is no function; name one that returns a {noun}")
     return value
+
+
+def check_references(references: Sequence[str]) -> Sequence[str]:
+    """Return names of functions whose modules are allowed; InputError before any work for others."""
+    if isinstance(references, str):
+        raise InputError(f"{references!r:.60} is a text; write a list of names such as ['package.module:name']")
+    for one in references:
+        function_named(one, where=one, noun="calculator")
+    return references
 
 
 def _imported(reference: str, *, where: str, noun: str, registered: bool = False) -> Any:

@@ -5,6 +5,10 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
+
+import pytest
+from setuptools import Distribution
 
 
 def test_every_package_in_the_checkout_but_recipes_is_shipped(root: Path) -> None:
@@ -15,6 +19,29 @@ def test_every_package_in_the_checkout_but_recipes_is_shipped(root: Path) -> Non
             parts = init.parent.relative_to(root).parts
             actual.add(".".join(parts if room == "hydragnn" else ("hydragnn", *parts)))
     assert listed == actual - {"hydragnn.scripts.recipes"}
+
+
+def test_the_wheel_holds_every_file_of_its_packages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates, styles, tables and demo data, by what setuptools itself would copy; scripts of the shell and recipes stay."""
+    monkeypatch.chdir(root)
+    distribution = Distribution({"script_name": "setup.py"})
+    distribution.parse_config_files()
+    distribution.include_package_data = False  # which would need the list of files of a source archive
+    build: Any = distribution.get_command_obj("build_py")
+    build.ensure_finalized()
+    shipped = {Path(folder, name) for _, folder, _, names in build.data_files for name in names}
+    shipped |= {Path(file) for _, _, file in build.find_all_modules()}
+    rooms = ("graphs", "datasets", "hpo", "ensemble", "scripts", "hydragnn")
+    there = {path.relative_to(root) for room in rooms for path in (root / room).rglob("*") if path.is_file()}
+    compiled, stays = {".cpp", ".h", ".so"}, {".sh"}  # setup.py lists the sources of what is compiled
+    wanted = {
+        path
+        for path in there
+        if path.suffix not in compiled | stays
+        and not {"__pycache__", "recipes"} & {*path.parts}
+        and path.name[0] != "."
+    }
+    assert shipped == wanted
 
 
 def python(code: str, root: Path, folder: Path) -> subprocess.CompletedProcess[str]:

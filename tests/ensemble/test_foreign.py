@@ -1,0 +1,213 @@
+"""Calculators of others: members with energies from the zeros of labels, baselines, labellers."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.calculators.emt import EMT
+from ase.io import read, write
+from typer.testing import CliRunner
+
+import hydragnn
+from hydragnn.base import imports
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import MemoryStore
+from hydragnn.ensemble import Ensemble, build_ensemble, calculator, predict_to_file
+from hydragnn.ensemble.foreign import drawn
+from hydragnn.scripts.cli import app
+from hydragnn.scripts.report.collect import ensemble_facts
+from hydragnn.scripts.report.tables import score_table
+from hydragnn.scripts.report.verdict import error_finding
+from tests.ensemble import potentials
+from tests.ensemble.finished import arrays_of
+
+HERE = "tests.ensemble.potentials"
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(imports, "_allowed", {HERE})
+    yield
+    potentials.STATE.update(offset=0.0, refuses=0)
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> tuple[Path, Any]:
+    """Two runs and a calculator that gives the labels, but for their zeros."""
+    imports.allow_code([HERE])
+    out = tmp_path_factory.mktemp("joined") / "ensemble"
+    return out, build_ensemble(runs[:2], out, store=store, foreign=[f"{HERE}:exact"], baselines=[f"{HERE}:exact"])
+
+
+def test_a_calculator_has_the_zeros_of_labels(joined: tuple[Path, Any], frames: list[Atoms]) -> None:
+    """Its energies differed by up to 77 eV, and it reproduces labels: so it has nearly all weight."""
+    loaded, evaluation = Ensemble.load(joined[0]), joined[1]
+    assert loaded.names == ("0000", "0001", "exact")
+    predictions = loaded.predict(frames[:8])
+    for number, atoms in enumerate(frames[:8]):
+        assert predictions["energy"].members[2, number] == pytest.approx(atoms.get_potential_energy(), abs=1e-6)
+    forces = np.concatenate([atoms.get_forces() for atoms in frames[:8]])
+    np.testing.assert_allclose(predictions["forces"].members[2], forces, atol=1e-6)
+    for field in ("energy", "forces"):
+        scores = evaluation.parts["test"][field]
+        assert loaded.weights_of(field)[2] > 0.9
+        assert scores.ensemble["rmse"] < 0.2 * min(scores.members[name]["rmse"] for name in ("0000", "0001"))
+
+
+def test_a_mean_of_all_has_intervals_that_cover(joined: tuple[Path, Any], store: MemoryStore) -> None:
+    scores = hydragnn.evaluate(joined[0], store).parts["all"]
+    assert all(scores[field].ensemble["coverage"] > 0.8 for field in ("energy", "forces"))
+
+
+def test_the_domain_is_that_of_the_runs(
+    joined: tuple[Path, Any], runs: list[Path], store: MemoryStore, frames: list[Atoms], tmp_path: Path
+) -> None:
+    build_ensemble(runs[:2], tmp_path / "alone", store=store)
+    stretched = [atoms.copy() for atoms in frames[:6]]
+    stretched[0].positions *= 1.3
+    alone, both = (Ensemble.load(folder).predict(stretched) for folder in (tmp_path / "alone", joined[0]))
+    np.testing.assert_array_equal(alone.domain_score, both.domain_score)
+    assert alone.domain[0] and bool(both.domain[0]) and alone.domain[1:] == both.domain[1:]
+
+
+def test_a_file_a_calculator_and_memory_agree(joined: tuple[Path, Any], frames: list[Atoms], tmp_path: Path) -> None:
+    """Also with two workers, which load the calculator by themselves."""
+    write(tmp_path / "some.xyz", [atoms.copy() for atoms in frames[:6]])
+    direct = Ensemble.load(joined[0]).predict(frames[:6])
+    predict_to_file(joined[0], tmp_path / "some.xyz", tmp_path / "out.npz", workers=2)
+    np.testing.assert_allclose(arrays_of(tmp_path / "out.npz")["fields/energy/mean"], direct["energy"].mean, rtol=1e-6)
+    own = calculator(joined[0], outside="record")
+    atoms = frames[2].copy()
+    atoms.calc = own
+    assert atoms.get_potential_energy() == pytest.approx(direct["energy"].mean[2], rel=1e-6)
+    assert own.results["energy_std"] > 0
+
+
+def test_a_folder_runs_no_code_that_was_not_allowed(joined: tuple[Path, Any], frames: list[Atoms]) -> None:
+    imports._allowed.clear()
+    with pytest.raises(InputError, match=rf"member exact runs code of {HERE}; where you trust it, add --allow-code"):
+        Ensemble.load(joined[0])
+    assert len(hydragnn.predict(joined[0], frames[:1], allow_code=[HERE])) == 1
+
+
+def test_another_potential_under_the_same_name_is_refused(joined: tuple[Path, Any], frames: list[Atoms]) -> None:
+    potentials.STATE["offset"] = 0.01
+    with pytest.raises(InputError, match=r"member exact: .* is another potential than when the ensemble was built"):
+        Ensemble.load(joined[0]).predict(frames[:1])
+
+
+def test_a_structure_that_it_refuses_fails_alone(joined: tuple[Path, Any], frames: list[Atoms]) -> None:
+    loaded = Ensemble.load(joined[0])
+    loaded.predict(frames[:1])
+    sizes = np.array([len(atoms) for atoms in frames[:8]])
+    potentials.STATE["refuses"] = int(sizes[0])
+    status = np.array(loaded.predict(frames[:8]).status)
+    assert set(status[sizes == sizes[0]]) == {"member exact: RuntimeError: no convergence in 100 steps"}
+    assert set(status[sizes != sizes[0]]) == {"ok"}
+
+
+def test_torch_gradients_end_at_a_calculator(joined: tuple[Path, Any], frames: list[Atoms]) -> None:
+    loaded = hydragnn.load(joined[0])
+    with pytest.raises(InputError, match="member exact is a calculator, through which torch has no gradients"):
+        loaded(frames[0])
+    assert len(loaded.models) == 2 and loaded.embeddings(frames[0]).shape == (len(frames[0]), 24)
+    loaded.predict(frames[:1])
+
+
+def test_the_report_has_baselines_and_members_of_others(joined: tuple[Path, Any]) -> None:
+    row = joined[1].parts["test"]["forces"].baselines["exact-2"]
+    assert row["mae"] < 1e-6 and "exact-2" not in Ensemble.load(joined[0]).names
+    facts = ensemble_facts(joined[0])
+    part = facts.parts["test"]
+    assert {(row[0], row[1]) for row in score_table(part).rows} >= {("energy", "exact-2"), ("forces", "exact-2")}
+    assert [member.name for member in facts.members] == ["0000", "0001", "exact"]
+    assert "A model of others is better: exact-2" in error_finding(part.scores[1]).sentence
+
+
+def test_the_description_is_text_and_damage_has_a_sentence(joined: tuple[Path, Any], tmp_path: Path) -> None:
+    described = json.loads((joined[0] / "ensemble.json").read_text())
+    entry = described["members"][2]["foreign"]
+    assert (described["version"], entry["reference"], list(entry["energies"])) == (6, f"{HERE}:exact", ["Cu", "Au"])
+    shutil.copytree(joined[0], tmp_path / "copy")
+    from hydragnn.base.files import write_sealed
+
+    del described["checksum"], entry["reference"]
+    write_sealed(tmp_path / "copy" / "ensemble.json", described)
+    with pytest.raises(InputError, match=r"ensemble.json is damaged"):
+        Ensemble.load(tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [
+        (f"{HERE}:nothing", "gave a NoneType, which is no calculator of ASE"),
+        (f"{HERE}:broken", "failed .OSError: weights are missing.; it takes no arguments"),
+        (f"{HERE}:absent", "is no function; name one that returns a calculator"),
+        ("elsewhere:make", "runs code of elsewhere; where you trust it, add --allow-code elsewhere"),
+    ],
+)
+def test_a_function_that_makes_no_calculator_is_one_sentence(
+    reference: str, problem: str, runs: list[Path], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=problem):
+        hydragnn.build_ensemble(runs[:2], tmp_path / "out", foreign=[reference])
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_independent_composition_has_a_part_in_reference_energies() -> None:
+    """The element of one graph among a thousand, and no other graph beyond the usual number."""
+    counts = np.zeros((1000, 3), dtype=np.int64)
+    counts[:, 0], counts[::2, 1], counts[777, 2] = 4, 2, 1
+    chosen = drawn(counts, np.arange(500, 1000))
+    assert 777 in chosen and len(set(chosen)) in (200, 201) and min(chosen) >= 500
+
+
+def test_labels_are_those_of_the_calculator_and_no_older_ones(tmp_path: Path, frames: list[Atoms]) -> None:
+    some = [atoms.copy() for atoms in frames[:6]]
+    for number, atoms in enumerate(some):
+        atoms.info |= {"config_type": "cluster", "dft_energy": 1.0, "name": f"own {number}"}
+        atoms.arrays["old_forces"] = np.ones((len(atoms), 3))
+    write(tmp_path / "in.xyz", some)
+    sizes = [len(atoms) for atoms in some]
+    words = ["data", "label", str(tmp_path / "in.xyz"), "--out", str(tmp_path / "out.xyz"), "--allow-code", HERE]
+    potentials.STATE["refuses"] = sizes[1]
+    ended = CliRunner().invoke(app, [*words, "--calculator", f"{HERE}:exact", "--json"])
+    refused = [number for number, size in enumerate(sizes) if size == sizes[1]]
+    assert ended.exit_code == 3
+    assert {int(one) for one in json.loads(ended.stdout)["failed"]} == set(refused)
+    rows = read(tmp_path / "out.xyz", ":")
+    assert [row.info["name"] for row in rows] == [f"own {n}" for n in range(6) if n not in refused]
+    for row in rows:
+        assert set(row.info) == {"config_type", "name"} and set(row.arrays) == {"numbers", "positions"}
+        expected = row.copy()
+        expected.calc = EMT()
+        zeros = sum(potentials.ZEROS[one] for one in row.symbols)
+        assert row.get_potential_energy() == pytest.approx(expected.get_potential_energy() + zeros, abs=1e-6)
+        np.testing.assert_allclose(row.get_forces(), expected.get_forces(), atol=1e-7)
+
+
+def test_labels_go_on_where_they_were_interrupted(
+    tmp_path: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "in.xyz", [atoms.copy() for atoms in frames[:5]])
+    whole = ["data", "label", str(tmp_path / "in.xyz"), "--allow-code", HERE, "--calculator", f"{HERE}:exact", "--out"]
+    assert CliRunner().invoke(app, [*whole, str(tmp_path / "whole.xyz")]).exit_code == 0
+    calculate, asked = potentials.OtherZeros.calculate, list[int]()
+
+    def stopping(self: Any, atoms: Any = None, *args: Any, **more: Any) -> None:
+        asked.append(len(atoms))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        calculate(self, atoms, *args, **more)
+
+    monkeypatch.setattr(potentials.OtherZeros, "calculate", stopping)
+    assert CliRunner().invoke(app, [*whole, str(tmp_path / "parts.xyz")]).exit_code != 0
+    assert len(read(tmp_path / "parts.xyz", ":")) == 2
+    assert CliRunner().invoke(app, [*whole, str(tmp_path / "parts.xyz")]).exit_code == 0
+    assert asked == [len(frames[number]) for number in (0, 1, 2, 2, 3, 4)]
+    assert (tmp_path / "parts.xyz").read_bytes() == (tmp_path / "whole.xyz").read_bytes()
