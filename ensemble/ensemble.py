@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,10 @@ class Ensemble(EnsembleModule):
         self.weights = np.array([entry.weight for entry in manifest.members], dtype=np.float64)
 
     def weights_of(self, field: str) -> Float[Array, " members"]:
-        """Return the weights of members for a field; in the training domain, those of members with states."""
+        """Return the weights of members for a field.
+
+        In the training domain only those of members with states.
+        """
         foreign = [entry.foreign is not None for entry in self.manifest.members]
         if field == STATES and any(foreign):
             states = np.where(foreign, 0.0, self.weights)
@@ -99,7 +102,7 @@ class Ensemble(EnsembleModule):
                     f"the ensemble in {folder} {problem}, so it cannot predict {branch}; leave the branch out"
                 )
             shared = partial(load_member, dtype=dtype, branch=own)
-            loaders = [
+            loaders: list[Callable[[], Member]] = [
                 partial(shared, place, model=place, name=entry.name, weight=entry.weight, latent=space)
                 for entry, space in zip(manifest.members, manifest.spaces, strict=True)
                 if entry.foreign is None

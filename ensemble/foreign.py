@@ -1,4 +1,4 @@
-"""Calculators of ASE as members: a description in text, and predictions in the units and zeros of labels."""
+"""Calculators of ASE as members, with the units and zeros of labels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -37,7 +37,7 @@ Array = np.ndarray
 
 
 def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
-    """Return energy, forces and stress of one structure, without those of earlier ones."""
+    """Return energy, forces and stress of one structure, computed anew."""
     atoms = atoms.copy()
     getattr(calculator, "reset", lambda: None)()
     atoms.calc = calculator
@@ -90,7 +90,7 @@ class Calculating(Potential):
 
     @cached_property
     def calculator(self) -> Any:
-        """Return the calculator; InputError where it is not the one of the fit."""
+        """Return the calculator; InputError for another than in the fit."""
         calculator = new_calculator(self.entry.reference, f"member {self.name}")
         if self.entry.probe:
             atoms, before = self.entry.probe.atoms, self.entry.probe.energy
@@ -125,7 +125,7 @@ class Calculating(Potential):
         return outcome_without_states(self.targets, batch, predictions, reasons)
 
     def values(self, graph: GraphBatch, *, has_volume: bool) -> dict[str, Float[Array, "items *shape"]]:
-        """Return what the calculator says of one graph, by target and in its unit."""
+        """Return the results for one graph, by target and in its unit."""
         atoms = atoms_of(graph)
         results, references = results_of(atoms, self.calculator), self.entry.energies
         if not has_volume:
@@ -149,7 +149,7 @@ class Calculating(Potential):
 def foreign_member(
     name: str, entry: ForeignEntry, host: Member, weight: float, attributes: Mapping[str, Any]
 ) -> Member:
-    """Return a calculator as a member beside ``host``, whose targets and inputs it has."""
+    """Return a calculator as a member with the targets of ``host``."""
     potential = Calculating(name, entry, host.targets, attributes)
     return replace(host, name=name, weight=weight, latent=None, potential=potential, number=0, company=None)
 
@@ -157,22 +157,25 @@ def foreign_member(
 def foreign_loader(
     entry: MemberEntry, host: Callable[[], Member], manifest: Manifest, where: str
 ) -> Callable[[], Member]:
-    """Return a function that loads a foreign member; InputError where its module is not allowed."""
+    """Return a function that loads a foreign member.
+
+    InputError where its module is not allowed.
+    """
     assert entry.foreign is not None
     function_named(entry.foreign.reference, where=f"{where}: member {entry.name}", noun="calculator")
 
     def load() -> Member:
-        member, known = host(), entry.foreign
-        assert known is not None
-        return foreign_member(entry.name, known, member, entry.weight, training_attributes([member], manifest))
+        member, description = host(), entry.foreign
+        assert description is not None
+        return foreign_member(entry.name, description, member, entry.weight, training_attributes([member], manifest))
 
     return load
 
 
 def aligned_member(name: str, reference: str, host: Member, store: GraphStore) -> tuple[Member, str]:
-    """Return a calculator as a member, with reference energies fitted on the training graphs of ``host``.
+    """Return a calculator as a member with reference energies, and a sentence.
 
-    A fit of the differences per atom by least squares; calibration and test graphs have no part in it. Also returns a sentence about it.
+    Differences of energies per atom on the training graphs of ``host`` are fitted by least squares; calibration and test graphs have no part in it.
     InputError where the calculator fails.
     """
     member = foreign_member(name, ForeignEntry(reference=reference), host, 0.0, store.attributes)
@@ -221,19 +224,19 @@ def bare(atoms: Atoms) -> Atoms:
 def aligning_graphs(
     store: GraphStore, train: Int[Array, " train"], energy: str
 ) -> tuple[list[int], Int[Array, " species"], Int[Array, "graphs species"]]:
-    """Return labelled training graphs drawn by a fixed seed, elements, and their counts."""
+    """Return labelled training graphs by a fixed seed, elements, and counts."""
     counts, species = species_counts(store)
     labelled = np.sort(train)[store.column(energy).present[np.sort(train)]]
     labelled = labelled[counts[labelled].any(axis=1)]
     if not len(labelled):
         raise InputError(f"no training graph has a label of {energy}, and reference energies of a calculator need some")
-    chosen = drawn(counts, labelled)
+    chosen = graphs_for_fit(counts, labelled)
     used = counts[chosen].any(axis=0)
-    return chosen, species[used], counts[np.ix_(chosen, used)]
+    return chosen, species[used], counts[chosen][:, used]
 
 
-def drawn(counts: Int[Array, "graphs species"], labelled: Int[Array, " labelled"]) -> list[int]:
-    """Return ``ALIGNING`` of these graphs, and more until no composition is independent of theirs."""
+def graphs_for_fit(counts: Int[Array, "graphs species"], labelled: Int[Array, " labelled"]) -> list[int]:
+    """Return ``ALIGNING`` of these graphs, and one of every further independent composition."""
     order = np.random.default_rng(0).permutation(labelled)
     chosen: list[int] = order[:ALIGNING].tolist()
     _, first = np.unique(counts[order], axis=0, return_index=True)

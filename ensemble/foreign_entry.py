@@ -1,4 +1,4 @@
-"""Description of a foreign member in the manifest: text and numbers, never code."""
+"""Foreign members in the manifest: text and numbers, never code."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,7 +26,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForeignEntry:
-    """A function that makes a calculator of ASE, and what joins it to the labels."""
+    """A function that makes a calculator, and its reference energies."""
 
     reference: str
     """``package.module:factory``."""

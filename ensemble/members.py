@@ -215,7 +215,7 @@ def finished_outcome(
 def outcome_without_states(
     targets: Sequence[Target], batch: GraphBatch, predictions: dict[str, Distribution], reasons: Sequence[str]
 ) -> Outcome:
-    """Return the outcome of predictions in physical units; graphs with a reason have failed."""
+    """Return the outcome of predictions; graphs with a reason have failed."""
     distances = np.full((len(batch), 3), np.nan), np.full(batch.num_nodes, np.nan)
     outcome = _without_undefined_stress(_finite_only(predictions, distances, targets, batch), targets, batch)
     return replace(outcome, reasons=tuple(one or other for one, other in zip(reasons, outcome.reasons, strict=True)))

@@ -9,7 +9,7 @@ from hydragnn.models import Target
 
 
 def properties_of(targets: Sequence[Target]) -> dict[str, str]:
-    """Return the targets that are ASE's energy, forces and stress; InputError without an energy."""
+    """Return the targets that are ASE's properties; InputError without an energy."""
     source = next((target.source for target in targets if target.derivative == "forces"), "energy")
     target_of_energy = next((target for target in targets if target.field.name == source), None)
     energy = None if target_of_energy is None else target_of_energy.field

@@ -324,7 +324,8 @@ def build_ensemble(
     from hydragnn.runs.moved import name_store
     from hydragnn.scripts.ensembles import campaign_or_runs, check_no_options, trained_ensemble
 
-    others: dict[str, Sequence[str]] = {"foreign": check_references(foreign), "baselines": check_references(baselines)}
+    check_references(foreign)
+    check_references(baselines)
     campaign = campaign_or_runs(sources)
     check_out(as_path(out))
     if store is not None:
@@ -341,7 +342,9 @@ def build_ensemble(
                 "--workers": workers,
             }
         )
-        return ensemble_of_runs(campaign, as_path(out), branch=branch, false_alarms=false_alarms, **others)
+        return ensemble_of_runs(
+            campaign, as_path(out), branch=branch, false_alarms=false_alarms, foreign=foreign, baselines=baselines
+        )
     top_k, method = 5 if top_k is None else top_k, method or "top-k"
     if train or final_seeds or epochs:
         return trained_ensemble(
@@ -355,7 +358,8 @@ def build_ensemble(
             quiet=quiet,
             branch=branch,
             false_alarms=false_alarms,
-            **others,
+            foreign=foreign,
+            baselines=baselines,
         )
     if workers is not None:
         raise InputError("workers train, and nothing is trained anew here; leave them out, or add --train")
@@ -368,7 +372,8 @@ def build_ensemble(
         campaign=campaign,
         branch=branch,
         false_alarms=false_alarms,
-        **others,
+        foreign=foreign,
+        baselines=baselines,
     )
 
 

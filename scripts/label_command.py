@@ -1,4 +1,4 @@
-"""Command ``hydragnn data label``: energies, forces and stress of structures by a calculator."""
+"""Command ``hydragnn data label``: structures labelled by any calculator."""
 
 import sys
 from pathlib import Path
@@ -56,7 +56,10 @@ def label(
 
 
 def labelled(atoms: Any, results: dict[str, Any], name: str) -> Any:
-    """Return a structure with these labels, and the texts and integers that it had; older labels are neither."""
+    """Return a structure with these labels and its own texts and integers.
+
+    Older labels are neither.
+    """
     import numpy as np
     from ase import Atoms
     from ase.calculators.singlepoint import SinglePointCalculator

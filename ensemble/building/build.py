@@ -97,16 +97,16 @@ def build_ensemble(
         names = distinct_names([*folders, *(Path(one.rpartition(":")[2]) for one in (*foreign, *baselines))])[
             len(folders) :
         ]
-        others_models = list[Member]()
+        calculators = list[Member]()
         for name, reference in zip(names, (*foreign, *baselines), strict=True):
             check()
             member, sentence = aligned_member(name, reference, members[0], store)
             print(f"note: {sentence}", file=sys.stderr, flush=True)
-            others_models.append(member)
-        judged = others_models[len(foreign) :]
+            calculators.append(member)
+        compared = calculators[len(foreign) :]
         share = len(members) / (len(members) + len(foreign))
         members = [replace(one, weight=one.weight * share) for one in members] if foreign else members
-        members += [replace(one, weight=share / len(folders)) for one in others_models[: len(foreign)]]
+        members += [replace(one, weight=share / len(folders)) for one in calculators[: len(foreign)]]
         raw = ensemble_of(members)
         split, folds = calibrating_split(members, store)
         raw = with_latent_spaces(raw, store)
@@ -137,7 +137,7 @@ def build_ensemble(
             HELD_OUT: (store, np.concatenate([fold.graphs for fold in folds] or [split.test[:0]])),
             **{name: (where, outputs.graphs) for name, (where, outputs) in parts.items()},
         }
-        evaluation = with_baselines(basis.evaluation, judged, graphs_of, raw.needed)
+        evaluation = with_baselines(basis.evaluation, compared, graphs_of, raw.needed)
         manifest = replace(
             raw.manifest,
             nominal=nominal,

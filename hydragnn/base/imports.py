@@ -138,13 +138,12 @@ def function_named(reference: str, *, where: str, noun: str) -> Callable[[], Any
     return value
 
 
-def check_references(references: Sequence[str]) -> Sequence[str]:
-    """Return names of functions whose modules are allowed; InputError before any work for others."""
+def check_references(references: Sequence[str]) -> None:
+    """Raise InputError for names of functions whose modules are not allowed."""
     if isinstance(references, str):
         raise InputError(f"{references!r:.60} is a text; write a list of names such as ['package.module:name']")
     for one in references:
         function_named(one, where=one, noun="calculator")
-    return references
 
 
 def _imported(reference: str, *, where: str, noun: str, registered: bool = False) -> Any:

@@ -34,9 +34,9 @@ def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
         "interval or set of classes" if any(scores.categorical for scores in part.scores) else "interval"
     )
     simple = {one.name for scores in part.scores for one in scores.baselines}
-    known = {**BASELINES, **{name: name for name in sorted(simple - BASELINES.keys())}}
+    words = {**BASELINES, **{name: name for name in sorted(simple - BASELINES.keys())}}
     table.caption += (
-        f"; best simple of: {join([what for name, what in known.items() if name in simple])}" if simple else ""
+        f"; best simple of: {join([what for name, what in words.items() if name in simple])}" if simple else ""
     )
     lost = [f"{scores.field} ({scores.lost_to.name})" for scores in part.scores if scores.lost_to]
     table.caption += f". One of these is better for {join(lost)}" if lost else ""

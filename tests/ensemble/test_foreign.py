@@ -18,7 +18,7 @@ from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, build_ensemble, calculator, predict_to_file
-from hydragnn.ensemble.foreign import drawn
+from hydragnn.ensemble.foreign import graphs_for_fit
 from hydragnn.scripts.cli import app
 from hydragnn.scripts.report.collect import ensemble_facts
 from hydragnn.scripts.report.tables import score_table
@@ -163,7 +163,7 @@ def test_every_independent_composition_has_a_part_in_reference_energies() -> Non
     """The element of one graph among a thousand, and no other graph beyond the usual number."""
     counts = np.zeros((1000, 3), dtype=np.int64)
     counts[:, 0], counts[::2, 1], counts[777, 2] = 4, 2, 1
-    chosen = drawn(counts, np.arange(500, 1000))
+    chosen = graphs_for_fit(counts, np.arange(500, 1000))
     assert 777 in chosen and len(set(chosen)) in (200, 201) and min(chosen) >= 500
 
 
