@@ -17,8 +17,7 @@ from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import calculator
 from hydragnn.runs import train
 from hydragnn.scripts import simulation_commands
-from tests.ensemble.conftest import built, config_of, ensemble, frames, runs, store, stored  # noqa: F401 (fixtures)
-from tests.ensemble.test_ensemble_calculator import strained  # noqa: F401
+from tests.ensemble.conftest import built, config_of, ensemble, frames, runs, store, stored, strained  # noqa: F401 (fixtures)
 
 Call = Callable[..., tuple[int, str, str]]
 DYNAMICS = ("--outside", "record", "--interval", 2, "--timestep", 0.5, "--temperature", 200, "--seed", 3)
