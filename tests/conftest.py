@@ -136,7 +136,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave pictures of reports empty; they take most of the time, and many tests are about words."""
-    monkeypatch.setattr("hydragnn.scripts.report.canvas.picture", lambda *_, **__: "<svg/>")
+    for name in ("canvas.picture", "field_maps.picture"):
+        monkeypatch.setattr(f"hydragnn.scripts.report.{name}", lambda *_, **__: "<svg/>")
 
 
 def loaded(name: str) -> ModuleType:

@@ -57,15 +57,19 @@ class Figure:
     span: Span = "column"
 
 
-def picture(name: str, title: str, draw: Draw, *, width: int = COLUMN, height: int = 250) -> str:
-    """Return the SVG of a drawing of ``width`` by ``height`` pixels."""
+def picture(name: str, title: str, draw: Draw, *, width: int = COLUMN, height: int = 250, dpi: int = 200) -> str:
+    """Return the SVG of a drawing of ``width`` by ``height`` pixels; images in it have ``dpi``."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
-        layout = ConstrainedLayoutEngine(w_pad=6 / 72, h_pad=6 / 72)
-        drawing = Drawing(figsize=(width / 72, height / 72), dpi=72, layout=layout)
+        drawing = Drawing(figsize=(width / 72, height / 72), dpi=72)
         FigureCanvasSVG(drawing)
-        draw(drawing.subplots())
+        axes = drawing.subplots()
+        axes.set_title("", y=1.0)  # there is none, and without its place every pass would look for room for one
+        draw(axes)
+        ConstrainedLayoutEngine(w_pad=6 / 72, h_pad=6 / 72).execute(
+            drawing
+        )  # once; as drawing.layout it costs a pass more
         buffer = io.BytesIO()
-        drawing.savefig(buffer, format="svg", dpi=200, metadata={"Date": None})
+        drawing.savefig(buffer, format="svg", dpi=dpi, metadata={"Date": None})
     return with_theme(visible(buffer.getvalue().decode()), name, title)
 
 

@@ -18,6 +18,7 @@ from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.data_facts import (
     data_facts,
+    part_graphs,
     run_baselines,
     run_points,
     units_of_branches,
@@ -37,11 +38,12 @@ from hydragnn.scripts.report.facts import (
     Points,
     Scores,
     Trial,
+    evaluation_part,
 )
 from hydragnn.scripts.report.words import join
 from hydragnn.training.baselines import BaselineMetrics
 
-ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set", "scores")
+ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set", "scores", "p_values")
 UNCERTAINTY = (
     *("crps", "nll", "coverage", "unknown", "interval_width", "miscalibration_area", "spearman"),
     *("set_size", "empty_sets"),
@@ -85,7 +87,9 @@ def collect(
     names = [scores.field for part in parts.values() for scores in part.scores]
     names = list(dict.fromkeys(names)) or [str(head["field"]) for head in heads_of(resolved)]
     title = join([name.replace("_", " ") for name in names]) or source.resolve().name
+    part = evaluation_part(parts)
     return Facts(
+        graphs=part_graphs(data.path, part) if data and part else None,
         title=title[:1].upper() + title[1:],
         kind="ensemble" if built else kind,
         folder="/".join(source.resolve().parts[-2:]),
@@ -313,6 +317,7 @@ def _domain(domain: Mapping[str, Any] | None, arrays: Mapping[str, Any]) -> Doma
             for part in rows
             if f"{part}/domain/p_values" in arrays
         },
+        excesses=rows,
     )
 
 

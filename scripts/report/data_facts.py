@@ -20,7 +20,7 @@ from hydragnn.models import Categorical, Distribution, Normal, Point, Target, Tr
 from hydragnn.runs.moved import is_data
 from hydragnn.scripts.report import facts
 from hydragnn.scripts.report.facts import ClassPoints, DataFacts, Points
-from hydragnn.training.baselines import BaselineMetrics, baseline_errors, fitted_baselines
+from hydragnn.training.baselines import VOLUME, BaselineMetrics, baseline_errors, fitted_baselines
 
 SAMPLE_GRAPHS, SAMPLE_NODES = 2_000, 400_000  # enough for a histogram, little enough for any store
 PREDICTED_GRAPHS, PREDICTED_NODES = 400, 40_000  # seconds on one core, and enough for a cloud of dots
@@ -114,6 +114,43 @@ def _target(field: Field, read: Mapping[str, GraphBatch]) -> facts.Target:
         if field.name in batch.fields
     }
     return facts.Target(field=field.name, unit=field.unit, on=field.on, components=field.width, parts=parts)
+
+
+def part_graphs(path: StorePlace, part: facts.Part) -> facts.PartGraphs | None:
+    """Return a sample of the graphs of a part, and those of ``graph_ranks``."""
+    store = open_store(path)
+    every = np.unique(np.concatenate([np.zeros(0, np.int64), *(points.graph for points in part.points.values())]))
+    if not len(every) or every[-1] >= len(store):
+        return None
+    sample = evenly_spaced(every, store.sizes().nodes, PREDICTED_GRAPHS, PREDICTED_NODES)
+    ranked = [errors.number[ranks] for errors, ranks in map(graph_ranks, part.numbers.values())]
+    numbers = np.unique(np.concatenate([sample, *ranked]))
+    fields = {field.name: field for field in store.fields()}
+    targets = [name for name in part.numbers if name in fields and fields[name].on != "graph"]
+    batch = store.read(numbers, [*targets, *(name for name in (ATOMIC_NUMBERS, VOLUME) if name in fields)])
+    items = {name: _items_of(part.numbers[name], batch, numbers) for name in targets}
+    return facts.PartGraphs(numbers=numbers, batch=batch, items=items)
+
+
+def graph_ranks(points: Points) -> tuple[facts.GraphErrors, NDArray[np.int64]]:
+    """Return errors of graphs, and places of best, median and worst."""
+    errors = points.graph_errors()
+    order = np.argsort(errors.rmse, kind="stable")
+    return errors, order[np.unique([0, len(order) // 2, len(order) - 1])]
+
+
+def _items_of(points: Points, batch: GraphBatch, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the item of every row; -1 where the store has other labels."""
+    labelled = batch.labelled(points.field).numpy()
+    labels = batch[points.field].numpy()[labelled].astype(np.float64)
+    item = np.nonzero(labelled)[0]
+    ends = np.searchsorted(batch.owner(batch.fields[points.field].on).numpy()[item], np.arange(len(numbers) + 1))
+    result, order = np.full(len(points.graph), -1, dtype=np.int64), np.argsort(points.graph, kind="stable")
+    first, last = (np.searchsorted(points.graph[order], numbers, side=side) for side in ("left", "right"))
+    for a, b, begin, end in zip(first, last, ends[:-1], ends[1:]):
+        if np.array_equal(points.target[order[a:b]], labels[begin:end]):
+            result[order[a:b]] = item[begin:end]
+    return result
 
 
 def with_store(config: Mapping[str, Any], place: Path, data_hash: str) -> Mapping[str, Any]:

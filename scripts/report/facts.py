@@ -5,15 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.base.places import StorePlace
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.texts import Texts
 from hydragnn.hpo import Timeline
 from hydragnn.record import RunRecord
+from hydragnn.scripts.report.words import join
 
 Values = NDArray[np.float64]
 
@@ -73,6 +76,12 @@ class FieldScores:
         return best if best is not None and best.error < min(self.of_model.error, self.trivial.error) else None
 
     @property
+    def better_member(self) -> Scores | None:
+        """Return the best member where the ensemble is more than 2 % worse."""
+        best = self.best_member if self.ensemble is not None and len(self.members) > 1 else None
+        return best if best is not None and self.of_model.error > 1.02 * best.error else None
+
+    @property
     def ratio(self) -> float:
         """Return the model's error over the trivial predictor's; NaN if unknown."""
         base = self.trivial.error
@@ -110,6 +119,29 @@ class Points:
             return None
         inside = (self.target >= self.lower) & (self.target <= self.upper)
         return np.where(np.isnan(self.upper), np.nan, inside.astype(np.float64))
+
+    def per_node(self, nodes: NDArray[np.int64]) -> "Points":
+        """Return targets and predictions over the nodes of their graphs."""
+        own, unit = nodes[self.graph], f"{self.unit}/atom" if self.unit == "eV" else f"{self.unit} per node".strip()
+        return Points(field=self.field, unit=unit, target=self.target / own, mean=self.mean / own, graph=self.graph)
+
+    def graph_errors(self) -> "GraphErrors":
+        """Return the errors of every graph, its numbers as one vector."""
+        numbers, group = np.unique(self.graph, return_inverse=True)
+        values = (np.abs(self.error), self.error**2, self.target**2)
+        absolute, squared, size = (np.bincount(group, weights=own) for own in values)
+        count, relative = np.bincount(group), np.sqrt(squared / np.where(size > 0, size, np.nan))
+        return GraphErrors(numbers, absolute / count, np.sqrt(squared / count), relative)
+
+
+class GraphErrors(NamedTuple):
+    """Errors of one field by graph."""
+
+    number: NDArray[np.int64]
+    mae: Values
+    rmse: Values
+    relative: Values
+    """Relative L2: norm of the error over norm of the truth; NaN where the truth is zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -181,6 +213,22 @@ class DomainFacts:
     by_detector: Mapping[str, Mapping[str, float]]
     scores: Mapping[str, Values]
     """By part, p-values of its graphs; empty where unknown."""
+    excesses: Mapping[str, Values]
+    """By part, what each graph exceeds in each detector."""
+
+    def reasons(self, part: "Part") -> dict[int, str]:
+        """Return the detectors that flag each graph, if graphs are known."""
+        graphs, first = max(
+            (np.unique(one.graph, return_index=True) for one in part.points.values()), key=lambda own: len(own[0])
+        )
+        p_values = self.scores.get(part.name, np.zeros(0))
+        if len(graphs) != len(p_values):
+            return {}
+        names, reasons = list(self.by_detector[part.name]), {}
+        for graph, p_value, own in zip(graphs[np.argsort(first)], p_values, np.nan_to_num(self.excesses[part.name])):
+            most = [names[k] for k in np.argsort(-own, kind="stable")[:3] if own[k] >= own.max() / 2]
+            reasons[int(graph)] = join(most) if p_value <= self.allowed + 1e-12 else ""
+        return reasons
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -312,6 +360,27 @@ class DataFacts:
     """Of all graphs; empty where they have none."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartGraphs:
+    """Graphs of the evaluated part with the item behind every number."""
+
+    numbers: NDArray[np.int64]
+    """In the store, ascending; an even sample where there are many."""
+    batch: GraphBatch
+    items: Mapping[str, NDArray[np.int64]]
+    """By field of nodes or edges, the item of each row of its points; -1 where unknown."""
+
+    def place(self, graphs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the position of graphs in the batch; -1 for others."""
+        place = np.minimum(np.searchsorted(self.numbers, graphs), len(self.numbers) - 1)
+        return np.where(self.numbers[place] == graphs, place, -1)
+
+    @property
+    def species(self) -> NDArray[np.int64] | None:
+        """Return the atomic number of every node; None without atoms."""
+        return self.batch[ATOMIC_NUMBERS].numpy() if ATOMIC_NUMBERS in self.batch.fields else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ablation:
     """Errors of one field with edges, without edges, and trivial."""
@@ -345,6 +414,18 @@ class Facts:
     data_problem: str = ""
     parts: Mapping[str, Part] = member(default_factory=dict)
     ablation: tuple[Ablation, ...] = ()
+    graphs: PartGraphs | None = None
+    """Of the part that the verdict is about; None without its store."""
+
+    @property
+    def outside(self) -> dict[int, str]:
+        """Return ``DomainFacts.reasons`` of the evaluated part."""
+        domain, part = self.ensemble.domain if self.ensemble else None, self.evaluation_part
+        return domain.reasons(part) if domain and part else {}
+
+    def name_of(self, graph: int) -> str:
+        """Return the name of a graph; empty without one."""
+        return self.data.names[graph] if self.data is not None and graph < len(self.data.names) else ""
 
     @property
     def other_stores(self) -> list[str]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -13,7 +14,7 @@ from hydragnn import __version__
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.space.default import left_out_words
-from hydragnn.scripts.report import data_figures, quality_figures, search_figures, tables
+from hydragnn.scripts.report import data_figures, field_maps, quality_figures, search_figures, tables
 from hydragnn.scripts.report.canvas import Figure
 from hydragnn.scripts.report.collect import collect, heads_of
 from hydragnn.scripts.report.facts import Facts
@@ -38,8 +39,6 @@ class Section:
     figures: Sequence[Figure | None] = ()
     tables: Sequence[Table | None] = ()
     folded: Sequence[Table] = ()
-    paired: bool = False
-    """Tables are narrow enough to stand side by side."""
 
 
 def page(facts: Facts, made: str) -> str:
@@ -184,7 +183,6 @@ def training(facts: Facts) -> Section | None:
     record = facts.run
     if record is None:
         return None
-    units = {str(field["name"]): str(field["unit"]) for field in facts.data.fields} if facts.data else {}
     lead = (
         f"The run is {record.status} after {record.epochs} epochs and {duration(record.cost.seconds)}; "
         f"{thousands(record.parameters)} parameters"
@@ -192,8 +190,14 @@ def training(facts: Facts) -> Section | None:
         + (f". It failed ({record.failure.kind.replace('_', ' ')}): {record.failure.message}" if record.failure else "")
         + "."
     )
-    figures = [search_figures.run_curves(record, units)]
+    figures = [search_figures.run_curves({"": record}, units_of(facts))]
     return Section("training", "Training", lead, figures, [tables.forgetting_table(record)])
+
+
+def units_of(facts: Facts) -> dict[str, str]:
+    """Return the units of all fields, as far as they are known."""
+    units = {scores.field: scores.unit for part in facts.parts.values() for scores in part.scores}
+    return units | ({str(field["name"]): str(field["unit"]) for field in facts.data.fields} if facts.data else {})
 
 
 def members(facts: Facts) -> Section | None:
@@ -221,7 +225,8 @@ def members(facts: Facts) -> Section | None:
         lead.append(f"Together they predict {speed} graphs per second on the machine that built them.")
     diversity = tables.diversity_table(selection.get("diversity") or {})
     both = [tables.members_table(facts, ensemble), diversity]
-    return Section("members", "The members", " ".join(lead), tables=both)
+    curves = search_figures.run_curves({m.name: m.record for m in ensemble.members if m.record}, units_of(facts))
+    return Section("members", "The members", " ".join(lead), [curves], both)
 
 
 def quality(facts: Facts) -> Section | None:
@@ -230,6 +235,7 @@ def quality(facts: Facts) -> Section | None:
     if part is None:
         return None
     others = [other for name, other in facts.parts.items() if name != part.name]
+    scores_of = partial(tables.score_table, facts)
     return Section(
         "errors",
         "How large are the errors",
@@ -238,12 +244,29 @@ def quality(facts: Facts) -> Section | None:
         "baselines: a linear fit to composition, ridge and boosting on statistics of inputs, ridge on means by volume.",
         [
             quality_figures.error_ratios(part.scores, part.name),
-            quality_figures.parity(part),
+            quality_figures.parity(part, facts.data.nodes if facts.data else None),
             quality_figures.errors(part),
             quality_figures.confusion(part),
         ],
-        [tables.score_table(part), tables.class_table(part), *tables.confusion_tables(part)],
-        [make(other) for other in others for make in (tables.score_table, tables.class_table)],
+        [scores_of(part), tables.class_table(part), *tables.confusion_tables(part)],
+        [make(other) for other in others for make in (scores_of, tables.class_table)],
+    )
+
+
+def where(facts: Facts) -> Section | None:
+    """Return the chapter on the graphs and places with errors."""
+    part = facts.evaluation_part
+    if part is None or not part.numbers:
+        return None
+    lead = (
+        f"Errors on the {part.name} part by what values have in common, and in space. Of many graphs an even sample is read, so that "
+        "groups by element, composition, magnitude and place hold fewer values than those by size."
+    )
+    groups = [tables.groups_table(facts, part, scores) for scores in part.scores]
+    return (
+        Section("where", "Where the errors are", lead, list(field_maps.field_maps(facts)), groups)
+        if any(groups)
+        else None
     )
 
 
@@ -295,8 +318,7 @@ def worst_cases(facts: Facts) -> Section | None:
         "Worst cases",
         f"The graphs of the {part.name} part with the largest errors, by their number in the store. Look at these first: "
         "wrong labels and missing physics show here.",
-        tables=[tables.worst_table(points, facts.data) for points in part.numbers.values()],
-        paired=True,
+        tables=[tables.worst_table(points, facts) for points in part.numbers.values()],
     )
 
 
@@ -321,6 +343,7 @@ CHAPTERS = (
     training,
     members,
     quality,
+    where,
     uncertainty,
     training_domain,
     worst_cases,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgba
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from hydragnn.scripts.report.canvas import (
@@ -30,7 +31,7 @@ from hydragnn.scripts.report.canvas import (
 )
 from hydragnn.scripts.report.facts import Ablation, ClassPoints, DomainFacts, FieldScores, Part, Points, Values
 from hydragnn.scripts.report.verdict import coverage_error
-from hydragnn.scripts.report.words import plain_number, thousands, with_unit
+from hydragnn.scripts.report.words import per_node, plain_number, thousands, with_unit
 
 MANY, TOO_MANY = 300, 4000  # rows: vector dots below, pixels above, a density map above that
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
@@ -79,8 +80,16 @@ def error_ratios(scores: Sequence[FieldScores], part: str) -> Figure:
     )
 
 
-def parity(part: Part) -> Figure | None:
-    """Return predictions against targets, a panel per field."""
+def parity(part: Part, nodes: NDArray[np.int64] | None) -> Figure | None:
+    """Return predictions against targets, also per node where values grow."""
+    drawings = {}
+    for scores in part.scores:
+        if (points := part.numbers.get(scores.field)) is not None:
+            drawings[scores.field] = (partial(_draw_parity, points), _counts(points, "values"))
+            if nodes is not None and math.isfinite(scores.of_model["mae_per_node"]):
+                shares = points.per_node(nodes)
+                note = f"MAE {per_node(float(np.abs(shares.error).mean()), points.unit)}"
+                drawings[f"{scores.field} per node"] = (partial(_draw_parity, shares), note)
     dense = any(len(points.target) > TOO_MANY for points in part.numbers.values())
     return panels(
         f"parity-{part.name}",
@@ -88,7 +97,7 @@ def parity(part: Part) -> Figure | None:
         f"every dot is one value of the {part.name} part; a perfect model puts all of them on the diagonal. "
         "A cloud that is flatter than the diagonal means that extremes are predicted too mildly."
         + (" Where values are too many for dots, darker cells hold more of them." if dense else ""),
-        {name: (partial(_draw_parity, points), _counts(points, "values")) for name, points in part.numbers.items()},
+        drawings,
         height=330,
     )
 

@@ -15,7 +15,6 @@ from hydragnn.scripts.report.canvas import (
     INK,
     MUTED,
     SOFT,
-    Draw,
     Figure,
     dashed,
     figure,
@@ -139,23 +138,26 @@ def curve(record: RunRecord, name: str) -> list[float]:
     return [math.nan if value is None else float(value) for value in record.curves.get(name, [])]
 
 
-def run_curves(record: RunRecord, units: Mapping[str, str]) -> Figure | None:
-    """Return losses and validation errors of a run over epochs, if any."""
-    losses = {name: curve(record, f"{name}/loss") for name in ("train", "valid")}
-    drawings: dict[str, tuple[Draw, str]] = {}
-    if any(losses.values()):
-        drawings["loss"] = (partial(_draw_run, losses, math.nan, "loss"), "")
-    for field, metric in curve_fields(record).items():
-        path = f"valid/{field}/{metric}"
-        name = with_unit("MAE", units.get(field, "")) if metric == "mae" else "share of wrong labels"
-        trivial = record.trivial.get(path, math.nan)
-        drawings[field] = (partial(_draw_run, {"": curve(record, path)}, trivial, name), "validation error")
+def run_curves(records: Mapping[str, RunRecord], units: Mapping[str, str]) -> Figure | None:
+    """Return losses and validation errors of a run, or of members, if any."""
+    first, alone = next(iter(records.values()), None), len(records) == 1
+    parts, drawings = (("train", "valid") if alone else ("valid",)), {}
+    metrics = curve_fields(first) if first else {}
+    for field, path in {"loss": "loss", **{field: f"{field}/{metric}" for field, metric in metrics.items()}}.items():
+        every = {(part, name): curve(own, f"{part}/{path}") for part in parts for name, own in records.items()}
+        curves = {key: values for key, values in every.items() if values}
+        trivial = first.trivial.get(f"valid/{path}", math.nan) if first else math.nan
+        error = with_unit("MAE", units.get(field, "")) if path.endswith("/mae") else "share of wrong labels"
+        draw = partial(_draw_run, curves, trivial, "loss" if path == "loss" else error)
+        if curves:
+            drawings[field] = (draw, "" if path == "loss" else "validation error")
     return panels(
         "curves",
         "Over training",
         "after every epoch, the loss on normalised values and each field's error (mean absolute; of classes the share of wrong ones) on validation "
         "graphs; dashed is the trivial predictor. A line that still falls at the end says that longer training would help; a "
-        "validation line that rises, or lies far above the training line, says that the model memorises.",
+        "validation line that rises, or lies far above the training line, says that the model memorises."
+        + ("" if alone else " A line per member; the one that reaches the lowest value is coloured."),
         drawings,
     )
 
@@ -166,16 +168,17 @@ def curve_fields(record: RunRecord) -> dict[str, str]:
     return {field: metric for _, field, metric in paths if metric in ("mae", "error_rate")}
 
 
-def _draw_run(curves: Mapping[str, list[float]], trivial: float, name: str, axes: Axes) -> None:
-    for part, values in curves.items():
-        if values:
-            axes.plot(range(1, len(values) + 1), values, color=SOFT if part == "train" else ACCENT, label=part)
+def _draw_run(curves: Mapping[tuple[str, str], list[float]], trivial: float, name: str, axes: Axes) -> None:
+    lowest = {key: np.nanmin([*values, math.inf]) for key, values in curves.items() if key[0] == "valid"}
+    for key, values in curves.items():
+        strong = key in lowest and lowest[key] == min(lowest.values())
+        axes.plot(range(1, len(values) + 1), values, color=ACCENT if strong else SOFT, label=key[0], zorder=2 + strong)
     if math.isfinite(trivial):
         dashed(axes, "y", [trivial])
     value_axis(axes, "y", [trivial, *(value for values in curves.values() for value in values)])
     linear_scale(axes, "x", 6, whole=True)
     label(axes, "epoch", name, "y")
-    if len(curves) > 1:
+    if len({part for part, _ in curves}) > 1:
         legend_above(axes)
 
 

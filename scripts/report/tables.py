@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.hpo import Timeline
 from hydragnn.hpo.objective import Objective, objective_value
 from hydragnn.hpo.scheduling.events import node_of
@@ -26,11 +27,13 @@ from hydragnn.scripts.report.facts import (
     Points,
     Trial,
 )
+from hydragnn.scripts.report.groups import groups_of
 from hydragnn.scripts.report.words import (
     duration,
     join,
     measured,
     one_line,
+    per_node,
     percent,
     pretty_unit,
     share,
@@ -70,6 +73,8 @@ class Table:
     caption: str
     strong: frozenset[int] = frozenset()
     prose: frozenset[int] = frozenset()
+    bars: Sequence[float] = ()
+    """By row, the length of a bar in its third cell: 1 is the whole cell."""
 
     @property
     def title(self) -> str:
@@ -86,6 +91,7 @@ class Table:
             return "prose"
         cells = [row[column] for row in self.rows]
         numeric = any(cell[:1].isdigit() for cell in cells) and all(cell[:1] in "0123456789−–" for cell in cells)
+        numeric &= not any(" to " in cell for cell in cells)
         return "number" if numeric and column else ""
 
 
@@ -450,8 +456,17 @@ def _compared(part: Part, categorical: bool, cells: Callable[[FieldScores, Any],
     return {"rows": rows, "strong": frozenset(strong)}
 
 
-def score_table(part: Part) -> Table:
+def relative_errors(facts: Facts, part: Part) -> dict[str, float]:
+    """Return the mean relative L2 error of fields of nodes without atoms."""
+    on = {str(field["name"]): field["on"] for field in facts.data.fields} if facts.data else {}
+    fields = [own for name, own in part.numbers.items() if on.get(name) == "node" and ATOMIC_NUMBERS not in on]
+    errors = {own.field: own.graph_errors().relative for own in fields}
+    return {name: float(np.nanmean(own)) for name, own in errors.items() if np.isfinite(own).any()}
+
+
+def score_table(facts: Facts, part: Part) -> Table:
     """Return the errors of every numeric field."""
+    relative = relative_errors(facts, part)
     grows = any(math.isfinite(entry.of_model["mae_per_node"]) for entry in part.scores)
     return Table(
         header=(
@@ -459,8 +474,9 @@ def score_table(part: Part) -> Table:
             "predictor",
             "unit",
             "MAE",
-            *(["MAE per node"] if grows else []),
+            *["MAE per node"] * grows,
             "RMSE",
+            *["relative L2"] * bool(relative),
             "R²",
             "MAE / trivial",
         ),
@@ -470,13 +486,19 @@ def score_table(part: Part) -> Table:
             lambda entry, scores: (
                 pretty_unit(entry.unit) or "–",
                 measured(scores["mae"]),
-                *([measured(scores["mae_per_node"])] if grows else []),
+                *([measured(scores["mae_per_node"])] * grows),
                 measured(scores["rmse"]),
+                *(
+                    [share(relative.get(entry.field, math.nan) if scores is entry.of_model else math.nan)]
+                    * bool(relative)
+                ),
                 share(scores["r2"]),
             ),
         ),
         caption=f"Errors on the {part.name} part. MAE: mean absolute error; RMSE: root mean square error; R²: explained share "
-        "of the variance." + (" Per node: of values that grow with the graph, divided by its nodes." if grows else ""),
+        "of the variance."
+        + " Per node: of values that grow with the graph, divided by its nodes." * grows
+        + " Relative L2: norm of a graph's errors over the norm of its true values, mean over graphs." * bool(relative),
     )
 
 
@@ -506,39 +528,29 @@ def confusion_tables(part: Part) -> list[Table]:
 
 def uncertainty_tables(part: Part, nominal: float) -> list[Table]:
     """Return how good spreads and intervals are, and sets of classes."""
-    numeric = ("coverage", "unknown", "interval_width", "crps", "nll", "miscalibration_area", "spearman")
-    classes = ("coverage", "set_size", "empty_sets", "spearman")
-    rows = [
-        (
-            s.field,
-            *(() if s.categorical else (pretty_unit(s.unit),)),
-            *(measured(s.uncertainty.get(k, math.nan)) for k in keys),
-        )
-        for s in part.scores
-        for keys in [classes if s.categorical else numeric]
-        if s.uncertainty
-    ]
+    columns = {"coverage": "coverage", "unknown": "unknown", "interval width": "interval_width", "CRPS": "crps"}
+    columns |= {"NLL": "nll", "miscalibration area": "miscalibration_area", "Spearman": "spearman"}
+    sets = {"coverage": "coverage", "classes in a set": "set_size", "empty sets": "empty_sets", "Spearman": "spearman"}
+    numeric, classes = (
+        [
+            (s.field, *units, *(measured(s.uncertainty.get(key, math.nan)) for key in keys.values()))
+            for s in part.scores
+            for units in [() if categorical else (pretty_unit(s.unit),)]
+            if s.uncertainty and s.categorical == categorical
+        ]
+        for keys, categorical in ((columns, False), (sets, True))
+    )
     return [
         Table(
-            header=(
-                "field",
-                "unit",
-                "coverage",
-                "unknown",
-                "interval width",
-                "CRPS",
-                "NLL",
-                "miscalibration area",
-                "Spearman",
-            ),
-            rows=[row for row in rows if len(row) == 9],
+            header=("field", "unit", *columns),
+            rows=numeric,
             caption=f"Uncertainty on the {part.name} part. Coverage should be {nominal:.2f}; unknown: share of values without an interval, of graphs further from training data than all that calibrate; width in the field's unit (narrower is "
             "better at equal coverage); CRPS and NLL: proper scores, lower is better; miscalibration area: 0 is perfect; "
             "Spearman: does the spread rank the errors, 1 is perfect.",
         ),
         Table(
-            header=("field", "coverage", "classes in a set", "empty sets", "Spearman"),
-            rows=[row for row in rows if len(row) == 5],
+            header=("field", *sets),
+            rows=classes,
             caption=f"Sets of classes on the {part.name} part. Coverage should be {nominal:.2f}, with as few classes as possible; a "
             "set is empty where even the likeliest class is less probable than the truth usually is; Spearman: does the entropy "
             "rank the errors.",
@@ -620,20 +632,19 @@ def flags_table(domain: DomainFacts) -> Table:
     )
 
 
-def worst_table(points: Points, data: DataFacts | None) -> Table:
+def worst_table(points: Points, facts: Facts) -> Table:
     """Return the graphs with the largest mean absolute error of one field."""
-    graphs, group = np.unique(points.graph, return_inverse=True)
-    count = np.bincount(group)
-    error = np.bincount(group, weights=np.abs(points.error)) / count
-    many = bool(count.max() > 1)
+    graphs, error, _, _ = points.graph_errors()
+    group, data, outside = np.searchsorted(graphs, points.graph), facts.data, facts.outside
+    many = len(graphs) < len(points.graph)
     header = ["graph", "nodes", "MAE" if many else "error", "true", "predicted"]
     header += ["spread"] * (points.spread is not None) + ["covered"] * (points.covered is not None)
+    header += ["domain"] * bool(outside)
     rows = []
     for worst in np.argsort(-error, kind="stable")[:WORST]:
         own = np.flatnonzero(group == worst)
         row = own[np.argmax(np.abs(points.error[own]))]
-        graph = int(graphs[worst])
-        name = data.names[graph] if data is not None and graph < len(data.names) else ""
+        graph, name = int(graphs[worst]), facts.name_of(int(graphs[worst]))
         nodes = str(data.nodes[graph]) if data is not None and graph < len(data.nodes) else "–"
         values = (error[worst], points.target[row], points.mean[row])
         cells = [f"{name} ({graph})" if name else str(graph), nodes, *(measured(float(value)) for value in values)]
@@ -642,12 +653,44 @@ def worst_table(points: Points, data: DataFacts | None) -> Table:
         if points.covered is not None:
             share = points.covered[own].mean()  # a graph has all intervals or none
             cells.append("unknown" if np.isnan(share) else f"{100 * share:.0f} %")
+        if outside:
+            cells.append(f"outside: {outside[graph]}" if outside[graph] else "inside")
         rows.append(tuple(cells))
     return Table(
         header=tuple(header),
         rows=rows,
         caption=with_unit(points.field, points.unit) + (": true and predicted are of the worst value." if many else ""),
     )
+
+
+def groups_table(facts: Facts, part: Part, scores: FieldScores) -> Table | None:
+    """Return errors of one field by groups of its values, if any."""
+    points = part.numbers.get(scores.field)
+    groups = list(groups_of(points, facts.graphs, facts.data)) if points is not None else []
+    if points is None or not groups:
+        return None
+    error, covered, outside, data = np.abs(points.error), points.covered, facts.outside, facts.data
+    mae = [float(error[rows].mean()) for _, _, rows in groups]
+    columns: dict[str, Callable[[Any], str]] = {
+        "by": lambda n: "" if n and groups[n - 1][0] == groups[n][0] else groups[n][0],
+        "group": lambda n: groups[n][1],
+        "MAE": lambda n: measured(mae[n]),
+        "RMSE": lambda n: measured(float(np.sqrt(np.mean(error[groups[n][2]] ** 2)))),
+    }
+    if data is not None and math.isfinite(scores.of_model["mae_per_node"]):
+        share_of = error / data.nodes[points.graph]
+        columns["MAE per node"] = lambda n: per_node(float(share_of[groups[n][2]].mean()), points.unit)
+    if covered is not None:
+        name = f"in {facts.nominal * 100:.0f} % interval"
+        inside = [covered[rows][np.isfinite(covered[rows])] for _, _, rows in groups]
+        columns[name] = lambda n: percent(float(inside[n].mean())) + " %" if len(inside[n]) else "–"
+    graphs = [np.unique(points.graph[rows]).tolist() for _, _, rows in groups]
+    if outside:
+        columns["outside domain"] = lambda n: percent(sum(bool(outside[g]) for g in graphs[n]) / len(graphs[n])) + " %"
+    columns["values"] = lambda n: thousands(len(groups[n][2]))
+    columns["graphs"] = lambda n: thousands(len(graphs[n]))
+    caption = f"{with_unit(scores.field, scores.unit)}: errors by group; the bar is the MAE."
+    return table_of(range(len(groups)), columns, caption, bars=[one / (max(mae) or 1.0) for one in mae])
 
 
 def ablation_table(rows: Sequence[Ablation]) -> Table:

@@ -14,7 +14,6 @@ from hydragnn.training.baselines import BASELINES
 Grade = Literal["good", "fair", "poor", "unknown"]
 
 USEFUL, WEAK = 0.5, 0.9  # error / error of the trivial predictor
-WORSE = 0.02  # how far above its best member an ensemble counts as worse
 NARROW, BROAD = 0.03, 0.08  # |coverage - nominal|
 RANKS, BARELY_RANKS = 0.5, 0.2  # Spearman correlation of spread and error
 
@@ -101,7 +100,7 @@ def error_finding(scores: FieldScores) -> Finding:
         gain = 1 - scores.ensemble.error / best if best > 0 else 0.0
         side = f"{abs(gain) * 100:.0f} % {'below' if gain >= 0 else 'above'}"
         sentence += f" {side if abs(gain) >= 0.005 else 'Level with'} its best member"
-        worse = gain < -WORSE
+        worse = scores.better_member is not None
         sentence += f", {scores.best_member.name}, which alone predicts these graphs better." if worse else "."
     simple = scores.lost_to
     if simple is not None:
@@ -236,6 +235,12 @@ def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None
     if covered and facts.ensemble is not None:
         share = span(covered, lambda value: f"{value:.0f}")
         sentences.append(f"Its {facts.nominal * 100:.0f} % intervals hold {share} % of the true values.")
+    beaten = join([f"{f.scores.field} ({alone.name})" for f in fields if (alone := f.scores.better_member) is not None])
+    if beaten:
+        sentences.append(f"One member alone is better for {beaten}.")
+    simple = join([f"{f.scores.field} ({lost.name})" for f in fields if (lost := f.scores.lost_to) is not None])
+    if simple:
+        sentences.append(f"A simple baseline is better for {simple}.")
     return " ".join(sentences)
 
 

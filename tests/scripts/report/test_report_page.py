@@ -23,7 +23,7 @@ from hydragnn.scripts.report.verdict import verdict
 KINDS = ("ensemble", "campaign", "run")
 ALWAYS = {"verdict", "asked", "data", "errors", "reproduce"}
 CHAPTERS = {
-    "ensemble": ALWAYS | {"search", "time", "members", "uncertainty", "domain", "worst", "ablation"},
+    "ensemble": ALWAYS | {"search", "time", "members", "where", "uncertainty", "domain", "worst", "ablation"},
     "campaign": ALWAYS | {"search", "time"},
     "run": ALWAYS | {"training"},
 }

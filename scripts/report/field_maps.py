@@ -1,0 +1,185 @@
+"""Pictures of fields in space: truth, prediction, error and spread."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from ase.data import covalent_radii
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.collections import EllipseCollection
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.ticker import MaxNLocator
+from matplotlib.tri import Triangulation
+from numpy.typing import NDArray
+from scipy.spatial import KDTree
+
+from hydragnn.scripts.report.canvas import COLUMN, INK, MUTED, SOFT, Figure, Panel, picture, tick_labels
+from hydragnn.scripts.report.data_facts import graph_ranks
+from hydragnn.scripts.report.facts import Facts, PartGraphs, Points, Values
+from hydragnn.scripts.report.groups import norms, triangles
+from hydragnn.scripts.report.words import measured, percent, with_unit
+from hydragnn.training.baselines import VOLUME
+
+FIELDS = 4
+"""Fields with pictures; the page grows by less than 0.5 MB with each."""
+MOST_NODES, VECTORS = (
+    6000,
+    150,
+)  # an even sample is drawn of more nodes; discs are vectors up to this number, else pixels
+GAP, TITLE, BAR, WIDTH, PIXELS = 10, 22, 36, (COLUMN - 30) / 2, 120  # of maps, in pixels; and pixels per inch
+SIGNED = colormaps["RdBu_r"]
+UNSIGNED = ListedColormap(SIGNED(np.linspace(0.5, 1.0, 128)))
+MAPS = ("truth", "prediction", "error", "spread")
+RANKS = {1: ("only graph",), 2: ("best", "worst"), 3: ("best", "median", "worst")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class View:
+    """A graph in the plane of a picture with the values of its nodes."""
+
+    xy: NDArray[np.float64]
+    radius: Values
+    mesh: Triangulation | None
+    """Triangles of a plane mesh, which have no discs."""
+    values: Mapping[str, Values]
+    """By map; NaN where a label is missing."""
+
+    @property
+    def limits(self) -> NDArray[np.float64]:
+        """Return lower left and upper right corner."""
+        reach = (self.radius.max() if self.mesh is None else 0.02 * np.ptp(self.xy)) or 1.0
+        return np.stack([self.xy.min(axis=0) - reach, self.xy.max(axis=0) + reach])
+
+    @property
+    def height(self) -> float:
+        """Return the height of a map in pixels."""
+        wide, high = np.ptp(self.limits, axis=0)
+        return float(np.clip(WIDTH * high / wide, 60.0, 200.0))
+
+
+def field_maps(facts: Facts) -> Iterator[Figure]:
+    """Return best, median and worst graph of the part, per field of nodes."""
+    part, own = facts.evaluation_part, facts.graphs
+    if part is None or own is None or own.batch.dim < 2:
+        return
+    fields = [name for name in own.items if own.batch.fields[name].on == "node"]
+    for field in fields[:FIELDS]:
+        points, name = part.numbers[field], f"{part.name}-{field}"
+        errors, ranks = graph_ranks(points)
+        views = [view for rank in ranks if (view := view_of(points, own, int(errors.number[rank]))) is not None]
+        if len(views) < len(ranks):
+            continue
+        signed, panels = own.batch.fields[field].width == 1, []
+        scales = scales_of(views, signed=signed)
+        for label, rank, view in zip(RANKS[len(views)], ranks.tolist(), views):
+            number, size = int(errors.number[rank]), round(2 * (TITLE + view.height + BAR))
+            title, draw = f"{field} of the {label} graph", partial(draw_maps, view, scales, points.unit)
+            note = f"{facts.name_of(number) or f'graph {number}'}: RMSE "
+            note += with_unit(measured(errors.rmse[rank]), points.unit, "{0}\u00a0{1}")
+            note += f", relative L2 {percent(errors.relative[rank])}\u00a0%" if own.species is None else ""
+            svg = picture(f"map-{name}-{label}", title, draw, height=size, dpi=PIXELS)
+            panels.append(Panel(svg=svg, label=label, note=note))
+        caption = (
+            f"How to read it: graphs of the {part.name} part with the smallest, median and largest root mean square error. Colours mean the "
+            "same in all pictures"
+            + (". " if signed else "; of several components the norm is shown. ")
+            + ("A good spread is deep where the error is deep. " if points.spread is not None else "")
+            + ("What is nearer lies above. " if own.batch.dim == 3 else "")
+            + "Missing labels are left blank."
+        )
+        yield Figure(name=f"maps-{name}", title=f"{field} in space", caption=caption, panels=tuple(panels), span="page")
+
+
+def view_of(points: Points, own: PartGraphs, number: int) -> View | None:
+    """Return a graph with the values of its nodes; None where unknown."""
+    place, rows = int(own.place(np.array([number]))[0]), np.flatnonzero(points.graph == number)
+    first, last = own.batch.node_offsets.numpy()[place : place + 2] if place >= 0 else (0, 0)
+    items = own.items[points.field][rows] - first
+    if place < 0 or items.min() < 0:
+        return None
+    xyz, volume = own.batch.positions[first:last].double().numpy(), own.batch.fields.get(VOLUME)
+    mesh = triangles(own, place) if volume is None and last - first <= MOST_NODES else None
+    radius = _radii(own, slice(first, last), xyz)
+    if own.batch.dim == 3:  # seen along the shortest axis, the nearest nodes last
+        molecule = own.species is not None and not own.batch.periodic[place].any()
+        axes = np.eye(3)[np.argsort(-np.ptp(xyz, axis=0), kind="stable")]
+        xyz = xyz @ (np.linalg.svd(xyz - xyz.mean(axis=0))[2] if molecule else axes).T
+    order = np.argsort(xyz[:, 2] if own.batch.dim == 3 else np.zeros(len(xyz)), kind="stable")
+    if len(order) > MOST_NODES:
+        order = order[np.linspace(0, len(order) - 1, MOST_NODES).astype(np.int64)]
+        radius = radius * np.sqrt((last - first) / MOST_NODES)
+    columns, values = dict(zip(MAPS, (points.target, points.mean, points.error, points.spread))), {}
+    for name, column in columns.items():
+        if column is not None:
+            several = own.batch.fields[points.field].width > 1
+            values[name] = np.full(last - first, np.nan)
+            values[name][items] = norms(column[rows], items)[items] if several else column[rows]
+            values[name] = values[name][order]
+    return View(xy=xyz[order, :2], radius=radius[order], mesh=mesh, values=values)
+
+
+def _radii(own: PartGraphs, nodes: slice, xyz: Values) -> Values:
+    """Return radii of atoms, of grains by volume, else by distance of neighbours."""
+    if own.species is not None:
+        return 0.7 * covalent_radii[np.clip(own.species[nodes], 0, len(covalent_radii) - 1)]
+    nearest = KDTree(xyz).query(xyz, 2)[0][:, 1]
+    usual = 0.5 * float(np.median(nearest)) if len(xyz) > 1 else 1.0
+    if VOLUME not in own.batch.fields:
+        return np.full(len(xyz), usual or 1.0)
+    size = np.abs(own.batch[VOLUME][nodes].double().numpy().reshape(len(xyz))) ** (1 / own.batch.dim)
+    return usual * np.clip(size / (np.median(size) or 1.0), 0.3, 2.0)
+
+
+def scales_of(views: list[View], *, signed: bool) -> tuple[Normalize, Normalize]:
+    """Return the limits of colours of values and of errors for all these graphs."""
+    halves = [
+        [view.values[name] for view in views for name in names if name in view.values] for names in (MAPS[:2], MAPS[2:])
+    ]
+    (low, high), ends = ((float(np.nanmin(own)), float(np.nanmax(own))) for own in map(np.concatenate, halves))
+    most = max(map(abs, ends)) or 1.0
+    return Normalize(low, high if high > low else low + 1.0), Normalize(-most if signed else 0.0, most)
+
+
+def draw_maps(view: View, scales: tuple[Normalize, Normalize], unit: str, axes: Axes) -> None:
+    """Draw truth beside prediction above error beside spread, with bars of colours.
+
+    All is in one pair of axes, whose unit is a pixel: further ones would cost most of the time.
+    """
+    texts: list[tuple[float, float, str, dict[str, Any]]] = []
+    axes.set(position=(0, 0, 1, 1), xlim=(0, COLUMN), ylim=(2 * (TITLE + view.height + BAR), 0), autoscale_on=False)
+    axes.set_axis_off()
+    for row, norm in enumerate(scales):
+        top, low, high = row * (TITLE + view.height + BAR) + TITLE, float(norm.vmin or 0.0), float(norm.vmax or 0.0)
+        colours: dict[str, Any] = {"cmap": SIGNED if row and low < 0 else UNSIGNED if row else "viridis", "norm": norm}
+        for column, name in enumerate(MAPS[2 * row : 2 * row + 2]):
+            if name in view.values:
+                corner = GAP + column * (WIDTH + GAP)
+                _draw_map(axes, view, view.values[name], np.array([corner, top]), colours)
+                texts.append((corner, top - 6, with_unit(name, unit), {"color": INK}))
+        place, x = top + view.height + 6, np.linspace(2 * GAP, COLUMN - 2 * GAP, 65)
+        bar = np.tile(np.linspace(low, high, len(x)), (2, 1))
+        axes.pcolormesh(x, [place, place + 7], bar, shading="gouraud", rasterized=True, **colours)
+        ticks = [float(tick) for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
+        for at, text in zip(np.interp(ticks, [low, high], [x[0], x[-1]]), tick_labels(ticks)):
+            texts.append((float(at), place + 10, text, {"color": MUTED, "ha": "center", "va": "top"}))
+    for across, down, text, style in texts:  # last, so that all pixels are one image
+        axes.text(across, down, text, fontsize=11.5, **style)
+
+
+def _draw_map(axes: Axes, view: View, values: Values, corner: Values, colours: Mapping[str, Any]) -> None:
+    """Draw values from the upper left corner on, as wide as a column."""
+    size, labelled = np.ptp(view.limits, axis=0), np.isfinite(values)
+    scale = min(WIDTH / size[0], view.height / size[1])
+    xy = corner + (WIDTH / 2, view.height / 2) + (view.xy - view.limits.mean(axis=0)) * scale * (1, -1)
+    if view.mesh is not None:
+        missing = ~labelled[view.mesh.triangles].all(axis=1)
+        mesh = Triangulation(*xy.T, view.mesh.triangles, mask=view.mesh.mask | missing)
+        axes.tripcolor(mesh, np.where(labelled, values, 0.0), shading="gouraud", rasterized=True, **colours)
+        return
+    wide, place = 2 * scale * view.radius[labelled], {"offsets": xy[labelled], "offset_transform": axes.transData}
+    discs = EllipseCollection(wide, wide, np.zeros_like(wide), units="xy", **place, **colours)
+    discs.set(array=values[labelled], edgecolors=SOFT, linewidths=0.4, rasterized=len(values) > VECTORS)
+    axes.add_collection(discs, autolim=False)

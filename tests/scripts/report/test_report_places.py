@@ -1,0 +1,268 @@
+"""Errors by element, composition, size, magnitude and place, and pictures of fields, against numbers computed by hand."""
+
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ase
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.datasets import StoreWriter
+from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
+from hydragnn.graphs.texts import Texts
+from hydragnn.scripts.report.collect import collect
+from hydragnn.scripts.report.data_facts import part_graphs
+from hydragnn.scripts.report.facts import DomainFacts, Facts, FieldScores, Part, PartGraphs, Points, Scores
+from hydragnn.scripts.report.field_maps import field_maps, scales_of, view_of
+from hydragnn.scripts.report.groups import depths, groups_of
+from hydragnn.scripts.report.page import page
+from hydragnn.scripts.report.tables import groups_table, relative_errors
+from hydragnn.scripts.report.verdict import verdict
+
+HOSTILE = "<script>alert('x')</script> & \"a\""
+LATTICE = np.array([(x, y) for y in range(3) for x in range(3)], dtype=float)
+SIDES = [(i, j) for i in range(9) for j in range(9) if np.abs(LATTICE[i] - LATTICE[j]).sum() == 1]
+
+
+def points(field: str, target: Any, mean: Any, graph: Any, *, std: Any = None, half: Any = None) -> Points:
+    target, mean = np.array(target, dtype=float), np.array(mean, dtype=float)
+    lower, upper = (None, None) if half is None else (mean - np.array(half), mean + np.array(half))
+    spread = None if std is None else np.array(std, dtype=float)
+    return Points(
+        field=field, unit="K", target=target, mean=mean, graph=np.array(graph), std=spread, lower=lower, upper=upper
+    )
+
+
+def scores(field: str, **metrics: float) -> FieldScores:
+    model = Scores(name="model", values=metrics)
+    trivial = Scores(name="trivial", values={"mae": 1.0})
+    return FieldScores(field=field, unit="K", trivial=trivial, members=(model,), best_member=model, ensemble=None)
+
+
+def part_of(*columns: Points) -> Part:
+    named = {one.field: one for one in columns}
+    return Part(name="test", scores=tuple(scores(name, mae=0.5, rmse=0.6, r2=0.1) for name in named), points=named)
+
+
+def lattice(heat: list[float], flow: Any) -> GraphBatch:
+    """Nine nodes of a square grid and their neighbours, a temperature and a flow with holes."""
+    senders, receivers = np.array(SIDES).T
+    return graph_from_arrays(
+        torch.tensor(LATTICE),
+        senders,
+        receivers,
+        fields=[Field(name="heat", on="node", role="target"), Field(name="flow", on="node", shape=(2,), role="target")],
+        nodes={"heat": heat, "flow": flow},
+        optional=["heat", "flow"],
+    )
+
+
+@pytest.fixture(scope="module")
+def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two grids; of the second, two labels are missing, one of them a component."""
+    path = tmp_path_factory.mktemp("plates") / "plates.h5"
+    flow = [[3.0, 4.0]] * 9
+    first = lattice([1.0] * 9, flow)
+    second = lattice([2.0] * 8 + [math.nan], [[math.nan, 1.0], *flow[1:]])
+    with StoreWriter(path, list(first.fields.values()), dim=2, attributes={}) as writer:
+        writer.write(concatenate([first, second]))
+    return path
+
+
+def heat() -> Points:
+    """Errors of 0.1 in the first grid, and of 0.2 in the second, whose last node has no label."""
+    return points("heat", [1.0] * 9 + [2.0] * 8, [1.1] * 9 + [1.8] * 8, [0] * 9 + [1] * 8, std=[0.1] * 17)
+
+
+def graphs_of(plates: Path, *columns: Points) -> PartGraphs:
+    found = part_graphs(plates, part_of(*columns))
+    assert found is not None
+    return found
+
+
+def facts_of(plates: Path, samples: Any, *columns: Points) -> Facts:
+    part, data = part_of(*columns), collect(samples.run).data
+    assert data is not None
+    data = replace(data, nodes=np.array([9, 9]), names=Texts([HOSTILE, HOSTILE]))
+    found = part_graphs(plates, part)
+    resolved = {"heads": [{"field": "heat"}]}
+    kept: dict[str, Any] = {"parts": {"test": part}, "graphs": found, "data": data, "resolved": resolved}
+    return Facts(title="heat", kind="run", folder="run", config={}, **kept)
+
+
+def test_relative_errors_are_norms_of_whole_graphs() -> None:
+    errors = points("heat", [3.0, 4.0, 0.0], [3.0, 3.0, 1.0], [7, 7, 9]).graph_errors()
+    assert errors.number.tolist() == [7, 9]
+    assert errors.relative[0] == pytest.approx(1 / 5) and math.isnan(errors.relative[1])
+    assert errors.mae.tolist() == [0.5, 1.0] and errors.rmse == pytest.approx([math.sqrt(0.5), 1.0])
+
+
+def test_every_row_finds_its_node_though_labels_are_missing(plates: Path) -> None:
+    flow = points("flow", [3.0, 4.0] * 9 + [1.0] + [3.0, 4.0] * 8, [0.0] * 35, [0] * 18 + [1] * 17)
+    own = graphs_of(plates, heat(), flow)
+    assert own.items["heat"].tolist() == list(range(17))
+    assert own.items["flow"].tolist() == [*np.repeat(np.arange(9), 2), 9, *np.repeat(np.arange(10, 18), 2)]
+
+
+def test_rows_with_other_labels_than_the_store_are_not_placed(plates: Path) -> None:
+    own = graphs_of(plates, replace(heat(), target=np.array([1.0] * 9 + [2.0] * 7 + [2.5])))
+    assert own.items["heat"].tolist() == list(range(9)) + [-1] * 8
+    assert view_of(heat(), own, 1) is None
+
+
+def test_nodes_of_meshes_are_grouped_by_their_distance_from_the_boundary(plates: Path) -> None:
+    own = graphs_of(plates, heat())
+    assert depths(own, 0).tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    rows = {(kind, name): own.tolist() for kind, name, own in groups_of(heat(), own, None)}
+    assert rows["distance from boundary", "farthest third"] == [4, 13]
+    assert rows["distance from boundary", "on it"] == [k for k in range(17) if k not in (4, 13)]
+    assert rows["size of the truth (K)", "2"] == list(range(9, 17))
+
+
+def cells() -> tuple[PartGraphs, Points, Points]:
+    """Copper, and copper with two of gold: energies of graphs and forces on their atoms."""
+    fields = [Field(name="atomic_numbers", on="node", classes=119, dtype="int64")]
+    force = Field(name="forces", on="node", shape=(3,), role="target", parity="vector")
+    graphs = [
+        graph_from_arrays(
+            torch.eye(3)[: len(kinds)].double(),
+            [],
+            [],
+            fields=[*fields, force],
+            nodes={"atomic_numbers": kinds, "forces": own},
+        )
+        for kinds, own in (([29], [[0.0, 0.0, 5.0]]), ([29, 79, 79], [[0.0, 0.0, 1.0]] * 3))
+    ]
+    energy = points("energy", [1.0, 2.0], [1.5, 2.3], [4, 6], half=[1.0, 0.1])
+    forces = points("forces", [0, 0, 5] + [0, 0, 1] * 3, [0, 0, 4] + [0, 0, 1] + [3, 0, 1] * 2, [4] * 3 + [6] * 9)
+    items = {"forces": np.repeat(np.arange(4), 3)}
+    return PartGraphs(numbers=np.array([4, 6]), batch=concatenate(graphs), items=items), energy, forces
+
+
+def test_errors_are_grouped_by_element_composition_and_magnitude() -> None:
+    own, energy, forces = cells()
+    part = part_of(energy, forces)
+    facts = Facts(title="", kind="run", folder="", config={}, resolved={}, parts={"test": part}, graphs=own)
+    by_field = {scores.field: groups_table(facts, part, scores) for scores in part.scores}
+    assert by_field["energy"] is not None and by_field["energy"].rows == [
+        ("element", "with Cu", "0.400", "0.412", "50.0 %", "2", "2"),
+        ("", "with Au", "0.300", "0.300", "0.0 %", "1", "1"),
+        ("composition", "Au–Cu", "0.300", "0.300", "0.0 %", "1", "1"),
+        ("", "Cu", "0.500", "0.500", "100.0 %", "1", "1"),
+    ]
+    assert by_field["forces"] is not None and by_field["forces"].rows == [
+        ("element", "Cu", "0.167", "0.408", "6", "2"),
+        ("", "Au", "1.00", "1.73", "6", "1"),
+        ("composition", "Au–Cu", "0.667", "1.41", "9", "1"),
+        ("", "Cu", "0.333", "0.577", "3", "1"),
+        ("size of the truth (K)", "1", "0.667", "1.41", "9", "1"),
+        ("", "5", "0.333", "0.577", "3", "1"),
+    ]
+    assert by_field["energy"].bars == pytest.approx([0.8, 0.6, 0.6, 1.0])
+
+
+def test_graphs_of_the_same_elements_are_grouped_by_formula() -> None:
+    own, energy, _ = cells()
+    own = replace(own, batch=own.batch.with_fields({"atomic_numbers": torch.tensor([29, 29, 29, 29])}))
+    assert not [one for one in groups_of(energy, own, None) if one[0] == "composition"]
+    (gold, oxide), both = [ase.Atoms(formula).numbers for formula in ("Au2O4", "AuO")], cells()[0]
+    atoms = [
+        graph_from_arrays(
+            torch.rand(len(kinds), 3).double(),
+            [],
+            [],
+            fields=[both.batch.fields["atomic_numbers"]],
+            nodes={"atomic_numbers": kinds},
+        )
+        for kinds in (gold, oxide)
+    ]
+    own = replace(own, batch=concatenate(atoms), items={})
+    assert [one[1] for one in groups_of(energy, own, None) if one[0] == "composition"] == ["AuO", "AuO2"]
+
+
+def test_maps_show_norms_and_leave_missing_nodes_blank(plates: Path) -> None:
+    own = graphs_of(plates, heat())
+    view = view_of(heat(), own, 1)
+    assert (
+        view is not None and view.mesh is not None and list(view.values) == ["truth", "prediction", "error", "spread"]
+    )
+    assert view.values["error"][:8] == pytest.approx(-0.2) and math.isnan(view.values["truth"][8])
+    value, error = scales_of([view], signed=True)
+    assert (value.vmin, value.vmax) == pytest.approx((1.8, 2.0)) and (error.vmin, error.vmax) == pytest.approx(
+        (-0.2, 0.2)
+    )
+    own, _, forces = cells()
+    atoms = view_of(forces, own, 6)
+    assert atoms is not None and atoms.mesh is None
+    assert sorted(atoms.values["error"].tolist()) == [0.0, 3.0, 3.0]
+    assert sorted(atoms.values["prediction"].tolist()) == pytest.approx([1.0, math.sqrt(10), math.sqrt(10)])
+
+
+def test_fields_of_edges_have_groups_and_no_pictures() -> None:
+    senders, receivers = np.array(SIDES).T
+    field = Field(name="current", on="edge", role="target")
+    current = np.repeat([1.0, 2.0, 3.0], 8)
+    graph = graph_from_arrays(
+        torch.tensor(LATTICE), senders, receivers, fields=[field], edges={"current": current.tolist()}
+    )
+    own = PartGraphs(numbers=np.array([0]), batch=graph, items={"current": np.arange(24)})
+    column = points("current", current, current + 1, [0] * 24)
+    kept: dict[str, Any] = {"parts": {"test": part_of(column)}, "graphs": own}
+    assert not list(field_maps(Facts(title="", kind="run", folder="", config={}, resolved={}, **kept)))
+    assert [one[:2] for one in groups_of(column, own, None)] == [("size of the truth (K)", name) for name in "123"]
+
+
+def test_one_graph_has_one_picture_and_its_name_cannot_become_markup(plates: Path, samples: Any) -> None:
+    own = heat()
+    first = replace(own, target=own.target[:9], mean=own.mean[:9], graph=own.graph[:9], std=None)
+    (figure,) = field_maps(facts_of(plates, samples, first))
+    assert [panel.label for panel in figure.panels] == ["only graph"] and figure.panels[0].note.startswith(HOSTILE)
+    text = page(facts_of(plates, samples, own), "now")
+    assert "<script" not in text and text.count("&lt;script&gt;") >= 3
+    words = "".join(ET.fromstring(text.removeprefix("<!DOCTYPE html>")).itertext())
+    assert "RMSE 0.100\u00a0K, relative L2 10.0\u00a0%" in words
+    assert sum(len(svg) for svg in text.split("<svg")[1:]) < 1_000_000
+
+
+def test_graphs_outside_the_domain_are_named_with_the_detectors() -> None:
+    domain = DomainFacts(
+        allowed=0.02,
+        expected=0.02,
+        flagged={"test": 0.5},
+        by_detector={"test": {"kinds": 0.5, "spread": 0.5, "latent": 0.0}},
+        scores={"test": np.array([0.5, 0.01])},
+        excesses={"test": np.array([[0.0, 0.1, 0.2], [3.0, 5.0, 1.0]])},
+    )
+    own = points("heat", [1.0, 2.0, 2.0], [1.0, 2.5, 2.0], [3, 1, 1])
+    assert domain.reasons(part_of(own)) == {3: "", 1: "spread and kinds"}
+    assert domain.reasons(part_of(replace(own, graph=np.array([1, 1, 1])))) == {}
+
+
+def test_tables_of_groups_and_relative_errors_need_no_store(samples: Any) -> None:
+    facts = replace(collect(samples.ensemble), graphs=None)
+    part = facts.evaluation_part
+    assert part is not None
+    table = groups_table(facts, part, part.scores[0])
+    assert table is not None and {row[0] for row in table.rows} == {"nodes per graph", ""} and max(table.bars) == 1.0
+    assert relative_errors(facts, part) == {}
+
+
+def test_the_verdict_says_when_one_member_or_a_simple_baseline_is_better() -> None:
+    own = heat()
+    worse = replace(
+        scores("heat", mae=0.2),
+        members=(Scores(name="0007", values={"mae": 0.2}), Scores(name="0009", values={"mae": 0.4})),
+        ensemble=Scores(name="ensemble", values={"mae": 0.3}),
+        baselines=(Scores(name="ridge", values={"mae": 0.25}),),
+    )
+    part = Part(name="test", scores=(replace(worse, best_member=worse.members[0]),), points={"heat": own})
+    facts = Facts(title="", kind="ensemble", folder="", config={}, resolved={}, parts={"test": part})
+    text = verdict(facts).explanation
+    assert (
+        "One member alone is better for heat (0007)." in text
+        and "A simple baseline is better for heat (ridge)." in text
+    )
