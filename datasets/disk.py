@@ -420,7 +420,7 @@ def check_schema(path: Path, first: Manifest, other: Path, own: Manifest) -> Non
 
 
 def joined_attributes(attributes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the attributes that stores share, all files, and the others under ``merged``.
+    """Return what attributes share; the others stand under ``merged``.
 
     >>> joined_attributes([{"cutoff": 5.0, "files": ["a"]}, {"cutoff": 5.0, "files": ["b"], "by": "me"}])
     {'cutoff': 5.0, 'files': ['a', 'b'], 'merged': [{}, {'by': 'me'}]}

@@ -25,7 +25,7 @@ from hydragnn.datasets.tools import convert_store
 def append_store(
     path: Path, source: BuildSettings | Path, progress: Callable[[int], None] | None = None
 ) -> tuple[str, ...]:
-    """Append the graphs of files or of another store; return a note on copies.
+    """Append graphs of files or a store; return a note on copies.
 
     The store has all of them, or none if the process ends before. InputError where they differ from its own in fields, dimension or cutoff.
     Busy where another process appends.
@@ -49,7 +49,7 @@ def append_store(
 
 
 def _adopt(store: DiskStore, fresh: Path) -> None:
-    """Move the parts of a new store into another; its manifest comes last."""
+    """Move parts into another store; its manifest comes last."""
     try:
         joined = DiskStore(store.path, fresh)
     except InputError as error:
@@ -77,7 +77,7 @@ def _renamed(part: PartInfo, name: str) -> PartInfo:
 
 
 def merge_stores(stores: Sequence[Path], out: Path) -> tuple[str, ...]:
-    """Copy the graphs of several stores into one; return a note on copies.
+    """Copy several stores into one; return a note on copies.
 
     InputError where they differ in fields, dimension or cutoff.
     """
@@ -88,7 +88,7 @@ def merge_stores(stores: Sequence[Path], out: Path) -> tuple[str, ...]:
 
 
 def copies_note(store: DiskStore, first: int) -> tuple[str, ...]:
-    """Return a sentence where graphs from ``first`` on are copies of earlier ones."""
+    """Return a note on copies among graphs from ``first`` on."""
     labels = copy_labels(store)
     _, original = np.unique(labels, return_index=True)
     copies = np.flatnonzero(original[labels] < np.arange(len(labels)))

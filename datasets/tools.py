@@ -206,7 +206,7 @@ def _size_summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> SizeSummary:
 
 
 def convert_store(source: Path | str | Sequence[Path | str], target: Path | str) -> None:
-    """Copy a store, or several as one; one part, engine by suffix; the fingerprint stays."""
+    """Copy a store, or several as one; the suffix decides the engine."""
     target = Path(target)
     store = open_store(source)
     with StoreWriter(target, store.fields(), dim=store.dim, attributes=store.attributes) as writer:

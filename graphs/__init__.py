@@ -36,5 +36,8 @@ from hydragnn.graphs.validate import field_values, graph_from_arrays, validate
 
 if TYPE_CHECKING:
     from hydragnn.graphs.continuum import from_mesh, used_points
+    from hydragnn.graphs.network import from_networkx
 
-__getattr__ = names_in(__name__, {"continuum": ("from_mesh", "used_points")})  # imports meshio on first use
+__getattr__ = names_in(
+    __name__, {"continuum": ("from_mesh", "used_points"), "network": ("from_networkx",)}
+)  # imports meshio on first use

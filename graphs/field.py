@@ -112,3 +112,11 @@ def field_from_json(value: dict[str, Any]) -> Field:
         return Field(**{**value, "shape": tuple(value.get("shape", ()))})
     except (TypeError, AttributeError) as error:
         raise InputError(f"a field description is damaged or from a newer version: {error}") from error
+
+
+def columns_of(values: Any, column: int | list[int], where: str) -> Any:
+    """Return columns of the last axis; InputError where there are fewer."""
+    most = max(column, default=0) if isinstance(column, list) else column
+    if values.ndim == 0 or most >= values.shape[-1]:
+        raise InputError(f"{where}: there is no column {most} in values of shape {tuple(values.shape)}; count from 0")
+    return values[..., column]

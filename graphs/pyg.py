@@ -3,7 +3,7 @@
 import math
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import MISSING_CLASS, Field
+from hydragnn.graphs.field import MISSING_CLASS, Field, columns_of
 from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.texts import NAME, NAME_KEYS, name_among
 from hydragnn.graphs.validate import graph_from_arrays
@@ -86,11 +86,15 @@ def from_pyg(
     data: Data,
     fields: Iterable[Field] = (),
     *,
+    keys: Mapping[str, str] | None = None,
+    columns: Mapping[str, int | list[int]] | None = None,
     optional: Iterable[str] = (),
     cutoff: float | None = None,
     name: str = "graph",
 ) -> GraphBatch:
     """Return the graph of one ``Data``; fields are attributes by name.
+
+    ``keys`` names the attributes of fields with other names, and ``columns`` one or several columns of an attribute that holds several quantities.
 
     Positions come from ``pos`` (none: dimension 0); cell, periodic axes and images from the attributes of this program, the public
     HydraGNN, MACE, NequIP, fairchem, SevenNet, matgl, SchNetPack and others (``SHIFTS``), compared with lengths of edges that
@@ -105,16 +109,19 @@ def from_pyg(
     declared: list[Field] = []
     values: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     absent = set(optional)
+    keys = keys or {}
     for field in fields:
-        value = data.get(field.name)
+        value = data.get(keys.get(field.name, field.name))
         if value is None and field.name in absent:
             continue
         if value is None:
-            keys = list(data.keys())
-            raise InputError(f"{name}: the data has no attribute {field.name}; {nearest(field.name, keys)}")
+            key = keys.get(field.name, field.name)
+            raise InputError(f"{name}: the data has no attribute {key}; {nearest(key, list(data.keys()))}")
         declared.append(field)
+        if columns and field.name in columns:
+            value = columns_of(torch.as_tensor(value), columns[field.name], f"{name}, field {field.name}")
         values[field.on][field.name] = _shaped(torch.as_tensor(value), field)
-    geometry = _geometry_of(data, name, cutoff=cutoff, known={field.name for field in declared})
+    geometry = _geometry_of(data, name, cutoff=cutoff, known={keys.get(f.name, f.name) for f in declared})
     positions = geometry.positions
     if positions is None:
         count = data.num_nodes

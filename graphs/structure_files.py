@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
+from hydragnn.graphs.pymatgen_json import is_pymatgen, pymatgen_structures
 
 ELEMENTS_OF_LAMMPS = {
     "lammps-data": re.compile(r"^\s*(Masses|Atom Type Labels)\b", re.MULTILINE),
@@ -16,13 +17,18 @@ ELEMENTS_OF_LAMMPS = {
 
 
 def structures_of(path: Path, index: str = ":", format: str | None = None) -> Iterator[Any]:
-    """Yield the structures of a file that ASE reads, as ``Atoms``.
+    """Yield the structures of a file of ASE or pymatgen, as ``Atoms``.
 
     InputError where the file has numbers of types in place of elements.
     """
     from ase.io import iread
     from ase.io.formats import filetype, open_with_compression
 
+    if format is None and is_pymatgen(path):
+        start, *stop = (int(part) if part else None for part in index.split(":"))
+        last = start + 1 or None if start is not None and not stop else None
+        yield from [*pymatgen_structures(path)][slice(start, *stop) if stop else slice(start, last)]
+        return
     kind = format or filetype(str(path))
     if elements := ELEMENTS_OF_LAMMPS.get(kind):
         with open_with_compression(str(path), "rb") as file:

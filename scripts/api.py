@@ -56,8 +56,11 @@ def build_store(
     overrides: Sequence[str] = (),
     workers: Workers = 1,
     quiet: bool = False,
+    data: Any = None,
 ) -> "StoreInfo":
     """Make a store from a BUILD.toml or its table; return its contents.
+
+    ``data`` are graphs in memory in place of ``files``, for ``kind = "pyg"`` and ``"networkx"``: a list, a data set or a generator.
 
     More than one of ``workers`` are processes, so that Python's rule holds: call it under ``if __name__ == "__main__":``.
     Here as in all functions ``"auto"`` are as many as this machine has room for (here cores, without its GPUs).
@@ -70,6 +73,7 @@ def build_store(
     from hydragnn.datasets.disk import open_store
     from hydragnn.datasets.fit import precision_notes
     from hydragnn.datasets.parallel_build import build_with_workers
+    from hydragnn.datasets.sources.base import ObjectsBuild
     from hydragnn.datasets.sources.registry import read_build_settings
     from hydragnn.scripts.showing import graphs_made
 
@@ -79,7 +83,13 @@ def build_store(
         with graphs_made(quiet or launch.rank > 0) as tell:
             build_with_ranks(lambda: read_build_settings(*_table(source, overrides)), as_path(out), workers, tell)
         return store_info(out)
-    settings = read_build_settings(*_table(source, overrides))
+    table, origin = _table(source, overrides)
+    settings = read_build_settings(table if data is None else {**table, "files": ["data"]}, origin)
+    if data is not None:
+        if workers != 1 or not isinstance(settings, ObjectsBuild):
+            what = f"kind = {settings.kind!r} takes files" if workers == 1 else "workers read files"
+            raise InputError(f"{what}; data is for pyg and networkx, in one process")
+        settings = settings.of_objects(data)
     processes = replace(this_machine(), gpus=0).workers() if workers == "auto" else workers
     with graphs_made(quiet) as tell:
         if processes > 1:
@@ -105,7 +115,7 @@ def merge_stores(stores: Sequence[Path | str], out: Path | str) -> "StoreInfo":
 def append_store(
     store: Path | str, source: Path | str | Table, *, overrides: Sequence[str] = (), quiet: bool = True
 ) -> "StoreInfo":
-    """Append the graphs of a BUILD.toml, its table or a store; return the contents.
+    """Append graphs of a BUILD.toml or a store; return the contents.
 
     The store gets all of them, or stays as it was if the process ends before.
     """

@@ -17,13 +17,13 @@ from hydragnn.base.files import knows_locks
 from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
-from hydragnn.datasets.sources.tables import find_files
+from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.structure_files import structures_of
 
 
 class AseBuild(BuildSettings):
-    """Structures in any format that ASE reads, above all extended XYZ."""
+    """Structures in formats of ASE, above all extended XYZ, and pymatgen."""
 
     keeps_atoms: ClassVar[bool] = False
     """True where graphs keep everything that structures have, as a text."""

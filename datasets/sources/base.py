@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field as Setting
-from pydantic import field_validator, model_validator
+from pydantic import PrivateAttr, field_validator, model_validator
 
 from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.places import distinct_names
 from hydragnn.base.settings import Settings
 from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
+from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.parts import PARTS
@@ -107,7 +109,10 @@ class BuildSettings(Settings, ABC):
     """Settings that name other files, beside ``files``."""
 
     takes_columns: ClassVar[bool] = False
-    """Whether fields may take one column of an array."""
+    """Whether fields may take columns of an array."""
+
+    takes_steps: ClassVar[bool] = False
+    """Whether fields may take values of later frames."""
 
     joins: ClassVar[frozenset[Location]] = frozenset()
     """Locations of fields whose values may be joined from several keys."""
@@ -189,8 +194,10 @@ class BuildSettings(Settings, ABC):
         for field in self.fields:
             if field.column is not None and not self.takes_columns:
                 raise InputError(
-                    f"{origin}: field {field.name}: column is for npz; leave it out, and declare the shape of the whole value"
+                    f"{origin}: field {field.name}: column is for npz, mesh and pyg; leave it out, and declare the shape of the whole value"
                 )
+            if field.step and not self.takes_steps:
+                raise InputError(f"{origin}: field {field.name}: step is for time series (xdmf); leave it out")
             if len(field.keys) > 1 and field.on not in self.joins and not (self.labels and field.on == "graph"):
                 raise InputError(
                     f"{origin}: field {field.name}: this source takes one key per field, not {len(field.keys)}; declare a field for each"
@@ -226,6 +233,48 @@ class BuildSettings(Settings, ABC):
     def one_file(cls) -> bool:
         """Return True where stores remember the rule: no table is required beside."""
         return not any(cls.model_fields[name].is_required() for name in cls.beside)
+
+
+class ObjectsBuild(BuildSettings, ABC):
+    """Base of sources whose graphs are objects, in files or in Python."""
+
+    _objects: Any = PrivateAttr(None)
+
+    @abstractmethod
+    def load(self, path: Path) -> Iterable[Any]:
+        """Return the objects of a file; InputError where it is unreadable."""
+
+    @abstractmethod
+    def graph(self, one: Any, first: Any, name: str, number: int) -> GraphBatch:
+        """Return the graph of an object, the ``number``-th of its file.
+
+        ``first`` is the first object of all.
+        """
+
+    def of_objects(self, objects: Any) -> "ObjectsBuild":
+        """Return the settings for a list, data set or generator in memory."""
+        if not isinstance(objects, Iterable) and not hasattr(objects, "__getitem__"):
+            raise InputError(f"data = {objects!r:.60} is no list, data set or generator of graphs; give one")
+        copy = self.model_copy(update={"files": ["data"]})
+        copy._objects = objects
+        return copy
+
+    def makers(self) -> Iterator[Make]:
+        """Yield a maker for each object; InputError for an unreadable file."""
+        first = None
+        for name, objects in self._groups():
+            for number, one in enumerate(objects):
+                first = one if first is None else first
+                yield partial(self.graph, one, first, name, number)
+
+    def _groups(self) -> Iterator[tuple[str, Iterable[Any]]]:
+        if self._objects is not None:
+            objects = self._objects
+            sized = hasattr(objects, "__getitem__") and hasattr(objects, "__len__")
+            yield "data", (objects[number] for number in range(len(objects))) if sized else objects
+            return
+        paths = find_files(self.files)
+        yield from zip(distinct_names(paths), map(self.load, paths))
 
 
 class OwnBuild(BuildSettings, ABC):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field as Setting
 from pydantic import model_validator
 
-from hydragnn.base.settings import Settings
+from hydragnn.base.settings import Count, Settings
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
 from hydragnn.graphs.levels import with_contracted_levels, with_mesh_levels, with_voxel_levels
@@ -41,8 +41,11 @@ class FieldSettings(Settings):
     key: str | list[str] | None = None
     """Name in the source (default: the field's own name); several names become the last axis of the value."""
 
-    column: int | None = Setting(default=None, ge=0)
-    """Take this column of an array whose last axis holds several quantities (npz only)."""
+    column: Count | list[Count] | None = None
+    """Take this column, or these, of an array whose last axis holds several quantities, such as a packed ``y``."""
+
+    step: int = 0
+    """Take the value of so many frames later, for time series; negative of earlier ones."""
 
     scale: float = 1.0
     """Factor on the source's values, for units and signs."""

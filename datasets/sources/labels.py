@@ -11,7 +11,7 @@ import torch
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.sources.fields import FieldSettings
-from hydragnn.datasets.sources.tables import Table, find_files, read_table, stack_rows
+from hydragnn.datasets.sources.table_files import Table, find_files, read_table, stack_rows
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.texts import NAME, NAME_KEYS, as_text
 from hydragnn.graphs.validate import field_values
@@ -105,7 +105,7 @@ def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | No
 def _check_files(settings: BuildSettings) -> None:
     """Raise InputError for two files of one name, which would share a row."""
     seen: dict[str, Path] = {}
-    for path in find_files(getattr(settings, "files", [])):
+    for path in [] if getattr(settings, "_objects", None) is not None else find_files(getattr(settings, "files", [])):
         if (other := seen.setdefault(path.name, path)) != path:
             raise InputError(
                 f"{other} and {path} have the same name, so that {settings.labels} cannot tell them apart; rename one"

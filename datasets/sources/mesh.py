@@ -1,20 +1,25 @@
-"""Meshes with fields in any format that meshio reads."""
+"""Meshes with fields in any format that meshio reads, also in time."""
 
 from collections.abc import Iterator
-from contextlib import redirect_stdout
-from functools import partial
+from contextlib import contextmanager, redirect_stdout
+from functools import lru_cache, partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import BuildSettings, Make
-from hydragnn.datasets.sources.tables import find_files
+from hydragnn.datasets.sources.fields import FieldSettings
+from hydragnn.datasets.sources.table_files import find_files, stack_rows
 from hydragnn.graphs.batch import GraphBatch
 
 
 class MeshBuild(BuildSettings):
-    """Meshes with nodal fields in any format that meshio reads."""
+    """Meshes with fields in any format of meshio, or frames of XDMF."""
+
+    takes_columns: ClassVar[bool] = True
+    takes_steps: ClassVar[bool] = True
 
     kind: Literal["mesh"] = "mesh"
 
@@ -25,46 +30,107 @@ class MeshBuild(BuildSettings):
     """Nodes are cells instead of vertices."""
 
     def makers(self) -> Iterator[Make]:
-        """Yield a maker for each mesh file; InputError names the file."""
-        for path in find_files(self.files):
-            yield partial(self._graph, path)
+        """Yield a maker for each mesh file or frame; InputError names the file."""
+        steps = [field.step for field in self.fields]
+        paths = find_files(self.files)
+        for path, name in zip(paths, distinct_names(paths)):
+            frames = frames_in(path)
+            if frames is None and any(steps):
+                raise InputError(f"{path} is no time series in XDMF, so that a field has no step; leave it out")
+            if frames is None:
+                yield partial(self._graph, path, name)
+            for frame in range(-min([0, *steps]), (frames or 0) - max([0, *steps])):
+                yield partial(self._graph, path, name, frame)
 
-    def _graph(self, path: Path) -> GraphBatch:
+    def _graph(self, path: Path, name: str, frame: int | None = None) -> GraphBatch:
         from hydragnn.graphs.continuum import from_mesh
 
-        mesh = read_mesh(path)
-        source = mesh.cell_data if self.cell_centred else mesh.point_data
-        absent = set()
+        meshes = {step: _mesh(path, frame, step) for step in {0, *(field.step for field in self.fields)}}
+        mesh, times = meshes[0][0], {step: time for step, (_, time) in meshes.items()}
+        sources = {step: one.cell_data if self.cell_centred else one.point_data for step, (one, _) in meshes.items()}
+        source, values, absent = sources[0], {}, set()
         for field in self.fields:
             key = field.keys[0]
-            if field.on == "node" and key in source:
-                source[field.name] = source[key]
+            if field.on == "node" and key in sources[field.step]:
+                values[field.name] = _columns(sources[field.step][key], field)
+            elif field.on == "graph" and key == TIME and frame is not None:
+                values[field.name] = times[field.step]
             elif field.optional:
                 absent.add(field.name)
             else:
                 have = ", ".join(sorted(source) if field.on == "node" else []) or "nothing"
                 move = "name the right key" if field.on == "node" else "give a table with it as labels"
                 raise InputError(
-                    f"{path}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {have}; {move}, or set "
+                    f"{name if frame is None else f'{name}#{frame}'}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {have}; {move}, or set "
                     "optional = true where graphs may lack the field"
                 )
+        on_graph = [field.name for field in self.fields if field.on == "graph"]
+        source.update({name: value for name, value in values.items() if name not in on_graph})
         graph = from_mesh(
             mesh,
+            graphs={key: values[key] for key in on_graph if key in values},
             fields=[field.field for field in self.fields if field.name not in absent],
             tags=self.tags,
             cell_centred=self.cell_centred,
             optional=self.optional,
-            name=path.name,
+            name=name,
         )
-        return graph.with_texts(self.texts_of({}, path.name))
+        if frame is None:
+            return graph.with_texts(self.texts_of({}, name))
+        return graph.with_texts({**self.texts_of({RUN: name}, f"{name}#{frame}"), RUN: [name]})
+
+
+TIME, RUN = "time", "run"
+"""Key of the time of a frame, and of the text with its file, by which a split groups."""
+
+
+def _columns(values: Any, field: FieldSettings) -> Any:
+    """Return the columns of a field; cells have an array per block."""
+    return [stack_rows([block], field) for block in values] if isinstance(values, list) else stack_rows([values], field)
+
+
+def _mesh(path: Path, frame: int | None, step: int) -> tuple[Any, float]:
+    """Return a mesh and the time of its frame."""
+    if frame is None:
+        return read_mesh(path), 0.0
+    import meshio
+
+    reader, points, cells = _series(path, path.stat().st_mtime_ns)
+    with _reading(path):
+        time, on_points, on_cells = reader.read_data(frame + step)
+    return meshio.Mesh(points, cells, point_data=on_points, cell_data=on_cells), float(time)
+
+
+def frames_in(path: Path) -> int | None:
+    """Return the frames of a time series in XDMF; None for other meshes."""
+    if path.suffix not in (".xdmf", ".xmf") or "Temporal" not in path.read_text(errors="replace"):
+        return None
+    return int(_series(path, path.stat().st_mtime_ns)[0].num_steps)
+
+
+@lru_cache(maxsize=2)
+def _series(path: Path, _changed: int) -> tuple[Any, Any, Any]:
+    """Return reader, points and cells of a time series."""
+    from meshio.xdmf import TimeSeriesReader
+
+    with _reading(path):
+        reader = TimeSeriesReader(path)
+        points, cells = reader.read_points_cells()
+    return reader, points, cells
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        with redirect_stdout(StringIO()):  # some of meshio's readers print
+            yield
+    except (SystemExit, Exception) as error:  # meshio exits on unknown formats, and its readers raise what they raise
+        raise InputError(f"{path} cannot be read by meshio ({type(error).__name__}: {error}); check it") from error
 
 
 def read_mesh(path: Path) -> Any:
     """The mesh in a file; InputError where meshio cannot read it."""
     import meshio
 
-    try:
-        with redirect_stdout(StringIO()):  # some of its readers print
-            return meshio.read(path)
-    except (SystemExit, Exception) as error:  # meshio exits on unknown formats, and its readers raise what they raise
-        raise InputError(f"{path} cannot be read by meshio ({type(error).__name__}: {error}); check it") from error
+    with _reading(path):
+        return meshio.read(path)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,11 +13,11 @@ from pydantic import Field as Setting
 from pydantic import model_validator
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.settings import ActsWith
+from hydragnn.base.settings import ActsWith, Positive
 from hydragnn.datasets.arrays import offsets_of
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
-from hydragnn.datasets.sources.tables import Table, check_sides, find_files, read_npz, stack_rows, table_column
+from hydragnn.datasets.sources.table_files import Table, check_sides, find_files, read_npz, stack_rows, table_column
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 
@@ -33,6 +34,7 @@ class NpzBuild(BuildSettings):
     acts_with: ClassVar = {
         "max_neighbours": ActsWith(words="with cutoff", remedy="give one", holds=lambda build: build.cutoff),
         "undirected": ActsWith(words="with edges", remedy="name their array", holds=lambda build: build.edges),
+        "spacing": ActsWith(words="with grid", remedy="give it", holds=lambda build: build.grid),
     }
 
     kind: Literal["npz"] = "npz"
@@ -64,8 +66,17 @@ class NpzBuild(BuildSettings):
     periodic: bool | list[bool] = False
     """Which axes repeat."""
 
+    grid: Literal[4, 6, 8, 26] | None = None
+    """Node fields lie on a regular grid, [graphs, points along x, y(, z), ...], whose points have so many neighbours: 4 or 8 in two
+    dimensions, 6 or 26 in three."""
+
+    spacing: Positive | list[Positive] = 1.0
+    """Distance of the points of a grid, or one per axis."""
+
     @model_validator(mode="after")
     def _check(self) -> "NpzBuild":
+        if self.grid and (self.nodes or self.positions or self.edges or self.cutoff or self.cell):
+            raise ValueError("grid makes nodes, edges and cell: leave nodes, positions, edges, cutoff and cell out")
         if self.cutoff is not None and (self.positions is None or self.edges is not None):
             raise ValueError("cutoff makes edges from positions: give positions and no edges")
         if self.edge_counts and not self.edges:
@@ -98,6 +109,8 @@ class _Source:
     graphs: int
     nodes: Array
     edges: Array | None
+    points: tuple[int, ...] = ()
+    """Points of a grid along each axis."""
 
     def column(self, name: str) -> Array:
         return table_column(self.table, name, self.path)
@@ -130,6 +143,8 @@ class _Source:
     @property
     def has_one_geometry(self) -> bool:
         """True where all graphs share positions, cell and edges."""
+        if self.points:
+            return True
         cell = self.settings.cell
         one_cell = not isinstance(cell, str) or self._one_cell(self.column(cell))
         return self._one_position and one_cell and self.edges is None
@@ -144,6 +159,8 @@ class _Source:
 
     def geometry(self, graph: int) -> _Geometry:
         """Return positions, cell and edges of a graph."""
+        if self.points:
+            return _grid(self.points, self.settings, self.path)
         positions, cell = self._positions(graph), self._cell(graph)
         senders, receivers, shifts = self._edges(graph, positions, cell)
         return positions, cell, senders, receivers, shifts
@@ -218,12 +235,13 @@ class _Source:
             rows = len(self.column(key))
             if (flat or field.on == "graph") and expected is not None and rows != expected:
                 raise InputError(f"{self.path}: {key} has {rows} rows where {expected} {field.on}s were counted")
-            if field.on == "edge" and self.settings.cutoff is not None:
-                raise InputError(f"{self.path}: the edge field {field.name} cannot go with edges from a cutoff")
+            if field.on == "edge" and (self.settings.cutoff is not None or self.points):
+                raise InputError(f"{self.path}: the edge field {field.name} cannot go with edges from a cutoff or grid")
 
 
 def _open(path: Path, settings: NpzBuild) -> _Source:
     table = read_npz(path, settings.array_names)
+    points = _flatten_grid(path, table, settings) if settings.grid else ()
     if settings.nodes is not None:
         counts = table_column(table, settings.nodes, path)
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any():
@@ -236,7 +254,9 @@ def _open(path: Path, settings: NpzBuild) -> _Source:
         edges = offsets_of(table_column(table, settings.edge_counts, path).astype(np.int64))
         if len(edges) != len(offsets):
             raise InputError(f"{path}: {settings.edge_counts} counts {len(edges) - 1} graphs, not {len(offsets) - 1}")
-    source = _Source(path=path, table=table, settings=settings, graphs=len(offsets) - 1, nodes=offsets, edges=edges)
+    source = _Source(
+        path=path, table=table, settings=settings, graphs=len(offsets) - 1, nodes=offsets, edges=edges, points=points
+    )
     if edges is not None and settings.edges is not None and len(source.column(settings.edges)) != edges[-1]:
         raise InputError(
             f"{path}: {settings.edges} has {len(source.column(settings.edges))} pairs, {settings.edge_counts} counts {edges[-1]}"
@@ -254,6 +274,42 @@ def _rectangular_graphs(path: Path, table: Table, settings: NpzBuild) -> int:
     if len(set(lengths.values())) > 1:
         raise InputError(f"{path}: arrays of different lengths {lengths}; give nodes = the array with node counts")
     return next(iter(lengths.values()))
+
+
+def _flatten_grid(path: Path, table: Table, settings: NpzBuild) -> tuple[int, ...]:
+    """Put the points of a grid on one axis; return those along each axis."""
+    axes = 2 if settings.grid in (4, 8) else 3
+    keys = {key for field in settings.fields if field.on == "node" for key in field.keys}
+    shapes = {key: table[key].shape[1 : 1 + axes] for key in keys}
+    if len({*shapes.values()}) != 1 or any(table[key].ndim < 1 + axes for key in keys):
+        raise InputError(
+            f"{path}: node fields lie on the grids {shapes or 'of none'}; with grid = {settings.grid} they are [graphs, x, y{', z' * (axes == 3)}, "
+            "...] of one size; transpose them, or choose another grid"
+        )
+    for key in keys:
+        table[key] = table[key].reshape(len(table[key]), -1, *table[key].shape[1 + axes :])
+    return tuple(shapes[min(shapes)])
+
+
+def _grid(points: tuple[int, ...], settings: NpzBuild, path: Path) -> _Geometry:
+    """Return points and neighbours of a regular grid."""
+    dim, size = len(points), np.array(points)
+    steps, flags = (
+        np.array(one if isinstance(one, list) else [one] * dim) for one in (settings.spacing, settings.periodic)
+    )
+    if len(steps) != dim or len(flags) != dim:
+        raise InputError(f"{path}: the grid has {dim} axes; give one spacing and periodic, or one per axis")
+    places = np.stack(np.meshgrid(*map(np.arange, points), indexing="ij"), axis=-1).reshape(-1, dim)
+    senders, receivers, shifts = [], [], []
+    for offset in product((-1, 0, 1), repeat=dim):
+        if any(offset) and (settings.grid in (8, 26) or sum(map(abs, offset)) == 1):
+            images, inside = np.divmod(places + np.array(offset), size)
+            reached = ((images == 0) | flags).all(axis=1)
+            senders.append(np.ravel_multi_index(tuple(inside[reached].T), points))
+            receivers.append(np.flatnonzero(reached))
+            shifts.append(images[reached] * size * steps)
+    cell = np.diag(size * steps) if flags.any() else None
+    return places * steps, cell, np.concatenate(senders), np.concatenate(receivers), np.concatenate(shifts)
 
 
 def _near(positions: Array, cell: Array | None, settings: NpzBuild, name: str) -> tuple[Array, Array, Array]:

@@ -1,14 +1,11 @@
 """Lists of torch_geometric data."""
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.manifest import cutoff_of
-from hydragnn.datasets.sources.base import BuildSettings, Make
-from hydragnn.datasets.sources.tables import find_files
+from hydragnn.datasets.sources.base import ObjectsBuild
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 
@@ -16,28 +13,36 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 """Attributes that say which nodes train, validate and test."""
 
 
-class PygBuild(BuildSettings):
-    """Lists of torch_geometric ``Data`` in ``.pt`` files, loaded without running code."""
+class PygBuild(ObjectsBuild):
+    """Data of torch_geometric in ``.pt`` files, which run no code, or memory."""
+
+    takes_columns: ClassVar[bool] = True
 
     kind: Literal["pyg"] = "pyg"
 
-    def makers(self) -> Iterator[Make]:
-        """Yield a maker for each ``Data``; InputError for anything else."""
-        for field in self.fields:
-            if field.keys != [field.name]:
-                raise InputError(f"field {field.name}: torch_geometric attributes keep their names; remove key")
-        for path in find_files(self.files):
-            for number, data in enumerate(load_pyg(path)):
-                yield partial(self._graph, data, path, number)
+    def load(self, path: Path) -> list[Any]:
+        """Return the data of a file; InputError for anything else."""
+        return load_pyg(path)
 
-    def _graph(self, data: Any, path: Path, number: int) -> GraphBatch:
+    def graph(self, one: Any, first: Any, name: str, number: int) -> GraphBatch:
+        """Return the graph of one ``Data``, with the kinds of the first one."""
+        from hydragnn.graphs.hetero import homogeneous, is_hetero
         from hydragnn.graphs.pyg import from_pyg
 
-        fields = {field.name: field.field for field in self.fields}
+        where = f"{name}, graph {number}"
+        if not is_data(one):
+            raise InputError(
+                f"{where}: a {type(one).__name__} is no Data of torch_geometric; give a list or data set of them"
+            )
+        data, fields = one, {field.name: field.field for field in self.fields}
+        keys = {field.name: field.keys[0] for field in self.fields}
+        if is_hetero(one) or is_hetero(first):
+            data, kinds = homogeneous(one, fields.values(), keys, self.optional, first, where)
+            fields |= {field.name: field for field in kinds}
         masks = [key for key in MASKS if data.get(key) is not None]
         if masks and self.node_split is None and any(f.on == "node" and f.role == "target" for f in fields.values()):
             raise InputError(
-                f"{path.name}, graph {number} has {', '.join(masks)}; say node_split = {masks} to train, validate and test on these nodes, or "
+                f"{where} has {', '.join(masks)}; say node_split = {masks} to train, validate and test on these nodes, or "
                 "remove them from the data to train on all"
             )
         for mask in self.node_split or ():
@@ -45,11 +50,18 @@ class PygBuild(BuildSettings):
         graph = from_pyg(
             data,
             list(fields.values()),
+            keys=keys,
+            columns={field.name: field.column for field in self.fields if field.column is not None},
             optional=self.optional,
             cutoff=cutoff_of(self.attributes),
-            name=f"{path.name}, graph {number}",
+            name=where,
         )
-        return graph.with_texts(self.texts_of(data.to_dict(), f"{path.name}#{number}"))
+        return graph.with_texts(self.texts_of(data.to_dict(), f"{name}#{number}"))
+
+
+def is_data(one: Any) -> bool:
+    """Return True for data of torch_geometric."""
+    return hasattr(one, "to_dict") and hasattr(one, "num_nodes") and hasattr(one, "get")
 
 
 def load_pyg(path: Path) -> list[Any]:
@@ -61,7 +73,9 @@ def load_pyg(path: Path) -> list[Any]:
     from hydragnn.graphs.pyg import torch_geometric
 
     data, storage = torch_geometric("data.data"), torch_geometric("data.storage")
-    classes = [data.Data, data.DataEdgeAttr, data.DataTensorAttr, storage.GlobalStorage]
+    hetero = torch_geometric("data.hetero_data").HeteroData
+    stores = [storage.BaseStorage, storage.NodeStorage, storage.EdgeStorage, storage.GlobalStorage]
+    classes = [data.Data, data.DataEdgeAttr, data.DataTensorAttr, hetero, *stores]
     try:
         with torch.serialization.safe_globals(classes):
             loaded = torch.load(path, weights_only=True, map_location="cpu")
@@ -73,8 +87,8 @@ def load_pyg(path: Path) -> list[Any]:
         raise InputError(f"{path} cannot be read by torch.load ({error}); was it cut off?") from error
     if isinstance(loaded, tuple) and len(loaded) >= 2 and isinstance(loaded[0], dict):
         return _separate(data.Data.from_dict(loaded[0]), loaded[1])
-    graphs = [loaded] if isinstance(loaded, data.Data) else loaded
-    if not isinstance(graphs, list) or not all(isinstance(graph, data.Data) for graph in graphs):
+    graphs = [loaded] if isinstance(loaded, data.Data | hetero) else loaded
+    if not isinstance(graphs, list) or not all(isinstance(graph, data.Data | hetero) for graph in graphs):
         raise InputError(f"{path} holds {type(loaded).__name__}, not a list of torch_geometric Data; save such a list")
     return graphs
 

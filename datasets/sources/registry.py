@@ -16,24 +16,27 @@ from hydragnn.datasets.sources.base import BuildSettings, OwnBuild
 GROUP = "hydragnn.sources"
 """Entry-point group in which packages announce sources; the name of an entry is its kind."""
 
-_NOT_SOURCES = ("atoms_text", "base", "extxyz", "fields", "labels", "registry", "tables")
+_NOT_SOURCES = ("atoms_text", "base", "extxyz", "fields", "labels", "registry", "table_files")
+FORMER = {"grains": "tables"}
+"""Kinds under an earlier name."""
 
 
 def sources() -> Mapping[str, type[BuildSettings]]:
     """Return the sources of this folder by kind."""
-    return {name: _defined_in(name) for name in _names()}
+    return {name: _defined_in(name) for name in _names() if name not in FORMER}
 
 
 @cache
 def _names() -> list[str]:
     import hydragnn.datasets.sources as room
 
-    return sorted(info.name for info in pkgutil.iter_modules(room.__path__) if info.name not in _NOT_SOURCES)
+    return sorted([*FORMER, *(one.name for one in pkgutil.iter_modules(room.__path__) if one.name not in _NOT_SOURCES)])
 
 
 @cache
 def _defined_in(name: str) -> type[BuildSettings]:
     """Return the one source of a file; TypeError unless kind and file agree."""
+    name = FORMER.get(name, name)
     module = import_module(f"hydragnn.datasets.sources.{name}")
     classes = [
         value

@@ -1,145 +1,159 @@
-"""Tables of users: CSV files with a header, npz files of columns."""
+"""Tables of nodes and edges, such as grains and their contacts."""
 
-import csv
-import re
-import zipfile
-from collections.abc import Collection
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field as Setting
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.places import matching_files
+from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
+from hydragnn.datasets.sources.table_files import Table, check_sides, find_files, read_table, stack_rows, table_column
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Location
 
-Table = dict[str, NDArray[Any]]
-
-
-def find_files(patterns: list[str]) -> list[Path]:
-    """Return matching files, also of folders, in order of patterns and names."""
-    paths: dict[Path, None] = {}
-    for pattern in patterns:
-        matches = matching_files(pattern)
-        if not matches:
-            raise InputError(f"{pattern}: no such file; paths count from the folder of the BUILD.toml")
-        paths |= dict.fromkeys(matches)
-    return list(paths)
+Array = NDArray[Any]
 
 
-MISSING_CELLS = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
-"""What cells without a label hold, in small letters."""
+class TablesBuild(BuildSettings):
+    """Tables of nodes, edges and graphs, one row each.
 
-
-def read_table(
-    path: Path, numbers: Collection[str] = (), optional: Collection[str] = (), texts: Collection[str] = ()
-) -> Table:
-    """Return the columns of a CSV or npz file by name; ``texts`` keep zeros before numbers.
-
-    Cells of ``optional`` columns may be missing: they become NaN. InputError where the file is missing, damaged or ragged. And
-    where another cell of one of the columns ``numbers`` holds none.
+    They are ``files``, ``edges`` and ``graphs``. Tables are CSV files with a header, or npz files with one array per
+    column. The column ``graph`` says to which graph a row belongs; without it all rows are one graph.
     """
-    if path.suffix == ".npz":
-        return read_npz(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            lines = [(reader.line_num, row) for row in reader if row or reader.line_num == 1]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot read {path}: {error}; give a CSV file with a header") from error
-    header = [name.strip() for name in lines[0][1]] if lines else []
-    if (
-        not header or not all(header[1:]) or header == [""]
-    ):  # pandas leaves the name of its first column, the number of the row, empty
-        raise InputError(f"{path} has no header; name every column in the first line")
-    if len(header) == 1 and (found := re.search("[;\t|]", header[0])):
-        raise InputError(
-            f"{path} separates columns by {found[0]!r}; separate them by commas, with points in decimal numbers"
+
+    joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))
+    beside: ClassVar[tuple[str, ...]] = ("edges", "graphs", "labels")
+
+    kind: Literal["tables", "grains"] = "tables"
+
+    edges: str
+    """Table with columns ``graph``, ``sender``, ``receiver`` (numbers of nodes inside the graph, from 0; or see ``node_id``)."""
+
+    ends: tuple[str, str] = ("sender", "receiver")
+    """Columns of ``edges`` with the two nodes of an edge."""
+
+    node_id: str | None = None
+    """Column of ``files`` with the numbers or names that edges use for nodes; absent: nodes count from 0 in each graph."""
+
+    graphs: str | None = None
+    """Table with a column ``graph`` and the graph fields."""
+
+    positions: list[str] = Setting(default_factory=list)
+    """Columns with the coordinates of nodes; empty for graphs without geometry."""
+
+    undirected: bool = False
+    """Add the reverse of every edge: for tables that list each edge from one side. Those that list both sides leave it out."""
+
+    def makers(self) -> Iterator[Make]:
+        """Yield a maker for each graph, ascending by the column ``graph``."""
+        names = [] if self.node_id is None else [self.node_id, *self.ends]
+        ends = [] if names else [*self.ends]
+        numbers: dict[Location, list[str]] = {"node": [*self.positions], "edge": ends, "graph": []}
+        optional = {key for field in self.fields if field.missing for key in field.keys}
+        for field in self.fields:
+            numbers[field.on] += field.keys
+        grains = _join(
+            [read_table(path, numbers["node"], optional, names[:1]) for path in find_files(self.files)], self.files
         )
-    body = lines[1:]
-    for number, row in body:
-        if len(row) != len(header):
-            raise InputError(f"{path}, line {number}: {len(row)} values for {len(header)} columns; repair the line")
-        for place, (name, cell) in enumerate(zip(header, row)):
-            if name in optional and cell.strip().lower() in MISSING_CELLS:
-                row[place] = "nan"
-            elif name in numbers and not _is_number(cell):
-                what = f"{cell!r}, which is no number; repair it" if cell.strip() else "nothing; fill it in"
-                raise InputError(f"{path}, line {number}: the column {name} holds {what}, or remove the row")
-    columns = {name: [row[position] for _, row in body] for position, name in enumerate(header)}
-    return {name: np.array(cells, np.str_) if name in texts else _column(cells) for name, cells in columns.items()}
+        edges = read_table(Path(self.edges), numbers["edge"], optional, names[1:])
+        tables: dict[Location, Table] = {"node": grains, "edge": edges, "graph": {}}
+        sources: dict[Location, str] = {"node": ", ".join(self.files), "edge": self.edges}
+        sources["graph"] = self.graphs or "the build file (no table of graphs)"
+        if self.graphs is not None:
+            tables["graph"] = read_table(Path(self.graphs), numbers["graph"], optional)
+        if not any("graph" in table for table in tables.values()):
+            for table in filter(None, tables.values()):
+                table["graph"] = np.zeros(len(next(iter(table.values()))), dtype=np.int64)
+        labels = np.unique(table_column(grains, "graph", sources["node"]))
+        rows = {location: _rows(table, labels, sources[location]) for location, table in tables.items() if table}
+        for number, label in enumerate(labels):
+            name = f"graph {label}"
+            rows_here = {location: index[number] for location, index in rows.items()}
+            senders, receivers = (table_column(tables["edge"], key, self.edges)[rows_here["edge"]] for key in self.ends)
+            if self.node_id is not None:
+                ids = table_column(grains, self.node_id, sources["node"])[rows_here["node"]]
+                senders, receivers = (_places(ids, side, f"{self.edges}, {name}") for side in (senders, receivers))
+            says = self.undirected if "undirected" in self.model_fields_set else None
+            check_sides(senders, receivers, says, f"{self.edges}, {name}")
+            values: dict[Location, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
+            for field in self.fields:
+                values[field.on][field.name] = _value(field, tables, sources, rows_here, name, self.undirected)
+            if self.undirected:
+                senders, receivers = np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
+            columns = [table_column(grains, key, sources["node"])[rows_here["node"]] for key in self.positions]
+            texts = {
+                key: table_column(tables["graph"], key, sources["graph"])[rows_here["graph"]] for key in self.text_keys
+            }
+            yield partial(
+                _graph,
+                self.texts_of(texts, str(label)),
+                np.stack(columns, axis=1) if columns else np.zeros((len(rows_here["node"]), 0)),
+                senders,
+                receivers,
+                fields=[field.field for field in self.fields],
+                nodes=values["node"],
+                edges=values["edge"],
+                graphs=values["graph"],
+                optional=self.optional,
+                name=name,
+            )
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _graph(texts: dict[str, list[str]], *arrays: Any, **more: Any) -> GraphBatch:
+    from hydragnn.graphs.validate import graph_from_arrays
+
+    return graph_from_arrays(*arrays, **more).with_texts(texts)
 
 
-def _column(texts: list[str]) -> NDArray[Any]:
-    for kind in (np.int64, np.float64):
-        try:
-            return np.array(texts, dtype=np.str_).astype(kind)
-        except ValueError:
-            continue
-    return np.array(texts, dtype=np.str_)
+def _places(ids: Array, names: Array, where: str) -> Array:
+    """Return the number of each named node; InputError for unknown names."""
+    place = {str(one): number for number, one in enumerate(ids.tolist())}
+    if len(place) < len(ids):
+        twice = next(one for number, one in enumerate(ids.tolist()) if place[str(one)] != number)
+        raise InputError(f"{where}: the node {twice} is listed twice; give every node one name in its graph")
+    absent = next((one for one in names.tolist() if str(one) not in place), None)
+    if absent is not None:
+        raise InputError(f"{where}: an edge names the node {absent}, which its graph does not have; mend the edge")
+    return np.array([place[str(one)] for one in names.tolist()], dtype=np.int64)
 
 
-def read_npz(path: Path, names: Collection[str] | None = None) -> Table:
-    """Return the named arrays of an npz file (None: all), never objects."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            for name in names or ():
-                if name not in archive.files:
-                    raise InputError(f"{path} has no {name}; it has {', '.join(archive.files) or 'nothing'}")
-            return {name: archive[name] for name in names or archive.files}
-    except InputError:
-        raise
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError, TypeError) as error:
-        raise InputError(f"cannot read {path} as npz ({error}); save plain number arrays with numpy.savez") from error
+def _join(tables: list[Table], files: list[str]) -> Table:
+    names = set(tables[0])
+    if any(set(table) != names for table in tables):
+        raise InputError(f"{', '.join(files)}: the files have different columns; give them the same header")
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
-def table_column(table: Table, name: str, source: Path | str) -> NDArray[Any]:
-    """One array of a table; InputError naming those that there are."""
-    if name not in table:
-        raise InputError(f"{source} has no {name}; it has {', '.join(sorted(table)) or 'nothing'}")
-    return table[name]
-
-
-def stack_rows(values: list[Any], field: FieldSettings) -> Any:
-    """One value, or several side by side on a new last axis."""
-    arrays = [np.asarray(value) for value in values]
-    whole = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
-    if field.column is None:
-        return whole
-    if whole.ndim == 0 or field.column >= whole.shape[-1]:
-        raise InputError(f"field {field.name}: there is no column {field.column} in values of shape {whole.shape}")
-    return whole[..., field.column]
-
-
-def check_sides(senders: NDArray[Any], receivers: NDArray[Any], undirected: bool | None, where: str) -> None:
-    """Raise InputError where pairs contradict ``undirected``.
-
-    Both directions are listed, or one alone and ``undirected`` is None.
-
-    >>> check_sides(np.array([0, 1]), np.array([1, 0]), False, "contacts.csv")
-    """
-    one, other = (np.asarray(ends)[senders != receivers] for ends in (senders, receivers))
-    if undirected is False or not len(one):
-        return
-    size = int(max(one.max(), other.max())) + 1
-    both = np.isin(one * size + other, other * size + one)
-    if undirected and both.any():
-        pair = int(both.argmax())
+def _rows(table: Table, labels: Array, source: str) -> list[Array]:
+    """Return the rows of each microstructure in the order of the table."""
+    owner = table_column(table, "graph", source)
+    place = np.searchsorted(labels, owner)
+    found_labels = labels[np.minimum(place, len(labels) - 1)] == owner
+    if not found_labels.all():
         raise InputError(
-            f"{where}: the pair {one[pair]}, {other[pair]} is listed in both directions, and undirected = true would double it; leave "
-            "undirected out"
+            f"{source}: graph {owner[~found_labels][0]} has rows here but no nodes; add them or remove the rows"
         )
-    if undirected is None and not both.any():
-        raise InputError(
-            f"{where}: every pair is listed in one direction; say undirected = true to add the other one, or undirected = false for "
-            "edges that run one way"
-        )
+    order = np.argsort(place, kind="stable")
+    cuts = np.searchsorted(place[order], np.arange(len(labels) + 1))
+    return [order[a:b] for a, b in pairwise(cuts)]
+
+
+def _value(
+    field: FieldSettings,
+    tables: dict[Location, Table],
+    sources: dict[Location, str],
+    rows: dict[Location, Array],
+    name: str,
+    undirected: bool,
+) -> Any:
+    columns = [table_column(tables[field.on], key, sources[field.on])[rows[field.on]] for key in field.keys]
+    if field.on == "graph" and len(columns[0]) != 1:
+        raise InputError(f"{sources['graph']}: {len(columns[0])} rows for {name}; give one")
+    values = stack_rows(columns, field)
+    return np.concatenate([values, values]) if field.on == "edge" and undirected else values

@@ -19,7 +19,7 @@ from hydragnn.datasets.sources.ase import AseBuild, frames_of_xyz, species_probl
 from hydragnn.datasets.sources.base import MakerOfMany, made_together, nodes_of
 from hydragnn.datasets.sources.extxyz import read_frame
 from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
-from hydragnn.datasets.sources.tables import find_files
+from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.structures import Structures, reads_atoms
 from hydragnn.graphs.batch import GraphBatch

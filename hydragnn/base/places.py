@@ -54,7 +54,7 @@ def as_path(value: Any) -> Path:
 
 
 def matching_files(pattern: Path | str) -> list[Path]:
-    """Return a file, the files of a folder, or the matches of a pattern, by name."""
+    """Return the files of a path, a folder or a pattern, by name."""
     path = Path(pattern)
     if path.is_dir() and not path.suffix:
         return sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
@@ -62,7 +62,7 @@ def matching_files(pattern: Path | str) -> list[Path]:
 
 
 def source_paths(source: Any) -> list[Path]:
-    """Return the stores or files that paths, folders and patterns name, each once.
+    """Return the stores or files of paths, folders and patterns.
 
     InputError where there is nothing, and for stores among other files.
     """

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
-from hydragnn.datasets.sources.tables import read_npz
+from hydragnn.datasets.sources.table_files import read_npz
 from hydragnn.ensemble import Ensemble, build_ensemble
 from hydragnn.graphs import Field, GraphBatch, Topology, direction_bins, multilevel_edges, relation_field
 from hydragnn.scripts.recipes.coarse import CoarseCantilever

@@ -16,7 +16,7 @@ from scipy.interpolate import RegularGridInterpolator
 import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
-from hydragnn.datasets.sources.tables import read_npz
+from hydragnn.datasets.sources.table_files import read_npz
 from hydragnn.ensemble import Ensemble, NumberEstimate, build_ensemble
 from hydragnn.graphs import (
     CLUSTERS,

@@ -15,7 +15,7 @@ from pydantic import Field as Setting
 import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
-from hydragnn.datasets.sources.tables import read_npz
+from hydragnn.datasets.sources.table_files import read_npz
 from hydragnn.ensemble import build_ensemble
 from hydragnn.graphs import (
     ATOMIC_NUMBERS_FIELD,

@@ -13,7 +13,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets.sources.tables import Table, table_column
+from hydragnn.datasets.sources.table_files import Table, table_column
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from sklearn.ensemble import RandomForestRegressor
 import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
-from hydragnn.datasets.sources.tables import read_npz
+from hydragnn.datasets.sources.table_files import read_npz
 from hydragnn.ensemble import build_ensemble
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, relation_field, rotation_matrices
 from hydragnn.record import RunRecord

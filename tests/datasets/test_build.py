@@ -462,9 +462,7 @@ def test_pairs_are_taken_as_they_are_listed_and_never_doubled(kind: str, case: s
 def test_contacts_of_one_side_need_a_word(tmp_path: Path) -> None:
     (tmp_path / "grains.csv").write_text("graph,size\n0,1\n0,2\n")
     (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n0,0,1\n")
-    with pytest.raises(
-        InputError, match="microstructure 0: every pair is listed in one direction; say undirected = true"
-    ):
+    with pytest.raises(InputError, match="graph 0: every pair is listed in one direction; say undirected = true"):
         built(
             tmp_path, kind="grains", files=["grains.csv"], edges="contacts.csv", fields=[{"name": "size", "on": "node"}]
         )
@@ -582,7 +580,7 @@ FILES = {
     ),
     "contacts without grains": (
         {"kind": "grains", "files": ["grains.csv"], "edges": "contacts.csv"},
-        "contacts.csv: graph 9 has rows here but no grains",
+        "contacts.csv: graph 9 has rows here but no nodes",
     ),
     "ragged table": (
         {"kind": "grains", "files": ["ragged.csv"], "edges": "contacts.csv"},

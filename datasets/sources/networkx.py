@@ -1,0 +1,53 @@
+"""Graphs of networkx, in files that it reads without running code."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field as Setting
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets.sources.base import ObjectsBuild
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Location
+
+
+class NetworkxBuild(ObjectsBuild):
+    """Graphs of networkx: ``.graphml``, ``.gml``, ``.json`` (node-link), or in memory."""
+
+    joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))
+
+    kind: Literal["networkx"] = "networkx"
+
+    positions: list[str] = Setting(default_factory=list)
+    """Attributes of nodes with the coordinates; empty for graphs without geometry."""
+
+    def graph(self, one: Any, first: Any, name: str, number: int) -> GraphBatch:
+        """Return the graph of one networkx graph."""
+        from hydragnn.graphs.network import from_networkx
+
+        keys, where = {field.name: field.keys for field in self.fields}, f"{name}, graph {number}"
+        fields = [field.field for field in self.fields]
+        graph = from_networkx(one, fields, keys=keys, positions=self.positions, optional=self.optional, name=where)
+        return graph.with_texts(self.texts_of(one.graph, f"{name}#{number}"))
+
+    def load(self, path: Path) -> Iterable[Any]:
+        """Return the graphs of a file; InputError where networkx cannot read it."""
+        import networkx
+        from networkx.readwrite.graphml import GraphMLReader
+
+        try:
+            if path.suffix == ".graphml":
+                return [*GraphMLReader()(path=str(path))]
+            if path.suffix == ".gml":
+                return [networkx.read_gml(path, label=None)]
+            tables = json.loads(path.read_text(encoding="utf-8"))
+            return [
+                networkx.node_link_graph(table, edges="links" if "links" in table else "edges")
+                for table in (tables if isinstance(tables, list) else [tables])
+            ]
+        except Exception as error:  # networkx's readers raise whatever their parsing raises
+            raise InputError(
+                f"{path} is no .graphml, .gml or .json (node-link) of networkx ({type(error).__name__}: {error}); check it"
+            ) from error

@@ -1,0 +1,142 @@
+"""Tables of users: CSV files with a header, npz files of columns."""
+
+import csv
+import re
+import zipfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.places import matching_files
+from hydragnn.datasets.sources.fields import FieldSettings
+from hydragnn.graphs.field import columns_of
+
+Table = dict[str, NDArray[Any]]
+
+
+def find_files(patterns: list[str]) -> list[Path]:
+    """Return matching files, also of folders, in order of patterns and names."""
+    paths: dict[Path, None] = {}
+    for pattern in patterns:
+        matches = matching_files(pattern)
+        if not matches:
+            raise InputError(f"{pattern}: no such file; paths count from the folder of the BUILD.toml")
+        paths |= dict.fromkeys(matches)
+    return list(paths)
+
+
+MISSING_CELLS = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
+"""What cells without a label hold, in small letters."""
+
+
+def read_table(
+    path: Path, numbers: Collection[str] = (), optional: Collection[str] = (), texts: Collection[str] = ()
+) -> Table:
+    """Return the columns of a CSV or npz file by name; ``texts`` keep zeros before numbers.
+
+    Cells of ``optional`` columns may be missing: they become NaN. InputError where the file is missing, damaged or ragged. And
+    where another cell of one of the columns ``numbers`` holds none.
+    """
+    if path.suffix == ".npz":
+        return read_npz(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            lines = [(reader.line_num, row) for row in reader if row or reader.line_num == 1]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read {path}: {error}; give a CSV file with a header") from error
+    header = [name.strip() for name in lines[0][1]] if lines else []
+    if (
+        not header or not all(header[1:]) or header == [""]
+    ):  # pandas leaves the name of its first column, the number of the row, empty
+        raise InputError(f"{path} has no header; name every column in the first line")
+    if len(header) == 1 and (found := re.search("[;\t|]", header[0])):
+        raise InputError(
+            f"{path} separates columns by {found[0]!r}; separate them by commas, with points in decimal numbers"
+        )
+    body = lines[1:]
+    for number, row in body:
+        if len(row) != len(header):
+            raise InputError(f"{path}, line {number}: {len(row)} values for {len(header)} columns; repair the line")
+        for place, (name, cell) in enumerate(zip(header, row)):
+            if name in optional and cell.strip().lower() in MISSING_CELLS:
+                row[place] = "nan"
+            elif name in numbers and not _is_number(cell):
+                what = f"{cell!r}, which is no number; repair it" if cell.strip() else "nothing; fill it in"
+                raise InputError(f"{path}, line {number}: the column {name} holds {what}, or remove the row")
+    columns = {name: [row[position] for _, row in body] for position, name in enumerate(header)}
+    return {name: np.array(cells, np.str_) if name in texts else _column(cells) for name, cells in columns.items()}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _column(texts: list[str]) -> NDArray[Any]:
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array(texts, dtype=np.str_).astype(kind)
+        except ValueError:
+            continue
+    return np.array(texts, dtype=np.str_)
+
+
+def read_npz(path: Path, names: Collection[str] | None = None) -> Table:
+    """Return the named arrays of an npz file (None: all), never objects."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            for name in names or ():
+                if name not in archive.files:
+                    raise InputError(f"{path} has no {name}; it has {', '.join(archive.files) or 'nothing'}")
+            return {name: archive[name] for name in names or archive.files}
+    except InputError:
+        raise
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError, TypeError) as error:
+        raise InputError(f"cannot read {path} as npz ({error}); save plain number arrays with numpy.savez") from error
+
+
+def table_column(table: Table, name: str, source: Path | str) -> NDArray[Any]:
+    """One array of a table; InputError naming those that there are."""
+    if name not in table:
+        raise InputError(f"{source} has no {name}; it has {', '.join(sorted(table)) or 'nothing'}")
+    return table[name]
+
+
+def stack_rows(values: list[Any], field: FieldSettings) -> Any:
+    """One value, or several side by side on a new last axis."""
+    arrays = [np.asarray(value) for value in values]
+    whole = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
+    return whole if field.column is None else columns_of(whole, field.column, f"field {field.name}")
+
+
+def check_sides(senders: NDArray[Any], receivers: NDArray[Any], undirected: bool | None, where: str) -> None:
+    """Raise InputError where pairs contradict ``undirected``.
+
+    Both directions are listed, or one alone and ``undirected`` is None.
+
+    >>> check_sides(np.array([0, 1]), np.array([1, 0]), False, "contacts.csv")
+    """
+    one, other = (np.asarray(ends)[senders != receivers] for ends in (senders, receivers))
+    if undirected is False or not len(one):
+        return
+    size = int(max(one.max(), other.max())) + 1
+    both = np.isin(one * size + other, other * size + one)
+    if undirected and both.any():
+        pair = int(both.argmax())
+        raise InputError(
+            f"{where}: the pair {one[pair]}, {other[pair]} is listed in both directions, and undirected = true would double it; leave "
+            "undirected out"
+        )
+    if undirected is None and not both.any():
+        raise InputError(
+            f"{where}: every pair is listed in one direction; say undirected = true to add the other one, or undirected = false for "
+            "edges that run one way"
+        )

@@ -1,0 +1,127 @@
+"""Images whose voxels have the number of their grain."""
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.places import distinct_names
+from hydragnn.base.settings import Positive
+from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.table_files import Table, find_files, read_table, stack_rows, table_column
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Location
+
+DESCRIPTION = 270
+"""Tag of a TIFF in which ImageJ says how many pages there are."""
+
+
+class VoxelsBuild(BuildSettings):
+    """Images of grains, ``.npy``, ``.tif`` or ``.png``: nodes are grains, edges shared faces.
+
+    Every grain has its ``volume`` and its centroid as position, every edge the shared ``area``.
+    """
+
+    joins: ClassVar[frozenset[Location]] = frozenset(("node",))
+    beside: ClassVar[tuple[str, ...]] = ("grains", "labels")
+
+    kind: Literal["voxels"] = "voxels"
+
+    spacing: Positive | list[Positive] = 1.0
+    """Edge length of a voxel, or one per axis of the array (of a TIFF: pages, rows, columns)."""
+
+    periodic: bool | list[bool] = False
+    """Whether the image repeats, or which axes do: grains then go on at the other side."""
+
+    background: int | None = None
+    """Number of voxels that belong to no grain, such as pores; absent: all are grains."""
+
+    grains: str | None = None
+    """Table with the node fields: a row per grain, columns ``file`` (for several images), ``grain`` (its number in the image) and values."""
+
+    def makers(self) -> Iterator[Make]:
+        """Yield a maker for each image; InputError names the file."""
+        numbers = ["grain", *(key for field in self.fields if field.on == "node" for key in field.keys)]
+        optional = [key for field in self.fields if field.missing for key in field.keys]
+        table = {} if self.grains is None else read_table(Path(self.grains), numbers, optional, ["file"])
+        paths = find_files(self.files)
+        if table and len(paths) > 1:
+            table_column(table, "file", self.grains or "")
+        for path, name in zip(paths, distinct_names(paths)):
+            yield partial(self._graph, path, name, table)
+
+    def _graph(self, path: Path, name: str, table: Table) -> GraphBatch:
+        from hydragnn.graphs.mesoscale import from_labels
+
+        image = read_image(path)
+        if wrong := [field.name for field in self.fields if field.on != "node" or not table]:
+            raise InputError(
+                f"{name}: no value for the field {wrong[0]}; name a table: grains for nodes, labels for graphs"
+            )
+        rows = _rows(table, image[image != self.background], name, self.grains or "") if self.fields else None
+        columns = {
+            field.name: [table_column(table, key, self.grains or "") for key in field.keys] for field in self.fields
+        }
+        graph = from_labels(
+            image,
+            self.spacing,
+            self.periodic,
+            background=self.background,
+            fields=[field.field for field in self.fields],
+            nodes={field.name: stack_rows([one[rows] for one in columns[field.name]], field) for field in self.fields},
+            optional=self.optional,
+            name=name,
+        )
+        return graph.with_texts(self.texts_of({}, name))
+
+
+def _rows(table: Table, voxels: NDArray[Any], name: str, source: str) -> NDArray[np.int64]:
+    """Return the row of each grain, ascending by its number."""
+    numbers, labels = table_column(table, "grain", source), np.unique(voxels)
+    files = [Path(file).name for file in table["file"].tolist()] if "file" in table else [name] * len(numbers)
+    own = np.flatnonzero(np.isin(files, [Path(name).name, Path(name).stem]))
+    order: NDArray[np.int64] = own[np.argsort(numbers[own], kind="stable")]
+    if not np.array_equal(numbers[order], labels):
+        odd = np.setxor1d(numbers[order], labels)
+        what = f"grain {odd[0]} is in one of them alone" if len(odd) else "a grain is there twice"
+        raise InputError(f"{source} and {name} have other grains: {what}; give each grain of the image one row")
+    return order
+
+
+def read_image(path: Path) -> NDArray[Any]:
+    """Return the voxels of an image file; InputError where it holds no labels."""
+    try:
+        image = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _pages(path)
+    except InputError:
+        raise
+    except Exception as error:  # of several readers
+        raise InputError(
+            f"{path} cannot be read as an image ({type(error).__name__}: {error}); give .npy, .tif or .png"
+        ) from error
+    if image is None or image.dtype == np.bool_:
+        raise InputError(f"{path} holds colours or a mask; give labels: one whole number per voxel, that of its grain")
+    return np.asarray(image)
+
+
+def _pages(path: Path) -> NDArray[Any] | None:
+    """Return the pages of an image, one on top of the other; None for colours."""
+    from PIL import Image, ImageSequence
+
+    if path.suffix in (".tif", ".tiff") and find_spec("tifffile"):
+        with import_module("tifffile").TiffFile(path) as file:
+            return None if "S" in file.series[0].axes else np.asarray(file.series[0].asarray())
+    with Image.open(path) as file:
+        pages = [np.asarray(page) for page in ImageSequence.Iterator(file)]
+        described = re.search(r"images=(\d+)", str(getattr(file, "tag_v2", {}).get(DESCRIPTION, "")))
+    if described and int(described[1]) > len(pages):
+        raise InputError(f"{path}: only {len(pages)} of {described[1]} pages of ImageJ can be read; install tifffile")
+    if pages[0].ndim > 2:
+        return None
+    return pages[0] if len(pages) == 1 else np.stack(pages)

@@ -1,0 +1,75 @@
+"""Graphs of several kinds of nodes and edges, as relations."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydragnn.base.errors import InputError
+from hydragnn.graphs.field import MISSING_CLASS, Field
+from hydragnn.graphs.pyg import torch_geometric
+from hydragnn.graphs.relations import RELATION, relation_field
+
+NODE_KIND = "node_kind"
+"""Categorical node field: which kind of node it is."""
+
+
+def is_hetero(data: Any) -> bool:
+    """Return True for a ``HeteroData`` of torch_geometric."""
+    return hasattr(data, "node_types") and hasattr(data, "metadata")
+
+
+def homogeneous(
+    data: Any, fields: Iterable[Field], keys: Mapping[str, str], optional: Collection[str], first: Any, name: str
+) -> tuple[Any, list[Field]]:
+    """Return one ``Data`` of all kinds, and the fields of kinds.
+
+    Kinds are numbered in the order of their names; ``first`` is the first graph of the data set. Labels that a kind of node or edge lacks are missing;
+    inputs must be there, and equally wide. InputError for a graph of other kinds.
+    """
+    if not (is_hetero(data) and is_hetero(first)):
+        raise InputError(f"{name}: Data and HeteroData are in one data set; keep them apart")
+    kinds, relations = map(sorted, first.metadata())
+    if [kinds, relations] != [*map(sorted, data.metadata())]:
+        raise InputError(
+            f"{name} has the kinds {data.metadata()}, and the first graph {first.metadata()}; give every graph all of them, empty ones too"
+        )
+    nodes = torch.tensor([data[kind].num_nodes or 0 for kind in kinds])
+    starts = dict(zip(kinds, (nodes.cumsum(0) - nodes).tolist()))
+    ends = [data[one].edge_index + torch.tensor([[starts[one[0]]], [starts[one[2]]]]) for one in relations]
+    edges = torch.tensor([pairs.shape[1] for pairs in ends])
+    result = torch_geometric("data").Data(edge_index=torch.cat(ends, dim=1), num_nodes=int(nodes.sum()))
+    locations = {keys.get(field.name, field.name): field.on for field in fields}
+    lacking = {keys.get(f.name, f.name) for f in fields if f.role == "target" and f.name in optional}
+    geometry = {key: "node" for key in ("pos",) if any(key in data[kind] for kind in kinds)}
+    for key, on in {**locations, **geometry}.items():
+        if on == "graph" and key in data:
+            result[key] = data[key]
+        elif on != "graph":
+            types, counts = (kinds, nodes) if on == "node" else (relations, edges)
+            own = {str(one): data[one].get(key) for one in types}
+            if any(value is not None for value in own.values()):
+                result[key] = _end_to_end(own, counts.tolist(), key in lacking, f"{name}, {key}")
+    result[NODE_KIND] = torch.arange(len(kinds)).repeat_interleave(nodes)
+    result[RELATION] = torch.arange(len(relations)).repeat_interleave(edges)
+    kind = Field(name=NODE_KIND, on="node", classes=len(kinds), dtype="int64")
+    return result, [kind] * (len(kinds) > 1) + [relation_field(len(relations))] * (len(relations) > 1)
+
+
+def _end_to_end(values: Mapping[str, Tensor | None], counts: list[int], optional: bool, where: str) -> Tensor:
+    """Return the values of all kinds; an ``optional`` target may lack some."""
+    shapes = {kind: tuple(value.shape[1:]) for kind, value in values.items() if value is not None}
+    absent = [kind for kind, value in values.items() if value is None]
+    if len({*shapes.values()}) > 1:
+        raise InputError(
+            f"{where}: the shapes are {shapes} by kind, and zeros beside the shorter ones would look like values; give all kinds equally "
+            "many columns, or declare a field that they share"
+        )
+    if absent and not optional:
+        raise InputError(f"{where}: {absent[0]} lacks it; add it, or make a target optional = true")
+    like = next(value for value in values.values() if value is not None)
+    fill = math.nan if like.is_floating_point() else MISSING_CLASS
+    empty = [like.new_full((count, *like.shape[1:]), fill) for count in counts]
+    return torch.cat([rows if value is None else value for value, rows in zip(values.values(), empty)])

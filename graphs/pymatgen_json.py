@@ -1,0 +1,75 @@
+"""Structures in JSON of pymatgen and matbench, without pymatgen."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.base.errors import InputError
+
+BEGINNING = 2**16
+"""Letters of a file that are searched for marks of its format."""
+
+
+def is_pymatgen(path: Path) -> bool:
+    """Return True for JSON with classes of pymatgen, or with a table of matbench."""
+    if not path.name.endswith((".json", ".json.gz")):
+        return False
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        beginning = str(file.read(BEGINNING))
+    return '"@class"' in beginning or '"columns"' in beginning
+
+
+def pymatgen_structures(path: Path) -> Iterator[Any]:
+    """Yield the structures of a file as ASE's atoms, labels in ``info``.
+
+    A file is a structure, a list or table by name of structures or of records (a structure among labels), or matbench's
+    ``{index, columns, data}``. InputError where a site is occupied by several species or in part.
+    """
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        value = json.load(file)
+    if isinstance(value, dict) and "columns" in value:
+        columns, names = value["columns"], value.get("index") or range(len(value["data"]))
+        records = [dict(zip(columns, row)) | {"id": str(name)} for name, row in zip(names, value["data"])]
+    elif isinstance(value, dict) and "sites" not in value and "structure" not in value:
+        records = [{"id": name, **_record(one)} for name, one in value.items()]
+    else:
+        records = [_record(one) for one in (value if isinstance(value, list) else [value])]
+    for number, record in enumerate(records):
+        yield _atoms(record, f"{path}: structure {number}")
+
+
+def _record(one: Any) -> dict[str, Any]:
+    return {"structure": one} if isinstance(one, dict) and "sites" in one else dict(one)
+
+
+def _atoms(record: dict[str, Any], where: str) -> Any:
+    from ase import Atoms
+
+    key = next((key for key, value in record.items() if isinstance(value, dict) and "sites" in value), None)
+    if key is None:
+        raise InputError(f"{where} is no structure of pymatgen; it has {', '.join(record) or 'nothing'}")
+    sites = record[key]["sites"]
+    for site, one in enumerate(sites):
+        species = one["species"]
+        if len(species) != 1 or species[0].get("occu", 1) != 1:
+            raise InputError(f"{where}: site {site} is occupied by {species}; order it: one species with occu 1")
+    lattice = record[key].get("lattice")
+    atoms = Atoms(
+        [site["species"][0]["element"] for site in sites],
+        cell=lattice and lattice["matrix"],
+        pbc=lattice and lattice.get("pbc", True),
+        positions=None if lattice and "abc" in sites[0] else [site["xyz"] for site in sites],
+        scaled_positions=[site["abc"] for site in sites] if lattice and "abc" in sites[0] else None,
+    )
+    for name in sites[0].get("properties") or ():
+        values = [site["properties"].get(name) for site in sites]
+        if all(isinstance(value, int | float | list) for value in values):
+            atoms.arrays[name] = np.array(values)
+    for name, value in record.items():
+        if name != key and isinstance(value, str | int | float | list):
+            atoms.info[name] = value
+    return atoms

@@ -1,0 +1,360 @@
+"""Tables, networks, JSON of pymatgen, time series, voxels and grids, each against a graph made by hand."""
+
+import gzip
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import meshio
+import networkx
+import numpy as np
+import pytest
+from ase.build import bulk
+from meshio.xdmf import TimeSeriesWriter
+from PIL import Image
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import build_store, check_store, open_store, read_build_settings
+from hydragnn.graphs import GraphBatch, edge_vectors, from_ase
+
+X = {"name": "x", "on": "node"}
+Y = {"name": "y", "on": "graph", "role": "target", "dtype": "float32"}
+
+
+def built(folder: Path, **table: Any) -> GraphBatch:
+    """All graphs of a store built from a table whose paths count from ``folder``."""
+    out = folder / f"store-{len([*folder.iterdir()])}.h5"
+    build_store(read_build_settings(table, folder / "BUILD.toml"), out)
+    assert check_store(out) == []
+    return open_store(out)[:]
+
+
+def pairs(graph: GraphBatch) -> set[tuple[int, int]]:
+    return set(zip(graph.senders.tolist(), graph.receivers.tolist()))
+
+
+def refused(folder: Path, words: str, **table: Any) -> None:
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        built(folder, **table)
+    assert "\n" not in str(caught.value)
+
+
+def test_tables_of_nodes_and_edges_name_nodes_by_id(tmp_path: Path) -> None:
+    (tmp_path / "joints.csv").write_text("graph,joint,x,px\na,007,0.5,0\na,7,1.5,1\nb,007,2.5,0\nb,9,,1\nb,c,4.5,2\n")
+    (tmp_path / "bars.csv").write_text("graph,from,to,area\na,007,7,2\nb,c,9,3\nb,9,007,4\n")
+    (tmp_path / "trusses.csv").write_text("graph,y\nb,2\na,\n")
+    table = {
+        "kind": "tables",
+        "files": ["joints.csv"],
+        "edges": "bars.csv",
+        "graphs": "trusses.csv",
+        "node_id": "joint",
+        "ends": ["from", "to"],
+        "undirected": True,
+        "fields": [
+            {**X, "role": "target", "optional": True},
+            {"name": "p", "on": "node", "key": "px"},
+            {"name": "area", "on": "edge"},
+            {**Y, "optional": True},
+        ],
+    }
+    graphs = built(tmp_path, **table)
+    assert pairs(graphs) == {(0, 1), (1, 0), (4, 3), (3, 4), (3, 2), (2, 3)} and list(graphs.names) == ["a", "b"]
+    assert graphs.labelled("x").tolist() == [True, True, True, False, True] and graphs["x"][4] == 4.5
+    assert graphs.present("y").tolist() == [False, True] and sorted(graphs["area"].tolist()) == [2, 2, 3, 3, 4, 4]
+    (tmp_path / "bars.csv").write_text("graph,from,to,area\na,007,8,2\n")
+    refused(tmp_path, "bars.csv, graph a: an edge names the node 8, which its graph does not have", **table)
+    (tmp_path / "joints.csv").write_text("x\n1\n2\n3\n")
+    (tmp_path / "bars.csv").write_text("sender,receiver\n0,1\n1,0\n1,2\n2,1\n")
+    one = built(tmp_path, kind="tables", files=["joints.csv"], edges="bars.csv", fields=[X])
+    assert pairs(one) == {(0, 1), (1, 0), (1, 2), (2, 1)} and one["x"].tolist() == [1, 2, 3]
+
+
+def networks() -> list[networkx.Graph]:
+    """A path of three nodes with labels, and a directed pair that lacks one."""
+    path = networkx.Graph(y=1.0, name="path")
+    path.add_nodes_from(
+        [("a", {"x": 1.0, "u": 0.0, "v": 1.0}), ("b", {"x": 2.0, "u": 2.0, "v": 3.0}), ("c", {"u": 4.0, "v": 5.0})]
+    )
+    path.add_edges_from([("a", "b", {"w": 0.5}), ("b", "c", {"w": 1.5})])
+    pair = networkx.DiGraph(y=2.0)
+    pair.add_nodes_from([("p", {"x": 3.0, "u": 0.0, "v": 0.0}), ("q", {"x": 4.0, "u": 1.0, "v": 0.0})])
+    pair.add_edge("q", "p", w=2.5)
+    return [path, pair]
+
+
+NETWORK = {
+    "kind": "networkx",
+    "positions": ["u", "v"],
+    "fields": [
+        {**X, "role": "target", "optional": True},
+        {"name": "w", "on": "edge"},
+        Y,
+        {"name": "uv", "on": "node", "shape": [2], "key": ["u", "v"]},
+    ],
+}
+
+
+@pytest.mark.parametrize("suffix", ["graphml", "json"])
+def test_graphs_of_networkx_come_from_files_that_run_no_code(suffix: str, tmp_path: Path) -> None:
+    for number, graph in enumerate(networks()):
+        if suffix == "graphml":
+            networkx.write_graphml(graph, tmp_path / f"g{number}.graphml")
+        else:
+            table = networkx.node_link_data(graph, edges=("edges", "links")[number])
+            (tmp_path / f"g{number}.json").write_text(json.dumps(table))
+    graphs = built(tmp_path, files=[f"*.{suffix}"], **NETWORK)
+    assert pairs(graphs) == {(0, 1), (1, 0), (1, 2), (2, 1), (4, 3)} and list(graphs.names) == [
+        "path",
+        f"g1.{suffix}#0",
+    ]
+    weights = dict(zip(zip(graphs.senders.tolist(), graphs.receivers.tolist()), graphs["w"].tolist()))
+    assert weights == {(0, 1): 0.5, (1, 0): 0.5, (1, 2): 1.5, (2, 1): 1.5, (4, 3): 2.5}
+    assert graphs.labelled("x").tolist() == [True, True, False, True, True] and graphs["y"].tolist() == [1, 2]
+    np.testing.assert_array_equal(graphs.positions, graphs["uv"])
+
+
+def test_graphs_of_networkx_in_memory_are_a_store(tmp_path: Path) -> None:
+    import hydragnn
+
+    info = hydragnn.build_store(NETWORK, tmp_path / "n.h5", data=iter(networks()))
+    assert info.graphs == 2 and info.labels["x"] == (4, 1)
+    for data, words in {
+        (3,): "data, graph 0: a int is no graph of networkx",
+        (networkx.path_graph(2),): "edge 0 to 1 has no w; it has nothing",
+        (networkx.Graph([(0, 0)], y="high"),): "edge 0 to 0 has no w",
+    }.items():
+        with pytest.raises(InputError, match=words):
+            hydragnn.build_store(NETWORK, tmp_path / "no.h5", data=[*data])
+    with pytest.raises(InputError, match="the graph has y = \\['high'\\], not numbers"):
+        hydragnn.build_store(
+            {"kind": "networkx", "fields": [Y]}, tmp_path / "no.h5", data=[networkx.Graph([(0, 1)], y="high")]
+        )
+    with pytest.raises(InputError, match="3 is no list, data set or generator"):
+        hydragnn.build_store(NETWORK, tmp_path / "no.h5", data=3)
+    with pytest.raises(InputError, match="kind = 'ase' takes files"):
+        hydragnn.build_store({"kind": "ase", "cutoff": 3.0}, tmp_path / "no.h5", data=[bulk("Cu")])
+
+
+def monty(atoms: Any) -> dict[str, Any]:
+    """A structure as pymatgen writes it."""
+    sites = [
+        {"species": [{"element": symbol, "occu": 1}], "abc": list(place), "properties": {"magmom": float(number)}}
+        for number, (symbol, place) in enumerate(zip(atoms.symbols, atoms.get_scaled_positions(wrap=False)))
+    ]
+    lattice = {"matrix": atoms.cell.tolist(), "pbc": [True, True, True]}
+    return {"@module": "pymatgen.core.structure", "@class": "Structure", "lattice": lattice, "sites": sites}
+
+
+@pytest.mark.parametrize("form", ["matbench", "records", "by name", "structure"])
+def test_json_of_pymatgen_and_matbench_has_the_structures_of_ase(form: str, tmp_path: Path) -> None:
+    crystals = [bulk("NaCl", "rocksalt", a=5.6), bulk("Cu", cubic=True)]
+    one, other = map(monty, crystals)
+    value = {
+        "matbench": {
+            "index": ["mb-1", "mb-2"],
+            "columns": ["structure", "gap pbe"],
+            "data": [[one, 5.0], [other, None]],
+        },
+        "records": [
+            {"structure": one, "gap pbe": 5.0, "material_id": "mb-1"},
+            {"structure": other, "material_id": "mb-2"},
+        ],
+        "by name": {"mb-1": {"structure": one, "gap pbe": 5.0}, "mb-2": other},
+        "structure": one,
+    }[form]
+    with gzip.open(tmp_path / "bench.json.gz", "wt") as file:
+        json.dump(value, file)
+    gap = {"name": "gap", "on": "graph", "role": "target", "key": "gap pbe", "optional": True}
+    spin = {"name": "magmom", "on": "node", "role": "target"}
+    table = {
+        "kind": "ase",
+        "files": ["bench.json.gz"],
+        "cutoff": 3.5,
+        "fields": [spin] if form == "structure" else [gap, spin],
+    }
+    graphs = built(tmp_path, **table)
+    expected = from_ase(crystals[0], 3.5)
+    assert graphs.counts("edge")[0] == expected.num_edges and graphs["magmom"][:2].tolist() == [0, 1]
+    np.testing.assert_allclose(graphs.positions[:2], expected.positions, atol=1e-9)
+    assert graphs["atomic_numbers"][:2].tolist() == [11, 17]
+    last = built(tmp_path, **{**table, "index": "-1", "fields": [spin]})
+    assert len(last) == 1 and last.num_nodes == (2 if form == "structure" else 4)
+    if form != "structure":
+        assert list(graphs.names) == ["mb-1", "mb-2"] and graphs.present("gap").tolist() == [True, False]
+
+
+def test_a_disordered_site_is_one_sentence(tmp_path: Path) -> None:
+    crystal = monty(bulk("Cu"))
+    crystal["sites"][0]["species"] = [{"element": "Cu", "occu": 0.5}, {"element": "Ag", "occu": 0.5}]
+    (tmp_path / "a.json").write_text(json.dumps([crystal]))
+    refused(tmp_path, "site 0 is occupied by", kind="ase", files=["a.json"], cutoff=3.0)
+
+
+def run(path: Path, frames: int) -> None:
+    """Write a square of two triangles whose field u at a point is time plus its number."""
+    points, cells = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]]), [("triangle", np.array([[0, 1, 2], [0, 2, 3]]))]
+    with TimeSeriesWriter(path, data_format="XML") as writer:
+        writer.write_points_cells(points, cells)
+        for frame in range(frames):
+            u = frame + np.arange(4.0)
+            writer.write_data(
+                0.5 * frame, point_data={"u": u, "v": np.stack([u, -u, 0 * u], axis=1)}, cell_data={"c": [u[:2]]}
+            )
+
+
+def test_frames_of_a_time_series_are_graphs_with_the_next_one_as_target(tmp_path: Path) -> None:
+    for number, frames in enumerate([4, 3]):
+        run(tmp_path / f"run{number}.xdmf", frames)
+    u = {"name": "u", "on": "node"}
+    following = {"name": "next", "on": "node", "shape": [2], "role": "target", "key": "v", "column": [0, 1], "step": 1}
+    time = {"name": "time", "on": "graph", "role": "auxiliary"}
+    graphs = built(tmp_path, kind="mesh", files=["run*.xdmf"], fields=[u, following, time])
+    assert list(graphs.names) == ["run0.xdmf#0", "run0.xdmf#1", "run0.xdmf#2", "run1.xdmf#0", "run1.xdmf#1"]
+    assert list(graphs.texts["run"]) == ["run0.xdmf"] * 3 + ["run1.xdmf"] * 2
+    assert graphs["u"].reshape(5, 4)[:, 0].tolist() == [0, 1, 2, 0, 1] and graphs["time"].tolist() == [
+        0,
+        0.5,
+        1,
+        0,
+        0.5,
+    ]
+    np.testing.assert_array_equal(graphs["next"][:, 0], graphs["u"] + 1)
+    np.testing.assert_array_equal(graphs["next"][:, 1], -graphs["u"] - 1)
+    assert pairs(graphs.select([0])) == {(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0), (2, 3), (3, 2), (0, 3), (3, 0)}
+    cells = built(tmp_path, kind="mesh", files=["run1.xdmf"], cell_centred=True, fields=[{**u, "key": "c", "step": -1}])
+    assert list(cells.names) == ["run1.xdmf#1", "run1.xdmf#2"] and cells["u"].tolist() == [0, 1, 1, 2]
+    refused(
+        tmp_path,
+        "run0.xdmf#0: no w for the node field w",
+        kind="mesh",
+        files=["run0.xdmf"],
+        fields=[{"name": "w", "on": "node"}],
+    )
+    meshio.write(
+        tmp_path / "one.vtu",
+        meshio.Mesh(np.array([[0.0, 0], [1, 0], [0, 1]]), [("triangle", [[0, 1, 2]])], {"u": np.ones(3)}),
+    )
+    refused(tmp_path, "one.vtu is no time series", kind="mesh", files=["one.vtu"], fields=[{**u, "step": 1}])
+
+
+IMAGE = np.array([[5, 5, 9], [5, 2, 9]], dtype=np.int32)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "tif", "png"])
+@pytest.mark.parametrize("periodic", [False, True])
+def test_grains_of_an_image_are_nodes_with_size_and_shared_area(suffix: str, periodic: bool, tmp_path: Path) -> None:
+    if suffix == "npy":
+        np.save(tmp_path / "i.npy", IMAGE)
+    else:
+        Image.fromarray(IMAGE.astype(np.uint8)).save(tmp_path / f"i.{suffix}")
+    (tmp_path / "grains.csv").write_text("file,grain,angle\nother.npy,5,0\ni,9,90\ni,2,20\ni,5,50\n")
+    (tmp_path / "strength.csv").write_text("file,y\ni,4.5\n")
+    graph = built(
+        tmp_path,
+        kind="voxels",
+        files=["i.*"],
+        spacing=2.0,
+        periodic=periodic,
+        grains="grains.csv",
+        labels="strength.csv",
+        fields=[{"name": "angle", "on": "node"}, Y],
+    )
+    assert (
+        graph["volume"].tolist() == [4, 12, 8]
+        and graph["angle"].tolist() == [20, 50, 90]
+        and graph["y"].tolist() == [4.5]
+    )
+    areas = np.zeros((3, 3))
+    np.add.at(areas, (graph.senders.numpy(), graph.receivers.numpy()), graph["area"].numpy())
+    faces = [[0, 4, 2], [4, 0, 2], [2, 2, 0]]  # grain 2 meets 5 above and left, and 9 right
+    around = [[0, 6, 2], [6, 0, 6], [2, 6, 0]]  # also through the upper wall, and both rows through the side
+    assert areas.tolist() == (around if periodic else faces)
+    if not periodic:
+        np.testing.assert_allclose(graph.positions, [[3, 3], [5 / 3, 5 / 3], [2, 5]])
+
+
+def test_pages_of_an_image_are_its_first_axis_and_wrong_images_are_sentences(tmp_path: Path) -> None:
+    pages = [Image.fromarray(np.full((2, 3), value, np.uint8)) for value in (1, 2)]
+    pages[0].save(tmp_path / "v.tif", save_all=True, append_images=pages[1:])
+    graph = built(tmp_path, kind="voxels", files=["v.tif"])
+    assert graph.dim == 3 and graph["volume"].tolist() == [6, 6] and graph["area"].tolist() == [6, 6]
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "rgb.png")
+    np.save(tmp_path / "f.npy", IMAGE / 2)
+    np.save(tmp_path / "i.npy", IMAGE)
+    (tmp_path / "g.csv").write_text("grain,angle\n5,0\n9,1\n")
+    angle = {"name": "angle", "on": "node"}
+    (tmp_path / "bad.tif").write_text("no image")
+    for table, words in [
+        ({"files": ["rgb.png"]}, "rgb.png holds colours"),
+        ({"files": ["f.npy"]}, "f.npy: float64 image"),
+        ({"files": ["bad.tif"]}, "bad.tif cannot be read as an image"),
+        ({"files": ["i.npy"], "fields": [angle]}, "no value for the field angle; name a table"),
+        (
+            {"files": ["i.npy"], "fields": [angle], "grains": "g.csv"},
+            "have other grains: grain 2 is in one of them alone",
+        ),
+        (
+            {"files": ["i.npy", "v.tif"], "fields": [angle], "grains": "g.csv"},
+            "g.csv has no file; it has angle, grain",
+        ),
+    ]:
+        refused(tmp_path, words, kind="voxels", **table)
+
+
+@pytest.mark.parametrize(
+    ("axes", "near", "edges"), [((2, 3), 4, 14), ((2, 3), 8, 22), ((2, 2, 2), 6, 24), ((2, 2, 2), 26, 56)]
+)
+def test_points_of_a_grid_have_the_neighbours_that_are_declared(
+    axes: tuple[int, ...], near: int, edges: int, tmp_path: Path
+) -> None:
+    x = np.arange(2 * math.prod(axes), dtype=np.float64).reshape(2, *axes)
+    np.savez(tmp_path / "g.npz", x=x, pair=np.stack([x, -x], -1), y=[1.0, np.nan], id=["one", "two"])
+    both = {"name": "both", "on": "node", "shape": [2], "key": "pair"}
+    table = {"kind": "npz", "files": ["g.npz"], "spacing": 0.5, "grid": near, "name_key": "id"}
+    fields = [
+        X,
+        both,
+        {"name": "minus", "on": "node", "key": "pair", "column": 1, "role": "target"},
+        {**Y, "optional": True},
+    ]
+    graphs = built(tmp_path, **table, fields=fields)
+    assert graphs.counts("edge").tolist() == [edges, edges] and list(graphs.names) == ["one", "two"]
+    reach = 0.5 * (1 if near == 2 * len(axes) else math.sqrt(len(axes)))
+    lengths = edge_vectors(graphs).norm(dim=1)
+    assert float(lengths.max()) == pytest.approx(reach) and float(lengths.min()) == 0.5
+    np.testing.assert_array_equal(graphs["minus"], -graphs["x"])
+    np.testing.assert_array_equal(graphs["both"][:, 1], -graphs["x"])
+    assert graphs["x"].tolist() == [*range(x.size)] and graphs.present("y").tolist() == [True, False]
+    assert graphs.positions[1].tolist() == [0.0, 0.5] if len(axes) == 2 else [0.0, 0.0, 0.5]
+
+
+def test_a_periodic_grid_goes_on_at_the_other_side(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", x=np.arange(12.0).reshape(1, 3, 4), z=np.zeros((1, 4, 3)))
+    table = {"kind": "npz", "files": ["g.npz"], "spacing": [1.0, 2.0], "grid": 4, "fields": [X]}
+    graph = built(tmp_path, **table, periodic=[True, False])
+    assert graph.num_edges == 2 * (3 * 4 + 3 * 3) and (8, 0) in pairs(graph) and (3, 0) not in pairs(graph)
+    assert sorted({*edge_vectors(graph).norm(dim=1).tolist()}) == [1.0, 2.0]
+    for wrong, words in [
+        ({"grid": 6}, "with grid = 6 they are [graphs, x, y, z, ...] of one size"),
+        ({"periodic": [True]}, "the grid has 2 axes; give one spacing and periodic, or one per axis"),
+        ({"fields": [X, {"name": "z", "on": "node"}]}, "node fields lie on the grids"),
+        (
+            {"fields": [X, {"name": "e", "on": "edge", "key": "x"}]},
+            "the edge field e cannot go with edges from a cutoff or grid",
+        ),
+        ({"positions": "x"}, "grid makes nodes, edges and cell"),
+        ({"grid": None}, "spacing acts only with grid"),
+    ]:
+        refused(tmp_path, words, **{**table, **wrong})
+
+
+def test_structures_of_one_name_in_several_folders_have_names_of_their_own(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        ase.io.write(tmp_path / folder / "POSCAR", bulk("Cu"), format="vasp")
+    graphs = built(tmp_path, kind="ase", files=["*/POSCAR"], cutoff=3.0)
+    assert list(graphs.names) == ["a/POSCAR#0", "b/POSCAR#0"]

@@ -1,0 +1,148 @@
+"""Data of torch_geometric: packed attributes, data sets in memory, several kinds of nodes and edges."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hydragnn
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import open_store
+from hydragnn.graphs import GraphBatch
+from hydragnn.graphs.pyg import torch_geometric
+
+Build = Callable[..., GraphBatch]
+EDGES = torch.tensor([[0, 1], [1, 0]])
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    """A builder of stores from data in memory, or in ``data.pt``."""
+
+    def build(fields: list[dict[str, Any]], data: Any = None, **table: Any) -> GraphBatch:
+        out = tmp_path / f"{len([*tmp_path.iterdir()])}.h5"
+        files = {} if data is not None else {"files": [str(tmp_path / "data.pt")]}
+        hydragnn.build_store({"kind": "pyg", **files, "fields": fields, **table}, out, data=data, quiet=True)
+        return open_store(out)[:]
+
+    return build
+
+
+def packed(count: int = 3) -> list[Any]:
+    """Graphs of two nodes with seven labels in one row, as in QM9."""
+    data = torch_geometric("data")
+    y = torch.arange(7.0)[None]
+    return [
+        data.Data(
+            x=torch.arange(6.0).reshape(2, 3) + 10 * number,
+            edge_index=EDGES,
+            y=y + 100 * number,
+            charges=torch.tensor([1.0, 2.0]),
+        )
+        for number in range(count)
+    ]
+
+
+PACKED = [
+    {"name": "gap", "on": "graph", "role": "target", "key": "y", "column": 3},
+    {"name": "pair", "on": "graph", "shape": [2], "role": "target", "key": "y", "column": [0, 6]},
+    {"name": "kind", "on": "node", "key": "x", "column": 0},
+    {"name": "rest", "on": "node", "shape": [2], "key": "x", "column": [1, 2]},
+    {"name": "charge", "on": "node", "key": "charges", "role": "target"},
+]
+
+
+def test_columns_of_packed_attributes_become_fields(build: Build, tmp_path: Path) -> None:
+    torch.save(packed(), tmp_path / "data.pt")
+    graphs = build(PACKED)
+    assert graphs["gap"].tolist() == [3, 103, 203] and graphs["pair"].tolist() == [[0, 6], [100, 106], [200, 206]]
+    assert graphs["kind"].tolist() == [0, 3, 10, 13, 20, 23] and graphs["rest"][1].tolist() == [4, 5]
+    assert graphs["charge"].tolist() == [1, 2] * 3
+    for change, words in {
+        ("column", 7): "there is no column 7 in values of shape",
+        ("key", "z"): "the data has no attribute z",
+    }.items():
+        with pytest.raises(InputError, match=words):
+            build([{**PACKED[0], change[0]: change[1]}])
+
+
+def test_data_sets_and_generators_in_memory_are_stores(build: Build) -> None:
+    class Many(torch_geometric("data").Dataset):  # type: ignore[misc]
+        def len(self) -> int:
+            return 3
+
+        def get(self, number: int) -> Any:
+            return packed()[number]
+
+    class InMemory(torch_geometric("data").InMemoryDataset):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.data, self.slices = self.collate(packed())
+
+    def generator() -> Iterator[Any]:
+        yield from packed()
+
+    stores = [build(PACKED, data) for data in (packed(), Many(), InMemory(), generator())]
+    assert all(np.array_equal(store["gap"], [3, 103, 203]) for store in stores)
+    assert list(stores[0].names) == ["data#0", "data#1", "data#2"]
+    for data, words in {(): "no graphs in there", (3,): "data, graph 0: a int is no Data of torch_geometric"}.items():
+        with pytest.raises(InputError, match=words):
+            build(PACKED, [*data])
+
+
+def papers(width: int = 2, **y: Any) -> Any:
+    """Two papers and an author who wrote both, with features of equal width unless told otherwise."""
+    data = torch_geometric("data").HeteroData()
+    data["paper"].x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    data["author"].x = torch.full((1, width), 5.0)
+    data["author", "writes", "paper"].edge_index = torch.tensor([[0, 0], [0, 1]])
+    data["paper", "cites", "paper"].edge_index = torch.tensor([[1], [0]])
+    data["paper"].y = torch.tensor([7.0, 8.0])
+    data.total = torch.tensor([3.0])
+    return data
+
+
+HETERO = [
+    {"name": "x", "on": "node", "shape": [2]},
+    {"name": "y", "on": "node", "role": "target", "optional": True},
+    {"name": "total", "on": "graph", "role": "target"},
+]
+
+
+def test_kinds_of_nodes_are_an_input_and_kinds_of_edges_relations(build: Build, tmp_path: Path) -> None:
+    torch.save([papers(), papers()], tmp_path / "data.pt")
+    graphs = build(HETERO)
+    one = graphs.select([0])
+    assert one["node_kind"].tolist() == [0, 1, 1] and one["x"].tolist() == [[5, 5], [1, 2], [3, 4]]
+    edges = sorted(zip(one.senders.tolist(), one.receivers.tolist(), one["relation"].tolist()))
+    assert edges == [(0, 1, 0), (0, 2, 0), (2, 1, 1)]
+    assert one.labelled("y").tolist() == [False, True, True] and one["total"].tolist() == [3.0]
+    assert (
+        one.fields["node_kind"].classes == 2
+        and one.fields["relation"].classes == 2
+        and one.fields["relation"].role == "input"
+    )
+
+
+def test_kinds_that_do_not_fit_together_are_sentences(build: Build) -> None:
+    other = papers()
+    other["editor"].x = torch.zeros(1, 2)
+    bare = papers()
+    del bare["author"].x
+    bare["author"].num_nodes = 1
+    for data, words in [
+        (
+            [papers(width=3)],
+            r"graph 0, x: the shapes are \{'author': \(3,\), 'paper': \(2,\)\} by kind, and zeros beside the shorter",
+        ),
+        ([papers(), other], "graph 1 has the kinds"),
+        ([bare], "graph 0, x: author lacks it; add it"),
+        ([papers(), *packed(1)], "Data and HeteroData are in one data set"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            build(HETERO, data)
+    with pytest.raises(InputError, match="graph 0, y: author lacks it; add it, or make a target optional = true"):
+        build([HETERO[0], {**HETERO[1], "optional": False}], [papers()])
