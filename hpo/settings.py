@@ -81,8 +81,11 @@ def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
     branches = base.get("branches")
     for section in (base, *(branches if isinstance(branches, list) else ())):
         data = section.get("data") if isinstance(section, dict) else None
-        if isinstance(data, dict) and isinstance(data.get("store"), str):
-            data["store"] = str((path.parent / data["store"]).resolve())
+        store = data.get("store") if isinstance(data, dict) else None
+        if isinstance(store, str):
+            data["store"] = str((path.parent / store).resolve())
+        elif isinstance(store, list) and all(isinstance(one, str) for one in store):
+            data["store"] = [str((path.parent / one).resolve()) for one in store]
     section, left_out = dict(table["search"]), None
     space = section.setdefault("space", {})
     if isinstance(space, str):

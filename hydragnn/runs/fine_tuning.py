@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import read_json
+from hydragnn.base.places import StorePlace, text_of
 from hydragnn.config import RunConfig, parse_config
 from hydragnn.datasets import (
     Budget,
@@ -49,7 +50,7 @@ NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
 class EarlierData:
     """Data that the start was trained on."""
 
-    path: Path
+    path: StorePlace
     store: GraphStore
     split: Split
 
@@ -80,7 +81,7 @@ class Start:
         table: dict[str, Any] = {"model": str(self.settings.model), "digest": self.settings.digest}
         table |= {"heads": dict(self.heads), "new_elements": _symbols(self.new_elements)}
         if self.earlier is not None:
-            table["earlier_data"] = {"store": str(self.earlier.path), "fingerprint": self.earlier.store.fingerprint}
+            table["earlier_data"] = {"store": text_of(self.earlier.path), "fingerprint": self.earlier.store.fingerprint}
             table["replayed_per_epoch"] = round(self.settings.replay * len(self.earlier.split.train))
         return table
 
@@ -152,7 +153,7 @@ def check_fits(
         words = "there is none" if name not in fields else difference(replace(fields[name], parity=field.parity), field)
         if words:
             raise InputError(
-                f"start.replay: {name} in {earlier.path}: {words}; leave replay out, or give another store"
+                f"start.replay: {name} in {text_of(earlier.path)}: {words}; leave replay out, or give another store"
             )
 
 
@@ -176,7 +177,7 @@ def earlier_data(settings: StartSettings, folder: Path) -> EarlierData | None:
             raise InputError(f"{error} (start.store says where the data of the start lie)") from error
         return None
     visible = store if config.data.edges else WithoutEdges(store)
-    return EarlierData(path=Path(where), store=visible, split=make_split(visible, config.split))
+    return EarlierData(path=where, store=visible, split=make_split(visible, config.split))
 
 
 def known_elements(old: ModelDescription, normalisation: Normalisation, earlier: EarlierData | None) -> list[int]:
