@@ -53,7 +53,7 @@ def from_networkx(
         if column is not None:
             values[field.on][field.name] = column
             declared.append(field)
-    axes = Field(name="coordinates", on="node", shape=(len(positions),), dtype="float64")
+    axes = Field(name="coordinates", on="node", shape=(len(positions) or 1,), dtype="float64")
     ends = np.array([(place[a], place[b]) for a, b, _ in edges], dtype=np.int64).reshape(-1, 2)
     batch = graph_from_arrays(
         _column(items["node"], positions, axes, False, name) if positions else np.zeros((len(place), 0)),

@@ -81,11 +81,9 @@ def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
     branches = base.get("branches")
     for section in (base, *(branches if isinstance(branches, list) else ())):
         data = section.get("data") if isinstance(section, dict) else None
-        store = data.get("store") if isinstance(data, dict) else None
-        if isinstance(store, str):
-            data["store"] = str((path.parent / store).resolve())
-        elif isinstance(store, list) and all(isinstance(one, str) for one in store):
-            data["store"] = [str((path.parent / one).resolve()) for one in store]
+        if isinstance(data, dict) and isinstance(store := data.get("store"), str | list):
+            places = [str((path.parent / str(one)).resolve()) for one in ([store] if isinstance(store, str) else store)]
+            data["store"] = places[0] if isinstance(store, str) else places
     section, left_out = dict(table["search"]), None
     space = section.setdefault("space", {})
     if isinstance(space, str):
