@@ -117,13 +117,13 @@ def _target(field: Field, read: Mapping[str, GraphBatch]) -> facts.Target:
 
 
 def part_graphs(path: StorePlace, part: facts.Part) -> facts.PartGraphs | None:
-    """Return a sample of the graphs of a part, and those of ``graph_ranks``."""
+    """Return a sample of a part's graphs, with those of ``graph_ranks``."""
     store = open_store(path)
     every = np.unique(np.concatenate([np.zeros(0, np.int64), *(points.graph for points in part.points.values())]))
     if not len(every) or every[-1] >= len(store):
         return None
-    sample = evenly_spaced(every, store.sizes().nodes, PREDICTED_GRAPHS, PREDICTED_NODES)
     ranked = [errors.number[ranks] for errors, ranks in map(graph_ranks, part.numbers.values())]
+    sample = evenly_spaced(every, store.sizes().nodes, PREDICTED_GRAPHS, PREDICTED_NODES)
     numbers = np.unique(np.concatenate([sample, *ranked]))
     fields = {field.name: field for field in store.fields()}
     targets = [name for name in part.numbers if name in fields and fields[name].on != "graph"]

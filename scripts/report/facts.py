@@ -77,7 +77,7 @@ class FieldScores:
 
     @property
     def better_member(self) -> Scores | None:
-        """Return the best member where the ensemble is more than 2 % worse."""
+        """Return the best member if the ensemble is 2 % worse."""
         best = self.best_member if self.ensemble is not None and len(self.members) > 1 else None
         return best if best is not None and self.of_model.error > 1.02 * best.error else None
 
@@ -422,6 +422,11 @@ class Facts:
         """Return ``DomainFacts.reasons`` of the evaluated part."""
         domain, part = self.ensemble.domain if self.ensemble else None, self.evaluation_part
         return domain.reasons(part) if domain and part else {}
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Return the units of all fields with scores."""
+        return {scores.field: scores.unit for part in self.parts.values() for scores in part.scores}
 
     def name_of(self, graph: int) -> str:
         """Return the name of a graph; empty without one."""

@@ -23,12 +23,8 @@ from hydragnn.scripts.report.groups import norms, triangles
 from hydragnn.scripts.report.words import measured, percent, with_unit
 from hydragnn.training.baselines import VOLUME
 
-FIELDS = 4
-"""Fields with pictures; the page grows by less than 0.5 MB with each."""
-MOST_NODES, VECTORS = (
-    6000,
-    150,
-)  # an even sample is drawn of more nodes; discs are vectors up to this number, else pixels
+FIELDS = 4  # with pictures; the page grows by less than 0.5 MB with each
+MOST_NODES, VECTORS = 6000, 50  # of more nodes an even sample is drawn; more discs than these are pixels
 GAP, TITLE, BAR, WIDTH, PIXELS = 10, 22, 36, (COLUMN - 30) / 2, 120  # of maps, in pixels; and pixels per inch
 SIGNED = colormaps["RdBu_r"]
 UNSIGNED = ListedColormap(SIGNED(np.linspace(0.5, 1.0, 128)))
@@ -43,9 +39,8 @@ class View:
     xy: NDArray[np.float64]
     radius: Values
     mesh: Triangulation | None
-    """Triangles of a plane mesh, which have no discs."""
+    """Of plane meshes, which have no discs."""
     values: Mapping[str, Values]
-    """By map; NaN where a label is missing."""
 
     @property
     def limits(self) -> NDArray[np.float64]:
@@ -61,7 +56,7 @@ class View:
 
 
 def field_maps(facts: Facts) -> Iterator[Figure]:
-    """Return best, median and worst graph of the part, per field of nodes."""
+    """Return best, median and worst graph per field of nodes."""
     part, own = facts.evaluation_part, facts.graphs
     if part is None or own is None or own.batch.dim < 2:
         return
@@ -86,9 +81,7 @@ def field_maps(facts: Facts) -> Iterator[Figure]:
             f"How to read it: graphs of the {part.name} part with the smallest, median and largest root mean square error. Colours mean the "
             "same in all pictures"
             + (". " if signed else "; of several components the norm is shown. ")
-            + ("A good spread is deep where the error is deep. " if points.spread is not None else "")
-            + ("What is nearer lies above. " if own.batch.dim == 3 else "")
-            + "Missing labels are left blank."
+            + "A good spread is deep where the error is deep. Missing labels are left blank."
         )
         yield Figure(name=f"maps-{name}", title=f"{field} in space", caption=caption, panels=tuple(panels), span="page")
 
@@ -104,17 +97,19 @@ def view_of(points: Points, own: PartGraphs, number: int) -> View | None:
     mesh = triangles(own, place) if volume is None and last - first <= MOST_NODES else None
     radius = _radii(own, slice(first, last), xyz)
     if own.batch.dim == 3:  # seen along the shortest axis, the nearest nodes last
-        molecule = own.species is not None and not own.batch.periodic[place].any()
         axes = np.eye(3)[np.argsort(-np.ptp(xyz, axis=0), kind="stable")]
-        xyz = xyz @ (np.linalg.svd(xyz - xyz.mean(axis=0))[2] if molecule else axes).T
+        alone = (
+            own.species is not None and not own.batch.periodic[place].any()
+        )  # a molecule, which lies in any direction
+        xyz = xyz @ (np.linalg.svd(xyz - xyz.mean(axis=0))[2] if alone else axes).T
     order = np.argsort(xyz[:, 2] if own.batch.dim == 3 else np.zeros(len(xyz)), kind="stable")
     if len(order) > MOST_NODES:
         order = order[np.linspace(0, len(order) - 1, MOST_NODES).astype(np.int64)]
         radius = radius * np.sqrt((last - first) / MOST_NODES)
     columns, values = dict(zip(MAPS, (points.target, points.mean, points.error, points.spread))), {}
+    several = own.batch.fields[points.field].width > 1
     for name, column in columns.items():
         if column is not None:
-            several = own.batch.fields[points.field].width > 1
             values[name] = np.full(last - first, np.nan)
             values[name][items] = norms(column[rows], items)[items] if several else column[rows]
             values[name] = values[name][order]
@@ -122,33 +117,29 @@ def view_of(points: Points, own: PartGraphs, number: int) -> View | None:
 
 
 def _radii(own: PartGraphs, nodes: slice, xyz: Values) -> Values:
-    """Return radii of atoms, of grains by volume, else by distance of neighbours."""
+    """Return radii of atoms, of grains by volume, else by spacing."""
     if own.species is not None:
         return 0.7 * covalent_radii[np.clip(own.species[nodes], 0, len(covalent_radii) - 1)]
     nearest = KDTree(xyz).query(xyz, 2)[0][:, 1]
-    usual = 0.5 * float(np.median(nearest)) if len(xyz) > 1 else 1.0
+    usual = (0.5 * float(np.median(nearest)) if len(xyz) > 1 else 1.0) or 1.0
     if VOLUME not in own.batch.fields:
-        return np.full(len(xyz), usual or 1.0)
+        return np.full(len(xyz), usual)
     size = np.abs(own.batch[VOLUME][nodes].double().numpy().reshape(len(xyz))) ** (1 / own.batch.dim)
     return usual * np.clip(size / (np.median(size) or 1.0), 0.3, 2.0)
 
 
 def scales_of(views: list[View], *, signed: bool) -> tuple[Normalize, Normalize]:
-    """Return the limits of colours of values and of errors for all these graphs."""
-    halves = [
-        [view.values[name] for view in views for name in names if name in view.values] for names in (MAPS[:2], MAPS[2:])
-    ]
+    """Return limits of values and of errors in all these graphs."""
+    halves = [[v.values[name] for v in views for name in names if name in v.values] for names in (MAPS[:2], MAPS[2:])]
     (low, high), ends = ((float(np.nanmin(own)), float(np.nanmax(own))) for own in map(np.concatenate, halves))
     most = max(map(abs, ends)) or 1.0
     return Normalize(low, high if high > low else low + 1.0), Normalize(-most if signed else 0.0, most)
 
 
 def draw_maps(view: View, scales: tuple[Normalize, Normalize], unit: str, axes: Axes) -> None:
-    """Draw truth beside prediction above error beside spread, with bars of colours.
-
-    All is in one pair of axes, whose unit is a pixel: further ones would cost most of the time.
-    """
+    """Draw truth beside prediction above error beside spread."""
     texts: list[tuple[float, float, str, dict[str, Any]]] = []
+    # one pair of axes whose unit is a pixel: further ones would cost most of the time
     axes.set(position=(0, 0, 1, 1), xlim=(0, COLUMN), ylim=(2 * (TITLE + view.height + BAR), 0), autoscale_on=False)
     axes.set_axis_off()
     for row, norm in enumerate(scales):
@@ -170,7 +161,7 @@ def draw_maps(view: View, scales: tuple[Normalize, Normalize], unit: str, axes: 
 
 
 def _draw_map(axes: Axes, view: View, values: Values, corner: Values, colours: Mapping[str, Any]) -> None:
-    """Draw values from the upper left corner on, as wide as a column."""
+    """Draw one map with its upper left corner there."""
     size, labelled = np.ptp(view.limits, axis=0), np.isfinite(values)
     scale = min(WIDTH / size[0], view.height / size[1])
     xy = corner + (WIDTH / 2, view.height / 2) + (view.xy - view.limits.mean(axis=0)) * scale * (1, -1)

@@ -1,6 +1,7 @@
-"""Groups of values: by element, composition, size, magnitude and distance from the boundary."""
+"""Groups of values by element, composition, size, magnitude and place."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from ase.data import chemical_symbols
@@ -15,18 +16,19 @@ from hydragnn.scripts.report.words import measured, with_unit
 Rows = NDArray[np.int64]
 Grouping = Iterator[tuple[str, Rows]]
 BINS, MOST = 4, 10  # bins of numbers; elements and compositions with groups of their own, those with most values
-DEPTHS = {"on it": 0.0, "first third": 1 / 3, "second third": 2 / 3, "farthest third": 1.0}
 
 
 def groups_of(points: Points, own: PartGraphs | None, data: DataFacts | None) -> Iterator[tuple[str, str, Rows]]:
-    """Return kind, name and rows of all groups of at least two of a kind."""
+    """Return kind, name and rows of groups, two or more of a kind."""
     kinds: dict[str, Grouping] = {}
     if own is not None:
         kinds |= {"element": by_element(points, own), "composition": by_composition(points, own)}
     if data is not None and points.graph.max() < len(data.nodes):
         kinds["nodes per graph"] = bins_of(data.nodes[points.graph].astype(np.float64), np.arange(len(points.graph)))
-    if own is not None and points.field in own.items:
-        kinds[with_unit("size of the truth", points.unit)] = by_magnitude(points, own.items[points.field])
+    items = own.items.get(points.field) if own is not None else None
+    if own is not None and items is not None and len(rows := np.flatnonzero(items >= 0)):
+        size = norms(points.target[rows], items[rows])[items[rows]]
+        kinds[with_unit("size of the truth", points.unit)] = bins_of(size, rows)
         kinds["distance from boundary"] = by_depth(points, own)
     for kind, groups in kinds.items():
         if len(named := list(groups)) > 1:
@@ -34,7 +36,7 @@ def groups_of(points: Points, own: PartGraphs | None, data: DataFacts | None) ->
 
 
 def bins_of(values: Values, rows: Rows) -> Grouping:
-    """Return rows by their values, in bins of about equal count where many differ.
+    """Return rows by value, many values in bins of equal count.
 
     >>> [(name, own.tolist()) for name, own in bins_of(np.array([8.0, 2.0, 8.0]), np.array([0, 1, 2]))]
     [('2', [1]), ('8', [0, 2])]
@@ -51,20 +53,20 @@ def bins_of(values: Values, rows: Rows) -> Grouping:
 
 
 def by_element(points: Points, own: PartGraphs) -> Grouping:
-    """Return rows of atoms by element, of graphs by each element they contain."""
+    """Return rows of atoms by element, of graphs by those inside."""
     species, items = own.species, own.items.get(points.field)
     if species is None or (items is not None and own.batch.fields[points.field].on != "node"):
         return
     place, owner, rows_of = own.place(points.graph), own.batch.owner("node").numpy(), []
     for number in np.unique(species[(species > 0) & (species < len(chemical_symbols))]).tolist():
         holders = np.isin(place, owner[species == number])
-        of = holders if items is None else (items >= 0) & (species[items] == number)
+        of = holders & ~holders.all() if items is None else (items >= 0) & (species[items] == number)
         rows_of.append(("with " * (items is None) + chemical_symbols[number], np.flatnonzero(of)))
     yield from sorted((one for one in rows_of if len(one[1])), key=lambda one: -len(one[1]))[:MOST]
 
 
 def by_composition(points: Points, own: PartGraphs) -> Grouping:
-    """Return rows by the elements of their graph, by formula where these are alike."""
+    """Return rows by elements of their graph, else by formula."""
     if own.species is None or own.species.min() < 1 or own.species.max() >= len(chemical_symbols):
         return
     symbols = np.array(chemical_symbols)[own.species]
@@ -78,13 +80,6 @@ def by_composition(points: Points, own: PartGraphs) -> Grouping:
     yield from rows_of[:MOST]
     if len(rows_of) > MOST:
         yield f"{len(rows_of) - MOST} others", np.concatenate([rows for _, rows in rows_of[MOST:]])
-
-
-def by_magnitude(points: Points, items: Rows) -> Grouping:
-    """Return rows by the norm of the truth at their item."""
-    rows = np.flatnonzero(items >= 0)
-    if len(rows):
-        yield from bins_of(norms(points.target[rows], items[rows])[items[rows]], rows)
 
 
 def norms(values: Values, items: Rows) -> Values:
@@ -101,27 +96,23 @@ def by_depth(points: Points, own: PartGraphs) -> Grouping:
     batch, items = own.batch, own.items[points.field]
     if batch.dim != 2 or own.species is not None or batch.fields[points.field].on != "node":
         return
-    depth = np.concatenate([depths(own, place) for place in range(batch.num_graphs)])
-    value, above = np.where(items >= 0, depth[items], np.nan), -1.0
-    for name, limit in DEPTHS.items():
+    depth, offsets = np.full(batch.num_nodes, np.nan), batch.node_offsets.tolist()
+    for place in range(batch.num_graphs):
+        if (mesh := triangles(own, place)) is not None:
+            corner, side = np.argwhere((mesh.neighbors < 0) & ~mesh.mask[:, None]).T
+            boundary = np.unique([mesh.triangles[corner, side], mesh.triangles[corner, (side + 1) % 3]])
+            xy = np.stack([mesh.x, mesh.y], axis=1)
+            away = KDTree(xy[boundary]).query(xy)[0]
+            depth[offsets[place] : offsets[place + 1]] = away / (away.max() or 1.0)
+    value = np.where(items >= 0, depth[items], np.nan)
+    names = ("on it", "first third", "second third", "farthest third")
+    for name, (above, limit) in zip(names, pairwise((-1.0, 0.0, 1 / 3, 2 / 3, 1.0))):
         if len(rows := np.flatnonzero((value > above) & (value <= limit))):
             yield name, rows
-        above = limit
-
-
-def depths(own: PartGraphs, place: int) -> Values:
-    """Return distances of nodes from the boundary as shares of the largest, else NaN."""
-    if (mesh := triangles(own, place)) is None:
-        return np.full(int(own.batch.counts("node")[place]), np.nan)
-    corner, side = np.argwhere((mesh.neighbors < 0) & ~mesh.mask[:, None]).T
-    boundary = np.unique([mesh.triangles[corner, side], mesh.triangles[corner, (side + 1) % 3]])
-    xy = np.stack([mesh.x, mesh.y], axis=1)
-    distance = KDTree(xy[boundary]).query(xy)[0]
-    return np.asarray(distance / (distance.max() or 1.0))
 
 
 def triangles(own: PartGraphs, place: int) -> Triangulation | None:
-    """Return triangles with at least two sides among the edges of a plane graph.
+    """Return triangles with two or more sides among a plane graph's edges.
 
     None where the graph is periodic, and where they do not hold nearly all nodes.
     """

@@ -190,14 +190,8 @@ def training(facts: Facts) -> Section | None:
         + (f". It failed ({record.failure.kind.replace('_', ' ')}): {record.failure.message}" if record.failure else "")
         + "."
     )
-    figures = [search_figures.run_curves({"": record}, units_of(facts))]
+    figures = [search_figures.run_curves({"": record}, facts.units)]
     return Section("training", "Training", lead, figures, [tables.forgetting_table(record)])
-
-
-def units_of(facts: Facts) -> dict[str, str]:
-    """Return the units of all fields, as far as they are known."""
-    units = {scores.field: scores.unit for part in facts.parts.values() for scores in part.scores}
-    return units | ({str(field["name"]): str(field["unit"]) for field in facts.data.fields} if facts.data else {})
 
 
 def members(facts: Facts) -> Section | None:
@@ -225,7 +219,7 @@ def members(facts: Facts) -> Section | None:
         lead.append(f"Together they predict {speed} graphs per second on the machine that built them.")
     diversity = tables.diversity_table(selection.get("diversity") or {})
     both = [tables.members_table(facts, ensemble), diversity]
-    curves = search_figures.run_curves({m.name: m.record for m in ensemble.members if m.record}, units_of(facts))
+    curves = search_figures.run_curves({m.name: m.record for m in ensemble.members if m.record}, facts.units)
     return Section("members", "The members", " ".join(lead), [curves], both)
 
 
@@ -258,10 +252,7 @@ def where(facts: Facts) -> Section | None:
     part = facts.evaluation_part
     if part is None or not part.numbers:
         return None
-    lead = (
-        f"Errors on the {part.name} part by what values have in common, and in space. Of many graphs an even sample is read, so that "
-        "groups by element, composition, magnitude and place hold fewer values than those by size."
-    )
+    lead = f"Errors on the {part.name} part by what values have in common, and in space; all but those by size are of an even sample if graphs are many."
     groups = [tables.groups_table(facts, part, scores) for scores in part.scores]
     return (
         Section("where", "Where the errors are", lead, list(field_maps.field_maps(facts)), groups)

@@ -139,7 +139,7 @@ def curve(record: RunRecord, name: str) -> list[float]:
 
 
 def run_curves(records: Mapping[str, RunRecord], units: Mapping[str, str]) -> Figure | None:
-    """Return losses and validation errors of a run, or of members, if any."""
+    """Return losses and validation errors of a run or of members."""
     first, alone = next(iter(records.values()), None), len(records) == 1
     parts, drawings = (("train", "valid") if alone else ("valid",)), {}
     metrics = curve_fields(first) if first else {}

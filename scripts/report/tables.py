@@ -90,7 +90,7 @@ class Table:
         if column in self.prose:
             return "prose"
         cells = [row[column] for row in self.rows]
-        numeric = any(cell[:1].isdigit() for cell in cells) and all(cell[:1] in "0123456789−–" for cell in cells)
+        numeric = any(cell != "–" for cell in cells) and all(cell[:1] in "0123456789−–" for cell in cells)
         numeric &= not any(" to " in cell for cell in cells)
         return "number" if numeric and column else ""
 
@@ -468,33 +468,19 @@ def score_table(facts: Facts, part: Part) -> Table:
     """Return the errors of every numeric field."""
     relative = relative_errors(facts, part)
     grows = any(math.isfinite(entry.of_model["mae_per_node"]) for entry in part.scores)
+    columns: dict[str, Callable[[FieldScores, Any], str]] = {
+        "unit": lambda entry, _: pretty_unit(entry.unit) or "–",
+        "MAE": lambda _, own: measured(own["mae"]),
+        **({"MAE per node": lambda _, own: measured(own["mae_per_node"])} if grows else {}),
+        "RMSE": lambda _, own: measured(own["rmse"]),
+        "relative L2": lambda one, own: share(relative.get(one.field, math.nan)) if own is one.of_model else "–",
+        "R²": lambda _, own: share(own["r2"]),
+    }
+    if not relative:
+        del columns["relative L2"]
     return Table(
-        header=(
-            "field",
-            "predictor",
-            "unit",
-            "MAE",
-            *["MAE per node"] * grows,
-            "RMSE",
-            *["relative L2"] * bool(relative),
-            "R²",
-            "MAE / trivial",
-        ),
-        **_compared(
-            part,
-            False,
-            lambda entry, scores: (
-                pretty_unit(entry.unit) or "–",
-                measured(scores["mae"]),
-                *([measured(scores["mae_per_node"])] * grows),
-                measured(scores["rmse"]),
-                *(
-                    [share(relative.get(entry.field, math.nan) if scores is entry.of_model else math.nan)]
-                    * bool(relative)
-                ),
-                share(scores["r2"]),
-            ),
-        ),
+        header=("field", "predictor", *columns, "MAE / trivial"),
+        **_compared(part, False, lambda entry, own: tuple(cell(entry, own) for cell in columns.values())),
         caption=f"Errors on the {part.name} part. MAE: mean absolute error; RMSE: root mean square error; R²: explained share "
         "of the variance."
         + " Per node: of values that grow with the graph, divided by its nodes." * grows
@@ -633,34 +619,32 @@ def flags_table(domain: DomainFacts) -> Table:
 
 
 def worst_table(points: Points, facts: Facts) -> Table:
-    """Return the graphs with the largest mean absolute error of one field."""
-    graphs, error, _, _ = points.graph_errors()
-    group, data, outside = np.searchsorted(graphs, points.graph), facts.data, facts.outside
-    many = len(graphs) < len(points.graph)
-    header = ["graph", "nodes", "MAE" if many else "error", "true", "predicted"]
-    header += ["spread"] * (points.spread is not None) + ["covered"] * (points.covered is not None)
-    header += ["domain"] * bool(outside)
-    rows = []
-    for worst in np.argsort(-error, kind="stable")[:WORST]:
-        own = np.flatnonzero(group == worst)
-        row = own[np.argmax(np.abs(points.error[own]))]
-        graph, name = int(graphs[worst]), facts.name_of(int(graphs[worst]))
-        nodes = str(data.nodes[graph]) if data is not None and graph < len(data.nodes) else "–"
-        values = (error[worst], points.target[row], points.mean[row])
-        cells = [f"{name} ({graph})" if name else str(graph), nodes, *(measured(float(value)) for value in values)]
-        if points.spread is not None:
-            cells.append(measured(float(points.spread[own].mean())))
-        if points.covered is not None:
-            share = points.covered[own].mean()  # a graph has all intervals or none
-            cells.append("unknown" if np.isnan(share) else f"{100 * share:.0f} %")
-        if outside:
-            cells.append(f"outside: {outside[graph]}" if outside[graph] else "inside")
-        rows.append(tuple(cells))
-    return Table(
-        header=tuple(header),
-        rows=rows,
-        caption=with_unit(points.field, points.unit) + (": true and predicted are of the worst value." if many else ""),
+    """Return the graphs with the largest errors of one field."""
+    errors, data, outside, covered = points.graph_errors(), facts.data, facts.outside, points.covered
+    worst = {int(errors.number[n]): float(errors.mae[n]) for n in np.argsort(-errors.mae, kind="stable")[:WORST]}
+    rows_of = {graph: np.flatnonzero(points.graph == graph) for graph in worst}
+    top = {graph: own[np.argmax(np.abs(points.error[own]))] for graph, own in rows_of.items()}
+    many = len(errors.number) < len(points.graph)
+
+    def inside(graph: int) -> str:
+        share = np.nan if covered is None else covered[rows_of[graph]].mean()  # a graph has all intervals or none
+        return "unknown" if np.isnan(share) else f"{100 * share:.0f} %"
+
+    columns: dict[str, Callable[[int], str]] = {
+        "graph": lambda graph: f"{facts.name_of(graph)} ({graph})" if facts.name_of(graph) else str(graph),
+        "nodes": lambda graph: str(data.nodes[graph]) if data is not None and graph < len(data.nodes) else "–",
+        "MAE" if many else "error": lambda graph: measured(worst[graph]),
+        "true": lambda graph: measured(float(points.target[top[graph]])),
+        "predicted": lambda graph: measured(float(points.mean[top[graph]])),
+    }
+    if (spread := points.spread) is not None:
+        columns["spread"] = lambda graph: measured(float(spread[rows_of[graph]].mean()))
+    columns |= {"covered": inside} if covered is not None else {}
+    columns |= (
+        {"domain": lambda graph: "outside: " * bool(outside[graph]) + (outside[graph] or "inside")} if outside else {}
     )
+    caption = with_unit(points.field, points.unit) + ": true and predicted are of the worst value." * many
+    return table_of(worst, columns, caption)
 
 
 def groups_table(facts: Facts, part: Part, scores: FieldScores) -> Table | None:

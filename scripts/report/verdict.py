@@ -235,12 +235,11 @@ def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None
     if covered and facts.ensemble is not None:
         share = span(covered, lambda value: f"{value:.0f}")
         sentences.append(f"Its {facts.nominal * 100:.0f} % intervals hold {share} % of the true values.")
-    beaten = join([f"{f.scores.field} ({alone.name})" for f in fields if (alone := f.scores.better_member) is not None])
-    if beaten:
-        sentences.append(f"One member alone is better for {beaten}.")
-    simple = join([f"{f.scores.field} ({lost.name})" for f in fields if (lost := f.scores.lost_to) is not None])
-    if simple:
-        sentences.append(f"A simple baseline is better for {simple}.")
+    members = {f.scores.field: f.scores.better_member for f in fields}
+    simple = {f.scores.field: f.scores.lost_to for f in fields}
+    for words, better in (("One member alone", members), ("A simple baseline", simple)):
+        names = [f"{field} ({one.name})" for field, one in better.items() if one is not None]
+        sentences += [f"{words} is better for {join(names)}."] if names else []
     return " ".join(sentences)
 
 
