@@ -81,8 +81,10 @@ def merge_stores(stores: Sequence[Path], out: Path) -> tuple[str, ...]:
 
     InputError where they differ in fields, dimension or cutoff.
     """
-    if len(stores) < 2:
-        raise InputError("merge takes two stores or more; copy one with hydragnn data convert")
+    if len({path.resolve() for path in stores}) < max(2, len(stores)):
+        raise InputError(
+            "merge takes two stores or more and names each store once; copy one with hydragnn data convert"
+        )
     convert_store(stores, out)
     return copies_note(open_store(out), len(open_store(stores[0])))
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,8 +55,10 @@ def homogeneous(
                 result[key] = _end_to_end(own, counts.tolist(), key in lacking, f"{name}, {key}")
     result[NODE_KIND] = torch.arange(len(kinds)).repeat_interleave(nodes)
     result[RELATION] = torch.arange(len(relations)).repeat_interleave(edges)
-    kind = Field(name=NODE_KIND, on="node", classes=len(kinds), dtype="int64")
-    return result, [kind] * (len(kinds) > 1) + [relation_field(len(relations))] * (len(relations) > 1)
+    # the names stand as units, so that graphs of other kinds are another input wherever inputs are compared
+    kind = Field(name=NODE_KIND, on="node", classes=len(kinds), dtype="int64", unit=", ".join(kinds))
+    relation = replace(relation_field(len(relations)), unit=", ".join(map(" ".join, relations)))
+    return result, [kind] * (len(kinds) > 1) + [relation] * (len(relations) > 1)
 
 
 def _end_to_end(values: Mapping[str, Tensor | None], counts: list[int], optional: bool, where: str) -> Tensor:

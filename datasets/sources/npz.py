@@ -1,7 +1,7 @@
 """Numpy arrays in npz files: flat with counts, or rectangular."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,6 +13,7 @@ from pydantic import Field as Setting
 from pydantic import model_validator
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.places import distinct_names
 from hydragnn.base.settings import ActsWith, Positive
 from hydragnn.datasets.arrays import offsets_of
 from hydragnn.datasets.sources.base import BuildSettings, Make
@@ -85,8 +86,9 @@ class NpzBuild(BuildSettings):
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each graph; InputError names file, array and graph."""
-        for path in find_files(self.files):
-            source = _open(path, self)
+        paths = find_files(self.files)
+        for path, name in zip(paths, distinct_names(paths)):
+            source = replace(_open(path, self), name=name)
             shared = source.geometry(0) if source.graphs and source.has_one_geometry else None
             for graph in range(source.graphs):
                 yield partial(source.graph, graph, shared)
@@ -111,6 +113,8 @@ class _Source:
     edges: Array | None
     points: tuple[int, ...] = ()
     """Points of a grid along each axis."""
+    name: str = ""
+    """Of the file, in names of graphs."""
 
     def column(self, name: str) -> Array:
         return table_column(self.table, name, self.path)
@@ -138,7 +142,7 @@ class _Source:
             optional=settings.optional,
             name=f"{self.path.name}, graph {graph}",
         )
-        return batch.with_texts(settings.texts_of(texts, f"{self.path.name}#{graph}"))
+        return batch.with_texts(settings.texts_of(texts, f"{self.name}#{graph}"))
 
     @property
     def has_one_geometry(self) -> bool:

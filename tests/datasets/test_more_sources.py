@@ -277,6 +277,16 @@ def test_grains_of_an_image_are_nodes_with_size_and_shared_area(suffix: str, per
         np.testing.assert_allclose(graph.positions, [[3, 3], [5 / 3, 5 / 3], [2, 5]])
 
 
+def test_labels_of_grains_may_be_missing(tmp_path: Path) -> None:
+    np.save(tmp_path / "i.npy", IMAGE)
+    (tmp_path / "g.csv").write_text("grain,angle\n5,1\n9,\n2,3\n")
+    angle = {"name": "angle", "on": "node", "role": "target", "optional": True}
+    graph = built(tmp_path, kind="voxels", files=["i.npy"], grains="g.csv", fields=[angle])
+    assert graph.labelled("angle").tolist() == [True, True, False] and graph["angle"][:2].tolist() == [3, 1]
+    pores = built(tmp_path, kind="voxels", files=["i.npy"], background=9)
+    assert pores["volume"].tolist() == [1, 3] and pairs(pores) == {(0, 1), (1, 0)}
+
+
 def test_pages_of_an_image_are_its_first_axis_and_wrong_images_are_sentences(tmp_path: Path) -> None:
     pages = [Image.fromarray(np.full((2, 3), value, np.uint8)) for value in (1, 2)]
     pages[0].save(tmp_path / "v.tif", save_all=True, append_images=pages[1:])

@@ -119,6 +119,8 @@ def test_kinds_of_nodes_are_an_input_and_kinds_of_edges_relations(build: Build, 
     assert one["node_kind"].tolist() == [0, 1, 1] and one["x"].tolist() == [[5, 5], [1, 2], [3, 4]]
     edges = sorted(zip(one.senders.tolist(), one.receivers.tolist(), one["relation"].tolist()))
     assert edges == [(0, 1, 0), (0, 2, 0), (2, 1, 1)]
+    units = one.fields["node_kind"].unit, one.fields["relation"].unit  # which tell other kinds apart
+    assert units == ("author, paper", "author writes paper, paper cites paper")
     assert one.labelled("y").tolist() == [False, True, True] and one["total"].tolist() == [3.0]
     assert (
         one.fields["node_kind"].classes == 2

@@ -111,6 +111,10 @@ def test_ten_commands_lead_from_own_structures_to_predictions(call: Call) -> Non
     )
     in_memory = hydragnn.predict("run", ["new.xyz", "more"])
     assert len(in_memory) == 4
+    code, out, errors = call("data", "merge", "own.h5", "own.h5", "--out", "twice.h5")
+    assert code == 2 and "names each store once" in errors
+    code, out, errors = call("data", "append", "own.h5", "build.toml")
+    assert code == 0 and "24 of the 24 added graphs are exact copies" in " ".join(out.split()), (out, errors)
     wrong = {"own.h5 new.xyz": "own.h5 is a store and new.xyz is none", "new.xyz n*.cif": "does not exist"}
     for sources, words in wrong.items():
         code, _, errors = call("predict", "run", *sources.split(), "--out", "no.csv")
