@@ -17,16 +17,8 @@ from hydragnn.hpo.space.able import known_keys
 from hydragnn.hpo.space.parameters import Choices, place_of
 from hydragnn.hpo.space.points import NUMBER, Point, Space, all_points, allowed_values, ends_of, is_active, random_point
 
-FIXED = (
-    "data.store",
-    "split",
-    "train.epochs",
-    "start.model",
-    "start.member",
-    "start.branch",
-    "start.store",
-    "start.digest",
-)
+OF_START = ("start.model", "start.branch", "start.store", "start.digest")
+FIXED = ("data.store", "split", "train.epochs", *OF_START)
 """Trials that differ in these cannot be compared, so that they are not searched."""
 
 NETWORK = ("hidden_dims", "pool")

@@ -115,6 +115,7 @@ def explained(key: str) -> list[Key]:
     InputError for a name that is none.
     """
     words = ".".join(word for word in key.strip("[]").split(".") if word != "branches" and not word.isdigit())
+    words = {"model.start": "start"}.get(words, words)  # a section, where one may look for a key
     if words == "model.kind":
         return [kind_of_model()]
     explained_keys: dict[Key, list[str]] = {}

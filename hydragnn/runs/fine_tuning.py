@@ -1,6 +1,6 @@
 """Fine-tuning: weights, scales, reference energies, new elements, forgetting."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,48 +11,20 @@ from ase.data import chemical_symbols
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.base.errors import InputError, about
+from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
-from hydragnn.base.places import StorePlace, text_of
 from hydragnn.config import RunConfig, parse_config
-from hydragnn.datasets import (
-    Budget,
-    GraphStore,
-    Loader,
-    Normalisation,
-    Scale,
-    Split,
-    WithoutEdges,
-    make_split,
-    open_store,
-)
+from hydragnn.datasets import Budget, GraphStore, Loader, Normalisation, Split, WithoutEdges, make_split, open_store
 from hydragnn.datasets.fit import elements_of
 from hydragnn.datasets.normalisation import ELEMENTS
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import length_in_angstrom
 from hydragnn.layers.inputs import ClassEmbedding
-from hydragnn.models import (
-    GraphModel,
-    ModelDescription,
-    Normal,
-    Point,
-    TrainedModel,
-    build_from_description,
-    load_graph_model,
-)
+from hydragnn.models import GraphModel, ModelDescription, TrainedModel, build_from_description, load_graph_model
 from hydragnn.start import StartSettings, check_settings, difference, folder_of, kept_heads, with_digest
 from hydragnn.training.evaluate import evaluate
 
 NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EarlierData:
-    """Data that the start was trained on."""
-
-    path: StorePlace
-    store: GraphStore
-    split: Split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,7 +40,8 @@ class Start:
     """``kept`` or the reason why it is new, by field."""
     new_elements: Mapping[int, int]
     """Atomic numbers that the start does not know, and those whose rows they begin with."""
-    earlier: EarlierData | None
+    earlier: tuple[GraphStore, Split] | None
+    """Data that the start was trained on, where they are at hand."""
     notes: Sequence[str]
 
     @property
@@ -79,14 +52,16 @@ class Start:
     def to_json(self) -> dict[str, Any]:
         """Return what a record says of the start."""
         table: dict[str, Any] = {"model": str(self.settings.model), "digest": self.settings.digest}
-        table |= {"heads": dict(self.heads), "new_elements": _symbols(self.new_elements)}
+        table |= {"heads": dict(self.heads), "new_elements": symbols_of(self.new_elements)}
         if self.earlier is not None:
-            table["earlier_data"] = {"store": text_of(self.earlier.path), "fingerprint": self.earlier.store.fingerprint}
-            table["replayed_per_epoch"] = round(self.settings.replay * len(self.earlier.split.train))
+            store, split = self.earlier
+            table["earlier_data"] = store.fingerprint
+            table["replayed_per_epoch"] = round(self.settings.replay * len(split.train))
         return table
 
 
-def _symbols(numbers: Mapping[int, int]) -> dict[str, str]:
+def symbols_of(numbers: Mapping[int, int]) -> dict[str, str]:
+    """Return pairs of elements by their symbols."""
     return {chemical_symbols[one]: chemical_symbols[other] for one, other in numbers.items()}
 
 
@@ -96,25 +71,28 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
     trained, normalisation = load_graph_model(folder, settings.branch)
     old = trained.description = replace(trained.description, branch="")
     earlier = earlier_data(settings, folder)
-    check_fits(settings, old, model, earlier)
-    angstrom, stores = length_in_angstrom(store.attributes), [earlier.store] if earlier else []
-    theirs = [length_in_angstrom(one.attributes) for one in stores] + (
-        [old.close_range.angstrom] if old.close_range else []
-    )
-    if any(one != angstrom for one in theirs):
+    check_fits(settings, old, model)
+    check_replay(settings, model, earlier)
+    lengths = {length_in_angstrom(one.attributes) for one in (store, *(earlier[:1] if earlier else ()))}
+    if len(lengths | ({old.close_range.angstrom} if old.close_range else set())) > 1:
         raise InputError(f"the positions of {settings.model} have another unit of length than these; convert the store")
-    elements = known_elements(old, normalisation, earlier)
-    new = {}
+    elements, new = known_elements(old, normalisation, earlier), {}
     if ATOMIC_NUMBERS in model.inputs and elements:
         new = {one: nearest_element(one, elements) for one in elements_of(store) if one not in elements}
-    with about(str(folder)):
-        extended = extended_model(trained, new).eval().requires_grad_(False)
+    extended = extended_model(trained, new).eval().requires_grad_(False)
     retained, heads = kept_heads(old, model)
-    refuse_references(settings, old, normalisation, model, retained)
     notes = [f"the head of {field} is {word}" for field, word in heads.items() if word != "kept"]
     notes += [
-        f"{one} is new to the start: its embedding begins as that of {other}" for one, other in _symbols(new).items()
+        f"{one} is new to the start: its embedding begins as that of {two}" for one, two in symbols_of(new).items()
     ]
+    if earlier is None:
+        notes.append("forgetting is not measured: start.store does not say where the data of the start lie")
+    elif earlier[0].fingerprint == store.fingerprint:
+        judged = np.concatenate([split.valid, split.calibration, split.test])
+        if count := len(np.intersect1d(earlier[1].train, judged)):
+            notes.append(
+                f"{count} graphs outside of the training part trained the start, so that their errors are too small"
+            )
     return Start(
         settings=settings,
         trained=TrainedModel(model=extended, normalisation=normalisation, dtype=extended.node_inputs.origin.dtype),
@@ -122,72 +100,64 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
         heads=heads,
         new_elements=new,
         earlier=earlier,
-        notes=[*notes, *notes_on_data(earlier, store, split)],
+        notes=notes,
     )
 
 
-def check_fits(
-    settings: StartSettings, old: ModelDescription, new: ModelDescription, earlier: EarlierData | None
-) -> None:
-    """Raise InputError for another architecture, other inputs, or no replay."""
+def check_fits(settings: StartSettings, old: ModelDescription, new: ModelDescription) -> None:
+    """Raise InputError for another architecture or other inputs."""
     check_settings(old.model, new.model, settings)
     for what in ("dim", "edges", "inputs"):
-        if sorted_text(getattr(old, what)) != sorted_text(getattr(new, what)):
-            theirs, ours = sorted_text(getattr(old, what)), sorted_text(getattr(new, what))
+        theirs, ours = getattr(old, what), getattr(new, what)
+        if theirs != ours:
             raise InputError(
-                f"{what} of this run: {ours}, and of the start {settings.model}: {theirs}; make them equal"
+                f"{what} = {ours} in this run, and {theirs} in the start {settings.model}; make them equal"
             )
     for one, other in zip(old.input_fields, new.input_fields):
         if words := difference(one, other):
-            raise InputError(
-                f"the input {other.name} of {settings.model} means something else: {words}; convert the store"
-            )
+            raise InputError(f"input {one.name} means something else in {settings.model}: {words}; convert the store")
     if settings.freeze > old.model.num_layers:
         raise InputError(f"start.freeze = {settings.freeze}, and the model has {old.model.num_layers} layers; lower it")
-    if not settings.replay:
-        return
-    if earlier is None:
+
+
+def check_replay(settings: StartSettings, new: ModelDescription, earlier: tuple[GraphStore, Split] | None) -> None:
+    """Raise InputError where data cannot be replayed."""
+    if settings.replay and earlier is None:
         raise InputError(f"start.replay needs a run, and {settings.model} has no config.json; leave replay out")
-    fields = {field.name: field for field in earlier.store.fields()}
-    for name, field in new.fields.items():
+    fields = {field.name: field for field in earlier[0].fields()} if earlier else {}
+    for name, field in new.fields.items() if settings.replay else ():
         words = "there is none" if name not in fields else difference(replace(fields[name], parity=field.parity), field)
         if words:
-            raise InputError(
-                f"start.replay: {name} in {text_of(earlier.path)}: {words}; leave replay out, or give another store"
-            )
+            raise InputError(f"start.replay: {name} in the data of the start: {words}; leave replay out")
 
 
-def sorted_text(value: Any) -> str:
-    """Return a value as text."""
-    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
-
-
-def earlier_data(settings: StartSettings, folder: Path) -> EarlierData | None:
+def earlier_data(settings: StartSettings, folder: Path) -> tuple[GraphStore, Split] | None:
     """Return the start's data; None where they are gone and not needed."""
-    places = [place for place in (folder, folder.parent) if (place / "config.json").is_file()]
-    if not places or (places[0] != folder and folder.name != "model"):
+    places = (folder, folder.parent) if folder.name == "model" else (folder,)
+    path = next((place / "config.json" for place in places if (place / "config.json").is_file()), None)
+    if path is None:
         return None
-    path = places[0] / "config.json"
     config: RunConfig = parse_config(read_json(path), str(path)).of_branch(settings.branch)
-    where = settings.store or config.data.store
     try:
-        store = open_store(where)
+        store = open_store(settings.store or config.data.store)
     except InputError as error:
         if settings.replay or settings.store:
             raise InputError(f"{error} (start.store says where the data of the start lie)") from error
         return None
     visible = store if config.data.edges else WithoutEdges(store)
-    return EarlierData(path=where, store=visible, split=make_split(visible, config.split))
+    return visible, make_split(visible, config.split)
 
 
-def known_elements(old: ModelDescription, normalisation: Normalisation, earlier: EarlierData | None) -> list[int]:
+def known_elements(
+    old: ModelDescription, normalisation: Normalisation, earlier: tuple[GraphStore, Split] | None
+) -> list[int]:
     """Return the elements that trained the start; none if unknown."""
     if old.statistics is not None and old.statistics.species:
         return [*old.statistics.species]
     if old.close_range is not None:
         return old.close_range.species
     if earlier is not None and ATOMIC_NUMBERS in old.inputs:
-        return elements_of(earlier.store)
+        return elements_of(earlier[0])
     return sorted({number for references in normalisation.references.values() for number in references})
 
 
@@ -197,11 +167,12 @@ def nearest_element(number: int, elements: Sequence[int]) -> int:
     >>> nearest_element(42, [14, 24, 29]), nearest_element(14, [6, 8, 29])
     (24, 6)
     """
-    group, period = place_in_table(number)
-    places = {other: place_in_table(other) for other in elements}
-    return min(
-        elements, key=lambda one: (abs(places[one][0] - group) + abs(places[one][1] - period), abs(one - number))
-    )
+
+    def distance(other: int) -> tuple[int, int]:
+        (group, period), (own_group, own_period) = place_in_table(other), place_in_table(number)
+        return abs(group - own_group) + abs(period - own_period), abs(other - number)
+
+    return min(elements, key=distance)
 
 
 def place_in_table(number: int) -> tuple[int, int]:
@@ -211,30 +182,28 @@ def place_in_table(number: int) -> tuple[int, int]:
     ((1, 1), (18, 1), (6, 5), (14, 6))
     """
     period = next(row for row, last in enumerate(NOBLE_GASES) if number <= last)
-    place, length = number - NOBLE_GASES[period - 1], NOBLE_GASES[period] - NOBLE_GASES[period - 1]
-    return (place if place <= 2 and number != 2 else max(3, 18 - (length - place))), period
+    place = number - NOBLE_GASES[period - 1]
+    return (place if place <= 2 and number != 2 else max(3, 18 + number - NOBLE_GASES[period])), period
 
 
 def extended_model(model: GraphModel, new: Mapping[int, int]) -> GraphModel:
     """Return the model with rows of new elements, copies of others."""
     if not new:
         return model
-    old, rows = model.description, [0]
-    statistics, dtype = old.statistics, model.node_inputs.origin.dtype
+    old, weights, rows = model.description, model.state_dict(), [0]
+    statistics = old.statistics
     if statistics is not None and statistics.species:
         kinds = [*statistics.species]
         statistics = replace(statistics, species=tuple(sorted({*kinds, *new})))
         rows = [*(kinds.index(new.get(one, one)) for one in statistics.species), len(kinds)]
-    result = build_from_description(replace(old, statistics=statistics), seed=0).to(dtype)
-    weights = model.state_dict()
+    result = build_from_description(replace(old, statistics=statistics), seed=0).to(model.node_inputs.origin.dtype)
     with torch.no_grad():
         for name, value in result.state_dict().items():
             same = weights[name].shape == value.shape
             # weights by species have a block of rows for each, and one for all others
             value.copy_(weights[name] if same else weights[name].unflatten(0, (max(rows) + 1, -1))[rows].flatten(0, 1))
         for table in tables_of_elements(result):
-            for number, other in new.items():
-                table[number] = table[other]
+            table[[*new]] = table[[*new.values()]]
     return result
 
 
@@ -244,60 +213,40 @@ def tables_of_elements(model: GraphModel) -> list[Tensor]:
     return [one.table.weight for one in modules if one.field.name == ATOMIC_NUMBERS]
 
 
-def refuse_references(
-    settings: StartSettings,
-    old: ModelDescription,
-    normalisation: Normalisation,
-    new: ModelDescription,
-    retained: Mapping[int, int],
-) -> None:
-    """Raise InputError where a kept energy would lose its reference energies."""
-    for number, place in retained.items():
-        field = new.heads[number].field
-        ours, theirs = (getattr(head, "references", False) for head in (new.heads[number], old.heads[place]))
-        if field in normalisation.references and (not ours or (isinstance(ours, dict) and theirs is True)):
-            kind = "fitted" if theirs is True else "given"
-            raise InputError(
-                f"head {field}: the start {settings.model} has {kind} reference energies; say references = true to fit them on these data"
-            )
-
-
-def notes_on_data(earlier: EarlierData | None, store: GraphStore, split: Split) -> Iterator[str]:
-    """Yield notes on absent data, and on test graphs among them."""
-    if earlier is None:
-        yield "forgetting is not measured: the start's data are not at hand (start.store says where they lie)"
-    elif earlier.store.fingerprint == store.fingerprint:
-        for name in ("valid", "calibration", "test"):
-            if count := len(np.intersect1d(earlier.split.train, getattr(split, name))):
-                yield f"{count} graphs of the {name} part trained the start, so that errors there are too small"
-
-
 def start_normalisation(
     start: Start, fitted: Normalisation, model: ModelDescription, store: GraphStore, train: NDArray[np.int64]
 ) -> Normalisation:
     """Return the scales with which a run begins.
 
-    With them predictions in physical units are the start's. Inputs and kept heads have the start's scales, and new heads those of the new data. A derivative's scale is that of its energy times the factor
-    between their units. Reference energies of kept heads are fitted on what the start's model leaves.
+    With them predictions in physical units are the start's. Inputs and kept heads have the start's scales, and new heads those of
+    the new data. A derivative's scale is that of its energy times the factor between their units. Reference energies of kept heads
+    are fitted on what the start's model leaves. InputError where they would be lost.
     """
     old = start.trained.normalisation
     scales, references = dict(fitted.scales), dict(fitted.references)
     scales |= {name: old.scales[name] for name in model.inputs if name in old.scales}
+    targets = {target.name: target for target in model.targets}
     for number, head in enumerate(model.heads):
-        target = model.targets[[one.name for one in model.targets].index(head.field)]
-        if number in start.retained and head.field in old.scales:
-            own = scales[head.field] = old.scales[head.field]
-            for name in head.derivatives.values():
-                factor = fitted.scales[name].std[0] / fitted.scales[head.field].std[0]
-                scales[name] = Scale(
-                    mean=(0.0,) * model.fields[name].width, std=(own.std[0] * factor,) * model.fields[name].width
-                )
-        elif target.total:
-            scales[head.field] = scales[target.total]
-        if number in start.retained and target.references and not target.given_references:
-            references[head.field] = refitted_references(start, head.field, store, train)
-        elif number in start.retained and target.references:
+        target = targets[head.field]
+        if number not in start.retained:
+            scales |= {head.field: scales[target.total]} if target.total else {}
+            continue
+        if head.field in old.scales:
+            scales[head.field] = old.scales[head.field]
+        for name in head.derivatives.values():
+            factor = fitted.scales[name].std[0] / fitted.scales[head.field].std[0]
+            std = (scales[head.field].std[0] * factor,) * model.fields[name].width
+            scales[name] = replace(fitted.scales[name], std=std)
+        fits = getattr(start.description.heads[start.retained[number]], "references", False) is True
+        if head.field in old.references and (not target.references or (fits and target.given_references)):
+            raise InputError(
+                f"head {head.field}: the start {start.settings.model} has {'fitted' if fits else 'given'} reference energies; say "
+                "references = true to fit them on these data"
+            )
+        if target.given_references:
             references[head.field] = {**old.references.get(head.field, {}), **references[head.field]}
+        elif target.references:
+            references[head.field] = refitted_references(start, head.field, store, train)
     return Normalisation(scales=scales, references=references)
 
 
@@ -308,13 +257,11 @@ def refitted_references(start: Start, field: str, store: GraphStore, train: NDAr
     """
     old = start.trained.normalisation.references
     begin = dict.fromkeys(elements_of(store), 0.0) | dict(old.get(field, {}))
-    model = replace(start.trained, normalisation=replace(start.trained.normalisation, references={**old, field: begin}))
-    counts, residuals = [], []
+    normalisation = replace(start.trained.normalisation, references={**old, field: begin})
+    model, counts, residuals = replace(start.trained, normalisation=normalisation), [], []
     for _, batch in Loader(store, train, Budget(max_graphs=32), shuffle=False).epoch(0):
         with torch.no_grad():
-            learned = model.predict(batch)[field]
-        assert isinstance(learned, Point | Normal)  # of an energy
-        predicted = learned.mean.cpu().reshape(-1)
+            predicted = model.predict(batch)[field].tensors()["mean"].cpu().reshape(-1)
         numbers = batch.owner("node") * ELEMENTS + batch[ATOMIC_NUMBERS]
         labelled = batch.labelled(field).reshape(-1)
         counts.append(torch.bincount(numbers, minlength=len(batch) * ELEMENTS).reshape(-1, ELEMENTS)[labelled])
@@ -330,9 +277,8 @@ def merged_limits(start: Start, model: ModelDescription) -> ModelDescription:
     old, new = start.description.close_range, model.close_range
     if old is None or new is None:
         return model
-    pairs = {(a, b): length for a, b, length in new.shortest}
+    pairs, crowding = {(a, b): length for a, b, length in new.shortest}, dict(new.crowding)
     pairs |= {(a, b): min(length, pairs.get((a, b), length)) for a, b, length in old.shortest}
-    crowding = dict(new.crowding)
     crowding |= {number: max(one, crowding.get(number, one)) for number, one in old.crowding}
     shortest = tuple((a, b, length) for (a, b), length in sorted(pairs.items()))
     limits = replace(new, shortest=shortest, share=min(old.share, new.share), crowding=tuple(sorted(crowding.items())))
@@ -391,9 +337,9 @@ def forgetting(start: Start, model: GraphModel, normalisation: Normalisation) ->
 
     Empty where these data are not at hand, or have no test part or no field that both predict.
     """
-    if start.earlier is None or not len(start.earlier.split.test):
+    if start.earlier is None or not len(start.earlier[1].test):
         return {}
-    store, test = start.earlier.store, start.earlier.split.test
+    store, test = start.earlier[0], start.earlier[1].test
     fields = {field.name: field for field in store.fields()}
     tuned = TrainedModel(model=model.eval(), normalisation=normalisation, dtype=model.node_inputs.origin.dtype)
     if not {target.name for target in (*start.trained.targets, *tuned.targets)} <= fields.keys():

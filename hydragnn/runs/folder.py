@@ -197,8 +197,7 @@ def trained_config(run: Path) -> AnyConfig:
 def identity(record: RunRecord) -> dict[str, Any]:
     """Return the hashes that identify a run's checkpoints."""
     budget = {"memory_budget_hash": digest(record.memory_budget)} if record.memory_budget else {}
-    earlier = record.start.get("earlier_data", {}) if record.start.get("replayed_per_epoch") else {}
-    replayed = {"replayed_hash": earlier["fingerprint"]} if earlier else {}
+    replayed = {"replayed_hash": record.start["earlier_data"]} if record.start.get("replayed_per_epoch") else {}
     return {"configuration_hash": digest(essential(record.config)), "data_hash": record.data_hash, **budget, **replayed}
 
 

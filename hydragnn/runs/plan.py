@@ -229,7 +229,7 @@ def planned_start(config: AnyConfig, plan: BranchPlan) -> tuple[Start | None, Br
     if not config.start.replay or start.earlier is None:
         return start, None
     share = Fraction(str(config.start.replay))
-    return start, replace(plan, weight=share, store=start.earlier.store, split=start.earlier.split)
+    return start, replace(plan, weight=share, store=start.earlier[0], split=start.earlier[1])
 
 
 def _subject(name: str) -> str:

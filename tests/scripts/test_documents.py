@@ -106,6 +106,15 @@ def test_the_kernels_of_the_documents_are_traced(root: Path) -> None:
     assert "torch.ops.hydragnn" in str(names["module"].graph)
 
 
+def test_the_model_of_the_documents_is_tuned(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = _blocks(root / "docs" / "fine-tuning.md", "python")
+    exec(compile(code, "fine-tuning.md", "exec"), {})
+    assert "{'Au': 'Cu'}" in capsys.readouterr().out
+
+
 def test_the_source_of_the_documents_builds_a_store(root: Path, acme: Path) -> None:
     text = (root / "docs" / "adding-parts.md").read_text()
     (build,) = [block for _, _, block in BLOCK.findall(text) if "acme.lines:Lines" in block and "files =" in block]

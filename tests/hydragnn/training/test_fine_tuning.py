@@ -27,9 +27,9 @@ from hydragnn.models import GraphModel, TrainedModel, load_model
 from hydragnn.record import read_record
 from hydragnn.runs import train as train_run
 from hydragnn.runs.assembly import Assembly, assemble
-from hydragnn.runs.fine_tuning import place_in_table, rate_factors
+from hydragnn.runs.fine_tuning import rate_factors
 from hydragnn.runs.plan import plan_run
-from hydragnn.scripts.key_help import explained
+from hydragnn.scripts.report.tables import forgetting_table
 from hydragnn.start import StartSettings, folder_of
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.evaluate import evaluate
@@ -185,7 +185,7 @@ def test_heads_of_other_networks_are_new_and_the_record_says_why(place: Path) ->
         ({"model": {"hidden_dim": 16}}, "model.hidden_dim = 16, and the start .* has 8"),
         ({"model": {"kind": "schnet"}}, "model.kind = 'schnet', and the start .* has 'painn'"),
         ({"model": {"hidden_dims": 16}}, "unknown key .*hidden_dims"),
-        ({"data": {"inputs": []}}, "inputs of this run: none, and of the start .*: atomic_numbers"),
+        ({"data": {"inputs": []}}, "inputs = .* in this run, and .*atomic_numbers.* in the start"),
         ({"heads": [{**HEAD, "references": False}]}, "fitted reference energies; say references = true"),
         ({"heads": [{**HEAD, "references": {"Cu": -3.0}}]}, "fitted reference energies; say references = true"),
         ({"heads": [{"kind": "vector", "field": "forces"}]}, "since heads read other states; take a start"),
@@ -211,7 +211,7 @@ def test_contradictions_with_the_start_are_one_sentence(place: Path, change: dic
 
 def test_replay_repeats_itself_and_an_interruption_changes_no_bit(place: Path) -> None:
     start = {"model": str(place / "cu"), "replay": 0.4}
-    table = table_of(place / "cuau.h5", start, epochs=3)
+    table = table_of(place / "cuau.h5", start, epochs=2)
     whole = hydragnn.train(table, place / "whole")
     config = config_from_table(table, place / "CONFIG.toml")
     assert train_run(config, place / "cut", until=1).status == "paused"
@@ -241,12 +241,12 @@ def test_errors_on_the_data_of_the_start_are_recorded_before_and_after(place: Pa
     assert table["errors"]["forces/mae"] == pytest.approx(
         {"before": before["forces"]["mae"], "after": after["forces"]["mae"]}, rel=1e-6
     )
-    assert "data of the start" in hydragnn.report(place / "forgetful", place / "report.html").read_text()
+    assert [row[0] for row in forgetting_table(record).rows] == ["energy/mae", "forces/mae"]
 
 
 def test_a_run_goes_on_with_its_own_start_only(place: Path) -> None:
     shutil.copytree(place / "cu", place / "moving")
-    table = table_of(place / "cuau.h5", {"model": str(place / "moving")}, epochs=3)
+    table = table_of(place / "cuau.h5", {"model": str(place / "moving")}, epochs=2)
     train_run(config_from_table(table, place / "CONFIG.toml"), place / "going", until=1)
     weights = place / "moving/model/weights.safetensors"
     shutil.copy(place / "frozen/model/weights.safetensors", weights)
@@ -268,7 +268,7 @@ def test_two_ranks_take_the_steps_of_one(
     old = make_config("painn", head, train__epochs=1, data__store=str(tmp_path / "old.h5"))
     train_run(old, tmp_path / "old")
     start = {"model": str(tmp_path / "old"), "replay": 0.5, "freeze": 1, "encoder_rate": 0.5}
-    config = make_config("painn", head, train__epochs=2, train__seed=1, start=start)
+    config = make_config("painn", head, train__epochs=1, train__seed=1, start=start)
     one = train_run(config, tmp_path / "one", store=material.clusters(40))
     train_on_ranks(config, tmp_path / "two", 2)
     two = read_record(tmp_path / "two")
@@ -299,9 +299,3 @@ def test_searches_from_a_start_leave_its_architecture_alone(place: Path) -> None
             check_campaign(settings, Space(parameters=settings.search.space))
     settings = campaign_settings({**table, "search": {"space": "default"}}, place / "CAMPAIGN.toml")
     assert not [path for path in settings.search.space if path.startswith(("model", "heads"))]
-
-
-def test_help_explains_the_keys_of_a_start() -> None:
-    assert [key.key for key in explained("start.replay")] == ["start.replay"]
-    assert len(explained("start")) == len(StartSettings.model_fields)
-    assert place_in_table(57)[0] == 3 and place_in_table(26) == (8, 4)
