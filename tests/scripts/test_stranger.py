@@ -168,6 +168,19 @@ WRONG = {
     'trained("[[heads]]", "[heads]")': "heads: Input should be a valid list",
     "trained('forces = \"forces\"', 'forces = \"force\"')": "did you mean forces?",
     'trained("own.h5", "own.xyz")': "is a file, not a store",
+    'hydragnn.merge_stores(["own.h5"], "new.h5")': "merge takes two stores or more",
+    'hydragnn.append_store("own.h5", "own.h5")': "every graph would be there twice",
+    'trained("[train]", "[start]\\nmodel = \'none\'\\n[train]")': "none does not exist; check the path",
+    'trained("[train]", "[start]\\nmodel = \'run\'\\nfreeze = 9\\n[train]")': "the model has 1 layers; lower it",
+    'trained("[train]", "[start]\\nmodel = \'run\'\\nreplay = 2\\n[train]")': "less than or equal to 1 (given: 2)",
+    'trained(\'"own.h5"\', \'["own.h5", "own.h5"]\')': "names each of them once",
+    "built('\"ase\"', '\"voxel\"')": "did you mean voxels?",
+    "built('[\"own.xyz\"]', '\"own.xyz\"')": "files: Input should be a valid list",
+    "built('name = \"energy\"', 'name = \"energy\"\\nstep = 1')": "step is for time series",
+    'hydragnn.predict("run", ["new.xyz", "none.xyz"], "new.csv")': "none.xyz does not exist",
+    'hydragnn.predict("run", "new.xyz", "new.docx")': "the suffix chooses the format",
+    'hydragnn.build_store({"kind": "pyg", "fields": []}, "new.h5", data=[3])': "no Data of torch_geometric",
+    'hydragnn.build_store({"kind": "pyg", "fields": []}, "new.h5", data=5)': "is no list, data set or generator",
 }
 """Python that is wrong, and words of its sentence."""
 
