@@ -18,6 +18,7 @@ from hydragnn.ensemble.calibration.numbers import Calibration, conformal_quantil
 from hydragnn.ensemble.classes import ClassEstimate
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates import Estimate, TargetEvaluation
+from hydragnn.ensemble.exporting.export import FORMATS, ExportResult, export_ensemble
 from hydragnn.ensemble.exporting.many import torch_sim_model
 from hydragnn.ensemble.manifest import Manifest, read_manifest
 from hydragnn.ensemble.numbers import NumberEstimate

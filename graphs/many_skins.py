@@ -47,7 +47,7 @@ class ManySkins:
         periodic: Bool[Tensor, "graphs 3"],
         counts: Int[Tensor, " graphs"],
     ) -> ManyEdges:
-        """Return the edges of all structures; InputError names one that is impossible by its number."""
+        """Return the edges of all structures; InputError names an impossible one."""
         owner = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
         wrong = ~positions.isfinite().all(1)
         if bool(wrong.any()):
@@ -79,7 +79,7 @@ class ManySkins:
     def _stale(
         self, positions: Tensor, boxes: Tensor, periodic: Tensor, counts: Tensor, owner: Tensor
     ) -> Int[Tensor, " stale"]:
-        """Return the structures whose list may lack a pair; of others, all are to be listed."""
+        """Return the structures whose list may lack a pair."""
         if not (torch.equal(counts, self._counts) and torch.equal(periodic, self._periodic)):
             self._counts, self._periodic = counts.clone(), periodic.clone()
             self._starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).tolist()
@@ -111,22 +111,22 @@ class ManySkins:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return senders, receivers and images of one structure's pairs within ``reach``."""
         arrays = (places.cpu().numpy(), box.cpu().numpy(), axes.cpu().numpy())
-        found = neighbour_list(*arrays, reach, most, name=f"structure {graph}")
-        senders, receivers, images = (torch.from_numpy(one).to(places.device) for one in found)
+        pairs = neighbour_list(*arrays, reach, most, name=f"structure {graph}")
+        senders, receivers, images = (torch.from_numpy(one).to(places.device) for one in pairs)
         start = self._starts[graph]
         return senders + start, receivers + start, images.to(places)
 
     def _exact(self, near: Tensor, boxes: Tensor, periodic: Tensor, owner: Tensor) -> ManyEdges:
-        """Return edges from new searches at the cutoff itself, where rounding or order decide."""
+        """Return edges from new searches at the cutoff itself."""
         own = [slice(*ends) for ends in zip(self._starts, self._starts[1:])]
-        found = [
+        pairs = [
             self._listed(graph, near[rows], boxes[graph], periodic[graph], self.cutoff, self.most)
             for graph, rows in enumerate(own)
         ]
-        senders, receivers, images = (torch.cat(parts) for parts in zip(*found))
+        senders, receivers, images = (torch.cat(parts) for parts in zip(*pairs))
         return ManyEdges(
             positions=near,
             topology=Topology.square(senders, receivers, len(near)),
             shifts=torch.einsum("ei,eij->ej", images, boxes[owner[receivers]]),
-            edges_per_graph=torch.tensor([len(one[0]) for one in found], device=near.device),
+            edges_per_graph=torch.tensor([len(one[0]) for one in pairs], device=near.device),
         )

@@ -40,7 +40,7 @@ from hydragnn.scripts.run_sources import CONFIG, model_folder, run_folder, run_o
 if TYPE_CHECKING:
     from hydragnn.config import AnyConfig
     from hydragnn.datasets import GraphStore, StoreInfo
-    from hydragnn.ensemble import Ensemble, Evaluation, PredictionResult, Predictions
+    from hydragnn.ensemble import Ensemble, Evaluation, ExportResult, PredictionResult, Predictions
     from hydragnn.hpo import CampaignResult, CampaignStatus
     from hydragnn.hpo.submit import Submission
     from hydragnn.scripts.doctor import Installation
@@ -513,6 +513,24 @@ def load(path: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) 
     from hydragnn.ensemble import Ensemble
 
     return Ensemble.load(folder, branch=branch)
+
+
+def export(
+    model: "Path | str | Ensemble",
+    out: Path | str,
+    to: str = "torch",
+    *,
+    branch: str = "",
+    allow_code: Sequence[str] = (),
+) -> "ExportResult":
+    """Write a model as a file that other programs run without this project.
+
+    ``model`` is what ``load`` takes, or gives. ``to`` is torch, aoti, metatomic or lammps. InputError where the model cannot be such a file.
+    """
+    _allow_code(allow_code)
+    from hydragnn.ensemble import Ensemble, export_ensemble
+
+    return export_ensemble(model if isinstance(model, Ensemble) else load(model, branch), as_path(out), to)
 
 
 def evaluate(

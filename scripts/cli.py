@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -517,6 +517,26 @@ def predict(
     from hydragnn.distributed import leave
 
     leave(3 if result and result.failed == result.graphs > 0 else 0)
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(help="An ensemble, run or campaign folder with an energy of atoms.")],
+    to: Annotated[Literal["torch", "aoti", "metatomic", "lammps"], typer.Option(help="Format.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="File: .pt2 of torch and aoti, .pt of metatomic; a folder of lammps.")
+    ],
+    branch: Branch = "",
+    allow_code: AllowCode = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model as a file that other programs run without this project.
+
+    `hydragnn export ENSEMBLE --to torch --out potential.pt2`
+
+    Energy, forces, stress and the spread of the members. docs/export.md has what each format is for.
+    """
+    show_value(api.export(model, out, to, branch=branch, allow_code=allow_code or []).to_json(), as_json)
 
 
 @app.command()

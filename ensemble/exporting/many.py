@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def torch_sim_model(
     folder: Path | str | Ensemble, branch: str = "", *, outside: Outside = "warn", allow_code: Sequence[str] = ()
 ) -> "TorchSimModel":
-    """Return torch-sim's model of a folder or a loaded ensemble, for many structures at once.
+    """Return torch-sim's model of a folder or a loaded ensemble.
 
     The arguments are those of ``calculator``. MissingPackageError without torch-sim.
     """

