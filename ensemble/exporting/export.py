@@ -17,7 +17,7 @@ from hydragnn.base.errors import InputError, MissingPackageError, nearest
 from hydragnn.base.files import replace_atomically
 from hydragnn.base.shown import Shown
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.exporting.potential import Facts, Potential, facts_of
+from hydragnn.ensemble.exporting.potential import Facts, PlainPotential, facts_of
 from hydragnn.ensemble.exporting.program import program_of
 from hydragnn.models.compiler import mended_compiler
 
@@ -65,7 +65,7 @@ def export_ensemble(ensemble: Ensemble, out: Path, to: str) -> ExportResult:
 
 def _write_program(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], path: Path) -> None:
     """Write a program of ``torch.export``."""
-    program = program_of(Potential(ensemble, facts).eval())
+    program = program_of(PlainPotential(ensemble, facts).eval())
     program._example_inputs = None  # which would be a pickle in the file
     with path.open("wb") as file:
         torch.export.save(program, file, extra_files={FACTS: json.dumps(words)})
@@ -73,7 +73,7 @@ def _write_program(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], p
 
 def _write_package(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], path: Path) -> None:
     """Write a package of AOTInductor, for C++ and Python."""
-    program = program_of(Potential(ensemble, facts).eval())
+    program = program_of(PlainPotential(ensemble, facts).eval())
     options = {"aot_inductor.metadata": {"hydragnn": json.dumps(words)}}
     with tempfile.TemporaryDirectory() as folder, mended_compiler(), torch.no_grad():
         place = Path(folder) / "package.pt2"
@@ -87,7 +87,7 @@ def _write_metatomic(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any],
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "model.pt"
-        atomistic_model(Potential(ensemble, facts, derivatives=False).eval(), facts, words).save(str(place))
+        atomistic_model(PlainPotential(ensemble, facts, derivatives=False).eval(), facts, words).save(str(place))
         shutil.copyfile(place, path)
 
 

@@ -17,14 +17,14 @@ from metatomic.torch import (
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from hydragnn.ensemble.exporting.potential import Facts, Potential
+from hydragnn.ensemble.exporting.potential import Facts, PlainPotential
 from hydragnn.ensemble.exporting.program import SYMBOLIC, example, trace
 
 
 class FromVectors(nn.Module):
     """Energies as a function of edge vectors, which carry the derivatives."""
 
-    def __init__(self, potential: Potential) -> None:
+    def __init__(self, potential: PlainPotential) -> None:
         super().__init__()
         self.potential = potential
 
@@ -90,7 +90,7 @@ class MetatomicPotential(nn.Module):
         return maps
 
 
-def atomistic_model(potential: Potential, facts: Facts, words: Mapping[str, Any]) -> AtomisticModel:
+def atomistic_model(potential: PlainPotential, facts: Facts, words: Mapping[str, Any]) -> AtomisticModel:
     """Return a potential as a model of metatomic."""
     _, species, cells, edges, images, owners = example(potential)
     varying = (SYMBOLIC[4], SYMBOLIC[1], SYMBOLIC[2], SYMBOLIC[3], SYMBOLIC[5])

@@ -68,6 +68,11 @@ def facts_of(ensemble: Ensemble) -> Facts:
         raise InputError(
             f"{ensemble.names[0]} does not read atoms in three dimensions, and exports take elements, positions and cells; use hydragnn predict"
         )
+    foreign = [member.name for member in ensemble.members if member.potential is not None]
+    if foreign:
+        raise InputError(
+            f"member {foreign[0]} is a calculator of another package, which cannot be exported; leave it out"
+        )
     others = [field.name for field in ensemble.inputs if field.name != ATOMIC_NUMBERS]
     if others:
         raise InputError(
@@ -154,7 +159,7 @@ def _scale(normalisation: Normalisation, name: str, field: Field) -> tuple[Tenso
     return normalisation.scales[name].tensors(field, torch.device("cpu"))
 
 
-class Potential(nn.Module):
+class PlainPotential(nn.Module):
     """Weighted mean of the members, and how far they lie apart.
 
     Two atoms of a structure of their own go with every batch and come out with none, so that compiled functions meet no size of 0 or 1.

@@ -8,7 +8,7 @@ from torch.func import functional_call
 from torch.fx import GraphModule
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.exporting.potential import Potential
+from hydragnn.ensemble.exporting.potential import PlainPotential
 from hydragnn.kernels import plain_forms
 from hydragnn.models.compiled import first_line, remove_detach
 
@@ -16,7 +16,7 @@ ATOMS, EDGES, STRUCTURES = 23, 61, 5
 """Of the example on which potentials are traced: unlike each other and any width, so that each is a symbol of its own."""
 
 
-def example(potential: Potential) -> tuple[Tensor, ...]:
+def example(potential: PlainPotential) -> tuple[Tensor, ...]:
     """Return inputs of the right kinds; what they say does not matter."""
     random = torch.Generator().manual_seed(0)
     ends = torch.arange(EDGES) % ATOMS
@@ -82,7 +82,7 @@ def trace(
     return module
 
 
-def program_of(potential: Potential) -> torch.export.ExportedProgram:
+def program_of(potential: PlainPotential) -> torch.export.ExportedProgram:
     """Return a potential as a program of ``torch.export``."""
     inputs = example(potential)
     module = trace(potential, inputs, SYMBOLIC)

@@ -26,6 +26,7 @@ from hydragnn.ensemble import (
     calculator,
     predict_to_file,
 )
+from hydragnn.ensemble.exporting.export import ExportResult
 from hydragnn.hpo import CampaignResult, CampaignStatus, campaign_history, finished_runs
 from hydragnn.hpo.submit import Submission
 from hydragnn.models import load_model
@@ -40,6 +41,7 @@ GIVES: dict[str, Any] = {
     "build_store": StoreInfo,
     "doctor": Installation,
     "evaluate": Evaluation,
+    "export": ExportResult,
     "load": Ensemble,
     "merge_stores": StoreInfo,
     "predict": PredictionResult | Predictions | None,
@@ -54,6 +56,7 @@ GIVES: dict[str, Any] = {
 VALUES = sorted(
     {
         Evaluation,
+        ExportResult,
         StoreInfo,
         Installation,
         PredictionResult,
