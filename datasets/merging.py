@@ -1,5 +1,6 @@
 """Stores that become one, and stores that grow."""
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,7 +11,6 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import alone_in_folder, flush_directory
-from hydragnn.base.places import MANIFEST
 from hydragnn.datasets.build import build_store
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.formats.engine import engine_named, part_name
@@ -20,6 +20,7 @@ from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.split import copy_labels
 from hydragnn.datasets.store import stored_label
 from hydragnn.datasets.tools import convert_store
+from hydragnn.datasets.writer import UNFINISHED_MANIFEST, UNFINISHED_PART
 
 
 def append_store(
@@ -55,10 +56,10 @@ def _adopt(store: DiskStore, fresh: Path) -> None:
     except InputError as error:
         raise InputError(str(error).replace(f"{fresh}", "what is appended")) from error
     own = store.manifest.parts
-    stored = {store.path / part.name for part in own}
-    stored |= {texts_path(part) for part in stored} | {store.path / MANIFEST, store.path / "statistics"}
-    for entry in set(store.path.iterdir()) - stored:  # of an append that was killed
-        rmtree(entry) if entry.is_dir() else entry.unlink()
+    stored = {name for part in own for name in (part.name, texts_path(Path(part.name)).name)}
+    for entry in store.path.iterdir():  # of an append that was killed
+        if entry.name not in stored and re.fullmatch(f"{UNFINISHED_PART}|{UNFINISHED_MANIFEST}", entry.name):
+            rmtree(entry) if entry.is_dir() else entry.unlink()
     number = 1 + max(int(Path(part.name).stem.rpartition("-")[2]) for part in own)
     parts = []
     for place, part in enumerate(joined.manifest.parts[len(own) :]):

@@ -169,7 +169,7 @@ def data_build(
 ) -> None:
     """Make a store from files of structures, graphs, meshes or tables.
 
-    Sources are extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes and grain tables.
+    Sources are extended XYZ or any ASE format, JSON of pymatgen, PyTorch Geometric, npz arrays and grids, meshes, tables, networks, images of grains.
 
     Under `mpirun -n N`, `srun` or torchrun all ranks share the work and make the store that one process makes.
     """

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field as Setting
 from pydantic import model_validator
 
-from hydragnn.base.settings import Count, Settings
+from hydragnn.base.settings import Settings
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
 from hydragnn.graphs.levels import with_contracted_levels, with_mesh_levels, with_voxel_levels
@@ -41,7 +41,7 @@ class FieldSettings(Settings):
     key: str | list[str] | None = None
     """Name in the source (default: the field's own name); several names become the last axis of the value."""
 
-    column: Count | list[Count] | None = None
+    column: int | list[int] | None = None
     """Take this column, or these, of an array whose last axis holds several quantities, such as a packed ``y``."""
 
     step: int = 0
@@ -69,6 +69,8 @@ class FieldSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> "FieldSettings":
         field = self.field
+        if any(column < 0 for column in (self.column if isinstance(self.column, list) else [self.column or 0])):
+            raise ValueError(f"field {self.name}: column = {self.column} is negative; count columns from 0")
         if self.scale == 0:
             raise ValueError(f"field {self.name}: scale = 0 makes every value 0; leave it out, or give a factor")
         if self.convert and (field.on != "graph" or field.shape != (3, 3)):

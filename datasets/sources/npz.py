@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import distinct_names
-from hydragnn.base.settings import ActsWith, Positive
+from hydragnn.base.settings import ActsWith
 from hydragnn.datasets.arrays import offsets_of
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
@@ -71,7 +71,7 @@ class NpzBuild(BuildSettings):
     """Node fields lie on a regular grid, [graphs, points along x, y(, z), ...], whose points have so many neighbours: 4 or 8 in two
     dimensions, 6 or 26 in three."""
 
-    spacing: Positive | list[Positive] = 1.0
+    spacing: float | list[float] = 1.0
     """Distance of the points of a grid, or one per axis."""
 
     @model_validator(mode="after")
@@ -301,8 +301,8 @@ def _grid(points: tuple[int, ...], settings: NpzBuild, path: Path) -> _Geometry:
     steps, flags = (
         np.array(one if isinstance(one, list) else [one] * dim) for one in (settings.spacing, settings.periodic)
     )
-    if len(steps) != dim or len(flags) != dim:
-        raise InputError(f"{path}: the grid has {dim} axes; give one spacing and periodic, or one per axis")
+    if len(steps) != dim or len(flags) != dim or (steps <= 0).any():
+        raise InputError(f"{path}: the grid has {dim} axes; give one positive spacing and periodic, or one per axis")
     places = np.stack(np.meshgrid(*map(np.arange, points), indexing="ij"), axis=-1).reshape(-1, dim)
     senders, receivers, shifts = [], [], []
     for offset in product((-1, 0, 1), repeat=dim):

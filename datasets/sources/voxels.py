@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import distinct_names
-from hydragnn.base.settings import Positive
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.table_files import Table, find_files, read_table, stack_rows, table_column
 from hydragnn.graphs.batch import GraphBatch
@@ -34,7 +33,7 @@ class VoxelsBuild(BuildSettings):
 
     kind: Literal["voxels"] = "voxels"
 
-    spacing: Positive | list[Positive] = 1.0
+    spacing: float | list[float] = 1.0
     """Edge length of a voxel, or one per axis of the array (of a TIFF: pages, rows, columns)."""
 
     periodic: bool | list[bool] = False

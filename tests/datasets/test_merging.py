@@ -58,6 +58,7 @@ def test_merged_and_joined_stores_have_the_graphs_of_both(
 def test_a_store_grows_by_another_one_and_keeps_its_graphs(write: Write, store: MemoryStore, tmp_path: Path) -> None:
     grown = write("a.h5", range(20))
     (grown / "part-00001.h5").write_text("left by a process that was killed")
+    (grown / "notes.txt").write_text("of the user")
     hydragnn.append_store(grown, write("b.h5", range(20, 50)))
     info = hydragnn.append_store(grown, write("c.bp", range(40, 60)))
     assert info.graphs == 70 and info.parts == 3 and check_store(grown) == []
@@ -67,7 +68,7 @@ def test_a_store_grows_by_another_one_and_keeps_its_graphs(write: Write, store: 
     actual = open_store(grown).read(range(70))
     assert actual.names[0] == "a.h5#0" and actual.names[69] == "c.bp#59"
     np.testing.assert_array_equal(actual["energy"], store.read([*range(50), *range(40, 60)])["energy"])
-    assert not [*tmp_path.glob(".*")]
+    assert not [*tmp_path.glob(".*")] and (grown / "notes.txt").exists()
 
 
 def test_stores_of_other_kinds_are_not_joined(write: Write, store: MemoryStore, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from PIL import Image
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import build_store, check_store, open_store, read_build_settings
 from hydragnn.graphs import GraphBatch, edge_vectors, from_ase
+from hydragnn.graphs.pyg import torch_geometric
 
 X = {"name": "x", "on": "node"}
 Y = {"name": "y", "on": "graph", "role": "target", "dtype": "float32"}
@@ -350,7 +352,7 @@ def test_a_periodic_grid_goes_on_at_the_other_side(tmp_path: Path) -> None:
     assert sorted({*edge_vectors(graph).norm(dim=1).tolist()}) == [1.0, 2.0]
     for wrong, words in [
         ({"grid": 6}, "with grid = 6 they are [graphs, x, y, z, ...] of one size"),
-        ({"periodic": [True]}, "the grid has 2 axes; give one spacing and periodic, or one per axis"),
+        ({"periodic": [True]}, "the grid has 2 axes; give one positive spacing and periodic, or one per axis"),
         ({"fields": [X, {"name": "z", "on": "node"}]}, "node fields lie on the grids"),
         (
             {"fields": [X, {"name": "e", "on": "edge", "key": "x"}]},
@@ -368,3 +370,15 @@ def test_structures_of_one_name_in_several_folders_have_names_of_their_own(tmp_p
         ase.io.write(tmp_path / folder / "POSCAR", bulk("Cu"), format="vasp")
     graphs = built(tmp_path, kind="ase", files=["*/POSCAR"], cutoff=3.0)
     assert list(graphs.names) == ["a/POSCAR#0", "b/POSCAR#0"]
+
+
+def test_the_examples_of_the_page_run(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch_geometric("data")  # whose deprecated parts warn when they are first imported
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", (root / "docs" / "data.md").read_text(), re.MULTILINE | re.DOTALL)
+    for language, code in blocks:
+        if language == "python":
+            exec(compile(code, "data.md", "exec"), {})  # the block is ours, not input
+    (grid,) = [tomllib.loads(code) for language, code in blocks if language == "toml" and "flow.npz" in code]
+    assert built(tmp_path, **grid).counts("node").tolist() == [256] * 10
+    assert len(open_store(tmp_path / "packed.h5")) == 10
