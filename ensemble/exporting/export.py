@@ -21,10 +21,6 @@ from hydragnn.ensemble.exporting.potential import Facts, PlainPotential, facts_o
 from hydragnn.ensemble.exporting.program import program_of
 from hydragnn.models.compiler import mended_compiler
 
-FACTS = "hydragnn.json"
-"""Name of the facts in files of torch."""
-DRIVER = "hydragnn_lammps.py"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportResult(Shown):
@@ -52,7 +48,7 @@ def export_ensemble(ensemble: Ensemble, out: Path, to: str) -> ExportResult:
     if out.suffix != form.suffix:
         raise InputError(f"--out {out}: let the name of {form.what} end in {form.suffix or 'no suffix'}")
     if form.package and find_spec(form.package) is None:
-        raise MissingPackageError(form.package, "simulation", f"an export to {to}")
+        raise MissingPackageError(f"{form.package}-torch", "simulation", f"an export to {to}")
     facts = facts_of(ensemble)
     if to == "lammps" and "forces" not in facts.names:
         raise InputError("the model predicts no forces, which LAMMPS needs; train a head of kind energy with forces")
@@ -67,8 +63,12 @@ def _write_program(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], p
     """Write a program of ``torch.export``."""
     program = program_of(PlainPotential(ensemble, facts).eval())
     program._example_inputs = None  # which would be a pickle in the file
+    if words["format"] == "hydragnn-lammps-1":
+        path.mkdir()
+        shutil.copyfile(Path(__file__).with_name("lammps_driver.py"), path / "hydragnn_lammps.py")
+        path = path / "potential.pt2"
     with path.open("wb") as file:
-        torch.export.save(program, file, extra_files={FACTS: json.dumps(words)})
+        torch.export.save(program, file, extra_files={"hydragnn.json": json.dumps(words)})
 
 
 def _write_package(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], path: Path) -> None:
@@ -91,13 +91,6 @@ def _write_metatomic(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any],
         shutil.copyfile(place, path)
 
 
-def _write_lammps(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], path: Path) -> None:
-    """Write a program, and the module that drives LAMMPS with it."""
-    path.mkdir()
-    _write_program(ensemble, facts, words, path / "potential.pt2")
-    shutil.copyfile(Path(__file__).with_name("lammps_driver.py"), path / DRIVER)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
     """One format: its words, suffix, package and writer."""
@@ -111,7 +104,7 @@ class Form:
 FORMATS: Mapping[str, Form] = {
     "torch": Form(what="a program of torch.export", suffix=".pt2", write=_write_program),
     "aoti": Form(what="a package of AOTInductor", suffix=".pt2", write=_write_package),
-    "metatomic": Form(what="a model of metatomic", suffix=".pt", write=_write_metatomic, package="metatomic.torch"),
-    "lammps": Form(what="a folder for LAMMPS", suffix="", write=_write_lammps),
+    "metatomic": Form(what="a model of metatomic", suffix=".pt", write=_write_metatomic, package="metatomic"),
+    "lammps": Form(what="a folder for LAMMPS", suffix="", write=_write_program),
 }
 """All formats by name."""
