@@ -93,12 +93,12 @@ class Calculating(Potential):
         """Return the calculator; InputError for another than in the fit."""
         calculator = new_calculator(self.entry.reference, f"member {self.name}")
         if self.entry.probe:
-            atoms, before = self.entry.probe.atoms, self.entry.probe.energy
+            atoms, expected = self.entry.probe.atoms, self.entry.probe.energy
             energy = results_of(atoms, calculator)["energy"]
-            if not abs(energy - before) <= SAME * len(atoms):
+            if not abs(energy - expected) <= SAME * len(atoms):
                 raise InputError(
                     f"member {self.name}: {self.entry.reference} is another potential than when the ensemble was built (its energy of {atoms.symbols} "
-                    f"was {before:.6g} eV and is {energy:.6g}); install that version, or build the ensemble again"
+                    f"was {expected:.6g} eV and is {energy:.6g}); install that version, or build the ensemble again"
                 )
         return calculator
 
@@ -198,9 +198,9 @@ def aligned_member(name: str, reference: str, host: Member, store: GraphStore) -
         structures.append(bare(atoms_of(graph)))
     if not np.isfinite(differences).all():
         raise InputError(f"{reference} gave an energy that is not finite for a training graph; leave it out")
-    atoms, wanted = counts.sum(axis=1), np.array(differences) * potential.factors["energy"]
-    fitted, *_ = np.linalg.lstsq(counts / atoms[:, None], wanted / atoms, rcond=None)
-    residual = float(np.sqrt(np.mean(((wanted - counts @ fitted) / atoms) ** 2)))
+    atoms, shifts = counts.sum(axis=1), np.array(differences) * potential.factors["energy"]
+    fitted, *_ = np.linalg.lstsq(counts / atoms[:, None], shifts / atoms, rcond=None)
+    residual = float(np.sqrt(np.mean(((shifts - counts @ fitted) / atoms) ** 2)))
     smallest = min(structures, key=len)
     facts = {key: smallest.todict()[key].tolist() for key in ("numbers", "positions", "cell", "pbc")}
     entry = ForeignEntry(
@@ -230,20 +230,20 @@ def aligning_graphs(
     labelled = labelled[counts[labelled].any(axis=1)]
     if not len(labelled):
         raise InputError(f"no training graph has a label of {energy}, and reference energies of a calculator need some")
-    chosen = graphs_for_fit(counts, labelled)
-    used = counts[chosen].any(axis=0)
-    return chosen, species[used], counts[chosen][:, used]
+    numbers = graphs_for_fit(counts, labelled)
+    used = counts[numbers].any(axis=0)
+    return numbers, species[used], counts[numbers][:, used]
 
 
 def graphs_for_fit(counts: Int[Array, "graphs species"], labelled: Int[Array, " labelled"]) -> list[int]:
     """Return ``ALIGNING`` of these graphs, and one of every further independent composition."""
     order = np.random.default_rng(0).permutation(labelled)
-    chosen: list[int] = order[:ALIGNING].tolist()
+    numbers: list[int] = order[:ALIGNING].tolist()
     _, first = np.unique(counts[order], axis=0, return_index=True)
-    every, rank = np.linalg.matrix_rank(counts[order[first]]), np.linalg.matrix_rank(counts[chosen])
+    every, rank = np.linalg.matrix_rank(counts[order[first]]), np.linalg.matrix_rank(counts[numbers])
     for number in order[np.sort(first)].tolist():
         if rank == every:
             break
-        if np.linalg.matrix_rank(counts[[*chosen, number]]) > rank:
-            chosen, rank = [*chosen, number], rank + 1
-    return chosen
+        if np.linalg.matrix_rank(counts[[*numbers, number]]) > rank:
+            numbers, rank = [*numbers, number], rank + 1
+    return numbers

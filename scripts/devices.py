@@ -27,10 +27,10 @@ def use_device(text: str) -> str:
         from hydragnn.hpo.launching.local import one_gpu
 
         try:
-            chosen = one_gpu(environment(), int(text.partition(":")[2]), on_amd=torch.version.hip is not None)
+            changes = one_gpu(environment(), int(text.partition(":")[2]), on_amd=torch.version.hip is not None)
         except IndexError:
-            chosen = {HIDING[0]: "-1"}
-        change_environment(chosen)
+            changes = {HIDING[0]: "-1"}
+        change_environment(changes)
     if text.startswith("cuda") and not visible_gpus():
         raise InputError(
             f"--device {text}: this process sees no such GPU (hydragnn doctor shows what there is); leave --device out, or use cpu"

@@ -34,7 +34,7 @@ HERE = "tests.benchmarks.foreign_potentials"
 COPIES, RATTLE = 40, 0.06
 """Displaced copies of training frames, and the standard deviation of their displacements in Angstrom."""
 DISTIL = (
-    "train.epochs=60",
+    "train.epochs=30",
     "batch.max_graphs=2",
     "heads.0.weight=1.0",
     "heads.0.stage_two_factor=1.0",

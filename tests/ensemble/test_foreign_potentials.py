@@ -1,0 +1,71 @@
+"""Foundation potentials whose wheels hold their weights, as members beside a run; the extra ``foreign`` installs them."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ase.build import bulk
+from ase.calculators.emt import EMT
+
+from hydragnn.base import imports
+from hydragnn.datasets import MemoryStore, StoreWriter
+from hydragnn.ensemble import Ensemble, build_ensemble
+from hydragnn.graphs import Field
+from hydragnn.graphs.atomic import from_ase
+from hydragnn.runs import train
+from tests.ensemble.conftest import TARGETS, config_of
+
+HERE = "tests.benchmarks.foreign_potentials"
+STRESS = Field(
+    name="stress", on="graph", shape=(3, 3), unit="eV/Angstrom^3", parity="tensor", role="target", dtype="float64"
+)
+
+
+def crystals(count: int) -> list[Any]:
+    """Rattled and strained cells of four copper atoms with energy, forces and stress."""
+    generator = np.random.default_rng(5)
+    frames = []
+    for _ in range(count):
+        atoms = bulk("Cu", cubic=True)
+        atoms.set_cell(atoms.cell @ (np.eye(3) + 0.03 * generator.normal(size=(3, 3))), scale_atoms=True)
+        atoms.positions += 0.08 * generator.normal(size=atoms.positions.shape)
+        atoms.calc = EMT()
+        atoms.get_stress()
+        frames.append(atoms)
+    return frames
+
+
+def test_an_ensemble_of_ours_and_theirs_has_calibrated_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of stress, too; zeros of energies differ by volts."""
+    pytest.importorskip("chgnet", reason="the extra foreign is not installed")
+    pytest.importorskip("sevenn", reason="the extra foreign is not installed")
+    monkeypatch.setattr(imports, "_allowed", {HERE})
+    frames = crystals(120)
+    graphs = [from_ase(atoms, 4.5, fields=(*TARGETS, STRESS), name=f"{i}") for i, atoms in enumerate(frames)]
+    with StoreWriter(tmp_path / "cu.h5", MemoryStore(graphs).fields(), dim=3, attributes={"cutoff": 4.5}) as writer:
+        for graph in graphs:
+            writer.write(graph)
+    config = config_of(tmp_path / "cu.h5", split__train=0.4, train__epochs=10)
+    table = config.to_json()
+    table["heads"][0] |= {"stress": "stress", "stress_weight": 0.1}
+    train(type(config).parse(table), tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # their own
+        evaluation = build_ensemble(
+            [tmp_path / "run"], tmp_path / "ensemble", foreign=[f"{HERE}:chgnet", f"{HERE}:sevennet"]
+        )
+        loaded = Ensemble.load(tmp_path / "ensemble")
+        predictions = loaded.predict(frames[:3])
+    assert loaded.names == ("run", "chgnet", "sevennet")
+    labels = np.array([atoms.get_potential_energy() for atoms in frames[:3]])
+    assert np.abs(predictions["energy"].members[1:] - labels).max() < 0.5  # eV of four atoms; the zeros are 14 eV away
+    stress = np.array([atoms.get_stress(voigt=False) for atoms in frames[:3]])
+    for own in predictions["stress"].members[1:]:
+        assert np.corrcoef(own.ravel(), stress.ravel())[0, 1] > 0.9
+        assert 0.3 < np.abs(own).mean() / np.abs(stress).mean() < 3
+    for field in ("energy", "forces", "stress"):
+        assert 0.75 < evaluation.parts["test"][field].ensemble["coverage"] <= 1
