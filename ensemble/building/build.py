@@ -148,6 +148,12 @@ def build_ensemble(
             selection={**(selection or {}), "diversity": basis.diversity},
         )
         _write(out, making, folders, manifest, evaluation, basis.arrays, check)
+    for position, entry in enumerate(manifest.members):
+        if entry.foreign and manifest.weights and not any(own[position] for own in manifest.weights.values()):
+            print(
+                f"note: {entry.name} has no weight in any field, and still takes its time; leave it out",
+                file=sys.stderr,
+            )
     if evaluation.caveat:
         print(f"note: {evaluation.caveat}", file=sys.stderr, flush=True)
     return evaluation
