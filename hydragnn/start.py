@@ -100,7 +100,8 @@ def with_start(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         data = {"inputs": [*old.inputs], "edges": old.edges, **data}
     if isinstance(heads, list):
         heads = [{**_of_start(old, head), **head} if isinstance(head, Mapping) else head for head in heads]
-    return {**table, "start": start.to_json(), "model": model, "data": data, "heads": heads}
+    decided = {"start": start.to_json(), "model": model, "data": data, "heads": heads}
+    return {**table, **{key: value for key, value in decided.items() if value is not None}}
 
 
 def check_settings(old: ArchitectureSettings, new: ArchitectureSettings, start: StartSettings) -> None:
