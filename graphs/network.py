@@ -36,9 +36,11 @@ def from_networkx(
     """
     if not hasattr(graph, "nodes") or not hasattr(graph, "is_directed"):
         raise InputError(f"{name}: a {type(graph).__name__} is no graph of networkx; give one")
+    fields = list(fields)
     place = {node: number for number, node in enumerate(graph.nodes)}
     edges = [(a, b, values) for a, b, values in graph.edges(data=True)]
     if not graph.is_directed():
+        check_reversed(fields, name)
         edges += [(b, a, values) for a, b, values in edges if a != b]
     items: dict[Location, list[Item]] = {
         "node": [(f"node {node}", values) for node, values in graph.nodes(data=True)],
@@ -67,6 +69,16 @@ def from_networkx(
         name=name,
     )
     return batch.with_texts({NAME: [text]}) if (text := name_among(graph.graph)) else batch
+
+
+def check_reversed(fields: Iterable[Field], where: str) -> None:
+    """Raise InputError for vectors of edges whose reverses are to be added."""
+    for field in fields:
+        if field.on == "edge" and field.parity == "vector":
+            raise InputError(
+                f"{where}: {field.name} is a vector of edges, and the reverse of an edge may have it turned round or not; "
+                "list both directions with the vector of each"
+            )
 
 
 def _column(items: Sequence[Item], keys: Sequence[str], field: Field, optional: bool, where: str) -> Any:

@@ -43,11 +43,18 @@ class NetworkxBuild(ObjectsBuild):
             if path.suffix == ".gml":
                 return [networkx.read_gml(path, label=None)]
             tables = json.loads(path.read_text(encoding="utf-8"))
-            return [
-                networkx.node_link_graph(table, edges="links" if "links" in table else "edges")
-                for table in (tables if isinstance(tables, list) else [tables])
-            ]
+            return [_of_table(table) for table in (tables if isinstance(tables, list) else [tables])]
         except Exception as error:  # networkx's readers raise whatever their parsing raises
             raise InputError(
                 f"{path} is no .graphml, .gml or .json (node-link) of networkx ({type(error).__name__}: {error}); check it"
             ) from error
+
+
+def _of_table(table: Any) -> Any:
+    """Return the graph of a node-link table; ValueError for a node listed twice."""
+    import networkx
+
+    names = [str(node.get("id")) for node in table["nodes"]]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"the node {twice} is listed twice")
+    return networkx.node_link_graph(table, edges="links" if "links" in table else "edges")

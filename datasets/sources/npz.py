@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,9 +19,18 @@ from hydragnn.base.settings import ActsWith
 from hydragnn.datasets.arrays import offsets_of
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
-from hydragnn.datasets.sources.table_files import Table, check_sides, find_files, read_npz, stack_rows, table_column
+from hydragnn.datasets.sources.table_files import (
+    Table,
+    both_ways,
+    check_sides,
+    find_files,
+    read_npz,
+    stack_rows,
+    table_column,
+)
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
+from hydragnn.graphs.network import check_reversed
 
 Array = NDArray[Any]
 _Geometry = tuple[Array | None, Array | None, Array, Array, Array | None]
@@ -86,6 +96,8 @@ class NpzBuild(BuildSettings):
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each graph; InputError names file, array and graph."""
+        if self.undirected:
+            check_reversed((field.field for field in self.fields), self.edges or "")
         paths = find_files(self.files)
         for path, name in zip(paths, distinct_names(paths)):
             source = replace(_open(path, self), name=name)
@@ -207,9 +219,7 @@ class _Source:
             raise InputError(f"{name}: {settings.edges} of shape {pairs.shape} is not [pairs, 2]; transpose it")
         first, second = pairs[:, 0], pairs[:, 1]
         check_sides(first, second, settings.undirected, f"{name}, {settings.edges}")
-        if settings.undirected:
-            return np.concatenate([first, second]), np.concatenate([second, first]), None
-        return first, second, None
+        return (*both_ways(first, second)[:2], None) if settings.undirected else (first, second, None)
 
     def _value(self, field: FieldSettings, graph: int) -> Any:
         arrays = [self.column(key) for key in field.keys]
@@ -218,7 +228,10 @@ class _Source:
         if field.on == "node":
             return stack_rows([self._rows(array, graph) for array in arrays], field)
         values = stack_rows([self._edge_rows(array, graph) for array in arrays], field)
-        return np.concatenate([values, values]) if self.settings.undirected else values
+        if not self.settings.undirected or self.settings.edges is None:
+            return values
+        pairs = self._edge_rows(self.column(self.settings.edges), graph)
+        return values[both_ways(pairs[:, 0], pairs[:, 1])[2]]
 
     def check(self) -> None:
         """Raise InputError where an array does not have one row per item."""
@@ -291,7 +304,7 @@ def _flatten_grid(path: Path, table: Table, settings: NpzBuild) -> tuple[int, ..
             "...] of one size; transpose them, or choose another grid"
         )
     for key in keys:
-        table[key] = table[key].reshape(len(table[key]), -1, *table[key].shape[1 + axes :])
+        table[key] = table[key].reshape(len(table[key]), prod(shapes[key]), *table[key].shape[1 + axes :])
     return tuple(shapes[min(shapes)])
 
 

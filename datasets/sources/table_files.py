@@ -42,7 +42,7 @@ def read_table(
     where another cell of one of the columns ``numbers`` holds none.
     """
     if path.suffix == ".npz":
-        return read_npz(path)
+        return _of_one_length(read_npz(path), path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -58,6 +58,8 @@ def read_table(
         raise InputError(
             f"{path} separates columns by {found[0]!r}; separate them by commas, with points in decimal numbers"
         )
+    if twice := next((name for name in header if header.count(name) > 1), None):
+        raise InputError(f"{path} has several columns {twice}; rename or remove all but one")
     body = lines[1:]
     for number, row in body:
         if len(row) != len(header):
@@ -72,6 +74,13 @@ def read_table(
     return {name: np.array(cells, np.str_) if name in texts else _column(cells) for name, cells in columns.items()}
 
 
+def _of_one_length(table: Table, path: Path) -> Table:
+    lengths = {name: len(column) if column.ndim else 0 for name, column in table.items()}
+    if len({*lengths.values()}) > 1:
+        raise InputError(f"{path}: columns of different lengths {lengths}; give each one value per row")
+    return table
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -84,7 +93,7 @@ def _column(texts: list[str]) -> NDArray[Any]:
     for kind in (np.int64, np.float64):
         try:
             return np.array(texts, dtype=np.str_).astype(kind)
-        except ValueError:
+        except (ValueError, OverflowError):
             continue
     return np.array(texts, dtype=np.str_)
 
@@ -125,7 +134,7 @@ def check_sides(senders: NDArray[Any], receivers: NDArray[Any], undirected: bool
     >>> check_sides(np.array([0, 1]), np.array([1, 0]), False, "contacts.csv")
     """
     one, other = (np.asarray(ends)[senders != receivers] for ends in (senders, receivers))
-    if undirected is False or not len(one):
+    if undirected is False or not len(one) or min(one.min(), other.min()) < 0:
         return
     size = int(max(one.max(), other.max())) + 1
     both = np.isin(one * size + other, other * size + one)
@@ -135,8 +144,20 @@ def check_sides(senders: NDArray[Any], receivers: NDArray[Any], undirected: bool
             f"{where}: the pair {one[pair]}, {other[pair]} is listed in both directions, and undirected = true would double it; leave "
             "undirected out"
         )
-    if undirected is None and not both.any():
+    if undirected is None and not both.all():
+        some = "the pair {}, {}".format(*(ends[~both][0] for ends in (one, other))) if both.any() else "every pair"
         raise InputError(
-            f"{where}: every pair is listed in one direction; say undirected = true to add the other one, or undirected = false for "
+            f"{where}: {some} is listed in one direction; say undirected = true to add the other one, or undirected = false for "
             "edges that run one way"
         )
+
+
+def both_ways(senders: NDArray[Any], receivers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+    """Return edges followed by their reverses, and the row of each; loops have none.
+
+    >>> both_ways(np.array([0, 2]), np.array([1, 2]))
+    (array([0, 2, 1]), array([1, 2, 0]), array([0, 1, 0]))
+    """
+    turned = np.flatnonzero(senders != receivers)
+    ends = [np.concatenate([one, other[turned]]) for one, other in ((senders, receivers), (receivers, senders))]
+    return ends[0], ends[1], np.concatenate([np.arange(len(senders)), turned])

@@ -1,5 +1,6 @@
 """Tables of nodes and edges, such as grains and their contacts."""
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -13,9 +14,18 @@ from pydantic import Field as Setting
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
-from hydragnn.datasets.sources.table_files import Table, check_sides, find_files, read_table, stack_rows, table_column
+from hydragnn.datasets.sources.table_files import (
+    Table,
+    both_ways,
+    check_sides,
+    find_files,
+    read_table,
+    stack_rows,
+    table_column,
+)
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
+from hydragnn.graphs.network import check_reversed
 
 Array = NDArray[Any]
 
@@ -52,6 +62,8 @@ class TablesBuild(BuildSettings):
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each graph, ascending by the column ``graph``."""
+        if self.undirected:
+            check_reversed((field.field for field in self.fields), self.edges)
         names = [] if self.node_id is None else [self.node_id, *self.ends]
         ends = [] if names else [*self.ends]
         numbers: dict[Location, list[str]] = {"node": [*self.positions], "edge": ends, "graph": []}
@@ -59,18 +71,19 @@ class TablesBuild(BuildSettings):
         for field in self.fields:
             numbers[field.on] += field.keys
         grains = _join(
-            [read_table(path, numbers["node"], optional, names[:1]) for path in find_files(self.files)], self.files
+            [read_table(path, numbers["node"], optional, ["graph", *names[:1]]) for path in find_files(self.files)],
+            self.files,
         )
-        edges = read_table(Path(self.edges), numbers["edge"], optional, names[1:])
+        edges = read_table(Path(self.edges), numbers["edge"], optional, ["graph", *names[1:]])
         tables: dict[Location, Table] = {"node": grains, "edge": edges, "graph": {}}
         sources: dict[Location, str] = {"node": ", ".join(self.files), "edge": self.edges}
         sources["graph"] = self.graphs or "the build file (no table of graphs)"
         if self.graphs is not None:
-            tables["graph"] = read_table(Path(self.graphs), numbers["graph"], optional)
+            tables["graph"] = read_table(Path(self.graphs), numbers["graph"], optional, ["graph"])
         if not any("graph" in table for table in tables.values()):
             for table in filter(None, tables.values()):
                 table["graph"] = np.zeros(len(next(iter(table.values()))), dtype=np.int64)
-        labels = np.unique(table_column(grains, "graph", sources["node"]))
+        labels = _sorted({str(one).strip() for one in table_column(grains, "graph", sources["node"])})
         rows = {location: _rows(table, labels, sources[location]) for location, table in tables.items() if table}
         for number, label in enumerate(labels):
             name = f"graph {label}"
@@ -81,11 +94,12 @@ class TablesBuild(BuildSettings):
                 senders, receivers = (_places(ids, side, f"{self.edges}, {name}") for side in (senders, receivers))
             says = self.undirected if "undirected" in self.model_fields_set else None
             check_sides(senders, receivers, says, f"{self.edges}, {name}")
+            if self.undirected:
+                senders, receivers, twice = both_ways(senders, receivers)
+                rows_here["edge"] = rows_here["edge"][twice]
             values: dict[Location, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
             for field in self.fields:
-                values[field.on][field.name] = _value(field, tables, sources, rows_here, name, self.undirected)
-            if self.undirected:
-                senders, receivers = np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
+                values[field.on][field.name] = _value(field, tables, sources, rows_here, name)
             columns = [table_column(grains, key, sources["node"])[rows_here["node"]] for key in self.positions]
             texts = {
                 key: table_column(tables["graph"], key, sources["graph"])[rows_here["graph"]] for key in self.text_keys
@@ -130,15 +144,23 @@ def _join(tables: list[Table], files: list[str]) -> Table:
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
-def _rows(table: Table, labels: Array, source: str) -> list[Array]:
-    """Return the rows of each microstructure in the order of the table."""
-    owner = table_column(table, "graph", source)
-    place = np.searchsorted(labels, owner)
-    found_labels = labels[np.minimum(place, len(labels) - 1)] == owner
-    if not found_labels.all():
-        raise InputError(
-            f"{source}: graph {owner[~found_labels][0]} has rows here but no nodes; add them or remove the rows"
-        )
+def _sorted(labels: set[str]) -> list[str]:
+    """Return labels in order: whole numbers by size, texts by letter.
+
+    >>> _sorted({"10", "9"}), _sorted({"a10", "a9"})
+    (['9', '10'], ['a10', 'a9'])
+    """
+    whole = all(re.fullmatch("0|-?[1-9][0-9]*", label) for label in labels)
+    return sorted(labels, key=int if whole else None)
+
+
+def _rows(table: Table, labels: list[str], source: str) -> list[Array]:
+    """Return the rows of each graph in the order of the table."""
+    places = {label: number for number, label in enumerate(labels)}
+    owners = [str(one).strip() for one in table_column(table, "graph", source)]
+    if absent := next((one for one in owners if one not in places), None):
+        raise InputError(f"{source}: graph {absent} has rows here but no nodes; add them or remove the rows")
+    place = np.array([places[one] for one in owners], dtype=np.int64)
     order = np.argsort(place, kind="stable")
     cuts = np.searchsorted(place[order], np.arange(len(labels) + 1))
     return [order[a:b] for a, b in pairwise(cuts)]
@@ -150,10 +172,8 @@ def _value(
     sources: dict[Location, str],
     rows: dict[Location, Array],
     name: str,
-    undirected: bool,
 ) -> Any:
     columns = [table_column(tables[field.on], key, sources[field.on])[rows[field.on]] for key in field.keys]
     if field.on == "graph" and len(columns[0]) != 1:
         raise InputError(f"{sources['graph']}: {len(columns[0])} rows for {name}; give one")
-    values = stack_rows(columns, field)
-    return np.concatenate([values, values]) if field.on == "edge" and undirected else values
+    return stack_rows(columns, field)

@@ -18,6 +18,8 @@ from hydragnn.datasets.sources.table_files import Table, find_files, read_table,
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 
+SUFFIXES = (".npy", ".tif", ".tiff", ".png")
+
 DESCRIPTION = 270
 """Tag of a TIFF in which ImageJ says how many pages there are."""
 
@@ -84,8 +86,8 @@ class VoxelsBuild(BuildSettings):
 def _rows(table: Table, voxels: NDArray[Any], name: str, source: str) -> NDArray[np.int64]:
     """Return the row of each grain, ascending by its number."""
     numbers, labels = table_column(table, "grain", source), np.unique(voxels)
-    files = [Path(file).name for file in table["file"].tolist()] if "file" in table else [name] * len(numbers)
-    own = np.flatnonzero(np.isin(files, [Path(name).name, Path(name).stem]))
+    files = table["file"].tolist() if "file" in table else [name] * len(numbers)
+    own = np.flatnonzero([f"/{file}".endswith((f"/{name}", f"/{Path(name).with_suffix('')}")) for file in files])
     order: NDArray[np.int64] = own[np.argsort(numbers[own], kind="stable")]
     if not np.array_equal(numbers[order], labels):
         odd = np.setxor1d(numbers[order], labels)
@@ -96,6 +98,8 @@ def _rows(table: Table, voxels: NDArray[Any], name: str, source: str) -> NDArray
 
 def read_image(path: Path) -> NDArray[Any]:
     """Return the voxels of an image file; InputError where it holds no labels."""
+    if path.suffix not in SUFFIXES:  # others, such as JPEG, change numbers to save space
+        raise InputError(f"{path} is no image of grains; give {', '.join(SUFFIXES)}")
     try:
         image = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _pages(path)
     except InputError:
