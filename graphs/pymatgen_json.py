@@ -32,8 +32,11 @@ def pymatgen_structures(path: Path) -> Iterator[Any]:
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         value = json.load(file)
     if isinstance(value, dict) and "columns" in value:
-        columns, names = value["columns"], value.get("index") or range(len(value["data"]))
-        records = [dict(zip(columns, row)) | {"id": str(name)} for name, row in zip(names, value["data"])]
+        columns, rows = value["columns"], value["data"]
+        names = value.get("index") or range(len(rows))
+        if len(names) != len(rows) or any(len(row) != len(columns) for row in rows):
+            raise InputError(f"{path}: index, columns and data have different lengths; write the table again")
+        records = [dict(zip(columns, row)) | {"id": str(name)} for name, row in zip(names, rows)]
     elif isinstance(value, dict) and "sites" not in value and "structure" not in value:
         records = [{"id": name, **_record(one)} for name, one in value.items()]
     else:
@@ -49,15 +52,25 @@ def _record(one: Any) -> dict[str, Any]:
 def _atoms(record: dict[str, Any], where: str) -> Any:
     from ase import Atoms
 
-    key = next((key for key, value in record.items() if isinstance(value, dict) and "sites" in value), None)
-    if key is None:
+    keys = [key for key, value in record.items() if isinstance(value, dict) and "sites" in value]
+    if not keys:
         raise InputError(f"{where} is no structure of pymatgen; it has {', '.join(record) or 'nothing'}")
-    sites = record[key]["sites"]
+    if len(keys) > 1 and "structure" not in keys:
+        raise InputError(
+            f"{where} has several structures, {', '.join(keys)}; keep one, or call the one to read structure"
+        )
+    key = "structure" if "structure" in keys else keys[0]
+    sites, lattice = record[key]["sites"], record[key].get("lattice")
+    if not sites or (
+        lattice is not None and not np.any(np.linalg.det(np.array(lattice.get("matrix") or np.zeros((3, 3)), float)))
+    ):
+        raise InputError(
+            f"{where} has no {'matrix of a cell with a volume' if sites else 'sites'}; write it with as_dict() of pymatgen"
+        )
     for site, one in enumerate(sites):
         species = one["species"]
         if len(species) != 1 or species[0].get("occu", 1) != 1:
             raise InputError(f"{where}: site {site} is occupied by {species}; order it: one species with occu 1")
-    lattice = record[key].get("lattice")
     atoms = Atoms(
         [site["species"][0]["element"] for site in sites],
         cell=lattice and lattice["matrix"],

@@ -382,3 +382,111 @@ def test_the_examples_of_the_page_run(root: Path, tmp_path: Path, monkeypatch: p
     (grid,) = [tomllib.loads(code) for language, code in blocks if language == "toml" and "flow.npz" in code]
     assert built(tmp_path, **grid).counts("node").tolist() == [256] * 10
     assert len(open_store(tmp_path / "packed.h5")) == 10
+
+
+def tables(folder: Path, nodes: str, edges: str) -> dict[str, Any]:
+    (folder / "nodes.csv").write_text(nodes)
+    (folder / "edges.csv").write_text(edges)
+    return {"kind": "tables", "files": ["nodes.csv"], "edges": "edges.csv", "fields": [X]}
+
+
+def test_graphs_of_tables_are_told_apart_by_text_and_loops_stay_single(tmp_path: Path) -> None:
+    table = tables(tmp_path, "graph,x\n10,1\n9,2\n9,3\n", "graph,sender,receiver\n9,0,1\n9,0,0\n")
+    graphs = built(tmp_path, undirected=True, **table)
+    assert list(graphs.names) == ["9", "10"] and graphs["x"].tolist() == [2, 3, 1]
+    assert sorted(zip(graphs.senders.tolist(), graphs.receivers.tolist())) == [(0, 0), (0, 1), (1, 0)]
+    table = tables(tmp_path, "graph,x,serial\n01,1,99999999999999999999\n1,2,3\n", "graph,sender,receiver\n1,0,0\n")
+    assert list(built(tmp_path, **table).names) == ["01", "1"]
+
+
+@pytest.mark.parametrize(
+    "nodes, edges, more, words",
+    [
+        ("graph,x,x\n0,1,2\n", "graph,sender,receiver\n", {}, "nodes.csv has several columns x"),
+        ("x\n1\n2\n3\n", "sender,receiver\n0,1\n1,0\n1,2\n", {}, "the pair 1, 2 is listed in one direction"),
+        ("x\n1\n2\n", "sender,receiver\n0,-1\n", {"undirected": True}, "-1"),
+        (
+            "x\n1\n2\n",
+            "sender,receiver,a,b\n0,1,1,2\n",
+            {
+                "undirected": True,
+                "fields": [{"name": "ab", "on": "edge", "shape": [2], "parity": "vector", "key": ["a", "b"]}],
+            },
+            "ab is a vector of edges, and the reverse of an edge may have it turned round or not",
+        ),
+    ],
+)
+def test_tables_that_could_be_read_in_two_ways_are_refused(
+    nodes: str, edges: str, more: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    refused(tmp_path, words, **{**tables(tmp_path, nodes, edges), **more})
+
+
+def test_columns_of_a_table_in_npz_have_one_length(tmp_path: Path) -> None:
+    np.savez(tmp_path / "nodes.npz", x=np.ones(3), z=np.ones(2))
+    (tmp_path / "edges.csv").write_text("sender,receiver\n")
+    refused(
+        tmp_path,
+        "nodes.npz: columns of different lengths",
+        kind="tables",
+        files=["nodes.npz"],
+        edges="edges.csv",
+        fields=[X],
+    )
+
+
+def test_a_node_of_a_network_is_listed_once(tmp_path: Path) -> None:
+    nodes = [{"id": 1, "x": 1.0}, {"id": 1, "x": 2.0}]
+    (tmp_path / "g.json").write_text(
+        json.dumps({"directed": False, "multigraph": False, "graph": {}, "nodes": nodes, "edges": []})
+    )
+    refused(tmp_path, "the node 1 is listed twice", kind="networkx", files=["g.json"], fields=[X])
+
+
+def test_images_of_one_name_have_rows_of_their_own_and_lossy_ones_are_refused(tmp_path: Path) -> None:
+    image = np.arange(4).reshape(2, 2)
+    for folder in ("d1", "d2"):
+        (tmp_path / folder).mkdir()
+        np.save(tmp_path / folder / "v.npy", image)
+    rows = [
+        f"{folder}/v.npy,{grain},{10 * place + grain}"
+        for place, folder in enumerate(("d1", "d2"))
+        for grain in range(4)
+    ]
+    (tmp_path / "grains.csv").write_text("\n".join(["file,grain,x", *rows]))
+    table = {"kind": "voxels", "files": ["d1", "d2"], "grains": "grains.csv", "fields": [X]}
+    assert built(tmp_path, **table)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    (tmp_path / "grains.csv").write_text("\n".join(["file,grain,x", *(f"v.npy,{grain},1" for grain in range(4))]))
+    refused(tmp_path, "grains.csv and d1/v.npy have other grains", **table)
+    Image.fromarray(image.astype(np.uint8)).save(tmp_path / "v.jpg")
+    refused(tmp_path, "v.jpg is no image of grains", kind="voxels", files=["v.jpg"], fields=[])
+
+
+def structure(**changes: Any) -> dict[str, Any]:
+    sites = [{"species": [{"element": "Cu", "occu": 1}], "abc": [0, 0, 0]}]
+    return {"@class": "Structure", "lattice": {"matrix": (np.eye(3) * 3.6).tolist()}, "sites": sites, **changes}
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        (
+            [{"initial": structure(), "final": structure()}],
+            "structure 0 has several structures, initial, final; keep one",
+        ),
+        (
+            {"index": [0], "columns": ["structure"], "data": [[structure()]] * 2},
+            "index, columns and data have different lengths",
+        ),
+        (
+            {"index": [0], "columns": ["structure", "y"], "data": [[structure()]]},
+            "index, columns and data have different lengths",
+        ),
+        (structure(lattice={"a": 3.6, "b": 3.6, "c": 3.6}), "structure 0 has no matrix of a cell with a volume"),
+        (structure(lattice={"matrix": [[1, 0, 0], [2, 0, 0], [0, 0, 1]]}), "has no matrix of a cell with a volume"),
+        (structure(sites=[]), "structure 0 has no sites"),
+    ],
+)
+def test_json_that_is_no_whole_structure_is_refused(value: Any, words: str, tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(json.dumps(value))
+    refused(tmp_path, words, kind="ase", files=["s.json"], cutoff=4.0, fields=[])
