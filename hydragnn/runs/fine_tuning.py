@@ -250,6 +250,14 @@ def start_normalisation(
     return Normalisation(scales=scales, references=references)
 
 
+def of_earlier_data(start: Start, normalisation: Normalisation, model: ModelDescription) -> Normalisation:
+    """Return scales of a run for the start's data, whose energies have the start's references."""
+    old = start.trained.normalisation.references
+    kept = {model.heads[number].field for number in start.retained} & old.keys()
+    of_fields = {name: {**normalisation.references.get(name, {}), **old[name]} for name in kept}
+    return replace(normalisation, references={**normalisation.references, **of_fields})
+
+
 def refitted_references(start: Start, field: str, store: GraphStore, train: NDArray[np.int64]) -> dict[int, float]:
     """Return reference energies by least squares on labels minus the start's predictions.
 
@@ -335,13 +343,14 @@ def rate_factors(model: GraphModel, start: Start) -> list[float]:
 def forgetting(start: Start, model: GraphModel, normalisation: Normalisation) -> dict[str, Any]:
     """Return errors on the start's test part before and after training.
 
-    Empty where these data are not at hand, or have no test part or no field that both predict.
+    Both with the start's reference energies, since another zero of energy is nothing forgotten. Empty where these data are not at hand, or have no test part or no field that both predict.
     """
     if start.earlier is None or not len(start.earlier[1].test):
         return {}
     store, test = start.earlier[0], start.earlier[1].test
     fields = {field.name: field for field in store.fields()}
-    tuned = TrainedModel(model=model.eval(), normalisation=normalisation, dtype=model.node_inputs.origin.dtype)
+    scales = of_earlier_data(start, normalisation, model.description)
+    tuned = TrainedModel(model=model.eval(), normalisation=scales, dtype=model.node_inputs.origin.dtype)
     if not {target.name for target in (*start.trained.targets, *tuned.targets)} <= fields.keys():
         return {}
     with torch.no_grad():

@@ -46,7 +46,7 @@ from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.levels import CLUSTERS, is_levels
 from hydragnn.models import ModelDescription, Target
-from hydragnn.runs.fine_tuning import Start, start_normalisation
+from hydragnn.runs.fine_tuning import Start, of_earlier_data, start_normalisation
 from hydragnn.runs.label_notes import label_notes, labels_in_parts, unlabelled
 from hydragnn.runs.plan import BranchPlan, RunPlan
 from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of
@@ -116,7 +116,10 @@ def prepare_data(
                 plan.replay,
                 StatisticsCache(store=plan.replay.store, ranks=ranks, device=placement.device, heartbeat=heartbeat),
             )
-            train = training_feed(plan.replay, drafts[0].normalisation, batches, placement, shared=shared)
+            scales = drafts[0].normalisation
+            if plan.start is not None:
+                scales = of_earlier_data(plan.start, scales, drafts[0].plan.model)
+            train = training_feed(plan.replay, scales, batches, placement, shared=shared)
         own, of = branches[0], plan.replay
         replay = replace(own, name="replay", weight=of.weight, store=of.store, split=of.split, train=train, valid=())
     return RunData(branches=tuple(branches), seed=plan.training.seed, replay=replay)

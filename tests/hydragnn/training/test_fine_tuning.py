@@ -244,6 +244,26 @@ def test_errors_on_the_data_of_the_start_are_recorded_before_and_after(place: Pa
     assert [row[0] for row in forgetting_table(record).rows] == ["energy/mae", "forces/mae"]
 
 
+def test_another_zero_of_energy_is_neither_learned_by_replay_nor_called_forgotten(place: Path) -> None:
+    losses = []
+    for shift in (0.0, -100.0):
+        frames = [crystal("Cu", 50 + number) for number in range(15)]
+        for atoms in frames:
+            atoms.calc.results["energy"] += shift * len(atoms)
+        graphs = [from_ase(atoms, CUTOFF, fields=(ENERGY, FORCES)) for atoms in frames]
+        path = place / f"shifted{shift}.h5"
+        with StoreWriter(
+            path, list(graphs[0].fields.values()), dim=3, attributes={"cutoff": CUTOFF, "source": "ase"}
+        ) as writer:
+            writer.write_graphs(graphs)
+        table = table_of(path, {"model": str(place / "cu"), "replay": 1.0}, epochs=1, learning_rate=1e-12)
+        record = hydragnn.train(table, place / f"zero{shift}")
+        energy = record.start["forgetting"]["errors"]["energy/mae"]
+        assert energy["after"] == pytest.approx(energy["before"], rel=1e-6)
+        losses += record.curves["train/loss"]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
 def test_a_run_goes_on_with_its_own_start_only(place: Path) -> None:
     shutil.copytree(place / "cu", place / "moving")
     table = table_of(place / "cuau.h5", {"model": str(place / "moving")}, epochs=2)
