@@ -327,6 +327,7 @@ SETS = {
         {"kind": "sage", **SMALL},
         2000,
         split={"kind": "given", "field": "part"},
+        epochs=300,
     ),
     "trusses from CSV files": DataSet(
         trusses, [{"kind": "scalar", "field": "compliance", "pool": "sum"}], {"kind": "pna", **SMALL}, 600
