@@ -37,17 +37,32 @@ Array = np.ndarray
 
 
 def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
-    """Return energy, forces and stress of one structure, computed anew."""
+    """Return energy, forces and stress of one structure, computed anew.
+
+    InputError where one has another shape or is not finite, or the calculator ends the program.
+    """
     atoms = atoms.copy()
     getattr(calculator, "reset", lambda: None)()
     atoms.calc = calculator
-    results: dict[str, Any] = {"energy": float(atoms.get_potential_energy())}
-    with suppress(PropertyNotImplementedError):
-        results["forces"] = np.array(calculator.get_property("forces", atoms))
-    with suppress(PropertyNotImplementedError):
-        if atoms.pbc.all() and atoms.cell.rank == 3:
-            results["stress"] = atoms.get_stress(voigt=False, apply_constraint=False)  # of 6 or 3 x 3 numbers
-    return results
+    try:
+        results: dict[str, Any] = {"energy": atoms.get_potential_energy()}
+        with suppress(PropertyNotImplementedError):
+            results["forces"] = np.array(calculator.get_property("forces", atoms))
+        with suppress(PropertyNotImplementedError):
+            if atoms.pbc.all() and atoms.cell.rank == 3:
+                results["stress"] = atoms.get_stress(voigt=False, apply_constraint=False)  # of 6 or 3 x 3 numbers
+    except SystemExit as error:
+        raise InputError(f"the calculator ended the program ({error}); mend it") from error
+    shapes = {"energy": (), "forces": (len(atoms), 3), "stress": (3, 3)}
+    for name, value in results.items():
+        if np.shape(value) != shapes[name] or not np.isfinite(value).all():
+            what = (
+                "is not finite"
+                if np.shape(value) == shapes[name]
+                else f"has shape {np.shape(value)}, not {shapes[name]}"
+            )
+            raise InputError(f"{name} of the calculator {what}; mend the calculator or leave the structure out")
+    return results | {"energy": float(results["energy"])}
 
 
 def new_calculator(reference: str, where: str) -> Any:
@@ -55,7 +70,7 @@ def new_calculator(reference: str, where: str) -> Any:
     factory = function_named(reference, where=where, noun="calculator")
     try:
         calculator = factory()
-    except Exception as error:  # whatever that program raises
+    except (Exception, SystemExit) as error:  # whatever that program raises
         words = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"{where}: {reference} failed ({words}); it takes no arguments") from error
     if not hasattr(calculator, "get_property"):

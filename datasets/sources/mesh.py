@@ -7,6 +7,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import BuildSettings, Make
@@ -39,6 +41,8 @@ class MeshBuild(BuildSettings):
                 raise InputError(f"{path} is no time series in XDMF, so that a field has no step; leave it out")
             if frames is None:
                 yield partial(self._graph, path, name)
+            if frames is not None and any(steps) and all(TIME not in field.keys for field in self.fields):
+                _check_times(path)
             for frame in range(-min([0, *steps]), (frames or 0) - max([0, *steps])):
                 yield partial(self._graph, path, name, frame)
 
@@ -46,6 +50,11 @@ class MeshBuild(BuildSettings):
         from hydragnn.graphs.continuum import from_mesh
 
         meshes = {step: _mesh(path, frame, step) for step in {0, *(field.step for field in self.fields)}}
+        for step, (one, _) in meshes.items():
+            if not _same_cells(one, meshes[0][0]):
+                raise InputError(
+                    f"{name}#{frame}: the frame {step:+d} later has another mesh, whose nodes are others; leave out step, or map the fields to one mesh"
+                )
         mesh, times = meshes[0][0], {step: time for step, (_, time) in meshes.items()}
         sources = {step: one.cell_data if self.cell_centred else one.point_data for step, (one, _) in meshes.items()}
         source, values, absent = sources[0], {}, set()
@@ -84,6 +93,12 @@ TIME, RUN = "time", "run"
 """Key of the time of a frame, and of the text with its file, by which a split groups."""
 
 
+def _same_cells(one: Any, other: Any) -> bool:
+    pairs = zip(one.cells, other.cells)
+    same = len(one.points) == len(other.points) and len(one.cells) == len(other.cells)
+    return one is other or (same and all(a.type == b.type and np.array_equal(a.data, b.data) for a, b in pairs))
+
+
 def _columns(values: Any, field: FieldSettings) -> Any:
     """Return the columns of a field; cells have an array per block."""
     return [stack_rows([block], field) for block in values] if isinstance(values, list) else stack_rows([values], field)
@@ -97,6 +112,12 @@ def _mesh(path: Path, frame: int | None, step: int) -> tuple[Any, float]:
 
     reader, points, cells = _series(path, path.stat().st_mtime_ns)
     with _reading(path):
+        grid = reader.collection[frame + step]
+        if {"Geometry", "Topology"} & {part.tag for part in grid}:  # of a mesh that moves or is refined
+            reader.mesh_grid = grid
+            own, blocks = reader.read_points_cells()
+            points, cells = points if own is None else own, blocks or cells
+            reader.cells = cells
         time, on_points, on_cells = reader.read_data(frame + step)
     return meshio.Mesh(points, cells, point_data=on_points, cell_data=on_cells), float(time)
 
@@ -106,6 +127,19 @@ def frames_in(path: Path) -> int | None:
     if path.suffix not in (".xdmf", ".xmf") or "Temporal" not in path.read_text(errors="replace"):
         return None
     return int(_series(path, path.stat().st_mtime_ns)[0].num_steps)
+
+
+def _check_times(path: Path) -> None:
+    """Raise InputError where frames do not follow each other in equal steps of time."""
+    collection = _series(path, path.stat().st_mtime_ns)[0].collection
+    times = [float(part.get("Value")) for grid in collection for part in grid if part.tag == "Time"]
+    gaps = np.diff(times)
+    if len(times) < len(collection) or (gaps <= 0).any() or np.ptp(gaps) > 1e-3 * gaps.mean():
+        where = int(np.abs(gaps - np.median(gaps)).argmax()) if len(gaps) else 0
+        raise InputError(
+            f"{path}: frames are not equally spaced in time (times {times[where : where + 2]} of frames {where} and {where + 1}), so that a step has no one "
+            "meaning; write equal steps, or declare the graph field time, with the same step, as inputs"
+        )
 
 
 @lru_cache(maxsize=2)

@@ -36,17 +36,17 @@ class PygBuild(ObjectsBuild):
             )
         data, fields = one, {field.name: field.field for field in self.fields}
         keys = {field.name: field.keys[0] for field in self.fields}
+        for mask in self.node_split or ():
+            fields.setdefault(mask, Field(name=mask, on="node", role="auxiliary", classes=2, dtype="int64"))
         if is_hetero(one) or is_hetero(first):
             data, kinds = homogeneous(one, fields.values(), keys, self.optional, first, where)
             fields |= {field.name: field for field in kinds}
-        masks = [key for key in MASKS if data.get(key) is not None]
+        masks = [key for key in MASKS if any(store.get(key) is not None for store in one.stores)]
         if masks and self.node_split is None and any(f.on == "node" and f.role == "target" for f in fields.values()):
             raise InputError(
                 f"{where} has {', '.join(masks)}; say node_split = {masks} to train, validate and test on these nodes, or "
                 "remove them from the data to train on all"
             )
-        for mask in self.node_split or ():
-            fields.setdefault(mask, Field(name=mask, on="node", role="auxiliary", classes=2, dtype="int64"))
         graph = from_pyg(
             data,
             list(fields.values()),

@@ -490,3 +490,43 @@ def structure(**changes: Any) -> dict[str, Any]:
 def test_json_that_is_no_whole_structure_is_refused(value: Any, words: str, tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(json.dumps(value))
     refused(tmp_path, words, kind="ase", files=["s.json"], cutoff=4.0, fields=[])
+
+
+GRID = """<Grid Name="{frame}" GridType="Uniform"><Time Value="{time}"/>
+<Topology TopologyType="Triangle" NumberOfElements="{count}"><DataItem DataType="Int" Dimensions="{count} 3" Format="XML" Precision="8">{cells}</DataItem></Topology>
+<Geometry GeometryType="XY"><DataItem DataType="Float" Dimensions="4 2" Format="XML" Precision="8">{points}</DataItem></Geometry>
+<Attribute Name="u" AttributeType="Scalar" Center="Node"><DataItem DataType="Float" Dimensions="4" Format="XML" Precision="8">1 2 3 4</DataItem></Attribute></Grid>"""
+
+
+def moving(path: Path, scales: list[float], times: list[float], cells: list[str]) -> None:
+    """Write frames with points and cells of their own, as ParaView does."""
+    frames = []
+    for frame, (scale, time, triangles) in enumerate(zip(scales, times, cells)):
+        points = " ".join(str(scale * one) for one in (0, 0, 1, 0, 1, 1, 0, 1))
+        count = len(triangles.split()) // 3
+        frames.append(GRID.format(frame=frame, time=time, count=count, cells=triangles, points=points))
+    path.write_text(
+        '<Xdmf Version="3.0"><Domain><Grid Name="t" GridType="Collection" CollectionType="Temporal">'
+        + "".join(frames)
+        + "</Grid></Domain></Xdmf>"
+    )
+
+
+def test_meshes_that_move_or_change_are_read_frame_by_frame(tmp_path: Path) -> None:
+    fields = [{"name": "u", "on": "node"}, {"name": "next", "on": "node", "role": "target", "key": "u", "step": 1}]
+    moving(tmp_path / "a.xdmf", [1, 2, 3], [0, 1, 2], ["0 1 2 0 2 3"] * 3)
+    graphs = built(tmp_path, kind="mesh", files=["a.xdmf"], fields=fields)
+    np.testing.assert_array_equal(graphs.positions[4:], 2 * graphs.positions[:4])
+    moving(tmp_path / "b.xdmf", [1, 1], [0, 1], ["0 1 2 0 2 3", "0 1 3 1 2 3"])
+    assert pairs(built(tmp_path, kind="mesh", files=["b.xdmf"], fields=fields[:1])) >= {(0, 2), (5, 7)}
+    refused(tmp_path, "b.xdmf#0: the frame +1 later has another mesh", kind="mesh", files=["b.xdmf"], fields=fields)
+
+
+@pytest.mark.parametrize("times", [[2, 0, 1], [0, 0, 1], [0, 1, 5]])
+def test_steps_are_of_equal_time_or_the_model_reads_the_time(times: list[float], tmp_path: Path) -> None:
+    moving(tmp_path / "a.xdmf", [1] * 3, times, ["0 1 2 0 2 3"] * 3)
+    fields = [{"name": "u", "on": "node"}, {"name": "next", "on": "node", "role": "target", "key": "u", "step": 1}]
+    refused(tmp_path, "a.xdmf: frames are not equally spaced in time", kind="mesh", files=["a.xdmf"], fields=fields)
+    time = [{"name": "now", "on": "graph", "key": "time"}, {"name": "then", "on": "graph", "key": "time", "step": 1}]
+    graphs = built(tmp_path, kind="mesh", files=["a.xdmf"], fields=fields + time)
+    assert graphs["now"].tolist() == times[:2] and graphs["then"].tolist() == times[1:]

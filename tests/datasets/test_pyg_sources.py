@@ -132,6 +132,8 @@ def test_kinds_of_nodes_are_an_input_and_kinds_of_edges_relations(build: Build, 
 def test_kinds_that_do_not_fit_together_are_sentences(build: Build) -> None:
     other = papers()
     other["editor"].x = torch.zeros(1, 2)
+    masked = papers()
+    masked["paper"].train_mask = torch.tensor([True, False])
     bare = papers()
     del bare["author"].x
     bare["author"].num_nodes = 1
@@ -142,6 +144,7 @@ def test_kinds_that_do_not_fit_together_are_sentences(build: Build) -> None:
         ),
         ([papers(), other], "graph 1 has the kinds"),
         ([bare], "graph 0, x: author lacks it; add it"),
+        ([masked], "graph 0 has train_mask; say node_split"),
         ([papers(), *packed(1)], "Data and HeteroData are in one data set"),
     ]:
         with pytest.raises(InputError, match=words):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ase import Atoms
+from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.io import read, write
 from typer.testing import CliRunner
@@ -18,7 +19,7 @@ from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, build_ensemble, calculator, predict_to_file
-from hydragnn.ensemble.foreign import graphs_for_fit
+from hydragnn.ensemble.foreign import graphs_for_fit, results_of
 from hydragnn.scripts.cli import app
 from hydragnn.scripts.report.collect import ensemble_facts
 from hydragnn.scripts.report.verdict import error_finding
@@ -210,3 +211,40 @@ def test_labels_go_on_where_they_were_interrupted(
     assert CliRunner().invoke(app, [*whole, str(tmp_path / "parts.xyz")]).exit_code == 0
     assert asked == [len(frames[number]) for number in (0, 1, 2, 2, 3, 4)]
     assert (tmp_path / "parts.xyz").read_bytes() == (tmp_path / "whole.xyz").read_bytes()
+
+
+class Faulty(EMT):
+    """EMT with results that are not those of a structure."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def calculate(self, *args: Any, **named: Any) -> None:
+        super().calculate(*args, **named)
+        if self.fault == "exit":
+            raise SystemExit(5)
+        energy, forces = self.results["energy"], self.results["forces"]
+        faults = {
+            "energy": np.nan,
+            "row": forces[:-1],
+            "turned": forces.T,
+            "infinite": forces * np.inf,
+            "many": np.ones(2) * energy,
+        }
+        self.results["energy" if self.fault in ("energy", "many") else "forces"] = faults[self.fault]
+
+
+@pytest.mark.parametrize(
+    "fault, words",
+    [
+        ("energy", "energy of the calculator is not finite"),
+        ("infinite", "forces of the calculator is not finite"),
+        ("row", r"forces of the calculator has shape \(3, 3\), not \(4, 3\)"),
+        ("turned", r"forces of the calculator has shape \(3, 4\), not \(4, 3\)"),
+        ("exit", r"the calculator ended the program \(5\)"),
+    ],
+)
+def test_results_that_are_none_of_a_structure_are_refused(fault: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        results_of(bulk("Cu", cubic=True), Faulty(fault))
