@@ -22,9 +22,6 @@ class Blocked:
             raise ImportError(f"{name} is blocked")
 
 
-sys.meta_path.insert(0, Blocked())
-
-
 def structures(path: str) -> list[dict[str, np.ndarray]]:
     arrays = np.load(path)
     count = 1 + max(int(name.split()[0]) for name in arrays.files)
@@ -131,6 +128,7 @@ def lammps(folder, inputs, out, units):
 
 
 if __name__ == "__main__":
+    sys.meta_path.insert(0, Blocked())  # here alone, since the tests of docstrings import this file
     what, *arguments = sys.argv[1:]
     {"program": program, "metatomic": metatomic, "lammps": lammps}[what](*arguments)
     assert "hydragnn" not in sys.modules and Path(__file__).exists()
