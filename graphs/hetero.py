@@ -43,6 +43,9 @@ def homogeneous(
     edges = torch.tensor([pairs.shape[1] for pairs in ends])
     result = torch_geometric("data").Data(edge_index=torch.cat(ends, dim=1), num_nodes=int(nodes.sum()))
     locations = {keys.get(field.name, field.name): field.on for field in fields}
+    flags = {
+        field.name for field in fields if field.role == "auxiliary" and field.classes == 2
+    }  # masks: false where absent
     lacking = {keys.get(f.name, f.name) for f in fields if f.role == "target" and f.name in optional}
     geometry = {key: "node" for key in ("pos",) if any(key in data[kind] for kind in kinds)}
     for key, on in {**locations, **geometry}.items():
@@ -52,7 +55,7 @@ def homogeneous(
             types, counts = (kinds, nodes) if on == "node" else (relations, edges)
             own = {str(one): data[one].get(key) for one in types}
             if any(value is not None for value in own.values()):
-                result[key] = _end_to_end(own, counts.tolist(), key in lacking, f"{name}, {key}")
+                result[key] = _end_to_end(own, counts.tolist(), key in lacking | flags, f"{name}, {key}", key in flags)
     result[NODE_KIND] = torch.arange(len(kinds)).repeat_interleave(nodes)
     result[RELATION] = torch.arange(len(relations)).repeat_interleave(edges)
     # the names stand as units, so that graphs of other kinds are another input wherever inputs are compared
@@ -61,7 +64,9 @@ def homogeneous(
     return result, [kind] * (len(kinds) > 1) + [relation] * (len(relations) > 1)
 
 
-def _end_to_end(values: Mapping[str, Tensor | None], counts: list[int], optional: bool, where: str) -> Tensor:
+def _end_to_end(
+    values: Mapping[str, Tensor | None], counts: list[int], optional: bool, where: str, flag: bool
+) -> Tensor:
     """Return the values of all kinds; an ``optional`` target may lack some."""
     shapes = {kind: tuple(value.shape[1:]) for kind, value in values.items() if value is not None}
     absent = [kind for kind, value in values.items() if value is None]
@@ -73,6 +78,6 @@ def _end_to_end(values: Mapping[str, Tensor | None], counts: list[int], optional
     if absent and not optional:
         raise InputError(f"{where}: {absent[0]} lacks it; add it, or make a target optional = true")
     like = next(value for value in values.values() if value is not None)
-    fill = math.nan if like.is_floating_point() else MISSING_CLASS
+    fill = 0 if flag else math.nan if like.is_floating_point() else MISSING_CLASS
     empty = [like.new_full((count, *like.shape[1:]), fill) for count in counts]
     return torch.cat([rows if value is None else value for value, rows in zip(values.values(), empty)])

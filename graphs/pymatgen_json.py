@@ -78,10 +78,13 @@ def _atoms(record: dict[str, Any], where: str) -> Any:
         positions=None if lattice and "abc" in sites[0] else [site["xyz"] for site in sites],
         scaled_positions=[site["abc"] for site in sites] if lattice and "abc" in sites[0] else None,
     )
-    for name in sites[0].get("properties") or ():
-        values = [site["properties"].get(name) for site in sites]
-        if all(isinstance(value, int | float | list) for value in values):
-            atoms.arrays[name] = np.array(values)
+    for name in dict.fromkeys(name for site in sites for name in site.get("properties") or ()):
+        values = [(site.get("properties") or {}).get(name) for site in sites]
+        like = next((value for value in values if value is not None), None)
+        if isinstance(like, int | float | list):  # missing at some sites where it is null or absent
+            atoms.arrays[name] = np.array(
+                [np.full_like(like, np.nan, np.float64) if one is None else one for one in values]
+            )
     for name, value in record.items():
         if name != key and isinstance(value, str | int | float | list):
             atoms.info[name] = value

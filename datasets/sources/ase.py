@@ -49,6 +49,11 @@ class AseBuild(BuildSettings):
             for number, (nodes, read) in enumerate(_structures(path, self)):
                 yield OneStructure(self, read, nodes, name, number)
 
+    @property
+    def first_number(self) -> str:
+        """Return the number in the name of a file's first structure."""
+        return frame_name("", self.index, 0)[1:]
+
     def count(self) -> int | None:
         """Return the number of structures; None where counting would read them."""
         return super().count() if self.index == ":" and all(map(self.divides, find_files(self.files))) else None

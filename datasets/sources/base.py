@@ -229,6 +229,11 @@ class BuildSettings(Settings, ABC):
             raise InputError(f"{number} has no text or whole number {self.name_key} for its name; {hint}")
         return {NAME: [name], **{key: [as_text(entries.get(key))] for key in self.texts}}
 
+    @property
+    def first_number(self) -> str:
+        """Return the number in the name of a file's first graph."""
+        return "0"
+
     @classmethod
     def one_file(cls) -> bool:
         """Return True where stores remember the rule: no table is required beside."""

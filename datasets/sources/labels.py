@@ -32,11 +32,13 @@ class Labels:
     fields: Sequence[FieldSettings]
     texts: Mapping[str, str]
     """Columns by the texts that they become."""
+    first: str = "0"
+    """Number in the name of a file's first graph."""
 
     def added_to(self, graph: GraphBatch) -> GraphBatch:
         """Return one graph with its row; InputError where it needs one."""
         name = "" if graph.names is None else graph.names[0]
-        file = name.rpartition("#")[0] or name
+        file, _, number = name.rpartition("#") if "#" in name else (name, "", self.first)
         row = next((self.rows[key] for key in (name, file, Path(file).stem) if key in self.rows), None)
         if row is None and not all(field.optional for field in self.fields):
             raise InputError(
@@ -44,6 +46,10 @@ class Labels:
             )
         if row is None:
             return graph
+        if name not in self.rows and number != self.first and any(field.role == "target" for field in self.fields):
+            raise InputError(
+                f"{self.path}: {file} has several graphs, and its row would label all of them; name rows {file}#{self.first}, {name} and so on"
+            )
         values, declared = {}, []
         for field in self.fields:
             raw = np.asarray(stack_rows([self.table[key][row] for key in field.keys], field))
@@ -98,7 +104,15 @@ def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | No
         "texts": [key for key in settings.texts if key not in texts],
         "name_key": None if NAME in texts else settings.name_key,
     }
-    labels = Labels(path=settings.labels, column=column, rows=rows, table=table, fields=fields, texts=texts)
+    labels = Labels(
+        path=settings.labels,
+        column=column,
+        rows=rows,
+        table=table,
+        fields=fields,
+        texts=texts,
+        first=settings.first_number,
+    )
     return settings.model_copy(update=rest), labels
 
 

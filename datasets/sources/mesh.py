@@ -46,6 +46,11 @@ class MeshBuild(BuildSettings):
             for frame in range(-min([0, *steps]), (frames or 0) - max([0, *steps])):
                 yield partial(self._graph, path, name, frame)
 
+    @property
+    def first_number(self) -> str:
+        """Return the number in the name of a file's first frame."""
+        return str(-min([0, *(field.step for field in self.fields)]))
+
     def _graph(self, path: Path, name: str, frame: int | None = None) -> GraphBatch:
         from hydragnn.graphs.continuum import from_mesh
 
@@ -132,6 +137,8 @@ def frames_in(path: Path) -> int | None:
 def _check_times(path: Path) -> None:
     """Raise InputError where frames do not follow each other in equal steps of time."""
     collection = _series(path, path.stat().st_mtime_ns)[0].collection
+    if len(collection) < 2:
+        return
     times = [float(part.get("Value")) for grid in collection for part in grid if part.tag == "Time"]
     gaps = np.diff(times)
     if len(times) < len(collection) or (gaps <= 0).any() or np.ptp(gaps) > 1e-3 * gaps.mean():

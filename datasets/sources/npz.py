@@ -171,7 +171,11 @@ class _Source:
         return settings.positions is not None and settings.nodes is None and self.column(settings.positions).ndim == 2
 
     def _one_cell(self, array: Array) -> bool:
-        return array.shape in ((3, 3), (3,)) and self.graphs != 3
+        if array.shape == (3, 3) and self.graphs == 3:
+            raise InputError(
+                f"{self.path}: {self.settings.cell} of shape (3, 3) is one cell, or the lengths of three boxes; write a matrix for each graph"
+            )
+        return array.shape in ((3, 3), (3,))
 
     def geometry(self, graph: int) -> _Geometry:
         """Return positions, cell and edges of a graph."""

@@ -26,6 +26,7 @@ from hydragnn.datasets.sources.table_files import (
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.network import check_reversed
+from hydragnn.graphs.texts import NAME_KEYS
 
 Array = NDArray[Any]
 
@@ -70,20 +71,21 @@ class TablesBuild(BuildSettings):
         optional = {key for field in self.fields if field.missing for key in field.keys}
         for field in self.fields:
             numbers[field.on] += field.keys
-        grains = _join(
-            [read_table(path, numbers["node"], optional, ["graph", *names[:1]]) for path in find_files(self.files)],
-            self.files,
-        )
+        paths = find_files(self.files)
+        grains = _join([read_table(path, numbers["node"], optional, ["graph", *names[:1]]) for path in paths], paths)
         edges = read_table(Path(self.edges), numbers["edge"], optional, ["graph", *names[1:]])
         tables: dict[Location, Table] = {"node": grains, "edge": edges, "graph": {}}
         sources: dict[Location, str] = {"node": ", ".join(self.files), "edge": self.edges}
         sources["graph"] = self.graphs or "the build file (no table of graphs)"
         if self.graphs is not None:
-            tables["graph"] = read_table(Path(self.graphs), numbers["graph"], optional, ["graph"])
+            named = ["graph", *(key for key in NAME_KEYS if key not in numbers["graph"])]
+            tables["graph"] = read_table(Path(self.graphs), numbers["graph"], optional, named)
         if not any("graph" in table for table in tables.values()):
             for table in filter(None, tables.values()):
                 table["graph"] = np.zeros(len(next(iter(table.values()))), dtype=np.int64)
         labels = _sorted({str(one).strip() for one in table_column(grains, "graph", sources["node"])})
+        if "" in labels:
+            raise InputError(f"{sources['node']}: a row has nothing in the column graph; fill it in")
         rows = {location: _rows(table, labels, sources[location]) for location, table in tables.items() if table}
         for number, label in enumerate(labels):
             name = f"graph {label}"
@@ -102,7 +104,8 @@ class TablesBuild(BuildSettings):
                 values[field.on][field.name] = _value(field, tables, sources, rows_here, name)
             columns = [table_column(grains, key, sources["node"])[rows_here["node"]] for key in self.positions]
             texts = {
-                key: table_column(tables["graph"], key, sources["graph"])[rows_here["graph"]] for key in self.text_keys
+                key: table_column(tables["graph"], key, sources["graph"])[rows_here["graph"]]
+                for key in {*self.text_keys, *(key for key in NAME_KEYS if key in tables["graph"])}
             }
             yield partial(
                 _graph,
@@ -137,10 +140,17 @@ def _places(ids: Array, names: Array, where: str) -> Array:
     return np.array([place[str(one)] for one in names.tolist()], dtype=np.int64)
 
 
-def _join(tables: list[Table], files: list[str]) -> Table:
-    names = set(tables[0])
-    if any(set(table) != names for table in tables):
-        raise InputError(f"{', '.join(files)}: the files have different columns; give them the same header")
+def _join(tables: list[Table], files: list[Path]) -> Table:
+    names, seen = set(tables[0]), dict[str, Path]()
+    for table, file in zip(tables, files):
+        if set(table) != names:
+            raise InputError(f"{files[0]} and {file} have different columns; give them the same header")
+        own = {str(one).strip() for one in table.get("graph", ())}
+        if both := next((label for label in own if label in seen), None):
+            raise InputError(
+                f"graph {both} has rows in {seen[both]} and in {file}; name the graphs of each file otherwise"
+            )
+        seen |= dict.fromkeys(own, file)
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 

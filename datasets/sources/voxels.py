@@ -119,12 +119,25 @@ def _pages(path: Path) -> NDArray[Any] | None:
 
     if path.suffix in (".tif", ".tiff") and find_spec("tifffile"):
         with import_module("tifffile").TiffFile(path) as file:
-            return None if "S" in file.series[0].axes else np.asarray(file.series[0].asarray())
+            axes = file.series[0].axes
+            _check_axes(path, "T" in axes, "C" in axes)
+            stacks = [np.asarray(one.asarray()) for one in file.series]  # several where pages were written one by one
+            return None if "S" in axes else stacks[0] if len(stacks) == 1 else np.stack(stacks)
     with Image.open(path) as file:
         pages = [np.asarray(page) for page in ImageSequence.Iterator(file)]
-        described = re.search(r"images=(\d+)", str(getattr(file, "tag_v2", {}).get(DESCRIPTION, "")))
+        text = str(getattr(file, "tag_v2", {}).get(DESCRIPTION, ""))
+    _check_axes(path, "frames=" in text, "channels=" in text)
+    described = re.search(r"images=(\d+)", text)
     if described and int(described[1]) > len(pages):
         raise InputError(f"{path}: only {len(pages)} of {described[1]} pages of ImageJ can be read; install tifffile")
     if pages[0].ndim > 2:
         return None
     return pages[0] if len(pages) == 1 else np.stack(pages)
+
+
+def _check_axes(path: Path, in_time: bool, in_channels: bool) -> None:
+    """Raise InputError where an axis of an image is none of space."""
+    if in_time or in_channels:
+        raise InputError(
+            f"{path} has an axis of {'time' if in_time else 'channels'}; write each image as a file of its own"
+        )

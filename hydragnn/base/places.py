@@ -4,6 +4,8 @@ Commands call them before they import torch, and whatever opens a path calls the
 """
 
 import os
+import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,10 +55,16 @@ def as_path(value: Any) -> Path:
     return Path(value)
 
 
+FOLDERS = (".h5", ".bp", ".traj", ".bundle")
+"""Ends of folders that are one file to a reader."""
+
+
 def matching_files(pattern: Path | str) -> list[Path]:
     """Return the files of a path, a folder or a pattern, by name."""
     path = Path(pattern)
-    if path.is_dir() and not path.suffix:
+    literal = Path(re.sub(r"\[([*?[])\]", r"\1", str(path)))  # a folder with brackets comes escaped
+    path = literal if literal.exists() else path
+    if path.is_dir() and path.suffix not in FOLDERS:
         return sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     return [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
 
@@ -110,6 +118,9 @@ def check_workers(value: Any) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if value not in (None, "auto") and not whole:
         raise InputError(f"workers = {value!r:.40} is neither a whole number from 1 nor auto")
+    program = str(getattr(sys.modules.get("__main__"), "__file__", ""))
+    if whole and value > 1 and program.startswith("<"):  # which each worker would have to read again
+        raise InputError(f"workers = {value} need a program in a file, and this one is {program}; say workers = 1")
 
 
 def check_exists(path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
+from hydragnn.base.places import text_of
 from hydragnn.config import RunConfig, parse_config
 from hydragnn.datasets import Budget, GraphStore, Loader, Normalisation, Split, WithoutEdges, make_split, open_store
 from hydragnn.datasets.fit import elements_of
@@ -86,7 +87,9 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
         f"{one} is new to the start: its embedding begins as that of {two}" for one, two in symbols_of(new).items()
     ]
     if earlier is None:
-        notes.append("forgetting is not measured: start.store does not say where the data of the start lie")
+        notes.append(
+            "forgetting is not measured: the data of the start are not where they were, or have changed; start.store names them"
+        )
     elif earlier[0].fingerprint == store.fingerprint:
         judged = np.concatenate([split.valid, split.calibration, split.test])
         if count := len(np.intersect1d(earlier[1].train, judged)):
@@ -145,6 +148,16 @@ def earlier_data(settings: StartSettings, folder: Path) -> tuple[GraphStore, Spl
             raise InputError(f"{error} (start.store says where the data of the start lie)") from error
         return None
     visible = store if config.data.edges else WithoutEdges(store)
+    record = path.with_name("record.json")
+    known = read_json(record) if record.is_file() else {}
+    seen = known.get("branches", {}).get(settings.branch, known).get("data_hash")
+    if seen not in (None, "", visible.fingerprint):  # other graphs would fall into other parts
+        if settings.replay or settings.store:
+            raise InputError(
+                f"{text_of(settings.store or config.data.store)} holds other graphs than {settings.model} was trained on, so that its parts are unknown; "
+                "say in start.store where the store of that training lies"
+            )
+        return None
     return visible, make_split(visible, config.split)
 
 

@@ -21,6 +21,8 @@ LOOKED_AT = 1000
 """Graphs of the training part that are searched for neighbouring structures."""
 NEAR = 0.3
 """Structures are neighbours where no atom is farther from where it was than this part of the median edge."""
+SAME_CELL = 1e-3
+"""Part of a cell by which it may differ in neighbours: the energy of a strain is none of the forces."""
 LEAST_PAIRS = 12
 MISSED = 0.02
 """Part of the spread of labels by which they may miss their total per node."""
@@ -153,7 +155,7 @@ def turned_forces(store: GraphStore, train: NDArray[np.int64], energy: str, forc
 def neighbour_changes(batch: GraphBatch, energy: str, forces: str) -> Float64[ndarray, "pairs 2"]:
     """Return work and energy change between consecutive structures.
 
-    Compared are structures of the same atoms, in coordinates of their cells, so that strain adds to the energy alone.
+    Compared are structures of the same atoms in nearly the same cell.
     """
     lengths = edge_vectors(batch).norm(dim=1)
     reach = NEAR * float(np.median(lengths.numpy())) if len(lengths) else 0.0
@@ -175,7 +177,8 @@ def neighbour_changes(batch: GraphBatch, energy: str, forces: str) -> Float64[nd
         moved = _moved(
             positions[previous_rows], positions[own_rows], cells[previous], cells[graph], batch.periodic[graph].numpy()
         )
-        if np.abs(moved).max() < reach:
+        strained = np.abs(cells[graph] - cells[previous]).max() > SAME_CELL * np.abs(cells[previous]).max()
+        if np.abs(moved).max() < reach and not strained:
             work = float((0.5 * (pull[previous_rows] + pull[own_rows]) * moved).sum())
             rows.append([-work, energies[graph] - energies[previous]])
     return np.array(rows, dtype=np.float64).reshape(-1, 2)

@@ -24,6 +24,7 @@ from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_d
 from hydragnn.models.checks import check
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
 from hydragnn.runs.fine_tuning import Start, open_start
+from hydragnn.start import StartSettings
 
 Stores = GraphStore | Mapping[str, GraphStore]
 """The store of a run, or those of its branches by their names."""
@@ -208,7 +209,7 @@ def plan_run(
                     unseen_inputs=described.unseen_inputs,
                 )
             )
-    start, replay = planned_start(config, plans[0])
+    start, replay = planned_start(config.start if isinstance(config, RunConfig) else None, plans[0])
     return RunPlan(
         table=config.to_json(),
         branches=tuple(plans),
@@ -221,14 +222,14 @@ def plan_run(
     )
 
 
-def planned_start(config: AnyConfig, plan: BranchPlan) -> tuple[Start | None, BranchPlan | None]:
+def planned_start(settings: StartSettings | None, plan: BranchPlan) -> tuple[Start | None, BranchPlan | None]:
     """Return the start of a run and what is replayed, if any."""
-    if not isinstance(config, RunConfig) or config.start is None:
+    if settings is None:
         return None, None
-    start = open_start(config.start, plan.model, plan.store, plan.split)
-    if not config.start.replay or start.earlier is None:
+    start = open_start(settings, plan.model, plan.store, plan.split)
+    if not settings.replay or start.earlier is None:
         return start, None
-    share = Fraction(str(config.start.replay))
+    share = Fraction(str(settings.replay))
     return start, replace(plan, weight=share, store=start.earlier[0], split=start.earlier[1])
 
 

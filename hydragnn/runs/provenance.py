@@ -16,6 +16,7 @@ from hydragnn.datasets.split import PARTS, Copies, Split, copies_across, sentenc
 from hydragnn.distributed.launch import host_name
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_rows
+from hydragnn.graphs.parts import PART
 from hydragnn.models import HeadSettings, ModelDescription
 from hydragnn.record import BranchRecord, RunRecord
 from hydragnn.runs.cutoff import (
@@ -65,6 +66,11 @@ def notes_on(
         derived = any(head.derivatives for head in model.heads)
         notes += [of + sentence for head in model.heads for sentence in _conversions(head, model, branch.store)]
         encoder, store = model.model, branch.store
+        if PART in store.fields() and plan.table.get("split", {}).get("kind", "random") != "given":
+            notes.append(
+                f"{of}the store has a graph for each mask of nodes, and this split draws them: labels of test nodes train the model; say kind = "
+                f'"given" and field = "{PART.name}" under [split]'
+            )
         cache = StatisticsCache(store=store, ranks=ranks, device=device, heartbeat=heartbeat)
         copies = _copies(cache, branch.split)
         if copies.count:

@@ -1,5 +1,6 @@
 """A table of labels beside the files of any source, joined by file or by name."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,21 @@ def test_the_numbers_of_rows_that_pandas_writes_are_no_column(folder: Path) -> N
     found = dict(zip(batch.names, zip(batch["gap"].tolist(), batch.present("gap").tolist())))
     assert found["Pt.cif#0"] == (1.5, True) and found["Cu.cif#0"] == (2.5, True)
     assert not found["Ag.cif#0"][1] and not found["Au.cif#0"][1]
+
+
+def test_a_row_labels_one_graph_of_a_file(folder: Path) -> None:
+    ase.io.write(folder / "both.xyz", [bulk("Cu"), bulk("Ag")])
+    named = built(folder, files=["both.xyz"], labels=table(folder, "file,band_gap", "both.xyz#0,1", "both.xyz#1,2"))
+    assert named.read(range(2))["gap"].tolist() == [1.0, 2.0]
+    shutil.rmtree(folder / "out.h5")
+    last = built(folder, files=["both.xyz"], index="-1:", labels=table(folder, "file,band_gap", "both.xyz,2"))
+    assert last.read(range(1))["gap"].tolist() == [2.0]
+    shutil.rmtree(folder / "out.h5")
+    with pytest.raises(
+        InputError,
+        match="has several graphs, and its row would label all of them",
+    ):
+        built(folder, files=["both.xyz"], labels="gaps.csv")
 
 
 WRONG: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {

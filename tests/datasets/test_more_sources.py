@@ -530,3 +530,52 @@ def test_steps_are_of_equal_time_or_the_model_reads_the_time(times: list[float],
     time = [{"name": "now", "on": "graph", "key": "time"}, {"name": "then", "on": "graph", "key": "time", "step": 1}]
     graphs = built(tmp_path, kind="mesh", files=["a.xdmf"], fields=fields + time)
     assert graphs["now"].tolist() == times[:2] and graphs["then"].tolist() == times[1:]
+
+
+@pytest.mark.parametrize("pages", ["one by one", "in time"])
+def test_pages_of_an_image_are_space_or_refused(pages: str, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    image = np.arange(8, dtype=np.uint16).reshape(2, 2, 2)
+    if pages == "in time":
+        tifffile.imwrite(tmp_path / "v.tif", image, imagej=True, metadata={"axes": "TYX"})
+        return refused(tmp_path, "v.tif has an axis of time", kind="voxels", files=["v.tif"], fields=[])
+    with tifffile.TiffWriter(tmp_path / "v.tif") as file:
+        for page in image:
+            file.write(page)
+    graph = built(tmp_path, kind="voxels", files=["v.tif"], fields=[])
+    assert graph.dim == 3 and graph.num_nodes == 8
+    return None
+
+
+def test_tables_in_several_files_name_each_graph_in_one(tmp_path: Path) -> None:
+    table = tables(tmp_path, "graph,x\n0,1\n", "graph,sender,receiver\n0,0,0\n")
+    (tmp_path / "more.csv").write_text("graph,x\n0,2\n")
+    refused(tmp_path, "graph 0 has rows in", **{**table, "files": ["nodes.csv", "more.csv"]})
+    (tmp_path / "nodes.csv").write_text("graph,x\n,1\n")
+    refused(tmp_path, "nodes.csv: a row has nothing in the column graph", **table)
+    (tmp_path / "nodes.csv").write_text("graph,x\n0,1\n")
+    (tmp_path / "graphs.csv").write_text("graph,id\n0,007\n")
+    assert list(built(tmp_path, graphs="graphs.csv", **table).names) == ["007"]
+
+
+def test_a_property_that_one_site_lacks_is_missing_there_alone(tmp_path: Path) -> None:
+    site = {"species": [{"element": "Cu", "occu": 1}], "abc": [0, 0, 0]}
+    sites = [site, {**site, "abc": [0.5, 0.5, 0.5], "properties": {"charge": 2.0}}]
+    (tmp_path / "s.json").write_text(json.dumps(structure(sites=sites)))
+    charge = {"name": "charge", "on": "node", "role": "target", "optional": True}
+    graph = built(tmp_path, kind="ase", files=["s.json"], cutoff=4.0, fields=[charge])
+    assert graph.labelled("charge").tolist() == [False, True] and graph["charge"][1] == 2
+
+
+def test_a_cell_of_three_graphs_has_one_meaning(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), pos=np.zeros((2, 3)), cell=np.eye(3))
+    table = {"kind": "npz", "files": ["a.npz"], "positions": "pos", "cutoff": 0.9, "cell": "cell", "periodic": True}
+    refused(tmp_path, "cell of shape (3, 3) is one cell, or the lengths of three boxes", fields=[X], **table)
+
+
+def test_folders_have_dots_and_brackets(tmp_path: Path) -> None:
+    folder = tmp_path / "d [x]" / "data.v2"
+    folder.mkdir(parents=True)
+    ase.io.write(folder / "b [1].xyz", bulk("Cu"))
+    for files in (["data.v2"], ["data.v2/b [1].xyz"], ["data.v2/*.xyz"]):
+        assert len(built(tmp_path / "d [x]", kind="ase", files=files, cutoff=3.0, fields=[])) == 1

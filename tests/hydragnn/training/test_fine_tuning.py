@@ -319,3 +319,15 @@ def test_searches_from_a_start_leave_its_architecture_alone(place: Path) -> None
             check_campaign(settings, Space(parameters=settings.search.space))
     settings = campaign_settings({**table, "search": {"space": "default"}}, place / "CAMPAIGN.toml")
     assert not [path for path in settings.search.space if path.startswith(("model", "heads"))]
+
+
+def test_data_that_changed_since_are_not_replayed(place: Path) -> None:
+    for start, words in (({"replay": 0.5}, "cu.h5"), ({"store": str(place / "cuau.h5")}, "cuau.h5")):
+        record = place / "changed" / "record.json"
+        shutil.copytree(place / "cu", place / "changed", dirs_exist_ok=True)
+        if "replay" in start:
+            record.write_text(record.read_text().replace(open_store(place / "cu.h5").fingerprint, "0" * 32))
+        with pytest.raises(InputError, match=f"{words} holds other graphs than .* was trained on"):
+            begun(table_of(place / "cuau.h5", {"model": str(place / "changed"), **start}), place)
+    run = begun(table_of(place / "cuau.h5", {"model": str(place / "changed")}), place)
+    assert run.record.start["earlier_data"]
