@@ -21,7 +21,7 @@ SMALLER = {
     "properties": {"3 * np.eye": "2 * np.eye", "repeat(3)": "repeat(2)"},
     "slurm": {"--epochs 60": "--epochs 5"},
     "own-loop": {"range(400)": "range(40)", ":300]": ":30]", "[300:]": "[30:]", "[300:302]": "[30:32]", "\"epochs\": 30": "\"epochs\": 2", "range(3)": "range(1)"},
-    "meshes-in-time": {"range(40)": "range(12)", "hidden_dim = 24": "hidden_dim = 8", "epochs = 40": "epochs = 2"},
+    "meshes-in-time": {"range(60)": "range(12)", "hidden_dim = 24": "hidden_dim = 8", "epochs = 40": "epochs = 2"},
     "grains-from-images": {"range(240)": "range(40)", "epochs = 150": "epochs = 4", "trials = 6": "trials = 4", "[30]": "[2]", "high = 32": "high = 12"},
 }  # fmt: skip
 """Pages, and what the tests shorten; every entry must occur."""
