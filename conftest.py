@@ -2,11 +2,15 @@
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent
+OPTIONAL = {"metatomic_model.py": "metatomic", "torch_sim_states.py": "torch_sim"}
+collect_ignore = [f"ensemble/exporting/{name}" for name, package in OPTIONAL.items() if find_spec(package) is None]
+"""Modules for which a package of an extra is needed."""
 ROOMS = ("graphs", "datasets", "hpo", "ensemble", "scripts")
 
 

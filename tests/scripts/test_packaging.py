@@ -58,7 +58,10 @@ def test_every_module_imports_from_a_bare_checkout_in_another_folder(root: Path,
         "for room in rooms:\n"
         "    package = importlib.import_module('hydragnn.' + room)\n"
         "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
-        "        if not found.name.endswith('__main__'): importlib.import_module(found.name)\n"
+        "        try:\n"
+        "            if not found.name.endswith('__main__'): importlib.import_module(found.name)\n"
+        "        except ModuleNotFoundError as error:  # of an extra\n"
+        "            if error.name not in ('metatensor', 'metatomic', 'torch_sim'): raise\n"
         "print('imported')"
     )
     done = python(code, root, tmp_path)

@@ -42,6 +42,20 @@ COMMANDS = {
     "conformance": (["conformance", "gin"], ".md"),
     "check": (["check", "{inputs}/run"], ".md"),
     "data build": (["data", "build", "{inputs}/build.toml"], ".h5"),
+    "data merge": (["data", "merge", "{inputs}/store.h5", "{inputs}/other.h5"], ".h5"),
+    "data label": (
+        [
+            "data",
+            "label",
+            "{inputs}/one.xyz",
+            "--calculator",
+            "ase.calculators.emt:EMT",
+            "--allow-code",
+            "ase.calculators.emt",
+        ],
+        ".xyz",
+    ),
+    "export": (["export", "{inputs}/run", "--to", "torch"], ".pt2"),
     "train": (["train", "{inputs}/config.toml"], ""),
     "search": (["search", "{inputs}/campaign.toml"], ""),
     "simulate": (["simulate", "{inputs}/campaign.toml", "--nodes", "4", "--hours", "0.1"], ""),
@@ -117,6 +131,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What commands read."""
     folder = tmp_path_factory.mktemp("inputs")
     make_store(folder / "store.h5")
+    make_store(folder / "other.h5")
     (folder / "config.toml").write_text(CONFIG.format(store=folder / "store.h5"))
     (folder / "campaign.toml").write_text((CONFIG + SEARCH).format(store=folder / "store.h5"))
     (folder / "build.toml").write_text(BUILD.format(folder=folder))
