@@ -94,20 +94,9 @@ def build_ensemble(
         check_members(members)
         store = store or _store_of(members[0])
         _check_store(members[0], store)
-        names = distinct_names([*folders, *(Path(one.rpartition(":")[2]) for one in (*foreign, *baselines))])[
-            len(folders) :
-        ]
-        calculators = list[Member]()
-        for name, reference in zip(names, (*foreign, *baselines), strict=True):
-            check()
-            member, sentence = aligned_member(name, reference, members[0], store)
-            print(f"note: {sentence}", file=sys.stderr, flush=True)
-            calculators.append(member)
+        calculators = _calculators(folders, [*foreign, *baselines], members[0], store, check)
         compared = calculators[len(foreign) :]
-        share = len(members) / (len(members) + len(foreign))
-        members = [replace(one, weight=one.weight * share) for one in members] if foreign else members
-        members += [replace(one, weight=share / len(folders)) for one in calculators[: len(foreign)]]
-        raw = ensemble_of(members)
+        raw = ensemble_of(_joined(members, calculators[: len(foreign)]))
         split, folds = calibrating_split(members, store)
         raw = with_latent_spaces(raw, store)
         check()
@@ -148,15 +137,41 @@ def build_ensemble(
             selection={**(selection or {}), "diversity": basis.diversity},
         )
         _write(out, making, folders, manifest, evaluation, basis.arrays, check)
+    for note in (*_useless(manifest), *filter(None, [evaluation.caveat])):
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    return evaluation
+
+
+def _calculators(
+    folders: Sequence[Path], references: Sequence[str], run: Member, store: GraphStore, check: Callable[[], None]
+) -> list[Member]:
+    """Return calculators as members, with the zeros of the store's energies."""
+    places = [*folders, *(Path(one.rpartition(":")[2]) for one in references)]
+    names, calculators = distinct_names(places)[len(folders) :], list[Member]()
+    for name, reference in zip(names, references, strict=True):
+        check()
+        member, sentence = aligned_member(name, reference, run, store)
+        print(f"note: {sentence}", file=sys.stderr, flush=True)
+        calculators.append(member)
+    return calculators
+
+
+def _joined(runs: Sequence[Member], calculators: Sequence[Member]) -> list[Member]:
+    """Return all members; each calculator begins with the mean weight of a run."""
+    if not calculators:
+        return list(runs)
+    share = len(runs) / (len(runs) + len(calculators))
+    return [
+        *(replace(one, weight=one.weight * share) for one in runs),
+        *(replace(one, weight=share / len(runs)) for one in calculators),
+    ]
+
+
+def _useless(manifest: Manifest) -> Iterator[str]:
+    """Yield a note for each calculator that has no weight."""
     for position, entry in enumerate(manifest.members):
         if entry.foreign and manifest.weights and not any(own[position] for own in manifest.weights.values()):
-            print(
-                f"note: {entry.name} has no weight in any field, and still takes its time; leave it out",
-                file=sys.stderr,
-            )
-    if evaluation.caveat:
-        print(f"note: {evaluation.caveat}", file=sys.stderr, flush=True)
-    return evaluation
+            yield f"{entry.name} has no weight in any field, and still takes its time; leave it out"
 
 
 def stopping_at_once(out: Path) -> AbstractContextManager[Callable[[], None]]:

@@ -91,8 +91,8 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
             "forgetting is not measured: the data of the start are not where they were, or have changed; start.store names them"
         )
     elif earlier[0].fingerprint == store.fingerprint:
-        judged = np.concatenate([split.valid, split.calibration, split.test])
-        if count := len(np.intersect1d(earlier[1].train, judged)):
+        held_out = np.concatenate([split.valid, split.calibration, split.test])
+        if count := len(np.intersect1d(earlier[1].train, held_out)):
             notes.append(
                 f"{count} graphs outside of the training part trained the start, so that their errors are too small"
             )
