@@ -126,6 +126,8 @@ def append_store(
     from hydragnn.scripts.showing import graphs_made
 
     other = None if isinstance(source, dict) else as_path(source)
+    if other is not None and other.is_file() and other.suffix != ".toml":
+        raise InputError(f"{other} is neither a store nor a BUILD.toml; write one that names this file")
     with graphs_made(quiet) as tell:
         notes = append(
             path,

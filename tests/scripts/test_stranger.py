@@ -170,6 +170,7 @@ WRONG = {
     'trained("own.h5", "own.xyz")': "is a file, not a store",
     'hydragnn.merge_stores(["own.h5"], "new.h5")': "merge takes two stores or more",
     'hydragnn.append_store("own.h5", "own.h5")': "every graph would be there twice",
+    'hydragnn.append_store("own.h5", "own.xyz")': "own.xyz is neither a store nor a BUILD.toml",
     'trained("[train]", "[start]\\nmodel = \'none\'\\n[train]")': "none does not exist; check the path",
     'trained("[train]", "[start]\\nmodel = \'run\'\\nfreeze = 9\\n[train]")': "the model has 1 layers; lower it",
     'trained("[train]", "[start]\\nmodel = \'run\'\\nreplay = 2\\n[train]")': "less than or equal to 1 (given: 2)",
