@@ -1,7 +1,7 @@
 """One run, completely described: everything that its result depends on."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from hydragnn.base.settings import ActsWith, Settings, read_toml, refuse_idle, w
 from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.models.heads import AnyHead, HeadSettings
+from hydragnn.parallel import ParallelSettings
 from hydragnn.start import StartSettings, with_start
 
 
@@ -125,6 +126,11 @@ def check_heads(heads: Sequence[HeadSettings]) -> None:
         raise ValueError("heads: every loss weight is 0; give at least one field a positive weight")
 
 
+def without_absent(table: dict[str, Any], seldom: Collection[str]) -> dict[str, Any]:
+    """Return a table without these sections where they are None."""
+    return {key: value for key, value in table.items() if value is not None or key not in seldom}
+
+
 def _has_stages(config: "AnyConfig") -> bool:
     """Return True where a second training stage differs from the first."""
     heads = [head for branch in config.branches for head in branch.heads]
@@ -153,8 +159,10 @@ class RunConfig(Settings):
     train: TrainSettings = TrainSettings()
     start: StartSettings | None = None
     """The trained model that the run begins with; absent: weights are drawn."""
+    parallel: ParallelSettings | None = None
+    """Layout of the ranks; absent: all hold all weights and share batches."""
 
-    seldom: ClassVar = frozenset({"start"})
+    seldom: ClassVar = frozenset({"start", "parallel"})
 
     @model_validator(mode="before")
     @classmethod
@@ -176,9 +184,8 @@ class RunConfig(Settings):
         return digest(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; a run without a start does not mention it."""
-        table = super().to_json()
-        return table if self.start else {key: value for key, value in table.items() if key != "start"}
+        """Plain JSON; sections that most runs lack are left out."""
+        return without_absent(super().to_json(), self.seldom)
 
     @property
     def targets(self) -> list[str]:
@@ -206,6 +213,14 @@ class BranchedConfig(Settings):
     batch: BatchSettings = BatchSettings()
     model: ModelSettings
     train: TrainSettings = TrainSettings()
+    parallel: ParallelSettings | None = None
+    """Layout of the ranks; absent: all hold all weights and share batches."""
+
+    seldom: ClassVar = frozenset({"parallel"})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; sections that most runs lack are left out."""
+        return without_absent(super().to_json(), self.seldom)
 
     @model_validator(mode="before")
     @classmethod
@@ -257,6 +272,7 @@ class BranchedConfig(Settings):
             model=self.model,
             heads=branch.heads,
             train=self.train,
+            parallel=self.parallel,
         )
 
 

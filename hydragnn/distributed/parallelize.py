@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from torch import nn
 
 from hydragnn.config import TrainSettings
-from hydragnn.distributed.ranks import Ranks
+from hydragnn.distributed.mesh import Mesh
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.parameters import FlatParameters, Parameters
 
 
 def parallelize(
     model: nn.Module,
-    ranks: Ranks,
+    mesh: Mesh,
     placement: DevicePlacement,
     settings: TrainSettings,
     rate_factors: Sequence[float] = (),
@@ -26,4 +26,4 @@ def parallelize(
     # 2. one vector of weights and one of gradients, with optimizer, best weights and average
     # 3. gradients are summed over ranks once per step, in buckets that begin while the backward pass of the last micro-batch
     # goes on; losses are divided by global counts
-    return FlatParameters(model, settings, ranks.begin_sum if ranks.size > 1 else None, rate_factors)
+    return FlatParameters(model, settings, mesh.begin_sum if mesh.ranks.size > 1 else None, rate_factors)

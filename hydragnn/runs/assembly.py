@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from hydragnn.distributed.mesh import make_mesh
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
@@ -45,7 +46,10 @@ def assemble(
 
     ``shared`` says that other processes of the node read the same stores (``prepare_data``).
     """
-    data = prepare_data(plan, placement, ranks, heartbeat, shared=shared)
+    mesh = make_mesh(plan.parallel, ranks)
+    parts = max(placement.micro_batches, plan.parallel.micro_batches)
+    placement = replace(placement, micro_batches=parts)
+    data = prepare_data(plan, placement, mesh, heartbeat, shared=shared)
     architecture = plan.branches[0].model.architecture
     device = placement.device
     start = plan.start
@@ -62,9 +66,12 @@ def assemble(
     else:
         model, factors, reasons = begun_model(start, descriptions[0], plan.training.seed)
         notes = [*notes, *start.notes, *reasons]
-    parameters = parallelize(model, ranks, placement, plan.training, factors)
+    parameters = parallelize(model, mesh, placement, plan.training, factors)
     by_branch = [branch.targets for branch in data.branches]
-    context = training_context(plan.training, by_branch, placement.device, ranks.rank, ranks.sum_in_place)
+    # ranks with the same graphs and nodes draw the same random numbers
+    number = mesh.data_rank * mesh.size("graph") + mesh.coordinate("graph")
+    sums = mesh.sum_in_place, ranks.sum_in_place
+    context = training_context(plan.training, by_branch, placement.device, number, *sums)
     if data.replay is not None:
         context = replace(context, branches=(*context.branches, context.branches[0]))
     context = replace(context, plain_steps=data.replay is not None or 0.0 in factors)

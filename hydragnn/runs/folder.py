@@ -38,7 +38,7 @@ INDIFFERENT = {
     "start": ("model", "store"),
 }
 """Settings that no training depends on: where the store and the start lie (their contents are compared), which of the graphs that it never
-sees calibrate an ensemble, how much memory a step may take, and what else is written when."""
+sees calibrate an ensemble, how much memory a step may take, and what else is written when. Nor does any depend on the section parallel."""
 
 
 CONTINUED = (
@@ -66,7 +66,8 @@ def table_as_begun(config: AnyConfig, out: Path) -> dict[str, Any]:
     parsed = stored_config(path).to_json()
     if differences(essential(parsed), essential(now)):
         return now
-    table = _with_indifferent(read_json(path), now)
+    begun = {key: value for key, value in read_json(path).items() if key != "parallel"}
+    table = _with_indifferent(begun | {key: now[key] for key in ("parallel",) if key in now}, now)
     changed = {key: now["train"][key] for key in CONTINUED if now["train"][key] != parsed["train"][key]}
     return {**table, "train": {**table["train"], **changed}} if changed else table
 
@@ -238,6 +239,7 @@ def decisive(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict)
         else value
         for section, value in config.items()
+        if section != "parallel"
     }
 
 

@@ -22,6 +22,7 @@ from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
 from hydragnn.models.checks import check
+from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
 from hydragnn.runs.fine_tuning import Start, open_start
 from hydragnn.start import StartSettings
@@ -68,6 +69,8 @@ class RunPlan:
     """The model that the run begins with."""
     replay: BranchPlan | None = None
     """The start's data, of which epochs show a share."""
+    parallel: ParallelSettings
+    """Layout of the ranks."""
     memory: str = ""
     """What a rank may take of it; empty: all of an accelerator for batches that fill it, otherwise no limit."""
 
@@ -219,6 +222,7 @@ def plan_run(
         training=config.train,
         fills_memory=config.batch.budget == "auto",
         memory=config.batch.memory,
+        parallel=config.parallel or ParallelSettings(),
     )
 
 

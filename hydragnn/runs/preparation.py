@@ -40,6 +40,7 @@ from hydragnn.datasets.fit import lost_digits
 from hydragnn.datasets.normalisation import no_reference
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.survey import BLOCK, summary_from_json
+from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.graphs.batch import GraphBatch, graph_label
@@ -78,7 +79,7 @@ class Draft:
 def prepare_data(
     plan: RunPlan,
     placement: DevicePlacement,
-    ranks: Ranks,
+    mesh: Mesh,
     heartbeat: Callable[[], None] = lambda: None,
     *,
     shared: bool = False,
@@ -89,7 +90,7 @@ def prepare_data(
     of the node read the same stores, so that large ones are not copied into the memory of this one.
     """
     heartbeat()
-    drafts = []
+    ranks, drafts = mesh.ranks, []
     for branch in plan.branches:
         with about(branch.subject):
             drafts.append(make_draft(branch, placement.device, ranks, heartbeat))
@@ -101,8 +102,8 @@ def prepare_data(
         Loader,
         budget=plan.budget,
         seed=plan.training.seed,
-        rank=ranks.rank,
-        ranks=ranks.size,
+        rank=mesh.data_rank,
+        ranks=mesh.data_size,
         node_cost=node_cost,
     )
     branches = []

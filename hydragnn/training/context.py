@@ -88,7 +88,9 @@ class TrainingContext:
     rank: int = 0
     """Tells the random numbers of this process from those of its peers."""
     reduce: Callable[[Tensor], Tensor] = alone
-    """Sums a tensor over all processes that train together, in place, and gives it back; the same bits on each."""
+    """Sums a tensor over the processes that have different graphs or nodes, in place, and gives it back; the same bits on each."""
+    reduce_all: Callable[[Tensor], Tensor] = alone
+    """Sums a tensor over all processes of the run, also those that compute the same."""
     compiled: tuple[CompiledModel, ...] = ()
     """What computes the batches of each branch; empty where the model itself does."""
     replays: tuple[Replays, ...] = ()
@@ -142,6 +144,7 @@ def training_context(
     device: torch.device,
     rank: int = 0,
     reduce: Callable[[Tensor], Tensor] = alone,
+    reduce_all: Callable[[Tensor], Tensor] = alone,
 ) -> TrainingContext:
     """Return the context of the targets of all branches."""
     targets = tuple(target for branch in branches for target in branch)
@@ -158,4 +161,5 @@ def training_context(
         stage_two=int(settings.stage_two * settings.epochs) if changes else 0,
         rank=rank,
         reduce=reduce,
+        reduce_all=reduce_all,
     )

@@ -89,7 +89,7 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
             rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
             graphs = sum(real_items(part, "graph") for part in share.parts)
             result = yield StepRequest(share=share, rate=rate)
-            flag = context.reduce(torch.full_like(result.loss, float(callback.interrupted)))
+            flag = context.reduce_all(torch.full_like(result.loss, float(callback.interrupted)))
             previous, queued = queued, numbers_of(result, flag)
             interrupted, loss = read_step(previous, state.epoch)
             callback.on_step_end(state, steps, graphs, loss)

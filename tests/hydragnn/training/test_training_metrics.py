@@ -110,13 +110,13 @@ def test_a_field_without_labels_or_spread_has_no_r2(store: MemoryStore) -> None:
 def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(
     references: bool | dict[str, float], store: MemoryStore, make_config: Callable[..., RunConfig]
 ) -> None:
-    from hydragnn.distributed.ranks import Ranks
+    from hydragnn.distributed.mesh import Mesh
     from hydragnn.training.data import DevicePlacement
 
     energy_head = {"kind": "energy", "field": "energy", "references": references, "forces": "forces"}
     config = make_config(heads=[energy_head, {"kind": "scalar", "field": "charge"}])
     (data,) = prepare_data(
-        plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
+        plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Mesh()
     ).branches
     on_training = trivial_metrics(store, data.split.train, data.split.train, data.targets, data.normalisation)
     assert on_training["charge"]["r2"] == pytest.approx(0.0, abs=1e-12)
@@ -135,12 +135,12 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(
 
 
 def test_normalisation_sees_the_training_part_only(store: MemoryStore, make_config: Callable[..., RunConfig]) -> None:
-    from hydragnn.distributed.ranks import Ranks
+    from hydragnn.distributed.mesh import Mesh
     from hydragnn.training.data import DevicePlacement
 
     config = make_config()
     (data,) = prepare_data(
-        plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
+        plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Mesh()
     ).branches
     charges = store.read(data.split.train, ["charge"])
     present = charges.present("charge")[charges.owner("node")]

@@ -1,0 +1,150 @@
+"""Mesh of ranks: which of them share batches, weights, layers and graphs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+
+import torch.distributed as dist
+from torch import Tensor
+
+from hydragnn.base.errors import InputError
+from hydragnn.distributed.ranks import Ranks
+from hydragnn.parallel import AXES, Axis, ParallelSettings
+
+ITEMS: tuple[Axis, ...] = ("replicate", "shard", "graph")
+"""Axes along which ranks have different graphs or nodes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Mesh:
+    """Ranks of a run in five axes, the last of which varies fastest.
+
+    ``make_mesh`` checks the layout; this class trusts it.
+    """
+
+    ranks: Ranks = field(default_factory=Ranks)
+    sizes: tuple[int, ...] = (1,) * len(AXES)
+    """Number of ranks along every one of ``AXES``."""
+    _groups: dict[tuple[Axis, ...], dist.ProcessGroup] = field(default_factory=dict)
+
+    def size(self, *axes: Axis) -> int:
+        """Return the number of ranks along the axes together."""
+        return prod(self.sizes[AXES.index(axis)] for axis in axes)
+
+    def coordinate(self, axis: Axis) -> int:
+        """Return the position of this rank along an axis."""
+        return coordinates(self.ranks.rank, self.sizes)[AXES.index(axis)]
+
+    @property
+    def data_size(self) -> int:
+        """Return the number of shares of a batch."""
+        return self.size("replicate", "shard")
+
+    @property
+    def data_rank(self) -> int:
+        """Return the share of a batch that this rank reads."""
+        return self.coordinate("replicate") * self.size("shard") + self.coordinate("shard")
+
+    def members(self, *axes: Axis) -> list[int]:
+        """Return the ranks that differ from this one along the axes only."""
+        own = coordinates(self.ranks.rank, self.sizes)
+        return [rank for rank in range(self.ranks.size) if _same_but(coordinates(rank, self.sizes), own, axes)]
+
+    def group(self, *axes: Axis) -> dist.ProcessGroup | None:
+        """Return the group of ranks along the axes; None where it is one.
+
+        All ranks call it with the same axes in the same order.
+        """
+        if self.size(*axes) == 1:
+            return None
+        if axes not in self._groups:
+            self._groups[axes] = self._make_group(axes)
+        return self._groups[axes]
+
+    def _make_group(self, axes: tuple[Axis, ...]) -> dist.ProcessGroup:
+        if self.size(*axes) == self.ranks.size:
+            world = dist.group.WORLD
+            assert world is not None
+            return world
+        sets: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.ranks.size):
+            place = coordinates(rank, self.sizes)
+            sets.setdefault(tuple(c for c, axis in zip(place, AXES) if axis not in axes), []).append(rank)
+        own = None
+        for ranks in sets.values():  # every rank makes every group, as torch asks
+            group = dist.new_group(ranks)
+            own = group if self.ranks.rank in ranks else own
+        assert isinstance(own, dist.ProcessGroup)
+        return own
+
+    def sum_in_place(self, values: Tensor, *axes: Axis) -> Tensor:
+        """Sum values over ranks with different items, or along other axes.
+
+        All ranks that are summed get the same bits.
+        """
+        group = self.group(*(axes or ITEMS))
+        if group is not None:
+            dist.all_reduce(values, group=group)
+        return values
+
+    def begin_sum(self, values: Tensor) -> Callable[[], object]:
+        """Start ``sum_in_place``; return a function that waits for it."""
+        work = dist.all_reduce(values, group=self.group(*ITEMS), async_op=True)
+        return lambda: work.wait()
+
+
+def make_mesh(settings: ParallelSettings, ranks: Ranks) -> Mesh:
+    """Return the mesh of a layout; InputError where the ranks do not fit.
+
+    All ranks call it together.
+    """
+    check_layout(settings, ranks.size, ranks.size // ranks.nodes)
+    rest = ranks.size // settings.ranks_per_replica
+    return Mesh(ranks=ranks, sizes=(rest, *(getattr(settings, axis) for axis in AXES[1:])))
+
+
+def check_layout(settings: ParallelSettings, ranks: int, ranks_per_node: int) -> None:
+    """Raise InputError for a layout that does not fit so many ranks."""
+    each, axes = settings.ranks_per_replica, words(settings)
+    if ranks % each:
+        raise InputError(
+            f"parallel: {axes} takes {each} ranks, which do not divide the {ranks} of this run; start a multiple of {each} ranks, "
+            "or change the layout"
+        )
+    if settings.replicate not in ("auto", ranks // each):
+        raise InputError(
+            f"parallel: replicate = {settings.replicate} with {axes or 'no other axis'} takes {settings.replicate * each} ranks, and this run "
+            f'has {ranks}; leave replicate at "auto", or set {ranks // each}'
+        )
+    if settings.tensor > 1 and ranks_per_node % settings.tensor:
+        raise InputError(
+            f"parallel.tensor = {settings.tensor} would share channels between nodes, which have {ranks_per_node} ranks each; set a divisor "
+            f"of {ranks_per_node}"
+        )
+
+
+def words(settings: ParallelSettings) -> str:
+    """Return the axes with several ranks in words.
+
+    >>> words(ParallelSettings(shard=2, tensor=4))
+    'shard = 2 x tensor = 4'
+    """
+    sizes = {axis: getattr(settings, axis) for axis in AXES[1:]}
+    return " x ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
+
+
+def coordinates(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the position of a rank along every axis.
+
+    >>> coordinates(5, (2, 1, 1, 1, 3))
+    (1, 0, 0, 0, 2)
+    """
+    place = []
+    for size in reversed(sizes):
+        rank, position = divmod(rank, size)
+        place.append(position)
+    return tuple(reversed(place))
+
+
+def _same_but(one: tuple[int, ...], other: tuple[int, ...], axes: tuple[Axis, ...]) -> bool:
+    return all(a == b for a, b, axis in zip(one, other, AXES) if axis not in axes)

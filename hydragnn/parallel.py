@@ -1,0 +1,39 @@
+"""Layout of a run: how its ranks share batches, weights, layers and graphs."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field as Setting
+
+from hydragnn.base.settings import Settings
+
+Axis = Literal["replicate", "shard", "pipeline", "graph", "tensor"]
+
+AXES: tuple[Axis, ...] = ("replicate", "shard", "pipeline", "graph", "tensor")
+"""Axes of the mesh of ranks, from the outermost to the innermost, whose ranks are neighbours on a node."""
+
+
+class ParallelSettings(Settings):
+    """Layout of the ranks of a run; every layout takes the same steps."""
+
+    replicate: Annotated[int, Setting(ge=1)] | Literal["auto"] = "auto"
+    """Groups of ranks that hold all weights and share batches; auto: all ranks that the other axes leave."""
+
+    shard: int = Setting(default=1, ge=1)
+    """Ranks that share batches, and of which each holds a share of the weights, gradients and optimizer states."""
+
+    pipeline: int = Setting(default=1, ge=1)
+    """Stages of consecutive layers."""
+
+    graph: int = Setting(default=1, ge=1)
+    """Ranks that share every graph: each holds some of its nodes."""
+
+    tensor: int = Setting(default=1, ge=1)
+    """Ranks, on one node, that share the channels of every layer."""
+
+    micro_batches: int = Setting(default=1, ge=1)
+    """Parts of a batch that are computed one after the other, with one sum over ranks."""
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Return the ranks that hold the weights once."""
+        return self.shard * self.pipeline * self.graph * self.tensor
