@@ -25,4 +25,5 @@ from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.reporting import PredictionResult
 from hydragnn.ensemble.predictions import Predictions
+from hydragnn.ensemble.rollout import Rollout, rollout, spread_factors
 from hydragnn.ensemble.uncertainty import MixtureMoments, total_variance

@@ -80,6 +80,41 @@ def parsed(unit: str) -> tuple[float, dict[str, float]]:
     return float(quantity.magnitude), {name: float(power) for name, power in quantity.dimensionality.items()}
 
 
+DIMENSIONS = ("[length]", "[mass]", "[time]", "[current]", "[temperature]", "[luminosity]")
+
+
+@cache
+def unit_features(unit: str) -> tuple[float, ...]:
+    """Return exponents of a unit's dimensions, whether it is unknown, and 1.
+
+    Units that differ by a factor have the same features. A unit that is not stated or not known has the exponents 0.
+
+    >>> unit_features("W/m^2") == unit_features("kg/s^3") == (0.0, 1.0, -3.0, 0.0, 0.0, 0.0, 0.0, 1.0)
+    True
+    >>> unit_features("")
+    (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0)
+    """
+    try:
+        powers, unknown = (parsed(unit)[1], 0.0) if unit else ({}, 1.0)
+    except Exception:  # pint raises whatever its parser raises
+        powers, unknown = {}, 1.0
+    return (*(powers.get(name, 0.0) for name in DIMENSIONS), unknown, 1.0)
+
+
+def unit_factor(unit: str, other: str) -> float | None:
+    """Return one ``unit`` in ``other``; None without such a factor.
+
+    >>> unit_factor("km", "m"), unit_factor("km", "s"), unit_factor("degC", "K")
+    (1000.0, None, None)
+    """
+    try:
+        (value, kind), (expected, own_kind) = parsed(unit), parsed(other)
+        has_offset = any(_registry().Quantity(0.0, one).to_base_units().magnitude for one in (unit, other))
+    except Exception:  # as above
+        return None
+    return value / expected if kind == own_kind and not has_offset else None
+
+
 @cache
 def _registry() -> Any:
     import pint

@@ -16,9 +16,6 @@ from hydragnn.models.description import ModelDescription
 from hydragnn.models.heads import HeadSettings
 from hydragnn.models.saving import checksum_of_weights, read_description
 
-OWN_OF_RUN = ("dropout",)
-"""Settings under [model] that a run may choose anew: no weight and no prediction depends on them."""
-
 OF_LOSSES = (
     *("weight", "loss", "per_node", "class_weights", "references", "stage_two_factor"),
     *("forces", "forces_weight", "stress", "stress_weight", "stress_per_node"),
@@ -107,7 +104,7 @@ def with_start(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
 def check_settings(old: ArchitectureSettings, new: ArchitectureSettings, start: StartSettings) -> None:
     """Raise InputError where an architecture is not that of the start."""
     theirs, ours = old.to_json(), new.to_json()
-    for key in ("kind", *sorted(ours.keys() - {*OWN_OF_RUN})):
+    for key in ("kind", *sorted(ours.keys() - {*new.own_of_run})):
         if theirs.get(key) != ours[key]:
             raise InputError(
                 f"model.{key} = {ours[key]!r}, and the start {start.model} has {theirs.get(key)!r}; leave model.{key} out"

@@ -19,7 +19,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.imports import class_of_kind
 from hydragnn.base.settings import Settings
 from hydragnn.graphs.field import Field
-from hydragnn.layers import DistanceTransform, MessageGraph, RadialFeatures, States
+from hydragnn.layers import DistanceTransform, MessageGraph, NodeInputs, RadialFeatures, States
 
 Sight = Literal["lengths", "directions", "triplets", "edge_features", "edge_kinds", "species"]
 """Inputs that a layer can use; positions are used as lengths or directions only."""
@@ -94,6 +94,9 @@ class ArchitectureSettings(Settings):
 
     acts_on: ClassVar[Mapping[str, ActsOn]] = {"repulsion": "close atoms"}
     """Settings that act on what not all data have; given where the data have no such thing, they are refused."""
+
+    own_of_run: ClassVar[tuple[str, ...]] = ("dropout",)
+    """Settings that a run which begins with a trained model may choose anew: no shape of a weight depends on them."""
 
     kind: str
     """Name of the architecture, or ``package.module:Name`` of a class of yours."""
@@ -253,6 +256,8 @@ class GraphStatistics:
     """Mean number of incoming edges over nodes."""
     species: tuple[int, ...] = ()
     """Atomic numbers, ascending; empty where nodes have none, or the architecture does not ask for them."""
+    ranges: Mapping[str, tuple[float, float]] = member(default_factory=dict)
+    """Least and largest value of each graph input whose range bounds predictions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,6 +304,12 @@ class Architecture(nn.Module):
     node_cost: ClassVar[int] = 8
     """Edges that take a training step as long as a node does, by which ranks share a batch; measured by ``tests/benchmarks/bench_planning.py`` at 64 channels."""
 
+    attends: ClassVar[bool] = False
+    """True for layers that read all nodes of a graph at once, whose numbers are not known before a step."""
+
+    takes_new_inputs: ClassVar[bool] = False
+    """True if fine-tuning may add inputs to those of the start."""
+
     stacked: ClassVar[Mapping[type[nn.Module], type[nn.Module]]] = {}
     """Forms of its own layers with weights of several members ``[members, ...]``."""
 
@@ -329,6 +340,25 @@ class Architecture(nn.Module):
     def kind_fields(cls, settings: Any) -> tuple[str, ...]:
         """Return the edge fields that layers read as kinds of edges."""
         return ()
+
+    @classmethod
+    def node_inputs(cls, settings: Any, fields: Sequence[Field]) -> NodeInputs:
+        """Return what makes the first states of nodes from input fields."""
+        return NodeInputs(fields, settings.hidden_dim)
+
+    @classmethod
+    def optional_inputs(cls, settings: Any) -> Sequence[str]:
+        """Return the inputs that graphs may lack."""
+        return ()
+
+    @classmethod
+    def bounded_inputs(cls, settings: Any) -> Sequence[str]:
+        """Return the graph inputs that may not leave the range of training."""
+        return ()
+
+    @classmethod
+    def check_inputs(cls, settings: Any, fields: Sequence[Field]) -> None:
+        """Raise InputError if these settings do not fit the input fields."""
 
     @classmethod
     def reads(cls, settings: Any, field: Field) -> bool:

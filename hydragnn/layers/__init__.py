@@ -10,6 +10,7 @@ from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
 from hydragnn.layers.degree_scaling import DegreeScalers, Scaler, scaled_statistics
 from hydragnn.layers.distance_transforms import DISTANCE_TRANSFORMS, ELEMENTS_WITH_RADIUS, DistanceTransform
 from hydragnn.layers.equivariant_attention import FAR, NUM_RADIAL, EquivariantAttention, EquivariantAttentionLayer
+from hydragnn.layers.field_tokens import CrossAttention, FieldTokens, LatentAttention
 from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, inputs_at_zero, radial_inputs
@@ -31,6 +32,7 @@ __all__ = [
     "Checkpointed",
     "ClassEmbedding",
     "Classes",
+    "CrossAttention",
     "CloseRange",
     "CloseRangeLimits",
     "Coarser",
@@ -44,6 +46,7 @@ __all__ = [
     "EquivariantAttentionLayer",
     "ExponentialBasis",
     "FAR",
+    "FieldTokens",
     "FiLM",
     "GPSLayer",
     "GatedProducts",
@@ -51,6 +54,7 @@ __all__ = [
     "GaussianBasis",
     "GraphAttention",
     "GraphUNet",
+    "LatentAttention",
     "LinearGraphAttention",
     "LinearByClass",
     "MOVED",

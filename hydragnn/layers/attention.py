@@ -73,11 +73,11 @@ ROOM = 2**24
 
 
 def attention_in_parts(
-    queries: Float[Tensor, "graphs heads size width"],
+    queries: Float[Tensor, "graphs heads readers width"],
     keys: Float[Tensor, "graphs heads size width"],
     values: Float[Tensor, "graphs heads size width"],
     mask: Float[Tensor, "graphs 1 1 size"] | None,
-) -> Float[Tensor, "graphs heads size width"]:
+) -> Float[Tensor, "graphs heads readers width"]:
     """Return ``attention_in_full`` in parts of some queries."""
     from torch.utils.checkpoint import checkpoint
 

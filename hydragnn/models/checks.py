@@ -52,6 +52,7 @@ def _check_encoder(description: ModelDescription, measured: bool) -> None:
             "the key out"
         )
     architecture.check(model, description.spec(edge_width=0))
+    architecture.check_inputs(model, description.input_fields)
 
 
 def _check_pooling(description: ModelDescription) -> None:

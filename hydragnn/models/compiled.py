@@ -142,6 +142,10 @@ def of_known_sizes(description: ModelDescription) -> None:
         raise NotCompiled(
             "coarser levels have as many nodes and edges as the data say, which is not known before a step"
         )
+    if description.architecture.attends:
+        raise NotCompiled(
+            "attention computes graphs of similar sizes together, and how many these are is not known before a step"
+        )
     if attention is not None and attention.has_pairs:
         raise NotCompiled("equivariant attention has as many pairs as positions say, which is not known before a step")
 

@@ -117,6 +117,16 @@ class ModelDescription:
         """The class of the encoder."""
         return architecture_of(self.model.kind)
 
+    @property
+    def optional_inputs(self) -> Sequence[str]:
+        """Return the inputs that graphs may lack."""
+        return self.architecture.optional_inputs(self.model)
+
+    @property
+    def bounded_inputs(self) -> Sequence[str]:
+        """Return the graph inputs whose values may not leave the range of training."""
+        return self.architecture.bounded_inputs(self.model)
+
     @cached_property
     def kind_fields(self) -> tuple[str, ...]:
         """Categorical edge fields that the encoder reads as they are."""
@@ -180,21 +190,26 @@ def _statistics(value: Mapping[str, Any] | None) -> GraphStatistics | None:
     """The statistics; TypeError or ValueError unless they are numbers."""
     if value is None:
         return None
-    species = value.get("species", [])
-    numbers = [number for name, number in value.items() if name != "species"]
+    species, ranges = value.get("species", []), value.get("ranges", {})
+    numbers = [number for name, number in value.items() if name not in ("species", "ranges")]
     if not all(type(number) in (int, float) and 0 <= number < math.inf for number in numbers):
         raise ValueError(f"statistics = {value}")
     if not isinstance(species, list) or not all(type(one) is int and 0 <= one <= MOST_SPECIES for one in species):
         raise ValueError(f"statistics = {value}")
-    return GraphStatistics(**{**value, "species": tuple(species)})
+    bounds = [bound for ends in ranges.values() for bound in ends]
+    if not all(type(bound) in (int, float) and math.isfinite(bound) for bound in bounds):
+        raise ValueError(f"statistics = {value}")
+    ranges = {str(name): (float(low), float(high)) for name, (low, high) in ranges.items()}
+    return GraphStatistics(**{**value, "species": tuple(species), "ranges": ranges})
 
 
 def _statistics_to_json(statistics: GraphStatistics | None) -> dict[str, Any] | None:
-    """Return plain JSON, without an empty list of species."""
+    """Return plain JSON, without what is empty."""
     if statistics is None:
         return None
-    table = {name: value for name, value in asdict(statistics).items() if name != "species"}
-    return {**table, "species": list(statistics.species)} if statistics.species else table
+    table = {**asdict(statistics), "species": list(statistics.species)}
+    table["ranges"] = {name: list(ends) for name, ends in statistics.ranges.items()}
+    return {name: value for name, value in table.items() if value not in ([], {})}
 
 
 def _encoder_settings(value: Mapping[str, Any]) -> ArchitectureSettings:

@@ -21,7 +21,6 @@ from hydragnn.layers import (
     EdgeInputs,
     GraphUNet,
     MessageGraph,
-    NodeInputs,
     PooledCondition,
     States,
 )
@@ -49,7 +48,8 @@ class GraphModel(nn.Module):
         model = description.model
         inputs = [field for field in description.input_fields if field.name not in description.structure_fields]
         of_graphs = [field for field in inputs if field.on == "graph"] if model.conditioning != "concat" else []
-        self.node_inputs = NodeInputs([field for field in inputs if field not in of_graphs], model.hidden_dim)
+        of_nodes = [field for field in inputs if field not in of_graphs]
+        self.node_inputs = description.architecture.node_inputs(model, of_nodes)
         self.edge_inputs = EdgeInputs(inputs)
         self.encoder = description.architecture(model, description.spec(self.edge_inputs.width))
         self.condition_inputs = ConditionInputs(of_graphs, model.hidden_dim) if of_graphs else None

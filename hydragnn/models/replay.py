@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.padding import Shape, as_padded, is_padded, padded, padded_size, real_items
 from hydragnn.layers.attention import GraphAttention
+from hydragnn.layers.field_tokens import LatentAttention
 from hydragnn.layers.size_buckets import padded_buckets
 from hydragnn.layers.triplets import TripletSumsAtReceivers, onward_triplets, padded_triplets
 from hydragnn.models.compiled_prediction import Predicted, eager_prediction
@@ -141,6 +142,7 @@ def brings_sizes(model: GraphModel) -> bool:
     """Return True where batches bring sizes that the data decide."""
     settings = model.description.model
     attends = settings.global_attention is not None and settings.global_attention.kind != "linear"
+    attends = attends or model.description.architecture.attends
     parts = IndexedNodeHead, TripletSumsAtReceivers
     return attends or settings.pooling is not None or any(isinstance(part, parts) for part in model.modules())
 
@@ -156,7 +158,7 @@ def padding_of(model: GraphModel, shapes: Sequence[Shape] = ()) -> Callable[[Gra
     attention, pooling = settings.global_attention, settings.pooling
     triplets = any(isinstance(part, TripletSumsAtReceivers) for part in parts)
     indexed = [part.nodes for part in parts if isinstance(part, IndexedNodeHead)]
-    buckets = any(isinstance(part, GraphAttention) for part in parts)
+    buckets = any(isinstance(part, GraphAttention | LatentAttention) for part in parts)
     options: dict[str, Any] = {
         "shapes": shapes,
         "extent": getattr(settings, "cutoff", None) or 1.0,

@@ -14,8 +14,9 @@ from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import as_path
 from hydragnn.datasets.normalisation import Normalisation, normalise, reference_sums
 from hydragnn.datasets.views import without_edges
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.units import CLOSE, unit_factor
 from hydragnn.models.compiled_prediction import CompiledPrediction, compiled_prediction, eager_prediction
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel
@@ -148,15 +149,20 @@ class TrainedModel:
                 f"the graphs have dimension {batch.dim}, but the model was trained on dimension {self.dim}"
             )
         for name in (*self.inputs, *((ATOMIC_NUMBERS,) if self.normalisation.references else ())):
-            actual = batch.fields.get(name)
+            actual, optional = batch.fields.get(name), name in self.model.description.optional_inputs
+            if actual is None and optional:
+                continue
             if actual is None:
                 raise InputError(f"the graphs have no field {name}, which the model reads; add it")
-            if name in batch.masks and not bool(batch.masks[name].all()):
+            if name in batch.masks and not optional and not bool(batch.masks[name].all()):
                 missing = int((~batch.masks[name]).nonzero()[0])
                 raise InputError(f"graph {missing} has no {name}, which the model reads; add it or leave the graph out")
             expected = self.fields.get(name)
             if expected is not None:
                 _check_meaning(batch, actual, expected)
+        statistics = self.model.description.statistics
+        for name, ends in (statistics.ranges if statistics is not None else {}).items():
+            _check_range(batch, name, *ends)
 
 
 def denormalise(
@@ -201,9 +207,28 @@ def _check_meaning(batch: GraphBatch, actual: Field, expected: Field) -> None:
             f"field {actual.name} lies on {actual.on} with shape {actual.shape}, but the model was trained with "
             f"{expected.on} and shape {expected.shape}"
         )
+    if actual.unit and expected.unit and actual.unit != expected.unit:
+        factor = unit_factor(actual.unit, expected.unit)
+        if factor is None or abs(factor - 1) > CLOSE:
+            by = "" if factor is None else f", by scale = {factor:.8g} in its build file"
+            raise InputError(
+                f"field {actual.name} is in {actual.unit}, but the model was trained in {expected.unit}; convert the values{by}"
+            )
     values = batch[actual.name]
     if expected.classes and values.numel() and not (0 <= int(values.min()) <= int(values.max()) < expected.classes):
         raise InputError(
             f"field {actual.name} holds {int(values.min())} to {int(values.max())}, but the model knows classes 0 to "
             f"{expected.classes - 1}"
+        )
+
+
+def _check_range(batch: GraphBatch, name: str, low: float, high: float) -> None:
+    """Raise InputError for a value of a graph beyond those of training."""
+    values, room = batch[name].double(), CLOSE * max(abs(low), abs(high))  # float32 holds seven digits
+    beyond = ((values < low - room) | (values > high + room)).nonzero()
+    if len(beyond):
+        value = float(values.flatten()[int(beyond[0])])
+        raise InputError(
+            f"{graph_label(batch, int(beyond[0, 0]))} has {name} = {value:.6g}, and the model was trained from {low:.6g} to {high:.6g}; "
+            "roll out in shorter steps, or train on such values"
         )

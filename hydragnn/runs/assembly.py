@@ -11,7 +11,7 @@ from hydragnn.record import RunRecord
 from hydragnn.runs.close_range import close_range_of
 from hydragnn.runs.compilation import compiled_on_all
 from hydragnn.runs.compile_choice import choose_compiling
-from hydragnn.runs.fine_tuning import Start, load_start, merged_limits, rate_factors
+from hydragnn.runs.fine_tuning import Start, load_start, merged_limits, merged_ranges, rate_factors
 from hydragnn.runs.graph_statistics import training_statistics
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data
@@ -53,10 +53,12 @@ def assemble(
     architecture = plan.branches[0].model.architecture
     device = placement.device
     start = plan.start
+    bounded = plan.branches[0].model.bounded_inputs
     if start is None:
-        statistics = training_statistics(data, architecture.needs, ranks, device, heartbeat)
+        statistics = training_statistics(data, architecture.needs, ranks, device, heartbeat, bounded)
     else:  # those that its layers were made with
-        statistics = start.description.statistics
+        own = training_statistics(data, (), ranks, device, heartbeat, bounded) if bounded else None
+        statistics = merged_ranges(start.description.statistics, own)
     descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
     descriptions = close_range_of(descriptions, data, ranks, device, heartbeat)
     notes = notes_on(plan, data, ranks, device, heartbeat)
@@ -97,7 +99,13 @@ def begun_model(start: Start, description: ModelDescription, seed: int) -> tuple
     """Return a model with the start's weights, rate factors, and notes."""
     model = build_from_description(merged_limits(start, description), seed).to(start.trained.dtype)
     absent = load_start(model, start)
-    note = f"{len(absent)} weights of the encoder are new, since heads read states that the start does not have"
+    new = [name for name in description.inputs if name not in start.description.inputs]
+    why = (
+        f"the start does not have the inputs {', '.join(new)}"
+        if new
+        else "heads read states that the start does not have"
+    )
+    note = f"{len(absent)} weights of the encoder are new, since {why}"
     return model, rate_factors(model, start), [note] if absent else []
 
 

@@ -11,6 +11,7 @@ from ase.data import chemical_symbols
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hydragnn.architectures import GraphStatistics
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.base.places import text_of
@@ -20,6 +21,7 @@ from hydragnn.datasets.fit import elements_of
 from hydragnn.datasets.normalisation import ELEMENTS
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import length_in_angstrom
+from hydragnn.layers import FieldTokens
 from hydragnn.layers.inputs import ClassEmbedding
 from hydragnn.models import GraphModel, ModelDescription, TrainedModel, build_from_description, load_graph_model
 from hydragnn.start import StartSettings, check_settings, difference, folder_of, kept_heads, with_digest
@@ -110,13 +112,21 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
 def check_fits(settings: StartSettings, old: ModelDescription, new: ModelDescription) -> None:
     """Raise InputError for another architecture or other inputs."""
     check_settings(old.model, new.model, settings)
+    new_inputs = new.architecture.takes_new_inputs
     for what in ("dim", "edges", "inputs"):
         theirs, ours = getattr(old, what), getattr(new, what)
+        if (
+            what == "inputs"
+            and new_inputs
+            and {*theirs} < {*ours}
+            and not any(new.fields[n].on == "edge" for n in {*ours} - {*theirs})
+        ):
+            continue
         if theirs != ours:
             raise InputError(
                 f"{what} = {ours} in this run, and {theirs} in the start {settings.model}; make them equal"
             )
-    for one, other in zip(old.input_fields, new.input_fields):
+    for one, other in ((field, new.fields[field.name]) for field in old.input_fields):
         if words := difference(one, other):
             raise InputError(f"input {one.name} means something else in {settings.model}: {words}; convert the store")
     if settings.freeze > old.model.num_layers:
@@ -306,6 +316,14 @@ def merged_limits(start: Start, model: ModelDescription) -> ModelDescription:
     return replace(model, close_range=limits)
 
 
+def merged_ranges(old: GraphStatistics | None, new: GraphStatistics | None) -> GraphStatistics | None:
+    """Return the start's statistics with the ranges of both trainings."""
+    if old is None or new is None:
+        return old
+    ends = {name: (*new.ranges.get(name, span), *span) for name, span in old.ranges.items()}
+    return replace(old, ranges={name: (min(span), max(span)) for name, span in ends.items()})
+
+
 def load_start(model: GraphModel, start: Start) -> list[str]:
     """Load the start's weights, except those of new heads.
 
@@ -329,6 +347,8 @@ def load_start(model: GraphModel, start: Start) -> list[str]:
                 )
             else:
                 value.copy_(weights[name])
+    if isinstance(model.node_inputs, FieldTokens):
+        model.node_inputs.begin_fields({*model.description.inputs} - {*start.description.inputs})
     return absent
 
 

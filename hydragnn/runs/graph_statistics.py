@@ -1,6 +1,6 @@
 """Statistics of the training part that architectures need."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,15 +20,25 @@ DEGREE_BLOCK = 4096
 
 
 def training_statistics(
-    data: RunData, needs: Collection[Statistic], ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
+    data: RunData,
+    needs: Collection[Statistic],
+    ranks: Ranks,
+    device: torch.device,
+    heartbeat: Callable[[], None],
+    bounded: Sequence[str] = (),
 ) -> GraphStatistics | None:
-    """Return the statistics of all branches; None where none are needed."""
-    if not needs:
+    """Return the statistics of all branches; None where none are needed.
+
+    ``bounded`` are graph inputs whose ranges are asked for.
+    """
+    if not needs and not bounded:
         return None
     caches = [
         StatisticsCache(store=one.store, ranks=ranks, device=device, heartbeat=heartbeat) for one in data.branches
     ]
     statistics = merged_degrees(sums for one in map(_degrees_of, data.branches, caches) for sums in one)
+    if bounded:
+        statistics = replace(statistics, ranges={name: range_of(name, data.branches, caches) for name in bounded})
     if "species" not in needs:
         return statistics
     species = {number for one in map(species_of, data.branches, caches) for number in one}
@@ -60,6 +70,20 @@ def species_of(branch: BranchData, cache: StatisticsCache) -> list[int]:
         return [int(number) for number in np.flatnonzero(rows.sum(0))]
 
     return [int(one) for one in cache.value({"what": "species", "train": digest_of(branch.split.train)}, numbers)]
+
+
+def range_of(name: str, branches: Sequence[BranchData], caches: Sequence[StatisticsCache]) -> tuple[float, float]:
+    """Return the least and the largest value of a graph input."""
+    ends = []
+    for branch, cache in zip(branches, caches):
+
+        def row(graphs: NDArray[np.int64], branch: BranchData = branch) -> NDArray[np.float64]:
+            values = branch.store.read(graphs, [name])[name].double()
+            return np.array([float(values.min()), float(values.max())])
+
+        rows = training_rows(branch, cache, 2, row)
+        ends += [(float(rows[:, 0].min()), float(rows[:, 1].max()))]
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def training_rows(

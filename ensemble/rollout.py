@@ -1,0 +1,140 @@
+"""Roll-outs: every member on its own predictions as inputs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.ensemble.module import EnsembleModule
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.models import ModelDescription, TrainedModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rollout:
+    """Courses of the members, by the input that they predict."""
+
+    courses: Mapping[str, Float[Tensor, "members steps items *shape"]]
+    """In the unit of the field, float64; the first step is the first prediction."""
+    weights: Mapping[str, Float[Tensor, " members"]]
+    """Weights of members by input; they sum to 1."""
+    constant: tuple[str, ...]
+    """Inputs that stayed what they were at the beginning."""
+    factors: Mapping[str, Float[Tensor, " steps"]]
+    """Factors on the spread, see ``scaled``."""
+
+    def mean(self, name: str) -> Float[Tensor, "steps items *shape"]:
+        """Return the weighted mean of the members."""
+        return torch.einsum("m,m...->...", self.weights[name], self.courses[name])
+
+    def spread(self, name: str) -> Float[Tensor, "steps items *shape"]:
+        """Return the deviation among members, if truth is like one more.
+
+        That is sqrt((1 + sum w^2) / (1 - sum w^2) sum w (x - mean)^2), the square root of (n + 1) / n times the unbiased variance for n equal weights
+        (Fortin et al. 2014, doi:10.1175/JHM-D-14-0008.1). InputError for one member.
+        """
+        weights = self.weights[name]
+        if len(weights) < 2:
+            raise InputError("one model has no spread; roll out an ensemble of two or more")
+        away = (self.courses[name] - self.mean(name)).square()
+        room = (1 + weights.square().sum()) / (1 - weights.square().sum())
+        spread = (room * torch.einsum("m,m...->...", weights, away)).sqrt()
+        factors = self.factors.get(name)
+        return spread if factors is None else spread * factors.view(-1, *[1] * (spread.ndim - 1))
+
+    def scaled(self, factors: Mapping[str, Float[Tensor, " steps"]]) -> "Rollout":
+        """Return the roll-out with a spread times ``spread_factors`` of others."""
+        for name, values in factors.items():
+            if name not in self.courses or len(values) != self.courses[name].shape[1]:
+                raise InputError(
+                    f"{len(values)} factors of {name}; give one per step of {', '.join(self.courses)}: {self.steps}"
+                )
+        return replace(self, factors={**self.factors, **factors})
+
+    @property
+    def steps(self) -> int:
+        """Steps of the courses."""
+        return next(iter(self.courses.values())).shape[1]
+
+
+def rollout(model: EnsembleModule, graphs: Any, steps: int, *, feedback: Mapping[str, str] | None = None) -> Rollout:
+    """Roll every member out, each on its own predictions.
+
+    ``graphs`` is what the model takes. ``feedback`` names the prediction that becomes each input; absent: heads with ``correction_of`` do. Inputs without one
+    stay constant, and ``constant`` names them. InputError for fields that do not fit, and where a course is no longer finite.
+    """
+    if steps < 1:
+        raise InputError(f"{steps} steps; roll out at least 1")
+    batch, members = model.graphs(graphs), model.members
+    if foreign := [member.name for member in members if member.potential is not None]:
+        raise InputError(f"member {foreign[0]} is a calculator, which has no roll-out; build the ensemble without it")
+    sources = checked_feedback(members[0].model.model.description, feedback)
+    courses = [course_of(member.model, member.name, batch, steps, sources) for member in members]
+    weights = {name: torch.from_numpy(model.weights_of(target)) for name, target in sources.items()}
+    return Rollout(
+        courses={name: torch.stack([course[name] for course in courses]) for name in sources},
+        weights=weights,
+        constant=tuple(name for name in members[0].model.inputs if name not in sources),
+        factors={},
+    )
+
+
+def checked_feedback(description: ModelDescription, feedback: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the prediction of every input; InputError where they differ."""
+    if feedback is None:
+        feedback = {head.corrected_input: head.field for head in description.heads if head.corrected_input}
+    if not feedback:
+        raise InputError(
+            "no prediction becomes an input; say which in feedback, or train heads with correction_of = an input"
+        )
+    targets = {target.name: target.field for target in description.targets}
+    for name, target in feedback.items():
+        if name not in description.inputs or target not in targets:
+            what, names = (name, description.inputs) if name not in description.inputs else (target, targets)
+            raise InputError(f"feedback: the model has no {what} there; {nearest(what, list(names))}")
+        one, other = description.fields[name], targets[target]
+        if (one.on, one.shape, one.classes, one.unit) != (other.on, other.shape, other.classes, other.unit):
+            raise InputError(
+                f"feedback: {target} is a {other.on} field of shape {other.shape} in {other.unit or 'no unit'}, and {name} a {one.on} field of "
+                f"shape {one.shape} in {one.unit or 'no unit'}; train them alike"
+            )
+        if one.classes:
+            raise InputError(f"feedback: {name} is a class, and a roll-out has numbers; leave it out")
+    return dict(feedback)
+
+
+def course_of(
+    model: TrainedModel, member: str, batch: GraphBatch, steps: int, feedback: Mapping[str, str]
+) -> dict[str, Float[Tensor, "steps items *shape"]]:
+    """Return the course of one member by input."""
+    values_of_steps: dict[str, list[Tensor]] = {name: [] for name in feedback}
+    for step in range(steps):
+        predictions = model.predict(batch)
+        values = {name: predictions[target].tensors()["mean"].detach() for name, target in feedback.items()}
+        for name, value in values.items():
+            if not bool(value.isfinite().all()):
+                raise InputError(
+                    f"member {member}: {name} is no longer finite after {step + 1} steps; take fewer steps"
+                )
+            values_of_steps[name].append(value.double())
+        batch = batch.with_fields({name: value.to(batch[name].dtype) for name, value in values.items()})
+    return {name: torch.stack(values) for name, values in values_of_steps.items()}
+
+
+def spread_factors(
+    rollouts: Sequence[Rollout], truths: Sequence[Mapping[str, Float[Tensor, "steps items *shape"]]]
+) -> dict[str, Float[Tensor, " steps"]]:
+    """Return error over spread of every step, as root mean squares over several roll-outs.
+
+    They calibrate the spread of other roll-outs (``Rollout.scaled``), if these graphs trained no member.
+    """
+    factors = {}
+    for name in rollouts[0].courses:
+        pairs = [(one.mean(name) - truth[name], one.spread(name)) for one, truth in zip(rollouts, truths, strict=True)]
+        errors, spreads = (torch.cat([part.flatten(1) for part in parts], dim=1) for parts in zip(*pairs))
+        factors[name] = (errors.square().mean(1) / spreads.square().mean(1)).sqrt()
+    return factors

@@ -1,0 +1,171 @@
+"""Transformer with a token per input field, on irregular meshes.
+
+The role of ClimaX (Nguyen et al. 2023, arXiv:2301.10343).
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from pydantic import Field as Setting
+from torch import Tensor, nn
+
+from hydragnn.architectures.base import (
+    Architecture,
+    GeometricSettings,
+    GraphSpec,
+    Searched,
+    one_of,
+    radial_basis,
+)
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.graphs.field import Field
+from hydragnn.kernels import gather_add, outer_sum, segment_sum
+from hydragnn.layers import FieldTokens, LatentAttention, MessageGraph, NodeInputs, States, mlp
+
+
+class FieldTokensSettings(GeometricSettings):
+    """Transformer with tokens per field (after Nguyen et al. 2023, arXiv:2301.10343)."""
+
+    kind: str = "field_tokens"
+
+    searched: ClassVar[Searched] = {**GeometricSettings.searched, "heads": one_of(2, 4, 8)}
+    own_of_run: ClassVar[tuple[str, ...]] = (*GeometricSettings.own_of_run, "optional_inputs")
+
+    heads: int = Setting(default=4, ge=1, le=64)
+    """Attention heads, over fields and over nodes; they divide hidden_dim."""
+
+    latents: int = Setting(default=16, ge=1, le=1024)
+    """Learned rows per layer through which all nodes of a graph read each other."""
+
+    lead_time: str | None = None
+    """Graph input with the time from the inputs to the targets: a condition of every node, no token. Predictions beyond the lead times of training are
+    refused."""
+
+    optional_inputs: list[str] = Setting(default_factory=list)
+    """Inputs that graphs may lack; these have no token then. A graph that lacks another input is refused."""
+
+
+class EdgeMixing(nn.Module):
+    """Messages along edges, which carry the positions.
+
+    m_ij = (A h_j - A h_i + B h_i) * F(e_ij), s_i = sum_j m_ij, v_i = sum_j m'_ij r_ij / |r_ij|, and out([s_i, <U v_i, V v_i>]).
+
+    F is linear in radial functions and edge features and ends at the cutoff. Differences of states make gradients and divergences on irregular meshes
+    simple to learn: with B = 0 constants give nothing.
+    """
+
+    def __init__(self, channels: int, width: int, *, directed: bool) -> None:
+        super().__init__()
+        self.sent = nn.Linear(channels, channels)
+        self.own = nn.Linear(channels, channels, bias=False)
+        self.filters = nn.Linear(width, channels, bias=False) if width else None
+        self.along = nn.Linear(width, channels, bias=False) if directed else None
+        self.mix = nn.Linear(channels, 2 * channels, bias=False) if directed else None
+        self.out = nn.Linear((2 if directed else 1) * channels, channels)
+
+    def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
+        """Return what every node receives."""
+        sent, topology = self.sent(states), graph.topology
+        joined = gather_add(self.own(states) - sent, sent, None, topology)  # [edges, channels]
+        messages = joined if self.filters is None else joined * self.weights(self.filters, graph)
+        received = segment_sum(messages, topology.receivers, topology.num_rows)
+        if self.along is None or self.mix is None:
+            return self.out(received)
+        vectors = outer_sum(joined * self.weights(self.along, graph), graph.directions, topology)
+        first, second = self.mix(vectors).chunk(2, dim=-1)  # [nodes, dim, channels] each
+        return self.out(torch.cat([received, (first * second).sum(1)], dim=-1))
+
+    def weights(self, filters: nn.Linear, graph: MessageGraph) -> Float[Tensor, "edges channels"]:
+        """Return F(e_ij) of every edge."""
+        if graph.basis is None:
+            assert graph.edge_features is not None
+            return filters(graph.edge_features)
+        return graph.to_edges(filters(graph.ended_inputs))
+
+
+class FieldTokensLayer(nn.Module):
+    """Transformer layer with norms first (arXiv:2002.04745).
+
+    h <- h + edges(norm(h)), h <- h + attention(norm(h)), h <- h + network(norm(h)).
+
+    Deviates from ClimaX: positions act along edges, where the paper adds an embedding of the place on its grid, and nodes read each other through latents.
+    """
+
+    def __init__(self, settings: FieldTokensSettings, width: int, *, directed: bool) -> None:
+        super().__init__()
+        channels = settings.hidden_dim
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(3))
+        self.edges = EdgeMixing(channels, width, directed=directed)
+        self.attention = LatentAttention(channels, settings.heads, settings.latents)
+        self.network = mlp([channels, 4 * channels, channels])
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """New states of degree 0."""
+        rows = states[0]
+        rows = rows + self.dropout(self.edges(self.norms[0](rows), graph))
+        rows = rows + self.dropout(self.attention(self.norms[1](rows), graph))
+        return {**states, 0: rows + self.dropout(self.network(self.norms[2](rows)))}
+
+
+class FieldTokensTransformer(Architecture):
+    """Aggregation of field tokens, then transformer layers on all nodes."""
+
+    kind = "field_tokens"
+    Settings = FieldTokensSettings
+    sees = frozenset({"lengths", "directions", "edge_features"})
+    attends = True
+    takes_new_inputs = True
+
+    def __init__(self, settings: FieldTokensSettings, spec: GraphSpec) -> None:
+        super().__init__(settings, spec)
+        self.basis = radial_basis(settings, spec) if spec.dim else None
+        width = self.basis.width if self.basis else spec.edge_width
+        self.norm = nn.LayerNorm(settings.hidden_dim)
+        self.layers = nn.ModuleList(
+            FieldTokensLayer(settings, width, directed=spec.dim > 0) for _ in range(settings.num_layers)
+        )
+
+    def finish(self, states: States, graph: MessageGraph) -> States:
+        """Return the states after the last norm."""
+        return {**states, 0: self.norm(states[0])}
+
+    @classmethod
+    def node_inputs(cls, settings: FieldTokensSettings, fields: Sequence[Field]) -> NodeInputs:
+        """Return the tokens of fields, and the attention that reads them."""
+        return FieldTokens(fields, settings.hidden_dim, settings.heads, settings.lead_time)
+
+    @classmethod
+    def optional_inputs(cls, settings: FieldTokensSettings) -> Sequence[str]:
+        """Return the inputs that graphs may lack."""
+        return settings.optional_inputs
+
+    @classmethod
+    def bounded_inputs(cls, settings: FieldTokensSettings) -> Sequence[str]:
+        """Return the lead time."""
+        return () if settings.lead_time is None else (settings.lead_time,)
+
+    @classmethod
+    def check(cls, settings: FieldTokensSettings, spec: GraphSpec) -> None:
+        """Refuse heads that do not divide the channels."""
+        if settings.hidden_dim % settings.heads:
+            raise InputError(
+                f"model.hidden_dim = {settings.hidden_dim} does not divide into model.heads = {settings.heads}; choose a multiple"
+            )
+
+    @classmethod
+    def check_inputs(cls, settings: FieldTokensSettings, fields: Sequence[Field]) -> None:
+        """Refuse names that are no inputs, or no number of a graph."""
+        tokens = [field.name for field in fields if field.on != "edge" and field.name != settings.lead_time]
+        for name in settings.optional_inputs:
+            if name not in tokens:
+                raise InputError(
+                    f"model.optional_inputs: {name!r} is no input of nodes or graphs; {nearest(name, tokens)}"
+                )
+        numbers = [field.name for field in fields if field.on == "graph" and not field.classes and field.width == 1]
+        if settings.lead_time is not None and settings.lead_time not in numbers:
+            raise InputError(
+                f"model.lead_time = {settings.lead_time!r} is no input with one number per graph; {nearest(settings.lead_time, numbers)}"
+            )

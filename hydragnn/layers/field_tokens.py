@@ -1,0 +1,183 @@
+"""Input fields as tokens, and attention of nodes through latents.
+
+The names follow ClimaX (Nguyen et al. 2023, arXiv:2301.10343) and the induced set attention of the Set Transformer (Lee et al. 2019, arXiv:1810.00825).
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.units import unit_features
+from hydragnn.kernels import spread
+from hydragnn.kernels.family import form_on
+from hydragnn.layers.attention import ATTENTION_FORMS, attention_in_full, buckets_of, by_head
+from hydragnn.layers.inputs import NodeInputs, columns
+from hydragnn.layers.message_graph import MessageGraph
+from hydragnn.layers.mlp import mlp
+
+Form = Callable[..., Tensor]
+"""softmax(Q K^T / sqrt(d) + mask) V of ``[graphs, heads, rows, width]``."""
+
+
+class CrossAttention(nn.Module):
+    """Multihead attention of some rows over others (arXiv:1706.03762, eq. 1).
+
+    Every projection is a linear map of its own, with the channels of each head side by side.
+    """
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.queries, self.keys, self.values, self.out = (nn.Linear(channels, channels) for _ in range(4))
+
+    def attend(
+        self,
+        queries: Float[Tensor, "graphs readers channels"],
+        keys: Float[Tensor, "graphs size channels"],
+        values: Float[Tensor, "graphs size channels"],
+        mask: Tensor | None,
+        form: Form,
+    ) -> Float[Tensor, "graphs readers channels"]:
+        """Return what projected queries read of projected keys and values, before ``out``."""
+        heads = (by_head(rows, self.heads) for rows in (queries, keys, values))
+        return form(*heads, mask).transpose(1, 2).flatten(2)
+
+
+class FieldTokens(NodeInputs):
+    """First states of nodes, from a token per input field.
+
+    One learned query reads all tokens of a node.
+    A number x of a field f is the token x a_f + b_f, where (a_f, b_f) = name_f + U u_f: name_f is learned for each component, u_f are the exponents of the
+    unit's dimensions. A class is a row of a table. A field that a graph lacks has no token. Numbers of graphs are tokens of all their nodes.
+
+    Deviates from ClimaX: the unit; a token per component; one more token, the same everywhere, so that a node without fields has one to read. The lead time
+    is added after the aggregation as there, through a network with one hidden layer.
+    """
+
+    units: Tensor
+
+    def __init__(self, fields: Sequence[Field], channels: int, heads: int, lead_time: str | None) -> None:
+        classes = [field for field in fields if field.classes]
+        super().__init__(classes, channels)
+        self.variables = [field for field in fields if not field.classes and field.on != "edge"]
+        self.lead = mlp([1, channels, channels]) if any(f.name == lead_time for f in self.variables) else None
+        self.lead_time = lead_time if self.lead is not None else None
+        self.variables = [field for field in self.variables if field.name != self.lead_time]
+        self.names = nn.ParameterDict(
+            {name_of(field): torch.randn(field.width, 2 * channels) * channels**-0.5 for field in self.variables}
+        )
+        features = [unit_features(field.unit) for field in self.variables]
+        self.unit = nn.Linear(len(features[0]), 2 * channels, bias=False) if features else None
+        self.register_buffer("units", torch.tensor(features), persistent=False)
+        self.query = nn.Parameter(torch.randn(channels) * channels**-0.5)
+        self.attention = CrossAttention(channels, heads)
+
+    def forward(self, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
+        """The states, in the dtype of the weights."""
+        own = [self.origins(batch.num_nodes).unsqueeze(1)]
+        present: list[Tensor | None] = [None]
+        for tokens, is_present in self.tokens(batch):
+            own.append(tokens)
+            present.append(is_present)
+        rows = torch.cat(own, dim=1)  # [nodes, tokens, channels]
+        mask = mask_of(present, [part.shape[1] for part in own], rows)
+        query = self.attention.queries(self.query).expand(batch.num_nodes, 1, -1)
+        form = form_on(ATTENTION_FORMS, rows.device.type)  # tokens do not depend on positions
+        read = self.attention.attend(query, self.attention.keys(rows), self.attention.values(rows), mask, form)
+        states: Tensor = self.attention.out(read.squeeze(1))
+        if self.lead is not None and self.lead_time is not None:
+            states = states + spread(self.lead(batch.graphs[self.lead_time].reshape(-1, 1)), batch.owner("node"))
+        return states
+
+    def tokens(self, batch: GraphBatch) -> Iterator[tuple[Tensor, Bool[Tensor, " nodes"] | None]]:
+        """Yield tokens of every field of the batch, and which nodes have it."""
+        tables = zip(self.node_classes + self.graph_classes, [*self.node_tables, *self.graph_tables])
+        for field, table in tables:
+            if field.name in batch.on(field.on):
+                yield self.of_nodes(table(batch[field.name]), field, batch).unsqueeze(1), presence(field, batch)
+        units = self.unit(self.units) if self.unit is not None else ()  # [fields, 2 channels]
+        for field, of_unit in zip(self.variables, units):
+            if field.name in batch.on(field.on):
+                slope, offset = (self.names[name_of(field)] + of_unit).chunk(2, dim=-1)  # [components, channels]
+                values = self.of_nodes(columns(batch[field.name], field), field, batch)
+                yield values.unsqueeze(-1) * slope + offset, presence(field, batch)
+
+    def of_nodes(self, rows: Tensor, field: Field, batch: GraphBatch) -> Tensor:
+        """Return the rows of every node."""
+        return spread(rows, batch.owner("node")) if field.on == "graph" else rows
+
+    @torch.no_grad()
+    def begin_fields(self, new: Collection[str]) -> None:
+        """Begin new fields as the mean of those of their unit, or as zero."""
+        for field in (one for one in self.variables if one.name in new):
+            features = unit_features(field.unit)
+            alike = [
+                self.names[name_of(one)].mean(0)
+                for one in self.variables
+                if one.name not in new and unit_features(one.unit) == features
+            ]
+            self.names[name_of(field)].copy_(torch.stack(alike).mean(0) if alike else torch.zeros(()))
+
+
+def name_of(field: Field) -> str:
+    """Return a parameter's key, which is no method of a dictionary."""
+    return f"of_{field.name}"
+
+
+def presence(field: Field, batch: GraphBatch) -> Bool[Tensor, " nodes"] | None:
+    """Return which nodes have a field; None where all have it."""
+    mask = batch.masks.get(field.name)
+    return None if mask is None else mask.index_select(0, batch.owner("node"))
+
+
+def mask_of(
+    present: Sequence[Bool[Tensor, " nodes"] | None],
+    widths: Sequence[int],
+    rows: Float[Tensor, "nodes tokens channels"],
+) -> Float[Tensor, "nodes 1 1 tokens"] | None:
+    """Return minus infinity for absent tokens; None without any."""
+    if all(one is None for one in present):
+        return None
+    every = torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device)
+    is_present = torch.cat(
+        [(every if one is None else one)[:, None].expand(-1, w) for one, w in zip(present, widths)], 1
+    )
+    return torch.zeros_like(is_present, dtype=rows.dtype).masked_fill(~is_present, -torch.inf)[:, None, None]
+
+
+class LatentAttention(nn.Module):
+    """Attention of all nodes of a graph through a few latents.
+
+    z = l + attention(l, h), z <- norm(z + network(norm(z))), and nodes read attention(h, z) (induced set attention, arXiv:1810.00825, eqs. 9, 10).
+
+    l are learned rows. Time and memory are linear in the nodes. Graphs of one size are computed together without padding, those of similar sizes with rows
+    that are masked (``size_buckets``), and no row reads another graph's.
+    Deviates from the paper: norms come first, and residuals of nodes are left to the caller.
+    """
+
+    def __init__(self, channels: int, heads: int, latents: int) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(latents, channels) * channels**-0.5)
+        self.read, self.write = CrossAttention(channels, heads), CrossAttention(channels, heads)
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2))
+        self.network = mlp([channels, 2 * channels, channels])
+
+    def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
+        """Return what every node reads."""
+        rows = torch.cat([self.read.keys(states), self.read.values(states), self.write.queries(states)], dim=-1)
+        buckets, dtype = buckets_of(graph), rows.dtype
+        absent = graph.once(("absent", dtype), lambda: [bucket.absent(dtype) for bucket in buckets.buckets])
+        # fused forms have one derivative, and weights learn from forces by a second one
+        form = attention_in_full if graph.is_differentiated_twice else form_on(ATTENTION_FORMS, rows.device.type)
+        own, written = self.read.queries(self.latents), []  # [latents, channels]
+        for part, mask in zip(buckets.spread(rows), absent):
+            keys, values, queries = part.chunk(3, dim=-1)  # [graphs, size, channels] each
+            read = self.read.attend(own.expand(part.shape[0], -1, -1), keys, values, mask, form)
+            latents = self.latents + self.read.out(read)  # [graphs, latents, channels]
+            latents = self.norms[1](latents + self.network(self.norms[0](latents)))
+            written.append(self.write.attend(queries, self.write.keys(latents), self.write.values(latents), None, form))
+        return self.write.out(buckets.collect(written))
