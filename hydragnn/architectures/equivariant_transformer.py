@@ -17,7 +17,7 @@ from hydragnn.architectures.base import (
 )
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import edge_product, gather_multiply_sum, gather_outer_sum, silu
-from hydragnn.layers import MessageGraph, States, inputs_at_zero, radial_inputs
+from hydragnn.layers import MessageGraph, Plan, Split, States, inputs_at_zero, radial_inputs
 
 
 class EquivariantTransformerSettings(GeometricSettings):
@@ -51,14 +51,25 @@ class NeighbourEmbedding(nn.Module):
         self.from_sender = nn.Linear(channels, channels, bias=False)
         self.filters = nn.Linear(edge_width, channels, bias=False)
         self.combine = nn.Linear(2 * channels, channels)
+        self.surrounding = nn.Identity()  # a name for plans
 
     def forward(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
         """Return the states with their neighbours."""
         features, envelope = radial_inputs(graph)
         filters = self.filters(features if envelope is None else features * envelope)
-        surrounding = gather_multiply_sum(self.from_sender(inputs), filters, graph.sharing)
+        surrounding = self.surrounding(gather_multiply_sum(self.from_sender(inputs), filters, graph.sharing))
         combined: Tensor = self.combine(torch.cat([inputs, surrounding], dim=-1))
         return combined
+
+    def split_plan(self) -> Plan:
+        """Return channels of filters and sums."""
+        return {
+            "": Split(takes=((), ("copy",))),
+            "from_sender": Split(weights="columns", takes=(("copy",),)),
+            "filters": Split(weights="columns"),
+            "surrounding": Split(gives=("gather",)),
+            "combine": Split(weights="rows", blocks=2, takes=(("own",),), joined=2),
+        }
 
 
 class EquivariantAttention(nn.Module):
@@ -85,6 +96,7 @@ class EquivariantAttention(nn.Module):
         self.outs = nn.ModuleList(nn.Linear(channels, channels) for _ in range(outs))
         mixed = 2 + gives_vectors if takes_vectors else 0
         self.mix = nn.Linear(channels, mixed * channels, bias=False) if mixed else None
+        self.read, self.own = nn.Identity(), nn.Identity()  # names for plans
 
     def forward(
         self,
@@ -100,7 +112,7 @@ class EquivariantAttention(nn.Module):
         envelope = radial_inputs(graph)[1]
         if envelope is not None:
             filters = [one * envelope for one in filters]
-        attended = self.attended(scalars, values[0], filters[0], at_zero[0], graph)
+        attended = self.read(self.attended(scalars, values[0], filters[0], at_zero[0], graph))
         d_scalars = self.outs[0](attended)
         mixed = None if self.mix is None or vectors is None else self.mix(vectors).chunk(2 + self.gives_vectors, dim=-1)
         if mixed is not None:
@@ -109,12 +121,24 @@ class EquivariantAttention(nn.Module):
             return d_scalars, None
         d_vectors = gather_outer_sum(values[1], filters[1], graph.directions, graph.sharing)
         if mixed is not None and vectors is not None:
-            update = values[2].unsqueeze(-2) * vectors  # [nodes, dim, channels]
+            update = values[2].unsqueeze(-2) * self.own(vectors)  # [nodes, dim, channels]
             d_vectors = (
                 d_vectors + gather_multiply_sum(update, filters[2], graph.sharing) + at_zero[2].unsqueeze(-2) * update
             )
             d_vectors = d_vectors + self.outs[2](attended).unsqueeze(-2) * mixed[2]
         return d_scalars, d_vectors
+
+    def split_plan(self) -> Plan:
+        """Return heads and their channels; y_i is gathered."""
+        maps = ("query", "key", "values.*", "key_filter", "value_filters.*", "outs.*")
+        return {
+            "": Split(takes=(("copy",),) * 3, gives=("gather",), counts=("heads",)),
+            "norm": Split(weights="shared"),
+            **dict.fromkeys(maps, Split(weights="columns")),
+            "mix": Split(weights="columns", blocks=2 + self.gives_vectors),
+            "own": Split(gives=("cut",)),
+            "read": Split(gives=("gather", "copy")),
+        }
 
     def attended(
         self,

@@ -22,7 +22,7 @@ from hydragnn.architectures.base import (
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.kernels import gather_add, outer_sum, segment_sum
-from hydragnn.layers import FieldTokens, LatentAttention, MessageGraph, NodeInputs, States, mlp
+from hydragnn.layers import FieldTokens, LatentAttention, MessageGraph, NodeInputs, Plan, Split, States, mlp
 
 
 class FieldTokensSettings(GeometricSettings):
@@ -76,6 +76,16 @@ class EdgeMixing(nn.Module):
         vectors = outer_sum(joined * self.weights(self.along, graph), graph.directions, topology)
         first, second = self.mix(vectors).chunk(2, dim=-1)  # [nodes, dim, channels] each
         return self.out(torch.cat([received, (first * second).sum(1)], dim=-1))
+
+    def split_plan(self) -> Plan:
+        """Return channels of messages and sums."""
+        blocks = 1 if self.mix is None else 2
+        return {
+            "": Split(takes=(("copy",), ("copy",))),
+            **dict.fromkeys(("sent", "own", "filters", "along"), Split(weights="columns")),
+            "mix": Split(weights="columns", takes=(("gather", "copy"),), blocks=2),
+            "out": Split(weights="rows", blocks=blocks),
+        }
 
     def weights(self, filters: nn.Linear, graph: MessageGraph) -> Float[Tensor, "edges channels"]:
         """Return F(e_ij) of every edge."""

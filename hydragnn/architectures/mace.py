@@ -18,8 +18,10 @@ from hydragnn.layers import (
     DISTANCE_TRANSFORMS,
     ELEMENTS_WITH_RADIUS,
     MessageGraph,
+    Plan,
     RadialFilters,
     SphericalHarmonics,
+    Split,
     States,
     SymmetricContraction,
     coupling,
@@ -205,7 +207,7 @@ class MACEMessage(nn.Module):
         self.up = nn.ModuleList(scaled(channels, channels) for _ in inputs)
         filters = NodeFilters if settings.node_filters else Radial
         self.radial: NodeFilters | Radial = filters(edge_width, channels, len(self.paths))
-        counts = [sum(path[2] == degree for path in self.paths) for degree in range(max_ell + 1)]
+        counts = [self.paths_to(degree) for degree in range(max_ell + 1)]
         # what neighbours send differs in sign, so that the sum over them grows as the root of their number
         gain = math.sqrt(self.mean_degree)
         self.mix = nn.ModuleList(scaled(count * channels, channels, gain) for count in counts)
@@ -226,6 +228,10 @@ class MACEMessage(nn.Module):
             received[path[2]].append(gather_outer_sum(own.flatten(0, 1), filters, self.axes(path, graph), edges))
         mixed = [linear(joined(parts, -1)) for linear, parts in zip(self.mix, received)]
         return joined(mixed, 1).transpose(0, 1) / self.mean_degree
+
+    def paths_to(self, degree: int) -> int:
+        """Return the number of paths to messages of a degree."""
+        return sum(path[2] == degree for path in self.paths)
 
     def filters(self, states: States, graph: MessageGraph) -> tuple[Sequence[Tensor], Topology]:
         """Return the filters of all paths, and the topology for them."""
@@ -301,6 +307,26 @@ class MACELayer(nn.Module):
                 update = update + self.of_kind(self.skip[str(degree)](with_axis(states, degree)), kinds, graph)
             new[degree] = update if degree else update.squeeze(1)
         return new
+
+    def split_plan(self) -> Plan:
+        """Return channels of messages and products; increments are added up."""
+        return {
+            "": Split(takes=(("copy",), ("copy",)), gives=("reduce",)),
+            **dict.fromkeys(("message.up.*", "message.radial.paths.*"), Split(weights="columns")),
+            **dict.fromkeys(("message.radial.hidden.*", "message.radial.from_*"), Split(weights="shared")),
+            **{
+                f"message.mix.{degree}": Split(weights="last", blocks=self.message.paths_to(degree))
+                for degree in range(len(self.message.mix))
+            },
+            "message": Split(gives=("reduce", "own")),
+            "products": Split(counts=("channels",)),
+            **{
+                f"products.weights.{degree}": Split(weights="last", blocks=count)
+                for degree, count in self.products.paths.items()
+            },
+            "mix.*": Split(weights="last"),
+            "skip.*": Split(weights="last", takes=(("cut",),)),
+        }
 
     def of_kind(
         self, values: Float[Tensor, "nodes axes columns"], kinds: Int[Tensor, " nodes"], graph: MessageGraph

@@ -1,6 +1,7 @@
 """Scalar and vector states: PaiNN (Schuett et al. 2021, arXiv:2102.03150)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import Topology, gated, gather_multiply_sum, gather_outer_sum, measured
-from hydragnn.layers import MessageGraph, RadialFilters, States, mlp
+from hydragnn.layers import MessageGraph, Plan, RadialFilters, Split, States, mlp
 
 Directions = Literal["unit", "over_length"]
 
@@ -185,6 +186,24 @@ class PaiNNLayer(RadialFilters):
         d_scalars, more = self.update(scalars, vectors)
         new = {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
         return new if self.after is None else self.after(new)
+
+    def split_plan(self) -> Plan:
+        """Return channels of filters, messages and updates."""
+        if self.edges is not None:
+            return {}
+        parts, gates = len(self.filters), 2 if self.update.last else 3
+        whole = Split(takes=(("copy",),), weights="columns")
+        return {
+            "": Split(takes=((), ("copy",))),
+            "filters.*": Split(weights="columns"),
+            "message": Split(takes=((), ("own",)), gives=("gather",)),
+            "message.states.0": whole,
+            "message.states.2": replace(whole, takes=(("gather", "copy"),), blocks=parts),
+            "update": Split(takes=(("own",),), gives=("gather",)),
+            "update.mix": replace(whole, blocks=2),
+            "update.gates.0": replace(whole, takes=(("gather", "copy"),), joined=2),
+            "update.gates.2": replace(whole, takes=(("gather", "copy"),), blocks=gates),
+        }
 
     def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
         """Linear functions of edge inputs that end at the cutoff."""

@@ -11,7 +11,9 @@ from hydragnn.layers import (
     MeanMovement,
     MessageGraph,
     Movement,
+    Plan,
     RadialFilters,
+    Split,
     States,
     at_rest,
     mlp,
@@ -58,9 +60,16 @@ class SchNetLayer(RadialFilters):
     """
 
     def __init__(
-        self, filters: nn.Module, interaction: SchNetInteraction, dropout: float, movement: Movement | None
+        self,
+        filters: nn.Module,
+        interaction: SchNetInteraction,
+        dropout: float,
+        movement: Movement | None,
+        *,
+        at_rest: bool,
     ) -> None:
         super().__init__()
+        self.at_rest = at_rest
         self.filters = filters
         self.interaction = interaction
         self.dropout = nn.Dropout(dropout)
@@ -75,6 +84,18 @@ class SchNetLayer(RadialFilters):
         if self.movement is not None:
             new[MOVED] = self.movement(states, graph.to_edges(filters), graph.envelope, shifted_graph)
         return new
+
+    def split_plan(self) -> Plan:
+        """Return channels of filters and sums, where nodes rest."""
+        if not self.at_rest:
+            return {}
+        return {
+            "": Split(takes=((), ("copy",))),
+            "filters.0": Split(weights="shared"),
+            "filters.2": Split(weights="columns"),
+            "interaction.before": Split(weights="columns", takes=(("copy",),)),
+            "interaction.after": Split(takes=(("gather",),)),
+        }
 
     def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
         """The one filter of nodes at rest."""
@@ -112,7 +133,8 @@ class SchNet(Architecture):
             for number in numbers
         ]
         self.layers = nn.ModuleList(
-            SchNetLayer(f, i, settings.dropout, m) for f, i, m in zip(filters, interactions, movements)
+            SchNetLayer(f, i, settings.dropout, m, at_rest=not moving)
+            for f, i, m in zip(filters, interactions, movements)
         )
 
     @classmethod

@@ -22,6 +22,7 @@ from hydragnn.layers.radial import BesselBasis, ExponentialBasis, GaussianBasis,
 from hydragnn.layers.radial_tables import RadialFilters, tables_of
 from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
 from hydragnn.layers.spherical_bessel import SphericalBesselBasis, bessel_zeros
+from hydragnn.layers.split_plan import Plan, Split, Splittable
 from hydragnn.layers.symmetric_contraction import SymmetricContraction
 from hydragnn.layers.symmetric_polynomials import symmetric_polynomials
 from hydragnn.layers.triplets import TripletSums, TripletSumsAtReceivers, reverses_of
@@ -63,6 +64,7 @@ __all__ = [
     "Movement",
     "NUM_RADIAL",
     "NodeInputs",
+    "Plan",
     "Pool",
     "PooledCondition",
     "RadialFeatures",
@@ -72,6 +74,8 @@ __all__ = [
     "SincBasis",
     "SphericalBesselBasis",
     "SphericalHarmonics",
+    "Split",
+    "Splittable",
     "States",
     "StatisticsForm",
     "SymmetricContraction",

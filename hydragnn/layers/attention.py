@@ -12,6 +12,13 @@ from hydragnn.kernels import SiLU, is_traced, segment_sum
 from hydragnn.kernels.family import ANYWHERE, FUSABLE, form_on
 from hydragnn.layers.message_graph import MessageGraph, States
 from hydragnn.layers.size_buckets import SizeBuckets, size_buckets
+from hydragnn.layers.split_plan import Plan, Split
+
+PLAN_OF_HEADS: Plan = {
+    "": Split(counts=("heads",)),
+    "project": Split(weights="columns", blocks=3, takes=(("copy",),)),
+    "out": Split(weights="rows"),
+}
 
 
 class GraphAttention(nn.Module):
@@ -43,6 +50,10 @@ class GraphAttention(nn.Module):
             queries, keys, values = (by_head(part, self.heads) for part in rows.chunk(3, dim=-1))
             read.append(form(queries, keys, values, mask).transpose(1, 2).flatten(2))
         return self.out(buckets.collect(read))
+
+    def split_plan(self) -> Plan:
+        """Return the heads."""
+        return PLAN_OF_HEADS
 
 
 def buckets_of(graph: MessageGraph) -> SizeBuckets:
@@ -125,6 +136,10 @@ class LinearGraphAttention(nn.Module):
         # the last is the sum of shares; f > 0, so that it is
         read, total = sums(queries, keys, values, graph).split([queries.shape[-1], 1], dim=-1)
         return self.out((read / total).flatten(1))
+
+    def split_plan(self) -> Plan:
+        """Return the heads."""
+        return PLAN_OF_HEADS
 
 
 def sums_by_bucket(

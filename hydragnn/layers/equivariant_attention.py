@@ -11,6 +11,7 @@ from hydragnn.kernels import edge_product, gather_multiply_sum, segment_sum
 from hydragnn.layers.harmonics import SphericalHarmonics
 from hydragnn.layers.message_graph import MessageGraph, States, radial_inputs
 from hydragnn.layers.mlp import mlp
+from hydragnn.layers.split_plan import Plan, Split
 
 HIGHEST = 30.0
 """Of scores: so much larger than all others a weight may be as exp of twice of it, and no sum of them overflows in single precision."""
@@ -49,7 +50,7 @@ class EquivariantAttention(nn.Module):
         self, channels: int, heads: int, edge_width: int, *, inputs: Collection[int], outputs: Collection[int]
     ) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.width = heads, channels // heads
         self.inputs, self.outputs = sorted(inputs), sorted(set(outputs) - {0})
         self.common = [degree for degree in self.outputs if degree in self.inputs]
         self.norm = nn.LayerNorm(channels)
@@ -78,7 +79,7 @@ class EquivariantAttention(nn.Module):
         total = own + segment_sum(near, pairs.topology.receivers, pairs.num_nodes)  # [nodes, heads]
         weights = [near * one for one in filters]
         own, total = own.unsqueeze(-1), total.unsqueeze(-1)
-        scalars, *along = self.values(states[0]).unflatten(-1, (-1, self.heads, self.width(states))).unbind(1)
+        scalars, *along = self.values(states[0]).unflatten(-1, (-1, self.heads, self.width)).unbind(1)
         read = gather_multiply_sum(scalars, weights[0].unsqueeze(-1), pairs.topology) + own * scalars
         increments = {0: self.network((read / total).flatten(1))}
         for number, degree in enumerate(self.outputs):
@@ -118,9 +119,19 @@ class EquivariantAttention(nn.Module):
             else [torch.ones_like(directions[:, :1]), math.sqrt(dim) * directions]
         )
 
-    def width(self, states: States) -> int:
-        """Channels of a head."""
-        return states[0].shape[-1] // self.heads
+    def split_plan(self) -> Plan:
+        """Return the heads; increments are added up over their channels."""
+        own = Split(weights="columns")
+        values, filters = 1 + len(self.outputs), 2 + len(self.outputs) + len(self.common)
+        return {
+            "": Split(takes=(("copy",), ("copy",)), counts=("heads",)),
+            "norm": Split(weights="shared"),
+            **dict.fromkeys(("queries.*", "keys.*", "moved.*", "itself"), own),
+            "values": Split(weights="columns", blocks=values),
+            "radial": Split(weights="columns", blocks=filters),
+            "network": Split(takes=(("gather",),)),
+            "outs.*": Split(weights="rows"),
+        }
 
 
 def read_along(

@@ -18,6 +18,7 @@ from hydragnn.layers.attention import ATTENTION_FORMS, attention_in_full, bucket
 from hydragnn.layers.inputs import NodeInputs, columns
 from hydragnn.layers.message_graph import MessageGraph
 from hydragnn.layers.mlp import mlp
+from hydragnn.layers.split_plan import Plan, Split
 
 Form = Callable[..., Tensor]
 """softmax(Q K^T / sqrt(d) + mask) V of ``[graphs, heads, rows, width]``."""
@@ -45,6 +46,15 @@ class CrossAttention(nn.Module):
         """Return what projected queries read of projected keys and values, before ``out``."""
         heads = (by_head(rows, self.heads) for rows in (queries, keys, values))
         return form(*heads, mask).transpose(1, 2).flatten(2)
+
+    def split_plan(self) -> Plan:
+        """Return the heads."""
+        own = Split(weights="columns", takes=(("copy",),))
+        return {
+            "": Split(counts=("heads",)),
+            **dict.fromkeys(("queries", "keys", "values"), own),
+            "out": Split(weights="rows"),
+        }
 
 
 class FieldTokens(NodeInputs):

@@ -92,9 +92,9 @@ class SymmetricContraction(nn.Module):
                 for degree in degrees
             }
         )
-        self.weights = nn.ModuleDict(
-            {str(degree): _weights(kinds, channels, max_ell, degree, correlation) for degree in degrees}
-        )
+        tables = {str(degree): _weights(kinds, channels, max_ell, degree, correlation) for degree in degrees}
+        self.paths = {degree: table.embedding_dim // channels for degree, table in tables.items()}
+        self.weights = nn.ModuleDict(tables)
 
     def forward(
         self, states: Float[Tensor, "components nodes channels"], kinds: Int[Tensor, " nodes"]

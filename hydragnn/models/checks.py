@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from hydragnn.architectures import Architecture, GlobalAttentionSettings, architectures
+from hydragnn.architectures import Architecture, ArchitectureSettings, GlobalAttentionSettings, architectures
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.levels import CLUSTERS, is_levels
@@ -98,6 +98,21 @@ def _check_attention(attention: GlobalAttentionSettings, description: ModelDescr
         raise InputError(
             f"equivariant attention looks at the nodes of the graph itself, not at those of coarser levels; leave model.pooling out, or {others}"
         )
+
+
+def check_channels(model: ArchitectureSettings, ranks: int) -> None:
+    """Raise InputError where ranks along ``tensor`` do not divide channels or heads."""
+    attention = model.global_attention
+    counts = {
+        "model.hidden_dim": model.hidden_dim,
+        "model.heads": getattr(model, "heads", ranks),
+        "model.global_attention.heads": attention.heads if attention else ranks,
+    }
+    for key, count in counts.items():
+        if count % ranks:
+            raise InputError(
+                f"parallel.tensor = {ranks} does not divide {key} = {count}, which its ranks would share; set a divisor of it, or change {key}"
+            )
 
 
 def _check_levels(field: Field | None, levels: int) -> None:

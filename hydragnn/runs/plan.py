@@ -21,7 +21,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
-from hydragnn.models.checks import check
+from hydragnn.models.checks import check, check_channels
 from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
 from hydragnn.runs.fine_tuning import Start, open_start
@@ -132,6 +132,7 @@ def described_branches(
                 branch=branch.name,
             )
             check(model, measured=False)
+            check_channels(encoder, config.parallel.tensor if config.parallel else 1)
             check_pairs(encoder.global_attention, store)
             for head in model.heads:
                 head_factors(head, model, store)

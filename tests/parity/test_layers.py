@@ -199,7 +199,9 @@ def test_schnet_moves_by_means_as_the_public_hydragnn_does(edges: Topology) -> N
     """x_i + mean_j f(W_ij) r_ij / (|r_ij| + 1): its ``CFConv.coord_model``, whose filters W end at the cutoff."""
     basis = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=0)
     move = MeanMovement(CHANNELS, bounded=False)
-    layer = SchNetLayer(mlp([basis.width, CHANNELS, CHANNELS]), SchNetInteraction(CHANNELS), 0.0, move)
+    layer = SchNetLayer(
+        mlp([basis.width, CHANNELS, CHANNELS]), SchNetInteraction(CHANNELS), 0.0, move, at_rest=move is None
+    )
     graph = graph_with(edges, vectors=torch.randn(edges.num_edges, 3), basis=basis)
     assert graph.vectors is not None
     actual = layer({0: torch.randn(NODES, CHANNELS)}, graph)[MOVED]

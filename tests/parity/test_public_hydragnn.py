@@ -143,7 +143,7 @@ def test_schnet_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -
             filters, channels = len(weights["nn.2.bias"]), len(weights["lin2.bias"])
             interaction = SchNetInteraction(filters)
             interaction.after = nn.Sequential(nn.Linear(filters, filters))
-            layer = SchNetLayer(mlp([basis.width, filters, filters]), interaction, 0.0, None)
+            layer = SchNetLayer(mlp([basis.width, filters, filters]), interaction, 0.0, None, at_rest=True)
             layer.filters[1] = ShiftedSoftplus()
             put(layer.filters[0], weights["nn.0.weight"], weights["nn.0.bias"])
             put(layer.filters[2], weights["nn.2.weight"], weights["nn.2.bias"])

@@ -1,0 +1,78 @@
+"""Ranks that share channels compute what one rank computes, whatever the architecture."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydragnn.base.errors import InputError
+from hydragnn.runs.plan import plan_run
+from tests.forked import Forked
+from tests.hydragnn.distributed.splitting import CASES, configuration
+from tests.hydragnn.training.worker import clusters
+
+WORKER = Path(__file__).with_name("splitting.py")
+ROUNDING = 1e-12
+"""Sums of some dozen numbers in another order, in double precision, through two derivatives and ten layers."""
+SPLIT = {
+    "equivariant_transformer": 0.75,
+    "field_tokens": 0.7,
+    "painn": 0.7,
+    "painn beside attention": 0.7,
+    "schnet": 0.85,
+}
+"""Largest share of the weights that a rank of two holds at 8 channels, where networks of 6 radial functions and small heads stay whole."""
+
+
+@pytest.fixture(scope="module")
+def comparisons(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every case by two ranks, one after the other in the same two processes, which check the operations' derivatives before."""
+    out = tmp_path_factory.mktemp("channels") / "out.json"
+    step = {"SLURM_JOB_ID": "83", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(root), **step}
+    pair = [Forked([str(WORKER), str(out)], {**environment, "SLURM_PROCID": str(rank)}) for rank in range(2)]
+    for process in pair:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+    result: dict[str, dict[str, Any]] = json.loads(out.read_text())
+    return result
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_that_share_channels_have_the_losses_and_gradients_of_one(
+    name: str, comparisons: dict[str, dict[str, Any]]
+) -> None:
+    result = comparisons[name]
+    assert result["loss"] <= ROUNDING and result["gradient"] <= ROUNDING, result
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_that_both_ranks_hold_have_the_same_gradients_bit_for_bit(
+    name: str, comparisons: dict[str, dict[str, Any]]
+) -> None:
+    assert comparisons[name]["same bits"]
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_what_is_wide_is_split(name: str, comparisons: dict[str, dict[str, Any]]) -> None:
+    assert comparisons[name]["share"] <= SPLIT[name]
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "words"),
+    [
+        ({"kind": "schnet", "hidden_dim": 6}, 4, "parallel.tensor = 4 does not divide model.hidden_dim = 6"),
+        ({"kind": "equivariant_transformer", "hidden_dim": 12, "heads": 3}, 2, "does not divide model.heads = 3"),
+        (
+            {"kind": "painn", "hidden_dim": 12, "global_attention": {"kind": "linear", "heads": 3}},
+            2,
+            "does not divide model.global_attention.heads = 3",
+        ),
+    ],
+)
+def test_channels_that_do_not_divide_are_one_sentence(model: dict[str, Any], ranks: int, words: str) -> None:
+    kind = model.pop("kind")
+    with pytest.raises(InputError, match=words):
+        plan_run(configuration(kind, model, parallel={"tensor": ranks}), clusters(12))
