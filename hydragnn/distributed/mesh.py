@@ -1,6 +1,5 @@
 """Mesh of ranks: which of them share batches, weights, layers and graphs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
@@ -45,6 +44,11 @@ class Mesh:
         """Return the share of a batch that this rank reads."""
         return self.coordinate("replicate") * self.size("shard") + self.coordinate("shard")
 
+    @property
+    def item(self) -> int:
+        """Return the position of this rank among those with other graphs or nodes."""
+        return self.data_rank * self.size("graph") + self.coordinate("graph")
+
     def members(self, *axes: Axis) -> list[int]:
         """Return the ranks that differ from this one along the axes only."""
         own = coordinates(self.ranks.rank, self.sizes)
@@ -86,11 +90,6 @@ class Mesh:
         if group is not None:
             dist.all_reduce(values, group=group)
         return values
-
-    def begin_sum(self, values: Tensor) -> Callable[[], object]:
-        """Start ``sum_in_place``; return a function that waits for it."""
-        work = dist.all_reduce(values, group=self.group(*ITEMS), async_op=True)
-        return lambda: work.wait()
 
 
 def make_mesh(settings: ParallelSettings, ranks: Ranks) -> Mesh:

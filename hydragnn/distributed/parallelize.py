@@ -1,13 +1,20 @@
 """Wrappers that let ranks train a model, in their order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from hydragnn.config import TrainSettings
+from hydragnn.distributed.collectives import TorchPeers
 from hydragnn.distributed.mesh import Mesh
+from hydragnn.parallel import AXES, Axis
+from hydragnn.training import buckets
 from hydragnn.training.data import DevicePlacement
-from hydragnn.training.parameters import FlatParameters, Parameters
+from hydragnn.training.parameters import FlatParameters, Parameters, Sharing, alone
+from hydragnn.training.pieces import Piece
+
+COPIES: tuple[Axis, ...] = ("replicate", "graph")
+"""Axes along which ranks hold the same weights and sum their gradients."""
 
 
 def parallelize(
@@ -19,11 +26,42 @@ def parallelize(
 ) -> Parameters:
     """Place the model and return the parameters that the loop updates.
 
-    Every rank holds all weights and computes its share of every batch (replicated data parallelism).
+    Every rank computes its share of every batch.
     """
     # 1. device and numbers, before the vector is made, so that it lies there
     model.to(device=placement.device, dtype=placement.dtype)
-    # 2. one vector of weights and one of gradients, with optimizer, best weights and average
-    # 3. gradients are summed over ranks once per step, in buckets that begin while the backward pass of the last micro-batch
-    # goes on; losses are divided by global counts
-    return FlatParameters(model, settings, mesh.begin_sum if mesh.ranks.size > 1 else None, rate_factors)
+    # 2. one vector of weights and one of gradients, with optimizer, best weights and average; gradients are summed over ranks
+    # once per step, in blocks that begin while the backward pass of the last micro-batch goes on; losses are divided by global counts
+    return FlatParameters(model, settings, sharing_of(model, mesh, {}), rate_factors)
+
+
+def sharing_of(model: nn.Module, mesh: Mesh, pieces: Mapping[str, Piece]) -> Sharing:
+    """Return how the ranks of a mesh share weights and states; collective.
+
+    Copies share their states unless all weights are one block, which takes its time by latency, and no memory.
+    """
+    copies, shards = peers_of(mesh, *COPIES), peers_of(mesh, "shard")
+    size = sum(parameter.nbytes for parameter in model.parameters()) / mesh.size("shard")
+    shares_states = copies is not None and size > buckets.BYTES
+    differ: tuple[Axis, ...] = AXES if shares_states else ("shard", "pipeline", "tensor")
+
+    def sum_norm(values: Tensor) -> Tensor:
+        return mesh.sum_in_place(values, *differ)
+
+    names = {name for name, _ in model.named_parameters()}
+    whole = {name for name in names if name not in pieces or pieces[name].is_whole}
+    total: Callable[[Tensor], Tensor] = alone if mesh.size(*differ) == 1 else sum_norm
+    return Sharing(
+        copies=copies,
+        shares_states=shares_states,
+        shards=shards,
+        sum_norm=total,
+        pieces=pieces,
+        repeated=frozenset(whole if mesh.coordinate("tensor") else ()),
+    )
+
+
+def peers_of(mesh: Mesh, *axes: Axis) -> TorchPeers | None:
+    """Return the ranks along the axes; None where it is one."""
+    group = mesh.group(*axes)
+    return None if group is None else TorchPeers(group)

@@ -6,7 +6,7 @@ Ranks are started by torchrun, mpirun or srun; without any of them there is one 
 import gc
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,14 +40,6 @@ class Ranks:
         if self.size > 1:
             dist.all_reduce(values)
         return values
-
-    def begin_sum(self, values: Tensor) -> Callable[[], object]:
-        """Start ``sum_in_place``; return a function that waits for it.
-
-        On a GPU only work that is queued there later waits.
-        """
-        work = dist.all_reduce(values, async_op=True)
-        return lambda: work.wait()
 
     def gather(self, values: Tensor) -> Tensor:
         """``values`` of every rank, stacked in the order of ranks ``[ranks, ...]``."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,18 @@ def shared_problem(problem: str | None, ranks: Ranks, device: torch.device) -> s
         return None
     first = int(failed.argmax())
     return f"rank {first} of {ranks.size}: " + _only_text((problem or "") if ranks.rank == first else "", ranks, device)
+
+
+def texts_of_all(text: str, ranks: Ranks, device: torch.device) -> list[str]:
+    """Return the texts of all ranks, in their order; collective."""
+    encoded = text.encode()
+    lengths = ranks.gather(torch.tensor(len(encoded), device=device)).tolist()
+    letters = torch.zeros(sum(lengths), dtype=torch.uint8)
+    start = sum(lengths[: ranks.rank])
+    letters[start : start + len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+    whole = ranks.sum_in_place(letters.to(device)).cpu().numpy().tobytes()
+    ends = [0, *accumulate(lengths)]
+    return [whole[first:last].decode() for first, last in pairwise(ends)]
 
 
 def _outcome(make: Callable[[], Any]) -> str:

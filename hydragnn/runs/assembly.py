@@ -1,9 +1,9 @@
 """From the plan of a run to a state ready to train."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from hydragnn.distributed.mesh import make_mesh
+from hydragnn.distributed.mesh import Mesh, make_mesh
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
@@ -32,6 +32,7 @@ class Assembly:
     """What is known before the first step."""
     start: Start | None = None
     """The model that the run begins with."""
+    mesh: Mesh = field(default_factory=Mesh)
 
 
 def assemble(
@@ -48,7 +49,8 @@ def assemble(
     """
     mesh = make_mesh(plan.parallel, ranks)
     parts = max(placement.micro_batches, plan.parallel.micro_batches)
-    placement = replace(placement, micro_batches=parts)
+    is_sharded = mesh.size("shard") > 1
+    placement = replace(placement, micro_batches=parts, in_step=is_sharded)
     data = prepare_data(plan, placement, mesh, heartbeat, shared=shared)
     architecture = plan.branches[0].model.architecture
     device = placement.device
@@ -71,17 +73,16 @@ def assemble(
     parameters = parallelize(model, mesh, placement, plan.training, factors)
     by_branch = [branch.targets for branch in data.branches]
     # ranks with the same graphs and nodes draw the same random numbers
-    number = mesh.data_rank * mesh.size("graph") + mesh.coordinate("graph")
     sums = mesh.sum_in_place, ranks.sum_in_place
-    context = training_context(plan.training, by_branch, placement.device, number, *sums)
+    context = training_context(plan.training, by_branch, placement.device, mesh.item, *sums)
     if data.replay is not None:
         context = replace(context, branches=(*context.branches, context.branches[0]))
-    context = replace(context, plain_steps=data.replay is not None or 0.0 in factors)
+    context = replace(context, plain_steps=data.replay is not None or 0.0 in factors or is_sharded)
     compiling, reasons = choose_compiling(plan, placement.device, ranks.size)
     notes = [*notes, *reasons]
     if compiling and context.plain_steps:
         compiling = False
-        notes.append("steps are not compiled: some weights are frozen, or earlier data are replayed")
+        notes.append("steps are not compiled: some weights are frozen or shared by ranks, or earlier data are replayed")
     if compiling:
         compiled, reasons = compiled_on_all(model, context.autocast, ranks, device, heartbeat)
         context, notes = replace(context, compiled=compiled), [*notes, *reasons]
@@ -92,6 +93,7 @@ def assemble(
         context=context,
         record=replace(record, compiled=bool(context.compiled), start=start.to_json() if start else {}),
         start=start,
+        mesh=mesh,
     )
 
 

@@ -14,6 +14,7 @@ from hydragnn.models import BranchedModel, GraphModel, save_branched, save_model
 from hydragnn.record import RunRecord, write_record
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Heartbeat
+from hydragnn.runs.best_weights import best_weights
 from hydragnn.runs.checkpoint import save_checkpoint
 from hydragnn.runs.folder import identity
 from hydragnn.runs.progress import Progress
@@ -38,7 +39,7 @@ class RunCallback:
         self.record = replace(run.record, attempt=heart.attempt.name)
         self.normalisations = [branch.normalisation for branch in run.data.branches]
         self.folder, self.settings = heart.attempt.folder, run.context.settings
-        self.ranks, self.stopwatch, self.signals, self.heart = ranks, stopwatch, signals, heart
+        self.mesh, self.ranks, self.stopwatch, self.signals, self.heart = run.mesh, ranks, stopwatch, signals, heart
         self.progress = progress if ranks.first else None
         self.board: Any = None
         self.exported, self.saved_at, self.written_at = -1, time.monotonic(), 0.0
@@ -54,7 +55,7 @@ class RunCallback:
             if self.settings.tensorboard:
                 self.board = summary_writer(self.folder / "tensorboard", state.epoch)
             write_json(self.folder / "config.json", self.record.config, self.heart.attempt.check)
-            self.export(state)
+        self.export(state)
         self.write(state)
         if self.progress:
             self.progress.begin(state.epoch + state.step / max(1, steps), self.settings.epochs)
@@ -101,23 +102,24 @@ class RunCallback:
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint and the best epoch's model."""
-        save_checkpoint(self.folder / "checkpoints", state, self.ranks, identity(self.record), self.heart.attempt)
+        save_checkpoint(self.folder / "checkpoints", state, self.mesh, identity(self.record), self.heart.attempt)
         self.export(state)
         self.saved_at = time.monotonic()
 
     def export(self, state: TrainState) -> None:
-        """Write the best epoch's weights as the model, once."""
-        if not self.ranks.first or state.best_epoch == self.exported:
+        """Write the best epoch's weights as the model, once; collective."""
+        if state.best_epoch == self.exported:
             return
-        with state.parameters.best():
-            weights = {name: value.detach().clone() for name, value in state.model.state_dict().items()}
+        self.exported = state.best_epoch
+        weights = best_weights(state, self.mesh)
+        if not self.ranks.first:
+            return
         folder, check = self.folder / "model", self.heart.attempt.check
         if isinstance(state.model, BranchedModel):
             save_branched(folder, state.model, self.normalisations, weights, check)
         else:
             assert isinstance(state.model, GraphModel)
             save_model(folder, state.model, self.normalisations[0], weights, check)
-        self.exported = state.best_epoch
 
     def write(self, state: TrainState, **changes: Any) -> RunRecord:
         """Write the record of the state with ``changes``; return it."""

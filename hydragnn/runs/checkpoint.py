@@ -1,76 +1,141 @@
-"""Checkpoints: complete or absent, safetensors and JSON, for any ranks.
+"""Checkpoints: complete or absent, safetensors and JSON, for any layout.
 
-``checkpoints/<epoch>-<step>/`` holds the tensors in safetensors files and ``state.json``, which says everything else: the
-position, the curves, whose checkpoint it is, which file holds what, and the checksum of every file and of itself.
-``checkpoints/latest.json`` points to the newest. A checkpoint is written under another name, flushed and renamed. Reading
-one runs no code, whoever made it.
+``checkpoints/<epoch>-<step>/`` holds the tensors in safetensors files, one of each rank that has weights that no other writes, and
+``state.json``, which says everything else: the position, the curves, whose checkpoint it is, where every parameter lies in the files,
+and the checksum of every file and of itself. ``checkpoints/latest.json`` points to the newest. A checkpoint is written under another
+name, flushed and renamed by the first rank. Reading one runs no code, whoever made it, and each rank reads what it needs.
 """
 
+import json
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 import torch
+from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_version, checksum_of, flush_directory, read_json, read_sealed, write_sealed
 from hydragnn.base.settings import Settings
-from hydragnn.distributed.ranks import Ranks
+from hydragnn.distributed.mesh import ITEMS, Mesh
+from hydragnn.distributed.sharing import texts_of_all
 from hydragnn.runs.attempt import Attempt, Fenced
-from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, write_tensors
+from hydragnn.runs.saved_layout import (
+    SavedPart,
+    layout_of_spans,
+    layout_of_vectors,
+    merged,
+    read_vector,
+)
+from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, joined, write_tensors
 from hydragnn.training.state import TrainState
 
-VERSION = 2
+VERSION = 3
+OLDEST = 2
+"""Version in which the first rank wrote whole vectors."""
 KEEP = 2
 """Checkpoints that stay; the weights of the best epoch are inside each."""
-TENSORS = "tensors.safetensors"
 
 
-class SavedState(Settings):
-    """Content of ``state.json`` beside version and checksum."""
+class SavedBase(Settings):
+    """Content of ``state.json`` in all versions, beside version and checksum."""
 
     epoch: Count
     step: Count
     steps: Count
     curves: dict[str, list[float | None]]
-    layout: list[tuple[str, list[Count], Count]]
-    """Name, shape and place of every parameter in the flat vectors."""
     identity: dict[str, str]
     """Whose state it is: hashes of configuration and data."""
     ranks: Annotated[int, pydantic.Field(strict=True, ge=1)]
+    """Rows of ``totals``: ranks that had other graphs or nodes."""
     index: TensorIndex
 
     @pydantic.model_validator(mode="after")
-    def _curves_have_one_value_per_epoch(self) -> "SavedState":
+    def _curves_have_one_value_per_epoch(self) -> "SavedBase":
         if any(len(curve) != self.epoch for curve in self.curves.values()):
             raise ValueError(f"a curve does not have {self.epoch} values")
         return self
 
 
-def save_checkpoint(folder: Path, state: TrainState, ranks: Ranks, identity: dict[str, Any], attempt: Attempt) -> Path:
-    """Write the newest checkpoint of a folder; collective, rank 0 writes.
+class SavedVectors(SavedBase):
+    """Version 2."""
+
+    layout: list[tuple[str, list[Count], Count]]
+    """Name, shape and place of every parameter in the flat vectors."""
+
+
+class SavedState(SavedBase):
+    """Version 3."""
+
+    shapes: dict[str, list[Count]]
+    """Of the whole parameters, by name."""
+    layout: dict[str, tuple[SavedPart, ...]]
+    """Where their numbers lie in the vectors, whose pieces are end to end."""
+
+
+class OwnPart(Settings):
+    """What one rank has written."""
+
+    index: TensorIndex
+    layout: dict[str, tuple[SavedPart, ...]]
+    shapes: dict[str, list[Count]]
+    length: Count
+
+
+def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[str, Any], attempt: Attempt) -> Path:
+    """Write the newest checkpoint of a folder; collective, every rank writes what it has.
 
     ``identity`` says whose state it is (hashes of configuration and data). InputError where the disk is full or refuses;
     the checkpoint before stays the newest then. Fenced where a later attempt owns the run.
     """
     attempt.check()
+    ranks = mesh.ranks
     name = f"{state.epoch:06d}-{state.step:06d}"
     target, temporary = folder / name, folder / f".{name}.{attempt.name}.tmp"
     if target == latest_checkpoint(folder):  # resumed from it and not moved since
         return target
-    totals = ranks.gather(state.totals)
-    problem: Exception | None = None
-    if ranks.first:
-        try:
-            _write(temporary, state, totals, identity)
-            _put_in_place(temporary, target, attempt)
-        except (Fenced, InputError, OSError) as error:
+    totals = totals_of_all(state, mesh)
+
+    def begin() -> None:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+
+    def seal() -> None:
+        saved = sealed_state(state, parts, identity, len(totals))
+        write_sealed(temporary / "state.json", {"version": VERSION, **saved.to_json()})
+        flush_directory(temporary)
+        _put_in_place(temporary, target, attempt)
+
+    try:
+        on_all(begin if ranks.first else None, folder, mesh, totals.device, attempt)
+        write = partial(write_own, temporary, state, mesh, totals)
+        own = on_all(write if state.parameters.is_written else None, folder, mesh, totals.device, attempt)
+        texts = texts_of_all(json.dumps(own.to_json()) if own else "", ranks, totals.device)
+        parts = [OwnPart.parse(json.loads(text), "the part of a rank") for text in texts if text]
+        on_all(seal if ranks.first else None, folder, mesh, totals.device, attempt)
+    except (Fenced, InputError):
+        if ranks.first:
             shutil.rmtree(temporary, ignore_errors=True)
-            problem = error
-    failed = bool(ranks.sum_in_place(torch.tensor(float(problem is not None), device=totals.device)))
+        raise
+    return target
+
+
+T = TypeVar("T")
+
+
+def on_all(work: Callable[[], T] | None, folder: Path, mesh: Mesh, device: torch.device, attempt: Attempt) -> T | None:
+    """Return what this rank's work gives; raise on all ranks where it fails on one."""
+    problem: Exception | None = None
+    result: T | None = None
+    try:
+        result = work() if work else None
+    except (Fenced, InputError, OSError) as error:
+        problem = error
+    failed = bool(mesh.ranks.sum_in_place(torch.tensor(float(problem is not None), device=device)))
     if isinstance(problem, OSError):
         raise InputError(
             f"cannot write a checkpoint into {folder}: {problem.strerror or problem}; free space there and resume the run"
@@ -79,26 +144,48 @@ def save_checkpoint(folder: Path, state: TrainState, ranks: Ranks, identity: dic
         raise problem
     if failed:
         attempt.check()
-        raise InputError(f"the first rank cannot write a checkpoint into {folder}; free space there and resume the run")
-    return target
+        raise InputError(f"another rank cannot write a checkpoint into {folder}; free space there and resume the run")
+    return result
 
 
-def _write(folder: Path, state: TrainState, totals: torch.Tensor, identity: dict[str, Any]) -> None:
-    """Write tensors and ``state.json`` into a new folder, flushed to disk."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    saved = SavedState(
+def totals_of_all(state: TrainState, mesh: Mesh) -> Tensor:
+    """Return the totals of all ranks with other graphs or nodes ``[items, 2, fields]``."""
+    totals = state.totals.new_zeros(mesh.size(*ITEMS), *state.totals.shape)
+    if mesh.coordinate("pipeline") == mesh.coordinate("tensor") == 0:
+        totals[mesh.item] = state.totals
+    return mesh.ranks.sum_in_place(totals)
+
+
+def write_own(folder: Path, state: TrainState, mesh: Mesh, totals: Tensor) -> OwnPart:
+    """Write this rank's tensors into the new folder, flushed to disk."""
+    ranks, tensors = mesh.ranks, state.tensors()
+    if ranks.first:
+        tensors["totals"] = totals
+    else:  # what is no vector is the same on all
+        tensors = {name: value for name, value in tensors.items() if value.dim()}
+    file = "tensors.safetensors" if ranks.first else f"tensors-{ranks.rank}.safetensors"
+    folder.mkdir(exist_ok=True)  # of a file system that shows it late
+    return OwnPart(
+        index=write_tensors(folder, file, tensors),
+        layout=layout_of_spans(state.parameters.spans),
+        shapes={name: list(shape) for name, shape in state.parameters.shapes.items()},
+        length=len(tensors["weights"]),
+    )
+
+
+def sealed_state(state: TrainState, parts: Sequence[OwnPart], identity: dict[str, Any], items: int) -> SavedState:
+    """Return what ``state.json`` says of the parts of all ranks, end to end."""
+    return SavedState(
         epoch=state.epoch,
         step=state.step,
         steps=state.steps,
         curves=state.curves,
-        layout=state.parameters.layout,
+        shapes={name: shape for part in parts for name, shape in part.shapes.items()},
+        layout=merged([part.layout for part in parts], [part.length for part in parts]),
         identity=identity,
-        ranks=len(totals),
-        index=write_tensors(folder, TENSORS, {**state.tensors(), "totals": totals}),
+        ranks=items,
+        index=joined([part.index for part in parts]),
     )
-    write_sealed(folder / "state.json", {"version": VERSION, **saved.to_json()})
-    flush_directory(folder)
 
 
 def _put_in_place(temporary: Path, target: Path, attempt: Attempt) -> None:
@@ -127,22 +214,27 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return path
 
 
-def load_checkpoint(path: Path, state: TrainState, ranks: Ranks, identity: Mapping[str, Collection[str]]) -> None:
-    """Load a checkpoint into ``state``, whatever wrote it.
+def load_checkpoint(path: Path, state: TrainState, mesh: Mesh, identity: Mapping[str, Collection[str]]) -> None:
+    """Load a checkpoint into ``state``, whatever layout wrote it; collective.
 
     ``identity`` holds the values that it may have.
 
     InputError where it belongs to another configuration or other data, was made by another version, or is damaged.
     """
     saved = _read_saved(path)
-    _check(path, saved, state, identity)
+    _check(path, saved, state, mesh, identity)
     files = TensorFiles(path, saved.index)
-    for name, value in state.tensors().items():
-        value.copy_(files.read(name, tuple(value.shape), value.dtype))
     totals = files.read("totals", (saved.ranks, *state.totals.shape), torch.float64)
-    if saved.ranks == ranks.size:
-        state.totals.copy_(totals[ranks.rank])
-    elif ranks.first:
+    read = {}
+    for name, value in state.tensors().items():
+        if value.dim():
+            read[name] = read_vector(files, name, saved.layout, state.parameters.spans, value)
+        else:
+            read[name] = files.read(name, (), value.dtype)
+    state.parameters.load(read)
+    if saved.ranks == mesh.size(*ITEMS):
+        state.totals.copy_(totals[mesh.item])
+    elif mesh.item == 0:
         state.totals.copy_(totals.sum(0))
     state.epoch, state.step, state.steps = saved.epoch, saved.step, saved.steps
     state.curves = {name: list(values) for name, values in saved.curves.items()}
@@ -154,13 +246,20 @@ def _read_saved(path: Path) -> SavedState:
     content = read_json(file)
     if not isinstance(content, dict) or not isinstance(version := content.pop("version", None), int):
         raise InputError(f"{file} is damaged (it has no version); resume from another copy")
-    check_version(version, path, oldest=VERSION, newest=VERSION)
+    check_version(version, path, oldest=OLDEST, newest=VERSION)
     if content.pop("checksum", None) != checksum_of({"version": version, **content}):
         raise InputError(f"{file} is damaged (its checksum is another); resume from another copy")
-    return SavedState.parse(content, str(file))
+    if version == VERSION:
+        return SavedState.parse(content, str(file))
+    old = SavedVectors.parse(content, str(file))
+    shapes, layout = layout_of_vectors(old.layout)
+    common = {name: getattr(old, name) for name in SavedBase.model_fields}
+    return SavedState(**common, shapes=shapes, layout=layout)
 
 
-def _check(path: Path, saved: SavedState, state: TrainState, identity: Mapping[str, Collection[str]]) -> None:
+def _check(
+    path: Path, saved: SavedState, state: TrainState, mesh: Mesh, identity: Mapping[str, Collection[str]]
+) -> None:
     """InputError where the checkpoint is of another run or another model."""
     for name, values in identity.items():
         if saved.identity.get(name) not in values:
@@ -168,8 +267,14 @@ def _check(path: Path, saved: SavedState, state: TrainState, identity: Mapping[s
                 f"checkpoint {path} belongs to another {name.removesuffix('_hash')} ({saved.identity.get(name)}, now {next(iter(values))}); "
                 "resume with what the run began with, or start a new run in another folder"
             )
-    layout = [(name, list(shape), start) for name, shape, start in state.parameters.layout]
-    if saved.layout != layout or set(saved.index.tensors) != {*state.tensors(), "totals"}:
+    own = {name: list(shape) for name, shape in state.parameters.shapes.items()}
+    stages = mesh.size("pipeline")
+    same = own.items() <= saved.shapes.items() if stages > 1 else own == saved.shapes
+    if (
+        not same
+        or saved.layout.keys() != saved.shapes.keys()
+        or set(saved.index.tensors) != {*state.tensors(), "totals"}
+    ):
         raise InputError(f"checkpoint {path} holds another model; it was written by a different version of the program")
 
 

@@ -67,6 +67,11 @@ def within_memory(
     limit = memory_of(plan, device)
     if limit is None:
         return run
+    if run.state.parameters.in_step:
+        raise InputError(
+            "parallel.shard shares weights between ranks that compute equally many parts of a batch, and parts that fill a memory differ "
+            "from rank to rank; set batch.max_graphs and parallel.micro_batches instead of batch.memory"
+        )
     models = [branch.model for branch in plan.branches]
     fixed = size_of_state(run) + sum(map(size_of_levels, run.data.branches, models))
     branches, budgets = [], {}
@@ -106,10 +111,7 @@ def memory_of(plan: RunPlan, device: torch.device) -> int | None:
 
 def size_of_state(run: Assembly) -> int:
     """Return the bytes of weights, optimizer and validation part."""
-    vectors = run.state.parameters.state().values()
-    weights = sum(parameter.nbytes for parameter in run.state.model.parameters())
-    # their gradient, and a copy of the weights while others are validated
-    tensors = sum(vector.nbytes for vector in vectors) + 2 * weights
+    tensors = run.state.parameters.bytes
     buffers = sum(buffer.nbytes for buffer in run.state.model.buffers())
     return tensors + buffers + sum(part.size for branch in run.data.branches for part in branch.valid)
 

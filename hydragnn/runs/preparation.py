@@ -274,6 +274,7 @@ def branch_data(
     shares = batches(store, split.valid, shuffle=False, fields=needed, window=window)
     parts = ValidationParts(Feed(shares, normalisation, placement))
     valid: Iterable[GraphBatch] = tuple(parts) if in_memory else parts
+    passes = len(shares) * placement.micro_batches if placement.in_step else 0
     check_weight(plan.weight, train.steps(0))
     heartbeat()
     return BranchData(
@@ -287,6 +288,7 @@ def branch_data(
         normalisation=normalisation,
         train=train,
         valid=valid,
+        valid_passes=passes,
         valid_moments={name: moments_from(value) for name, value in draft.valid["moments"].items()},
         trivial=draft.valid["trivial"],
         notes=draft.notes,

@@ -42,7 +42,7 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> 
         return run
     reason: str | None = reason_against(run, ranks.size) if setting == "auto" else ""
     if run.context.plain_steps:
-        reason = "some weights are frozen, or earlier data are replayed"
+        reason = "some weights are frozen or shared by ranks, or earlier data are replayed"
     if reason:
         return with_note(run, NOT_REPLAYED + reason)
     replays: tuple[Replays, ...] = ()

@@ -156,7 +156,7 @@ def ready_run(
             run = with_note(run, "precision = tf32 is fp32 on a CPU, which has no products in TF32")
         checkpoint = latest_checkpoint(out / "checkpoints")
         if checkpoint:
-            load_checkpoint(checkpoint, run.state, ranks, identities(run.record, out))
+            load_checkpoint(checkpoint, run.state, run.mesh, identities(run.record, out))
         if resume:
             run = replace(run, record=replace(run.record, continued=continued(run.record.config, out)))
         if run.state.epoch > plan.training.epochs:
@@ -206,9 +206,11 @@ def measured_forgetting(run: Assembly, callback: RunCallback, status: str) -> di
     if start is None or status == "paused":
         return {}
     assert isinstance(model, GraphModel)
-    with run.state.parameters.best(), keep_beating(callback.heartbeat):
+    weights = run.state.parameters
+    with weights.best(), weights.in_use(), keep_beating(callback.heartbeat):
         measure = partial(forgetting, start, model, data.branches[0].normalisation)
-        table = first_ranks_value(measure, callback.ranks, run.context.device)
+        # ranks that share weights gather them together
+        table = measure() if weights.in_step else first_ranks_value(measure, callback.ranks, run.context.device)
     return {"start": {**callback.record.start, "forgetting": table}}
 
 

@@ -1,16 +1,17 @@
 """Tensors in safetensors files, found through an index of slices.
 
-One file written by one rank is the common case; a tensor may as well lie in pieces in several files. Nothing is allocated
-before the sizes in the index are those of the files, and nothing is used before every file has its checksum.
+One file written by one rank is the common case; a tensor may as well lie in pieces in several files, of which a reader opens those
+that it needs. Nothing is allocated before the sizes in the index are those of the files, and nothing is used before its file has
+its checksum.
 """
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 import torch
@@ -112,12 +113,32 @@ def write_tensors(folder: Path, file_name: str, tensors: Mapping[str, Tensor]) -
     )
 
 
+def joined(parts: Sequence[TensorIndex]) -> TensorIndex:
+    """Return the index of vectors whose pieces lie end to end in several files.
+
+    A tensor that is no vector is that of the first part.
+    """
+    files = {name: info for part in parts for name, info in part.files.items()}
+    tensors: dict[str, TensorInfo] = {}
+    for part in parts:
+        for name, new in part.tensors.items():
+            if (old := tensors.get(name)) is None:
+                tensors[name] = new
+            elif len(new.shape) == 1:
+                end = old.shape[0]
+                moved = [piece.model_copy(update={"start": (end + piece.start[0],)}) for piece in new.pieces]
+                whole = {"shape": (end + new.shape[0],), "pieces": (*old.pieces, *moved)}
+                tensors[name] = old.model_copy(update=whole)
+    return TensorIndex(files=files, tensors=tensors)
+
+
 class TensorFiles:
     """Reads tensors through their index, whoever wrote it."""
 
     def __init__(self, folder: Path, index: TensorIndex) -> None:
-        """Check sizes and checksums of all files; InputError names one."""
+        """Check the sizes of all files; InputError names one."""
         self.folder, self.index = folder, index
+        self.opened: dict[str, Any] = {}
         for name, entry in index.tensors.items():
             self._check_pieces(name, entry)
         for file, info in index.files.items():
@@ -134,17 +155,37 @@ class TensorFiles:
             )
         whole = torch.empty(shape, dtype=dtype)
         for piece in entry.pieces:
-            whole[_slices(piece)] = self._piece(name, piece, dtype)
+            whole[_slices(piece)] = self._piece(name, entry, piece)[...]
         return whole
 
-    def _piece(self, name: str, piece: Piece, dtype: torch.dtype) -> Tensor:
+    def read_range(self, name: str, first: int, last: int, out: Tensor) -> None:
+        """Copy a range of a vector into ``out``, from the files that have it.
+
+        InputError where the vector is of another dtype, or shorter.
+        """
+        entry = self.index.tensors[name]
+        if len(entry.shape) != 1 or last > entry.shape[0] or DTYPES[entry.dtype] != out.dtype:
+            raise InputError(
+                f"{self.folder}: tensor {name} has no {NAMES[out.dtype]} in {first}:{last}; use another copy"
+            )
+        for piece in entry.pieces:
+            begin = piece.start[0]
+            low, high = max(first, begin), min(last, begin + piece.shape[0])
+            if low < high:
+                out[low - first : high - first] = self._piece(name, entry, piece)[low - begin : high - begin]
+
+    def _piece(self, name: str, entry: TensorInfo, piece: Piece) -> Any:
+        """Return a slice of safetensors, which reads what is indexed."""
         path = self.folder / piece.file
         try:
-            with safe_open(path, framework="pt") as file:
-                values: Tensor = file.get_tensor(name)
+            if piece.file not in self.opened:
+                self._check_sum(piece.file)
+                self.opened[piece.file] = safe_open(path, framework="pt")
+            values = self.opened[piece.file].get_slice(name)
+            actual = (tuple(values.get_shape()), values.get_dtype())
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path} cannot be read ({error}); use another copy") from error
-        if (tuple(values.shape), values.dtype) != (piece.shape, dtype):
+        if actual != (piece.shape, entry.dtype):
             raise InputError(f"{path}: tensor {name} is not what the index says; use another copy")
         return values
 
@@ -182,11 +223,14 @@ class TensorFiles:
             size = path.stat().st_size
             if size != info.bytes or not numbers <= size <= numbers + LARGEST_HEADER:
                 raise InputError(f"{path} has {size} bytes, not the {info.bytes} that were written; use another copy")
-            with path.open("rb") as stream:
-                actual = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error.strerror or error}); use another copy") from error
-        if actual != info.sha256:
+
+    def _check_sum(self, file: str) -> None:
+        path = self.folder / file
+        with path.open("rb") as stream:
+            actual = hashlib.file_digest(stream, "sha256").hexdigest()
+        if actual != self.index.files[file].sha256:
             raise InputError(f"{path} is damaged: its checksum is not that of what was written; use another copy")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import field as member
 from fractions import Fraction
+from functools import cached_property
 from itertools import islice
 from math import ceil, floor
 
@@ -31,6 +32,8 @@ class DevicePlacement:
     """Parts in which a batch is computed, one after the other, so that only one needs memory."""
     memory: MemoryLimit | None = None
     """What a part may take; more parts are made where they take more."""
+    in_step: bool = False
+    """All ranks compute equally many parts of every batch, since they gather weights together."""
     pad: Callable[[GraphBatch], GraphBatch] | None = None
     """Pads parts before they go to the device, for steps that are replayed there."""
 
@@ -66,6 +69,17 @@ class Feed:
         """Return the same batches on another placement."""
         return Feed(self.loader, self.normalisation, placement)
 
+    @cached_property
+    def stand_in(self) -> GraphBatch:
+        """Return a graph for passes in which this rank has none."""
+        graph = self.loader.store.read(self.loader.indices[:1], self.loader.fields)
+        graph = graph if self.normalisation is None else normalise(graph, self.normalisation)
+        return graph.to(self.placement.device, self.placement.dtype)
+
+    def stand_ins(self, parts: int) -> tuple[GraphBatch, ...]:
+        """Return what is computed beside so many parts, for nothing but the peers of this rank."""
+        return (self.stand_in,) * (self.placement.micro_batches - parts) if self.placement.in_step else ()
+
     def steps(self, epoch: int) -> int:
         """Batches of an epoch, over all ranks."""
         budget = self.loader.budget
@@ -99,6 +113,8 @@ class BranchData:
     train: Feed
     valid: Iterable[GraphBatch]
     """This rank's shares of the validation part, in the parts in which they are computed."""
+    valid_passes: int = 0
+    """Parts that every rank computes in a validation, where all compute equally many."""
     valid_moments: Mapping[str, RunningMoments]
     """Moments of the whole validation part's labels, in the fields' units."""
     trivial: Mapping[str, float]
@@ -115,6 +131,8 @@ class Share:
 
     branch: int
     parts: tuple[GraphBatch, ...]
+    stand_ins: tuple[GraphBatch, ...] = ()
+    """Graphs that are computed after them without any weight, since peers compute more parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -172,7 +190,8 @@ class RunData:
         skipped = np.bincount(turns[:start], minlength=len(self.shown)).tolist()
         feeds = [_batches(branch, number, first) for branch, first in zip(self.shown, skipped)]
         for turn in turns[start:].tolist():
-            yield Share(branch=turn, parts=next(feeds[turn]))
+            parts = next(feeds[turn])
+            yield Share(branch=turn, parts=parts, stand_ins=self.shown[turn].train.stand_ins(len(parts)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -146,13 +146,15 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     state.parameters.zero_gradient()
     loss = torch.zeros_like(counts[0])
     seed_step(context.settings.seed, state.epoch, state.step, context.rank, context.device)
-    for number, part in enumerate(share.parts, start=1):
-        if number == len(share.parts) and not context.replays:  # a recording of collectives was not seen
+    passes = [*((part, scale[own]) for part in share.parts), *((one, 0 * scale[own]) for one in share.stand_ins)]
+    for number, (part, factors) in enumerate(passes, start=1):
+        if number == len(passes) and not context.replays:  # a recording of collectives was not seen
             state.parameters.expect_sum()
-        sums, part_loss = replayed_gradient(state, share.branch, part, context, scale[own])
-        loss += part_loss
-        state.totals[0, own].add_(sums)
-        if len(share.parts) > 1:
+        sums, part_loss = replayed_gradient(state, share.branch, part, context, factors)
+        if number <= len(share.parts):
+            loss += part_loss
+            state.totals[0, own].add_(sums)
+        if len(passes) > 1:
             part.forget_derived()  # so that the next part has the memory
     state.totals[1].add_(own_counts)
     state.parameters.sum_gradient()
@@ -191,7 +193,7 @@ def replayed_predictions(
     predict, targets = context.predictor(state, branch), context.targets[context.branches[branch]]
 
     def compute(batch: GraphBatch) -> dict[str, Distribution]:
-        with context.arithmetic(), context.autocast():
+        with state.parameters.in_use(), context.arithmetic(), context.autocast():
             return predict(batch)
 
     if not context.replays:
@@ -213,7 +215,7 @@ def add_gradient(
 
     ``scale`` is the weight of every target over the number of its labels ``[targets]``. All that a step needs of memory it needs here.
     """
-    with context.arithmetic():
+    with context.arithmetic(), state.parameters.in_use():
         with context.autocast():
             predictions = predict(part)
         sums = loss_sums(targets, predictions, part)
@@ -232,14 +234,17 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
     state.model.eval()
     with torch.no_grad(), state.parameters.swap_in_eval_parameters():
         for number, branch in enumerate(data.branches):
-            own = context.branches[number]
+            own, passes = context.branches[number], 0
             for batch in branch.valid:
                 callback.heartbeat()
+                passes += 1
                 predictions = replayed_predictions(state, number, batch, context)
                 sums = loss_sums(branch.targets, predictions, batch).to(torch.float64)
                 totals[:, own] += torch.stack([sums, label_counts(branch.targets, batch)])
                 for target in branch.targets:
                     errors.add(target, predictions[target.name], batch, branch.normalisation)
+            for _ in range(branch.valid_passes - passes):
+                replayed_predictions(state, number, branch.train.stand_in, context)
     state.model.train()
     context.reduce(errors.sums)
     loss = context.weighted_mean(context.stage_two_weights, context.reduce(totals))

@@ -1,32 +1,52 @@
 """Weights with gradient, optimizer and average, as ranks hold them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
-from torch.optim.sgd import sgd
 
 from hydragnn.config import TrainSettings
-from hydragnn.training.buckets import Begin, Buckets
+from hydragnn.training import buckets
+from hydragnn.training.buckets import Block, Buckets, Peers, Wait, blocks_of
+from hydragnn.training.gathering import GatheredBlocks
+from hydragnn.training.optimizers import OPTIMIZERS, Rows
+from hydragnn.training.pieces import Piece, whole_piece
 
 ALIGNMENT = 64
 """Bytes; every weight begins on such a boundary, so that matrix kernels give the same bits in every process."""
 
+SHARDED_BLOCKS = 24
+"""Blocks, about, of weights that are gathered one after the other: three of them are in memory at once."""
+
 Layout = list[tuple[str, list[int], int]]
 """Name, shape and first position of every weight."""
+
+
+class Span(NamedTuple):
+    """Numbers of one parameter that this rank updates."""
+
+    name: str
+    piece: Piece
+    at: int
+    """Position in the vectors of states."""
+    first: int
+    last: int
+    """Half-open range of the flat parameter, as this rank's ``piece`` has it."""
+    counted: bool = True
+    """False where another rank has the same numbers and counts them."""
 
 
 @runtime_checkable
 class Parameters(Protocol):
     """Weights of a model on one rank, and their updates.
 
-    The loop sees no more than this, so that weights may be one vector, or shards of tensors that backward reduces itself.
-    Nothing here but ``state`` and the context managers makes the host wait for the device.
+    The loop sees no more than this, so that weights may be whole on every rank, or shares that are gathered where they are used.
+    Nothing here but the context managers and what files need makes the host wait for the device.
     """
 
     @property
@@ -34,17 +54,37 @@ class Parameters(Protocol):
         """Return the number of weights of the model."""
 
     @property
-    def layout(self) -> Layout:
-        """Return the weights' positions in ``state``'s tensors.
+    def spans(self) -> Sequence[Span]:
+        """Return what of every parameter stands in the vectors of ``state``."""
 
-        A checkpoint of another layout is refused.
-        """
+    @property
+    def in_step(self) -> bool:
+        """Return True where all ranks have to compute equally many parts of a batch."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Return True where this rank's model has all numbers of all weights."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of the whole parameters of this rank's model."""
+
+    @property
+    def is_written(self) -> bool:
+        """Return True where no other rank writes the same into checkpoints."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the largest memory of weights, gradient and states."""
 
     def zero_gradient(self) -> None:
         """Forget the gradient of the step before."""
 
     def expect_sum(self) -> None:
         """Let the next backward pass begin the sum over ranks, being the last of the step."""
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Have the weights at hand in the block, for a forward pass and its derivatives."""
 
     def add_gradient(self, loss: Float[Tensor, ""]) -> None:
         """Add the gradient of a loss."""
@@ -71,50 +111,159 @@ class Parameters(Protocol):
         """Use the best weights so far in the block."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors by name, for checkpoints."""
+        """Return all tensors of this rank by name, for checkpoints; not to be changed."""
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over tensors as ``state`` gives them."""
+
+
+def alone(values: Tensor) -> Tensor:
+    """Return the values: the sum over ranks where there is one."""
+    return values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sharing:
+    """How ranks share the weights of a model, their gradients and states."""
+
+    copies: Peers | None = None
+    """Ranks that hold the same weights and sum their gradients; None where this one is alone."""
+    shares_states: bool = False
+    """Each of these copies updates its share of the weights, and keeps their states (ZeRO-1, arXiv:1910.02054)."""
+    shards: Peers | None = None
+    """Ranks that hold a share each, and gather the weights of a block where it is used."""
+    sum_norm: Callable[[Tensor], Tensor] = alone
+    """Sums a tensor over all ranks with other weights to update, in place; the same bits on each."""
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    """Of the parameters that a model of this rank has in part."""
+    repeated: frozenset[str] = frozenset()
+    """Parameters whose norm another rank of ``sum_norm`` counts."""
 
 
 class FlatParameters:
-    """All weights as one vector, which the parameters are views of.
+    """All weights of a rank as one vector.
 
-    Every rank holds all weights. One norm, one optimizer kernel and one average serve any number of layers. The vector has zeros between weights (for alignment); their gradient is zero, so they stay zero.
+    The parameters are views of it, or are gathered from the shares of several ranks. One norm, one optimizer kernel and one average
+    serve any number of layers. The vector has zeros between weights (for alignment); their gradient is zero, so they stay zero.
     """
 
     def __init__(
         self,
         model: nn.Module,
         settings: TrainSettings,
-        begin_sum: Begin | None = None,
+        sharing: Sharing | None = None,
         rate_factors: Sequence[float] = (),
     ) -> None:
         """Move the parameters into the vector; all have one dtype.
 
-        ``begin_sum`` starts a sum over ranks in place; without it there is one rank. ``rate_factors`` of the learning rate belong to each
-        parameter; those with 0 are frozen.
+        Without ``sharing`` there is one rank. ``rate_factors`` of the learning rate belong to each parameter; those with 0 are frozen.
         """
         self.clip_norm, self.decay = settings.clip_norm, settings.ema_decay
-        self.layout, total = aligned_layout(model)
-        first = next(model.parameters())
-        self.vector = torch.zeros(total, dtype=first.dtype, device=first.device)
-        self.gradient = torch.zeros_like(self.vector)
-        self.parameters = list(model.parameters())
+        self.sharing = sharing = sharing or Sharing()
+        named = list(model.named_parameters())
+        self.names, self.parameters = [name for name, _ in named], [parameter for _, parameter in named]
         for parameter, factor in zip(self.parameters, rate_factors):
             parameter.requires_grad_(factor > 0)
-        self.trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        for parameter, (_, _, start) in zip(self.parameters, self.layout):
-            self.vector[start : start + parameter.numel()] = parameter.detach().flatten()
-        self._make_views()
-        starts = [start for _, _, start in self.layout]
-        self.buckets = Buckets(self.parameters, starts, total, begin_sum) if begin_sum else None
-        self.optimizer = OPTIMIZERS[settings.optimizer](self.vector, self.gradient, settings.weight_decay)
-        self.groups = groups_of_rates(starts, total, rate_factors)
-        self.average_vector = self.vector.clone() if settings.ema_decay else None
-        self.best_vector = self.vector.clone()
+        shapes = [list(parameter.shape) for parameter in self.parameters]
+        whole_blocks, positions = self._divided()
+        self.layout: Layout = list(zip(self.names, shapes, positions))
+        shards, copies = sharing.shards, sharing.copies if sharing.shares_states else None
+        local = [block.share(shards.number, shards.count) if shards else block.share(0, 1) for block in whole_blocks]
+        self.blocks = _end_to_end(whole_blocks, local)
+        first = self.parameters[0]
+        self.vector = torch.zeros(self.blocks[-1].end, dtype=first.dtype, device=first.device)
+        self.gradient = torch.zeros_like(self.vector)
+        self.leaves: list[list[nn.Parameter]]
+        self.gathered: GatheredBlocks | None = None
+        if shards:
+            self.gathered = GatheredBlocks(model, whole_blocks, self.layout, shards)
+            self.gathered.store(self.vector, self.gradient, self.blocks)
+            self.leaves = [[leaf] for leaf in self.gathered.leaves]
+        else:
+            for parameter, position in zip(self.parameters, positions):
+                self.vector[position : position + parameter.numel()] = parameter.detach().flatten()
+            self._make_views()
+            self.leaves = [self.parameters[block.first : block.last] for block in self.blocks]
+        self.trained = [leaf for block in self.leaves for leaf in block if leaf.requires_grad]
+        parts = [block.share(copies.number, copies.count) if copies else block.share(0, 1) for block in self.blocks]
+        states = _end_to_end(self.blocks, parts)
+        self.own = [Rows(part, slice(block.start, block.end)) for part, block in zip(parts, states)]
+        self.spans = self._spans(whole_blocks, local, positions)
+        self.groups = rows_of(self.spans, self.own, dict(zip(self.names, rate_factors)))
+        self.counted = rows_of(self.spans, self.own, dict.fromkeys(sharing.repeated, 0.0))
+        self.own = rows_of(self.spans, self.own, {})
+        self.buckets = Buckets(self.leaves, self._begin_sum) if sharing.copies else None
+        length = states[-1].end
+        self.optimizer = OPTIMIZERS[settings.optimizer](self.vector, self.gradient, settings.weight_decay, length)
+        self.best_vector = self.vector.new_zeros(length)
+        self.average_vector = torch.zeros_like(self.best_vector) if settings.ema_decay else None
+        for rows in self.own:
+            for vector in (self.best_vector, self.average_vector):
+                if vector is not None:
+                    vector[rows.own].copy_(self.vector[rows.at])
+
+    def _divided(self) -> tuple[list[Block], list[int]]:
+        """Return blocks of the whole vector, and positions of parameters."""
+        sharing, size = self.sharing, self.parameters[0].element_size()
+        sizes = [parameter.numel() for parameter in self.parameters]
+        shares = (sharing.shards.count if sharing.shards else 1) * (
+            sharing.copies.count if sharing.copies and sharing.shares_states else 1
+        )
+        least = sum(sizes) / SHARDED_BLOCKS if sharing.shards else buckets.BYTES / size
+        return blocks_of(sizes, least, ALIGNMENT // size, shares)
+
+    def _spans(self, whole: Sequence[Block], local: Sequence[slice], positions: Sequence[int]) -> list[Span]:
+        """Return the part of every parameter that this rank updates."""
+        spans = []
+        for block, part, here, own in zip(whole, local, self.blocks, self.own):
+            begin = part.start + own.at.start - here.start  # in the whole vector
+            end = begin + own.own.stop - own.own.start
+            for number in range(block.first, block.last):
+                name, shape, position = self.layout[number]
+                first, last = max(begin, position), min(end, position + math.prod(shape))
+                if first < last:
+                    piece = self.sharing.pieces.get(name) or whole_piece(tuple(shape))
+                    at = own.own.start + first - begin
+                    counted = name not in self.sharing.repeated
+                    spans.append(Span(name, piece, at, first - position, last - position, counted))
+        return spans
 
     @property
     def count(self) -> int:
         """Return the number of weights, without the zeros between them."""
-        return sum(math.prod(shape) for _, shape, _ in self.layout)
+        return sum(map(math.prod, self.shapes.values()))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of whole parameters by name."""
+        pieces = self.sharing.pieces
+        return {name: pieces[name].shape if name in pieces else tuple(shape) for name, shape, _ in self.layout}
+
+    @property
+    def is_whole(self) -> bool:
+        """Return True where all parameters are views of the vector, in all their rows."""
+        return self.gathered is None and all(piece.is_whole for piece in self.sharing.pieces.values())
+
+    @property
+    def is_written(self) -> bool:
+        """Return True on the first of several copies, and where each has a share."""
+        return self.sharing.copies is None or self.sharing.shares_states or self.sharing.copies.number == 0
+
+    @property
+    def in_step(self) -> bool:
+        """Return True where weights are gathered, which all ranks do together."""
+        return self.gathered is not None
+
+    @property
+    def bytes(self) -> int:
+        """Return the largest memory of weights, gradient, states and gathered blocks.
+
+        With a copy of the own weights while others are validated.
+        """
+        states = [self.best_vector, self.best_vector, *self.optimizer.moments.values()]
+        states += [] if self.average_vector is None else [self.average_vector]
+        gathered = self.gathered.bytes if self.gathered else 0
+        return sum(vector.nbytes for vector in (self.vector, self.gradient, *states)) + gathered
 
     def zero_gradient(self) -> None:
         """Forget the gradient of the step before."""
@@ -123,10 +272,14 @@ class FlatParameters:
     def expect_sum(self) -> None:
         """Let the next backward pass begin the sum over ranks."""
         if self.buckets:
-            self.buckets.expect(self.gradient)
+            self.buckets.expect()
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Gather weights in the block where they are shared."""
+        return self.gathered.in_use() if self.gathered else nullcontext()
 
     def add_gradient(self, loss: Float[Tensor, ""]) -> None:
-        """Add the gradient of a loss: all weights in one operation, or one by one where buckets are summed meanwhile."""
+        """Add the gradient of a loss: all weights in one operation, or one by one where blocks are summed meanwhile."""
         if self.buckets:
             loss.backward(inputs=self.trained)
             return
@@ -134,36 +287,66 @@ class FlatParameters:
         pairs = [(one.grad, new) for one, new in zip(self.trained, found) if new is not None]
         torch._foreach_add_([old for old, _ in pairs if old is not None], [new for _, new in pairs])
 
+    def _begin_sum(self, number: int) -> Wait:
+        """Start the sum of a block's gradient over the copies."""
+        copies, block = self.sharing.copies, self.blocks[number]
+        assert copies is not None
+        values = self.gradient[block.start : block.end]
+        if not self.sharing.shares_states:
+            return copies.begin_sum(values)
+        return copies.begin_scatter(values, self.gradient[block.share(copies.number, copies.count)])
+
     def sum_gradient(self) -> None:
         """Add up the gradients of all ranks."""
         if self.buckets:
-            self.buckets.finish(self.gradient)
+            self.buckets.finish()
 
     def clip(self) -> Float[Tensor, ""]:
-        """Shorten the gradient to the largest norm allowed; give the norm before."""
-        return clip_in_place(self.gradient, self.clip_norm)
+        """Shorten the gradient to the largest norm allowed; give the norm before.
+
+        Where ranks update other weights, each counts its own.
+        """
+        if self.sharing.sum_norm is alone:
+            return clip_in_place(self.gradient, self.clip_norm)
+        squares = self.gradient.new_zeros((), dtype=torch.float64)
+        for rows in self.counted:
+            squares += torch.linalg.vector_norm(self.gradient[rows.at]).to(torch.float64).square()
+        norm = self.sharing.sum_norm(squares).sqrt()
+        for rows in self.own:
+            shorten(self.gradient[rows.at], norm, self.clip_norm)
+        return norm.to(self.gradient.dtype)
 
     def step(self, rate: float) -> None:
         """Move the weights once along their gradient."""
         self.optimizer.step(rate, self.groups)
+        self._share_weights()
+
+    def _share_weights(self) -> None:
+        """Give all copies the weights that this rank has updated."""
+        copies = self.sharing.copies
+        if copies is not None and self.sharing.shares_states:
+            waits = []
+            for block in self.blocks:
+                own = self.vector[block.share(copies.number, copies.count)]
+                waits.append(copies.begin_gather(self.vector[block.start : block.end], own))
+            for wait in waits:
+                wait()
 
     def average(self, steps: int) -> None:
         """Update the average of weights after ``steps`` steps."""
         if self.average_vector is not None:
-            average_in_place(self.average_vector, self.vector, self.decay, steps)
-
-    @property
-    def eval_parameters(self) -> Float[Tensor, " weights"]:
-        """Return the parameters used for validation: average or raw."""
-        return self.vector if self.average_vector is None else self.average_vector
+            for rows in self.own:
+                average_in_place(self.average_vector[rows.own], self.vector[rows.at], self.decay, steps)
 
     def swap_in_eval_parameters(self) -> AbstractContextManager[None]:
         """Use the validated weights for the length of the block."""
-        return self._swap_in(self.eval_parameters)
+        return nullcontext() if self.average_vector is None else self._swap_in(self.average_vector)
 
     def keep_best(self) -> None:
         """Remember the weights that are validated now as the best so far."""
-        self.best_vector.copy_(self.eval_parameters)
+        for rows in self.own:
+            source = self.vector[rows.at] if self.average_vector is None else self.average_vector[rows.own]
+            self.best_vector[rows.own].copy_(source)
 
     def best(self) -> AbstractContextManager[None]:
         """Use the best weights so far in the block."""
@@ -182,122 +365,86 @@ class FlatParameters:
             parameter.grad = self.gradient[rows].view(shape)
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors by name."""
-        named = {"weights": self.vector, "best": self.best_vector}
+        """Return this rank's tensors by name."""
+        whole = len(self.best_vector) == len(self.vector)
+        named = {"weights": self.vector if whole else self._own_weights(), "best": self.best_vector}
         if self.average_vector is not None:
             named["average"] = self.average_vector
         return named | {f"optimizer/{name}": value for name, value in self.optimizer.moments.items()}
 
+    def _own_weights(self) -> Tensor:
+        """Return the weights that this rank updates, as states lie."""
+        weights = torch.zeros_like(self.best_vector)
+        for rows in self.own:
+            weights[rows.own].copy_(self.vector[rows.at])
+        return weights
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over tensors as ``state`` gives them."""
+        own = self.state()
+        for name, values in state.items():
+            if name != "weights":
+                own[name].copy_(values)
+        if "weights" in state:
+            self._write(state["weights"])
+            self._share_weights()
+
+    def _write(self, values: Tensor) -> None:
+        for rows in self.own:
+            self.vector[rows.at].copy_(values[rows.own])
+
     @contextmanager
     def _swap_in(self, values: Tensor) -> Iterator[None]:
-        previous = self.vector.clone()
-        self.vector.copy_(values)
+        previous = self._own_weights()
+        self._write(values)
+        self._share_weights()
         try:
             yield
         finally:
-            self.vector.copy_(previous)
+            self._write(previous)
+        self._share_weights()
 
 
-def aligned_layout(model: nn.Module) -> tuple[Layout, int]:
-    """Return aligned positions of parameters in a vector, and its length."""
-    layout: Layout = []
-    total = 0
-    for name, parameter in model.named_parameters():
-        layout.append((name, list(parameter.shape), total))
-        unit = ALIGNMENT // parameter.element_size()
-        total += -(-parameter.numel() // unit) * unit
-    return layout, total
+def _end_to_end(blocks: Sequence[Block], parts: Sequence[slice]) -> list[Block]:
+    """Return the blocks of a vector of these parts alone."""
+    position, packed = 0, []
+    for block, part in zip(blocks, parts):
+        end = position + part.stop - part.start
+        packed.append(Block(block.first, block.last, position, end))
+        position = end
+    return packed
 
 
-def groups_of_rates(starts: Sequence[int], total: int, factors: Sequence[float]) -> list[tuple[slice, float]]:
+def rows_of(spans: Sequence[Span], own: Sequence[Rows], factors: Mapping[str, float]) -> list[Rows]:
     """Return consecutive rows of one rate factor, without those of 0.
 
-    >>> groups_of_rates([0, 16, 32, 48], 64, [0.0, 0.5, 0.5, 1.0])
+    ``own`` are the rows of every block that this rank updates. Zeros between weights belong to the weight before.
+
+    >>> every = [Rows(slice(0, 64), slice(0, 64))]
+    >>> spans = [Span(name, whole_piece((9,)), at, 0, 9) for name, at in (("a", 0), ("b", 16), ("c", 32), ("d", 48))]
+    >>> [(rows.at, rows.factor) for rows in rows_of(spans, every, {"a": 0.0, "b": 0.5, "c": 0.5})]
     [(slice(16, 48, None), 0.5), (slice(48, 64, None), 1.0)]
     """
-    if not factors:
-        return [(slice(0, total), 1.0)]
-    ends = [*starts[1:], total]
-    groups: list[tuple[slice, float]] = []
-    for start, end, factor in zip(starts, ends, factors, strict=True):
-        if groups and groups[-1][1] == factor and groups[-1][0].stop == start:
-            start = groups.pop()[0].start
-        if factor:
-            groups.append((slice(start, end), factor))
-    return groups
-
-
-Groups = Sequence[tuple[slice, float]]
-"""Rows of the vector, and the factor of their learning rate."""
-
-
-class AdamW:
-    """AdamW by torch's fused kernel (arXiv:1711.05101)."""
-
-    def __init__(self, weights: Tensor, gradient: Tensor, decay: float) -> None:
-        """No moments yet."""
-        self.weights, self.gradient, self.decay = weights, gradient, decay
-        self.moments: Mapping[str, Tensor] = {
-            "exp_avg": torch.zeros_like(gradient),
-            "exp_avg_sq": torch.zeros_like(gradient),
-            "step": torch.zeros((), dtype=torch.float32, device=gradient.device),
-        }
-
-    def step(self, rate: float, groups: Groups) -> None:
-        """Move the weights once along their gradient."""
-        step = self.moments["step"]
-        counts = [*(step.clone() for _ in groups[1:]), step]  # each call counts one
-        for (rows, factor), count in zip(groups, counts):
-            adamw(
-                [self.weights[rows]],
-                [self.gradient[rows]],
-                [self.moments["exp_avg"][rows]],
-                [self.moments["exp_avg_sq"][rows]],
-                [],
-                [count],
-                foreach=False,
-                fused=True,
-                amsgrad=False,
-                beta1=0.9,
-                beta2=0.999,
-                lr=rate * factor,
-                weight_decay=self.decay,
-                eps=1e-8,
-                maximize=False,
-            )
-
-
-class SGD:
-    """SGD with Nesterov momentum 0.9, by torch's fused kernel.
-
-    Sutskever et al. 2013; L2 decay.
-    """
-
-    def __init__(self, weights: Tensor, gradient: Tensor, decay: float) -> None:
-        """No momentum yet."""
-        self.weights, self.gradient, self.decay = weights, gradient, decay
-        self.moments: Mapping[str, Tensor] = {"momentum_buffer": torch.zeros_like(gradient)}
-
-    def step(self, rate: float, groups: Groups) -> None:
-        """Move the weights once along their gradient."""
-        for rows, factor in groups:
-            sgd(
-                [self.weights[rows]],
-                [self.gradient[rows]],
-                [self.moments["momentum_buffer"][rows]],
-                foreach=False,
-                fused=True,
-                weight_decay=self.decay,
-                momentum=0.9,
-                lr=rate * factor,
-                dampening=0.0,
-                nesterov=True,
-                maximize=False,
-            )
-
-
-# torch's functions rather than its classes: those import the compiler, a third of a second in every trial's process
-OPTIMIZERS: dict[str, type[AdamW] | type[SGD]] = {"adamw": AdamW, "sgd": SGD}
+    found: list[Rows] = []
+    for block in own:
+        shift = block.at.start - block.own.start
+        inside = [span for span in spans if block.own.start <= span.at < block.own.stop]
+        ends = [*(span.at for span in inside[1:]), block.own.stop]
+        for span, end in zip(inside, ends):
+            start, factor = span.at, factors.get(span.name, 1.0)
+            if (
+                found
+                and (before := found[-1]).factor == factor
+                and (before.own.stop, before.at.stop)
+                == (
+                    start,
+                    start + shift,
+                )
+            ):
+                start = found.pop().own.start
+            if factor:
+                found.append(Rows(slice(start + shift, end + shift), slice(start, end), factor))
+    return found
 
 
 def clip_in_place(gradient: Float[Tensor, " weights"], largest: float) -> Float[Tensor, ""]:
@@ -306,11 +453,15 @@ def clip_in_place(gradient: Float[Tensor, " weights"], largest: float) -> Float[
     A gradient that is not finite stays as far from finite as it was, or farther: its norm tells.
     """
     norm = torch.linalg.vector_norm(gradient)
+    shorten(gradient, norm.to(torch.float64), largest)
+    return norm
+
+
+def shorten(gradient: Float[Tensor, " weights"], norm: Float[Tensor, ""], largest: float) -> None:
+    """Divide the gradient by what its norm is over the largest."""
     if largest > 0:
         # the quotient of two tensors, since torch takes number / tensor as a product with the reciprocal
-        exact = norm.to(torch.float64)
-        gradient.mul_((torch.full_like(exact, largest) / exact).clamp(max=1.0).to(gradient.dtype))
-    return norm
+        gradient.mul_((torch.full_like(norm, largest) / norm).clamp(max=1.0).to(gradient.dtype))
 
 
 def average_in_place(average: Tensor, weights: Tensor, decay: float, steps: int) -> None:

@@ -47,6 +47,21 @@ class Piece:
             return whole
         return torch.cat([whole.narrow(self.dim, first, last - first) for first, last in self.rows], dim=self.dim)
 
+    def put(self, local: Tensor, whole: Tensor) -> None:
+        """Write this rank's rows, which may be flat, into a whole parameter.
+
+        >>> piece, whole = Piece(shape=(4,), rows=((1, 2), (3, 4))), torch.zeros(4)
+        >>> piece.put(torch.ones(2), whole)
+        >>> whole
+        tensor([0., 1., 0., 1.])
+        """
+        if self.is_whole:
+            whole.copy_(local.view(self.shape))
+            return
+        parts = local.view(self.local_shape).split([last - first for first, last in self.rows], dim=self.dim)
+        for (first, last), part in zip(self.rows, parts):
+            whole.narrow(self.dim, first, last - first).copy_(part)
+
 
 def whole_piece(shape: tuple[int, ...]) -> Piece:
     """Return the piece of a parameter that a rank holds whole.

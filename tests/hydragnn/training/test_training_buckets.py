@@ -8,18 +8,20 @@ from torch import Tensor, nn
 
 from hydragnn.config import TrainSettings
 from hydragnn.training import buckets
-from hydragnn.training.parameters import FlatParameters
+from hydragnn.training.parameters import FlatParameters, Sharing
 
 
 class OtherRank:
     """A peer that has the same gradient: sums are begun at once and are there after the wait."""
+
+    number, count = 0, 2
 
     def __init__(self) -> None:
         self.begun: list[tuple[int, int]] = []
         self.backward_ends = False
         self.during: list[bool] = []
 
-    def begin(self, values: Tensor) -> Callable[[], object]:
+    def begin_sum(self, values: Tensor) -> Callable[[], object]:
         self.begun.append((values.storage_offset(), len(values)))
         self.during.append(not self.backward_ends)
         seen = values.clone()
@@ -29,6 +31,12 @@ class OtherRank:
             values.mul_(2.0)
 
         return wait
+
+    def begin_scatter(self, values: Tensor, own: Tensor) -> Callable[[], object]:
+        return self.begin_sum(own)
+
+    def begin_gather(self, values: Tensor, own: Tensor) -> Callable[[], object]:
+        raise NotImplementedError
 
 
 def network() -> nn.Sequential:
@@ -44,7 +52,7 @@ def peer(monkeypatch: pytest.MonkeyPatch) -> OtherRank:
 
 def test_buckets_begin_within_the_last_backward_pass_and_hold_every_weight_once(peer: OtherRank) -> None:
     model, plain = network(), network()
-    weights = FlatParameters(model, TrainSettings(), peer.begin)
+    weights = FlatParameters(model, TrainSettings(), Sharing(copies=peer))
     parts = torch.randn(2, 7, 6)
     for part in parts:
         plain(part).square().sum().backward()
@@ -70,7 +78,7 @@ def test_ranks_that_use_other_weights_sum_in_the_same_order(peer: OtherRank) -> 
     orders = []
     for used in (range(5), [], [0, 1, 3, 4], [0]):
         model = network()
-        weights = FlatParameters(model, TrainSettings(), peer.begin)
+        weights = FlatParameters(model, TrainSettings(), Sharing(copies=peer))
         peer.begun.clear()
         weights.zero_gradient()
         weights.expect_sum()
@@ -88,7 +96,7 @@ def test_ranks_that_use_other_weights_sum_in_the_same_order(peer: OtherRank) -> 
 
 def test_a_weight_is_complete_after_its_uses_in_energy_and_forces(peer: OtherRank) -> None:
     model = network()
-    weights = FlatParameters(model, TrainSettings(), peer.begin)
+    weights = FlatParameters(model, TrainSettings(), Sharing(copies=peer))
     places = torch.randn(4, 6, requires_grad=True)
     weights.expect_sum()
     energy = model(places).sin().sum()

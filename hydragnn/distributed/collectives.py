@@ -1,0 +1,44 @@
+"""Collectives of torch on vectors that ranks hold together."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hydragnn.training.buckets import Wait
+
+
+class TorchPeers:
+    """Ranks of one process group; see ``Peers``."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.number, self.count = dist.get_rank(group), dist.get_world_size(group)
+        self.in_place = dist.get_backend(group) == "nccl"  # gloo has tensors of their own
+
+    def begin_sum(self, values: Tensor) -> Wait:
+        """Start the sum of a tensor over the ranks, in place."""
+        work = dist.all_reduce(values, group=self.group, async_op=True)
+        return lambda: work.wait()
+
+    def begin_scatter(self, values: Tensor, own: Tensor) -> Wait:
+        """Start the sum of ``values``; this rank's share of it comes into ``own``."""
+        result = own if self.in_place else torch.empty_like(own)
+        work = dist.reduce_scatter_single(result, values, group=self.group, async_op=True)
+
+        def wait() -> None:
+            work.wait()
+            if result is not own:
+                own.copy_(result)
+
+        return wait
+
+    def begin_gather(self, values: Tensor, own: Tensor) -> Wait:
+        """Start to put every rank's ``own`` into its share of ``values``."""
+        source = own if self.in_place else own.clone()
+        work = dist.all_gather_single(values, source, group=self.group, async_op=True)
+
+        def wait() -> None:
+            work.wait()
+            source.numel()  # in memory until here
+
+        return wait
