@@ -6,6 +6,10 @@ from torch import Tensor
 
 from hydragnn.training.buckets import Wait
 
+# torch 2.13 has other names for the same
+scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
 
 class TorchPeers:
     """Ranks of one process group; see ``Peers``."""
@@ -21,9 +25,9 @@ class TorchPeers:
         return lambda: work.wait()
 
     def begin_scatter(self, values: Tensor, own: Tensor) -> Wait:
-        """Start the sum of ``values``; this rank's share of it comes into ``own``."""
+        """Start the sum of ``values``; ``own`` receives this rank's share."""
         result = own if self.in_place else torch.empty_like(own)
-        work = dist.reduce_scatter_single(result, values, group=self.group, async_op=True)
+        work = scatter(result, values, group=self.group, async_op=True)
 
         def wait() -> None:
             work.wait()
@@ -35,7 +39,7 @@ class TorchPeers:
     def begin_gather(self, values: Tensor, own: Tensor) -> Wait:
         """Start to put every rank's ``own`` into its share of ``values``."""
         source = own if self.in_place else own.clone()
-        work = dist.all_gather_single(values, source, group=self.group, async_op=True)
+        work = gather(values, source, group=self.group, async_op=True)
 
         def wait() -> None:
             work.wait()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 
 from hydragnn.config import TrainSettings
+from hydragnn.distributed.channels import split_channels
 from hydragnn.distributed.collectives import TorchPeers
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.parallel import AXES, Axis
@@ -28,11 +29,13 @@ def parallelize(
 
     Every rank computes its share of every batch.
     """
-    # 1. device and numbers, before the vector is made, so that it lies there
+    # 1. this rank's channels of every layer
+    pieces = split_channels(model, mesh) if mesh.size("tensor") > 1 else {}
+    # 2. device and numbers, before the vector is made, so that it lies there
     model.to(device=placement.device, dtype=placement.dtype)
-    # 2. one vector of weights and one of gradients, with optimizer, best weights and average; gradients are summed over ranks
+    # 3. one vector of weights and one of gradients, with optimizer, best weights and average; gradients are summed over ranks
     # once per step, in blocks that begin while the backward pass of the last micro-batch goes on; losses are divided by global counts
-    return FlatParameters(model, settings, sharing_of(model, mesh, {}), rate_factors)
+    return FlatParameters(model, settings, sharing_of(model, mesh, pieces), rate_factors)
 
 
 def sharing_of(model: nn.Module, mesh: Mesh, pieces: Mapping[str, Piece]) -> Sharing:

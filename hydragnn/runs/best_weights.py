@@ -1,4 +1,4 @@
-"""The best weights as a whole, from the ranks that have parts of them."""
+"""Best weights as a whole, from ranks that have parts of them."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,9 @@ from hydragnn.training.state import TrainState
 
 
 def best_weights(state: TrainState, mesh: Mesh) -> dict[str, Tensor]:
-    """Return the model's tensors with the best weights so far; collective, whole on the first rank.
+    """Return the model's tensors with the best weights so far; collective.
+
+    The first rank has all of them, the others none.
 
     Where ranks have parts, one parameter at a time is summed over all of them.
     """

@@ -78,7 +78,7 @@ class SavedState(SavedBase):
 
 
 class OwnPart(Settings):
-    """What one rank has written."""
+    """Files and parameters of one rank."""
 
     index: TensorIndex
     layout: dict[str, tuple[SavedPart, ...]]
@@ -87,7 +87,9 @@ class OwnPart(Settings):
 
 
 def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[str, Any], attempt: Attempt) -> Path:
-    """Write the newest checkpoint of a folder; collective, every rank writes what it has.
+    """Write the newest checkpoint of a folder; collective.
+
+    Every rank writes the weights that no other rank before it has.
 
     ``identity`` says whose state it is (hashes of configuration and data). InputError where the disk is full or refuses;
     the checkpoint before stays the newest then. Fenced where a later attempt owns the run.
@@ -128,7 +130,7 @@ T = TypeVar("T")
 
 
 def on_all(work: Callable[[], T] | None, folder: Path, mesh: Mesh, device: torch.device, attempt: Attempt) -> T | None:
-    """Return what this rank's work gives; raise on all ranks where it fails on one."""
+    """Return the result of this rank's work; errors are raised on all."""
     problem: Exception | None = None
     result: T | None = None
     try:
@@ -149,7 +151,7 @@ def on_all(work: Callable[[], T] | None, folder: Path, mesh: Mesh, device: torch
 
 
 def totals_of_all(state: TrainState, mesh: Mesh) -> Tensor:
-    """Return the totals of all ranks with other graphs or nodes ``[items, 2, fields]``."""
+    """Return the totals of ranks with different items ``[items, 2, fields]``."""
     totals = state.totals.new_zeros(mesh.size(*ITEMS), *state.totals.shape)
     if mesh.coordinate("pipeline") == mesh.coordinate("tensor") == 0:
         totals[mesh.item] = state.totals
@@ -174,7 +176,7 @@ def write_own(folder: Path, state: TrainState, mesh: Mesh, totals: Tensor) -> Ow
 
 
 def sealed_state(state: TrainState, parts: Sequence[OwnPart], identity: dict[str, Any], items: int) -> SavedState:
-    """Return what ``state.json`` says of the parts of all ranks, end to end."""
+    """Return the content of ``state.json`` for the parts of all ranks."""
     return SavedState(
         epoch=state.epoch,
         step=state.step,

@@ -1,4 +1,4 @@
-"""Where the numbers of every parameter lie in the vectors of a checkpoint."""
+"""Positions of parameters in the vectors of a checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
@@ -43,7 +43,7 @@ def layout_of_spans(spans: Sequence[Span]) -> SavedLayout:
 
 
 def merged(layouts: Sequence[SavedLayout], lengths: Sequence[int]) -> SavedLayout:
-    """Return the layout of the vectors of several ranks, which lie end to end."""
+    """Return the layout of several ranks' vectors, end to end."""
     whole: dict[str, list[SavedPart]] = {}
     for layout, start in zip(layouts, accumulate(lengths, initial=0)):
         for name, parts in layout.items():
@@ -69,7 +69,7 @@ def read_vector(files: TensorFiles, name: str, layout: SavedLayout, spans: Seque
 
 
 def _read(files: TensorFiles, name: str, parts: Sequence[SavedPart], first: int, out: Tensor) -> bool:
-    """Read flat rows from ``first`` on into ``out``; return False where the parts lack some."""
+    """Read flat rows from ``first`` on; return False where parts lack some."""
     position, last = first, first + len(out)
     for part in sorted(parts, key=lambda part: part.first):
         if part.first <= position < part.last:
@@ -95,7 +95,7 @@ def _whole(files: TensorFiles, name: str, span: Span, parts: Sequence[SavedPart]
 
 
 def _by_rows(parts: Sequence[SavedPart], shape: tuple[int, ...]) -> Iterator[tuple[Piece, list[SavedPart]]]:
-    """Yield parts by the rows that they are of; damaged rows are left out."""
+    """Yield parts by their rows, without damaged ones."""
 
     def rows(part: SavedPart) -> tuple[int, tuple[tuple[int, int], ...]]:
         return part.dim, part.rows

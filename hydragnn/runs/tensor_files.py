@@ -114,7 +114,7 @@ def write_tensors(folder: Path, file_name: str, tensors: Mapping[str, Tensor]) -
 
 
 def joined(parts: Sequence[TensorIndex]) -> TensorIndex:
-    """Return the index of vectors whose pieces lie end to end in several files.
+    """Return the index of vectors that lie end to end in files.
 
     A tensor that is no vector is that of the first part.
     """
@@ -159,7 +159,7 @@ class TensorFiles:
         return whole
 
     def read_range(self, name: str, first: int, last: int, out: Tensor) -> None:
-        """Copy a range of a vector into ``out``, from the files that have it.
+        """Copy a range of a vector into ``out``.
 
         InputError where the vector is of another dtype, or shorter.
         """

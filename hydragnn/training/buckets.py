@@ -1,4 +1,4 @@
-"""Blocks of weights, and their gradients summed while the backward pass goes on."""
+"""Blocks of weights, whose gradients are summed during the backward pass."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Peers(Protocol):
         """Start the sum of a tensor over the ranks, in place."""
 
     def begin_scatter(self, values: Tensor, own: Tensor) -> Wait:
-        """Start the sum of ``values``; this rank's share of it comes into ``own``."""
+        """Start the sum of ``values``; ``own`` receives this rank's share."""
 
     def begin_gather(self, values: Tensor, own: Tensor) -> Wait:
         """Start to put every rank's ``own`` into its share of ``values``."""

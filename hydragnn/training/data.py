@@ -77,7 +77,7 @@ class Feed:
         return graph.to(self.placement.device, self.placement.dtype)
 
     def stand_ins(self, parts: int) -> tuple[GraphBatch, ...]:
-        """Return what is computed beside so many parts, for nothing but the peers of this rank."""
+        """Return graphs to compute beside so many parts, for peers with more."""
         return (self.stand_in,) * (self.placement.micro_batches - parts) if self.placement.in_step else ()
 
     def steps(self, epoch: int) -> int:

@@ -1,4 +1,4 @@
-"""Weights that ranks share: gathered block by block where a model uses them.
+"""Weights that ranks share, gathered block by block where they are used.
 
 A gather is an operation of autograd, whose gradient is the sum over ranks of this rank's share (as in torchtitan's SimpleFSDP). What
 autograd keeps for a backward pass are views of a gathered block by their place, and the block is gathered again for them. So a
@@ -55,7 +55,7 @@ class GatheredBlocks:
     def __init__(
         self, model: nn.Module, blocks: Sequence[Block], layout: Sequence[tuple[str, list[int], int]], shards: Peers
     ) -> None:
-        """Take the parameters out of the model, which gathers them from here on."""
+        """Take the parameters out of the model."""
         self.blocks, self.shards = blocks, shards
         self.leaves: list[nn.Parameter] = []
         self.parameters = list(model.parameters())
@@ -101,7 +101,7 @@ class GatheredBlocks:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Gather blocks in the block, and keep none of them for a backward pass."""
+        """Gather weights in the block, and save none for backward passes."""
         kind = (torch.is_grad_enabled(), self.model.training)
         self.expected, self.order, self.active = self.orders.get(kind, []), [], True
         try:
@@ -157,7 +157,7 @@ class GatheredBlocks:
         return flat
 
     def _gathered(self, number: int) -> Tensor:
-        """Gather a block, and begin to gather the one that came next the last time."""
+        """Gather a block, and begin with the one that followed before."""
         if self.ahead is None or self.ahead[0] != number:
             if self.ahead is not None:
                 self.ahead[2]()
@@ -165,9 +165,9 @@ class GatheredBlocks:
         _, flat, wait = self.ahead
         wait()
         self.order.append(number)
-        here = len(self.order)
-        follows = self.expected[here - 1 : here] == [number] and here < len(self.expected)
-        self.ahead = self._begin(self.expected[here]) if follows else None
+        position = len(self.order)
+        follows = self.expected[position - 1 : position] == [number] and position < len(self.expected)
+        self.ahead = self._begin(self.expected[position]) if follows else None
         return flat
 
     def _begin(self, number: int) -> tuple[int, Tensor, Wait]:
@@ -182,11 +182,11 @@ class GatheredBlocks:
         return own
 
     def _pack(self, values: Tensor) -> Tensor | View:
-        """Return the place of a view of a block, other tensors as they are."""
+        """Return the position of a view of a block; other tensors unchanged."""
         number = self.storages.get(values.untyped_storage().data_ptr())
         if number is None:
             return values
-        return View(number, values.size(), values.stride(), values.storage_offset())
+        return View(number, values.size(), values.stride(), int(values.storage_offset()))
 
     def _unpack(self, packed: Tensor | View) -> Tensor:
         if isinstance(packed, Tensor):
@@ -195,7 +195,7 @@ class GatheredBlocks:
 
 
 class _Gather(torch.autograd.Function):
-    """Whole block of a share; the gradient is the sum of this share's over ranks."""
+    """Whole block; its gradient is this rank's share of the sum."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, flat: Tensor, blocks: GatheredBlocks, number: int) -> Tensor:
@@ -204,7 +204,7 @@ class _Gather(torch.autograd.Function):
         return flat.detach()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         """Return this rank's share of the summed gradient."""
         return ctx.blocks.scattered(ctx.number, gradient), None, None, None

@@ -59,7 +59,7 @@ class Parameters(Protocol):
 
     @property
     def in_step(self) -> bool:
-        """Return True where all ranks have to compute equally many parts of a batch."""
+        """Return True where all ranks must compute equally many parts."""
 
     @property
     def is_whole(self) -> bool:
@@ -84,7 +84,7 @@ class Parameters(Protocol):
         """Let the next backward pass begin the sum over ranks, being the last of the step."""
 
     def in_use(self) -> AbstractContextManager[None]:
-        """Have the weights at hand in the block, for a forward pass and its derivatives."""
+        """Provide the weights for a forward pass and its derivatives."""
 
     def add_gradient(self, loss: Float[Tensor, ""]) -> None:
         """Add the gradient of a loss."""
@@ -111,7 +111,7 @@ class Parameters(Protocol):
         """Use the best weights so far in the block."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors of this rank by name, for checkpoints; not to be changed."""
+        """Return this rank's tensors by name, for checkpoints; not to be changed."""
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take over tensors as ``state`` gives them."""
@@ -124,7 +124,7 @@ def alone(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sharing:
-    """How ranks share the weights of a model, their gradients and states."""
+    """Ranks that share the weights of a model, or their states."""
 
     copies: Peers | None = None
     """Ranks that hold the same weights and sum their gradients; None where this one is alone."""
@@ -215,8 +215,8 @@ class FlatParameters:
     def _spans(self, whole: Sequence[Block], local: Sequence[slice], positions: Sequence[int]) -> list[Span]:
         """Return the part of every parameter that this rank updates."""
         spans = []
-        for block, part, here, own in zip(whole, local, self.blocks, self.own):
-            begin = part.start + own.at.start - here.start  # in the whole vector
+        for block, part, packed, own in zip(whole, local, self.blocks, self.own):
+            begin = part.start + own.at.start - packed.start  # in the whole vector
             end = begin + own.own.stop - own.own.start
             for number in range(block.first, block.last):
                 name, shape, position = self.layout[number]
@@ -241,12 +241,12 @@ class FlatParameters:
 
     @property
     def is_whole(self) -> bool:
-        """Return True where all parameters are views of the vector, in all their rows."""
+        """Return True where parameters are views of the vector, and whole."""
         return self.gathered is None and all(piece.is_whole for piece in self.sharing.pieces.values())
 
     @property
     def is_written(self) -> bool:
-        """Return True on the first of several copies, and where each has a share."""
+        """Return True on the first copy, and where each has a share."""
         return self.sharing.copies is None or self.sharing.shares_states or self.sharing.copies.number == 0
 
     @property
@@ -425,26 +425,18 @@ def rows_of(spans: Sequence[Span], own: Sequence[Rows], factors: Mapping[str, fl
     >>> [(rows.at, rows.factor) for rows in rows_of(spans, every, {"a": 0.0, "b": 0.5, "c": 0.5})]
     [(slice(16, 48, None), 0.5), (slice(48, 64, None), 1.0)]
     """
-    found: list[Rows] = []
+    rows: list[Rows] = []
     for block in own:
         shift = block.at.start - block.own.start
         inside = [span for span in spans if block.own.start <= span.at < block.own.stop]
         ends = [*(span.at for span in inside[1:]), block.own.stop]
         for span, end in zip(inside, ends):
             start, factor = span.at, factors.get(span.name, 1.0)
-            if (
-                found
-                and (before := found[-1]).factor == factor
-                and (before.own.stop, before.at.stop)
-                == (
-                    start,
-                    start + shift,
-                )
-            ):
-                start = found.pop().own.start
+            if rows and (rows[-1].own.stop, rows[-1].at.stop, rows[-1].factor) == (start, start + shift, factor):
+                start = rows.pop().own.start
             if factor:
-                found.append(Rows(slice(start + shift, end + shift), slice(start, end), factor))
-    return found
+                rows.append(Rows(slice(start + shift, end + shift), slice(start, end), factor))
+    return rows
 
 
 def clip_in_place(gradient: Float[Tensor, " weights"], largest: float) -> Float[Tensor, ""]:
