@@ -80,7 +80,7 @@ def join_ranks(
         try:
             ranks = _ranks_of(met.launch)
             if ranks.first:
-                met.clear(store=backend == "gloo")
+                met.clear()
             ranks.sum_in_place(torch.zeros(1, device=_device(met.launch)))  # nobody goes on and sees what is cleared
             with _watching(ranks, _device(met.launch), on_stopped):
                 yield ranks

@@ -91,18 +91,14 @@ class Meeting:
     """The interface for NCCL; empty where NCCL chooses, as on several nodes, whose fast network it knows best."""
     place: Path | None = None
     """The folder where ranks met by files."""
-    file: Path | None = None
-    """The store, where it is a file."""
 
-    def clear(self, store: bool) -> None:
+    def clear(self) -> None:
         """Remove the files of the meeting after all ranks have joined.
 
-        With ``store`` also the store's file, which gloo needs no longer, so that a killed run leaves nothing behind.
+        The store stays for groups of ranks that are made later.
         """
         if self.place is not None:
             shutil.rmtree(self.place, ignore_errors=True)
-        if store and self.file is not None:
-            shutil.rmtree(self.file.parent, ignore_errors=True)
 
 
 @contextmanager
@@ -138,7 +134,7 @@ def _join(launch: Launch, invitation: Invitation, patience: timedelta) -> Meetin
     check_private(file.parent)
     loopback = interface_of(LOOPBACK)
     shared = dist.FileStore(str(file), launch.size)
-    return Meeting(launch=launch, store=shared, gloo=loopback, nccl=loopback, file=file)
+    return Meeting(launch=launch, store=shared, gloo=loopback, nccl=loopback)
 
 
 @contextmanager

@@ -45,12 +45,13 @@ def met(root: Path, tmp_path: Path, *commands: tuple[list[str], dict[str, str]])
         while not all((results / f"{rank}.json").exists() for rank in range(2)):
             assert not any(process.poll() for process in processes), processes[0].communicate()[0]
             time.sleep(0.05)
-        assert not list(run.glob(".ranks-*")) and not list(results.glob("hydragnn-ranks-*"))
+        assert not list(run.glob(".ranks-*"))
         yield [json.loads((results / f"{rank}.json").read_text()) for rank in range(2)]
         (results / "go").touch()
         output = "".join(process.communicate(timeout=120)[0] for process in processes)
         assert all(process.returncode == 0 for process in processes), output
         assert output.count("sum 3.0") == 2, output
+        assert not list(results.glob("hydragnn-ranks-*"))
     finally:
         for process in processes:
             process.kill()
