@@ -10,6 +10,10 @@ Objective = str | dict[str, float]
 """A curve's name, or weights per field for a sum of normalised errors."""
 
 
+THROUGHPUT = "throughput"
+"""Objective of a search for fast layouts: seconds per graph of training, all ranks together."""
+
+
 def objective_value(record: RunRecord, objective: Objective, epochs: int | None = None) -> float | None:
     """The objective of the model kept after ``epochs`` epochs (all if None), so of the epoch with the lowest
     ``valid/loss`` so far; None where it is missing or not finite.
@@ -19,6 +23,9 @@ def objective_value(record: RunRecord, objective: Objective, epochs: int | None 
     >>> objective_value(record, "valid/energy/mae"), objective_value(record, {"energy": 1.0}, epochs=1)
     (8.0, 0.5625)
     """
+    if objective == THROUGHPUT:
+        speed = record.cost.graphs_per_second
+        return 1.0 / speed if speed > 0 else None
     losses = record.curves.get("valid/loss", [])[:epochs]
     finite = [(loss, epoch) for epoch, loss in enumerate(losses) if loss is not None and math.isfinite(loss)]
     if not finite:
@@ -42,7 +49,7 @@ def check_objective(
 ) -> None:
     """Raise InputError where the objective names a field without a prediction."""
     metrics = {field: ("error_rate", "nll", "brier") if field in classes else ("mae", "rmse") for field in targets}
-    valid = ["valid/loss", *(f"valid/{field}/{metric}" for field in targets for metric in metrics[field])]
+    valid = ["valid/loss", THROUGHPUT, *(f"valid/{field}/{metric}" for field in targets for metric in metrics[field])]
     if isinstance(objective, str) and objective not in valid:
         raise InputError(f"{source}: search.objective = {objective!r} is not recorded; valid: {', '.join(valid)}")
     unknown = [] if isinstance(objective, str) else [field for field in objective if field not in targets]

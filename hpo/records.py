@@ -2,19 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import optuna
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import courses, no_garbage_collection
 from hydragnn.hpo.preflight import open_campaign
-from hydragnn.hpo.sampling.optuna_trials import study_of, valued_trial
 from hydragnn.hpo.scheduling.events import Origin
 from hydragnn.hpo.scheduling.state import TrialStatus, attempts_at_once
 from hydragnn.hpo.search_settings import sampler_text
 from hydragnn.hpo.settings import CampaignSettings
+from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, random_point, space_of
 from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
 from hydragnn.record import RunRecord, read_record
@@ -22,8 +22,8 @@ from hydragnn.record import RunRecord, read_record
 TOO_FEW = 6
 """Below so many results, importances are noise."""
 
-ENOUGH = 400
-"""So many results give the importances, drawn evenly where there are more, because their cost grows with the square."""
+FOREST = 200
+"""Trees of the model of importances."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,21 +127,31 @@ def _timeline_builder(path: Path) -> TimelineBuilder:
 
 
 def parameter_importance(out: Path) -> dict[str, float]:
-    """Return each parameter's share of the objective's variance (fANOVA).
+    """Return each parameter's importance to the objective, as shares of their sum.
 
+    It is the loss of accuracy of a random forest when the parameter's values are permuted (Breiman 2001, doi:10.1023/A:1010933404324).
     Trials are compared where all are equally far: at the first rung. A parameter that is inactive in a trial counts with
     a value drawn at random, so that it explains nothing there. Empty with fewer than six results.
     """
     history = campaign_history(out)
     space = space_of(history.settings.search.space)
     results = [(trial.values, next(iter(trial.rungs.values()))) for trial in history.trials if trial.rungs]
-    if len(results) > ENOUGH:
-        results = [results[int(k)] for k in np.linspace(0, len(results) - 1, ENOUGH)]
     if len(results) < TOO_FEW or len({value for _, value in results}) < 2:
         return {}
+    from sklearn.ensemble import RandomForestRegressor  # takes long to load, and histories do without
+    from sklearn.inspection import permutation_importance
+
     generator = np.random.default_rng(0)
     complete = Space(parameters={path: p.model_copy(update={"when": {}}) for path, p in space.parameters.items()})
-    trials = [valued_trial(complete, random_point(complete, generator, values), value) for values, value in results]
-    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-    importance = optuna.importance.get_param_importances(study_of(trials), evaluator=evaluator)
-    return {path: float(share) for path, share in importance.items()}
+    points = [random_point(complete, generator, values) for values, _ in results]
+    rows = np.array([[_as_number(p, point[path]) for path, p in complete.parameters.items()] for point in points])
+    values = np.array([value for _, value in results])
+    forest = RandomForestRegressor(FOREST, min_samples_leaf=2, random_state=0).fit(rows, values)
+    shares = permutation_importance(forest, rows, values, n_repeats=10, random_state=0).importances_mean.clip(min=0.0)
+    shares = shares / (shares.sum() or 1.0)
+    return dict(sorted(zip(space.parameters, shares.tolist()), key=lambda item: -item[1]))
+
+
+def _as_number(parameter: Parameter, value: Any) -> float:
+    """Return a value as trees split it: the number of a choice."""
+    return float(parameter.choices.index(value) if isinstance(parameter, Choices) else value)

@@ -19,6 +19,9 @@ DEFAULT = "default"
 BUILT_IN = ("tpe", "gp", "qmc", "random")
 """The samplers of this package."""
 
+PARALLEL = "parallel."
+"""Beginning of the paths of layouts."""
+
 WIDE = 64
 """With so many attempts at once or more, ``auto`` is the Gaussian process; docs/search.md has what both find."""
 
@@ -65,8 +68,12 @@ class SearchSettings(Settings):
     ``together``. auto: as many as this machine's GPUs, or its cores where it has none, and its free memory are enough for."""
 
     objective: str | dict[str, float] = "valid/loss"
-    """What is minimised: ``valid/loss``, one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean
+    """What is minimised: ``valid/loss``, ``throughput`` (seconds per graph of training), one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean
     absolute errors are divided by those of the trivial predictor: ``{energy = 1.0, forces = 2.0}``."""
+
+    layout_trials: int = Field(default=0, ge=0)
+    """So many first trials differ in ``space.parallel`` only, with the middle of all other ranges; the layout of the fastest of them is
+    that of all later trials."""
 
     rungs: list[int] = Field(default_factory=list)
     """Epochs after which trials are compared and only the best go on; the last segment ends at ``train.epochs``."""
@@ -135,6 +142,11 @@ class SearchSettings(Settings):
     def _check(self) -> "SearchSettings":
         if sorted(set(self.rungs)) != self.rungs or (self.rungs and self.rungs[0] < 1):
             raise ValueError(f"rungs = {self.rungs}: must be increasing numbers of epochs from 1")
+        layouts = [path for path in self.space if path.startswith(PARALLEL)]
+        if self.layout_trials and (not layouts or self.layout_trials >= self.trials or self.warm_start):
+            raise ValueError(
+                f"layout_trials = {self.layout_trials}: needs space.parallel, more trials than that, and no warm_start"
+            )
         if isinstance(self.objective, dict) and not any(weight > 0 for weight in self.objective.values()):
             raise ValueError("objective: no field has a positive weight; give at least one")
         if isinstance(self.objective, dict) and min(self.objective.values()) < 0:
@@ -151,8 +163,27 @@ def search_settings(table: object, source: str) -> SearchSettings:
         raise InputError(
             f'{source}: search.space is empty; add for example [search.space."train.learning_rate"], or say space = "{DEFAULT}"'
         )
+    space = with_layouts(space)
     parameters = {path: parsed_parameter(path, value, source) for path, value in space.items()}
     return SearchSettings.parse({**table, "space": parameters}, source=f"{source}: [search]")
+
+
+def with_layouts(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a space with the section ``parallel`` as parameters.
+
+    A list is short for choices.
+
+    >>> with_layouts({"parallel": {"shard": [1, 2]}})
+    {'parallel.shard': {'type': 'categorical', 'choices': [1, 2]}}
+    """
+    layouts = space.get("parallel")
+    if not isinstance(layouts, Mapping) or "type" in layouts:
+        return dict(space)
+    sizes = {
+        f"{PARALLEL}{axis}": {"type": "categorical", "choices": size} if isinstance(size, list) else size
+        for axis, size in layouts.items()
+    }
+    return {**{path: value for path, value in space.items() if path != "parallel"}, **sizes}
 
 
 def sampler_for(sampler: str, width: int) -> str:

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, about
 from hydragnn.base.settings import with_value
 from hydragnn.config import AnyConfig, parse_config
+from hydragnn.distributed.mesh import check_layout
+from hydragnn.hpo.search_settings import PARALLEL
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.able import known_keys
 from hydragnn.hpo.space.parameters import Choices, place_of
@@ -66,7 +68,25 @@ def trial_config(settings: CampaignSettings, space: Space, values: Point, number
     if "train.seed" not in map(place_of, space.parameters) and isinstance(table.setdefault("train", {}), dict):
         seed = table["train"].get("seed", 0)
         table["train"]["seed"] = seed + number if isinstance(seed, int) else seed
-    return parse_config(table, source=settings.source)
+    config = parse_config(table, source=settings.source)
+    check_layout_of_trial(settings, config)
+    return config
+
+
+def check_layout_of_trial(settings: CampaignSettings, config: AnyConfig) -> None:
+    """Raise InputError where a layout does not fit all sizes of a trial."""
+    layout, search = config.parallel, settings.search
+    if layout is None or (layout.ranks_per_replica == 1 and layout.replicate == "auto"):
+        return
+    if search.ranks_per_node is None:
+        raise InputError(
+            f"{settings.source}: parallel: layouts of several ranks are part of this campaign; set search.ranks_per_node, such as 8, the "
+            "GPUs of a node"
+        )
+    nodes = search.nodes_per_trial
+    for count in range(nodes, nodes + 1) if isinstance(nodes, int) else range(nodes[0], nodes[1] + 1):
+        with about(f"{settings.source}: trials on {count} node(s)"):
+            check_layout(layout, count * search.ranks_per_node, search.ranks_per_node)
 
 
 def check_space(settings: CampaignSettings, space: Space) -> None:
@@ -74,11 +94,35 @@ def check_space(settings: CampaignSettings, space: Space) -> None:
     _check_paths(settings, space)
     _check_places(settings, space)
     check_values(settings, space, lambda config: None)
+    _check_layouts(settings, space)
     points = all_points(space)
     if points is not None and len(points) < settings.search.trials:
         raise InputError(
             f"{settings.source}: search.space has {len(points)} points, fewer than trials = {settings.search.trials}; "
             "lower search.trials or widen the space"
+        )
+
+
+def _check_layouts(settings: CampaignSettings, space: Space) -> None:
+    """Raise InputError where fewer layouts fit than are to be compared."""
+    first = settings.search.layout_trials
+    if not first:
+        return
+    own = Space(parameters={path: one for path, one in space.parameters.items() if path.startswith(PARALLEL)})
+    generator = np.random.default_rng(0)
+
+    def fits(layout: Point) -> bool:
+        try:
+            trial_config(settings, space, random_point(space, generator, layout), 0)
+        except InputError:
+            return False
+        return True
+
+    count = sum(map(fits, all_points(own) or []))
+    if count < first:
+        raise InputError(
+            f"{settings.source}: search.layout_trials = {first}, and {count} layouts of search.space.parallel fit the ranks of a trial; "
+            "lower it, or give more choices"
         )
 
 
@@ -117,7 +161,9 @@ def check_values(settings: CampaignSettings, space: Space, check: Callable[[AnyC
 
 
 def _with_value(space: Space, path: str, value: Any, rng: np.random.Generator) -> Point:
-    return {**_conditions(space, path, rng), path: value}
+    layouts = [other for other in space.parameters if other.startswith(PARALLEL) and path.startswith(PARALLEL)]
+    others = {other: ends_of(space.parameters[other])[0] for other in layouts}  # axes together must divide the ranks
+    return {**others, **_conditions(space, path, rng), path: value}
 
 
 def _refuse(what: str, problem: str, space: Space, path: str) -> None:

@@ -24,6 +24,7 @@ from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.devices import Device
 from hydragnn.scripts.kernel_commands import kernels
 from hydragnn.scripts.label_command import label
+from hydragnn.scripts.plan_command import plan
 from hydragnn.scripts.run_sources import run_folder
 from hydragnn.scripts.showing import leave_together, run_summary, show_value
 from hydragnn.scripts.simulation_commands import md, relax
@@ -55,7 +56,7 @@ FILE_SYSTEM = (
 )
 """What a file system says that no command can do anything about."""
 
-SHARED = (["train"], ["predict"], ["data", "build"])
+SHARED = (["train"], ["predict"], ["plan"], ["data", "build"])
 """Commands whose work the ranks of a launcher share; all others are one process."""
 
 app.add_typer(data, name="data")
@@ -563,6 +564,7 @@ def doctor(as_json: AsJson = False) -> None:
 data.command("label")(label)
 app.command()(check)
 app.command()(conformance)
+app.command()(plan)
 app.command()(relax)
 app.command()(md)
 

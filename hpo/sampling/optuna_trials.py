@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.parameters import Choice, Choices, IntRange, Parameter
-from hydragnn.hpo.space.points import Point, Space
+from hydragnn.hpo.space.points import Space
 
 Distributions = dict[str, BaseDistribution]
 
@@ -36,15 +36,6 @@ def outcome(trial: Trial, unfinished: TrialState) -> TrialState:
     """Return the state of a trial in Optuna's terms."""
     states = {"finished": TrialState.COMPLETE, "failed": TrialState.FAIL, "lost": TrialState.FAIL}
     return states.get(trial.status, unfinished)
-
-
-def valued_trial(space: Space, values: Point, value: float) -> FrozenTrial:
-    """Return a finished trial in Optuna's terms."""
-    return create_trial(
-        value=value,
-        params={path: optuna_value(space.parameters[path], v) for path, v in values.items()},
-        distributions={path: distribution(space.parameters[path]) for path in values},
-    )
 
 
 def study_of(trials: Iterable[FrozenTrial], storage: BaseStorage | None = None) -> optuna.Study:

@@ -6,18 +6,22 @@ exactly as the undisturbed one would.
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import REFERENCE, announced_classes, class_named
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.state import attempts_at_once
-from hydragnn.hpo.search_settings import BUILT_IN, sampler_for
+from hydragnn.hpo.search_settings import BUILT_IN, PARALLEL, sampler_for
 from hydragnn.hpo.settings import CampaignSettings
+from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, all_points, is_point, point_key, random_point, value_at
 from hydragnn.hpo.trial_configs import trial_config
 
@@ -49,6 +53,8 @@ class History:
     """Number of attempts that can run at once."""
     draw: int = 0
     """Number of proposals for the same trial that could not be used."""
+    layout: Point = field(default_factory=dict)
+    """Values that all later trials share."""
 
     def generator(self, number: int, draw: int | None = None) -> np.random.Generator:
         """Return the random numbers of a trial; each draw has its own."""
@@ -148,7 +154,7 @@ def is_importable(name: str) -> bool:
 
 def num_random(settings: CampaignSettings) -> int:
     """Return how many trials are drawn at random, whatever the results."""
-    trials = settings.search.trials
+    trials = settings.search.layout_trials or settings.search.trials
     return min(STARTUP, max(4, trials // 3)) if learns(settings.search.sampler) else trials
 
 
@@ -159,7 +165,9 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
     spread evenly over all results, and the latest without a result.
     """
     search, startup = settings.search, num_random(settings)
-    history = History(space=space, seed=search.seed, startup=startup, rungs=state.plan.rungs)
+    first = [state.trials[number] for number in range(search.layout_trials) if number in state.trials]
+    layout = fastest_layout(first)
+    history = History(space=space, seed=search.seed, startup=startup, rungs=state.plan.rungs, layout=layout)
     results = len(state.rungs[0].reached) if state.rungs else 0
     if not learns(search.sampler) or results < startup:
         return history
@@ -167,6 +175,44 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
     trials = (state.trials[number] for number in sorted(numbers))
     known = tuple(trial for trial in trials if trial.values and trial.status != "lost")
     return replace(history, trials=known, width=attempts_at_once(state.plan, state.slots))
+
+
+def fastest_layout(trials: Sequence[Trial]) -> Point:
+    """Return the layout of the shortest epochs; empty without any."""
+    timed = [(trial.work, trial.number, trial) for trial in trials if trial.measured and trial.work is not None]
+    values = min(timed)[2].values if timed else {}
+    return {path: value for path, value in values.items() if path.startswith(PARALLEL)}
+
+
+def at_stage(settings: CampaignSettings, history: History, number: int) -> History:
+    """Return the history that counts for a trial.
+
+    While layouts are compared, results are times of epochs.
+    """
+    first = settings.search.layout_trials
+    if number >= first:
+        return replace(history, trials=tuple(trial for trial in history.trials if trial.number >= first))
+    timed = [
+        structs.replace(trial, results=(trial.work,) if trial.measured and trial.work is not None else ())
+        for trial in history.trials
+        if trial.number < first
+    ]
+    return replace(history, trials=tuple(timed))
+
+
+def settled(settings: CampaignSettings, history: History, point: Point, number: int) -> Point:
+    """Return a point with the values that its stage does not search.
+
+    While layouts are compared, those are the middle of all other ranges; afterwards it is the layout.
+    """
+
+    def value_of(path: str, parameter: Parameter) -> Any:
+        if number < settings.search.layout_trials and not path.startswith(PARALLEL):
+            return value_at(parameter, 0.0 if isinstance(parameter, Choices) else 0.5)
+        own = point[path] if path in point else value_at(parameter, 0.5)
+        return own if number < settings.search.layout_trials else history.layout.get(path, own)
+
+    return history.space.point(value_of) if settings.search.layout_trials else point
 
 
 def _best_and_spread(state: State) -> set[int]:
@@ -194,7 +240,7 @@ def proposals(
     sampler = sampler_class(sampler_for(settings.search.sampler, history.width))()
     used, points = set(excluded), list[Point]()
     for number in range(first, first + count):
-        point = _proposal(settings, sampler, history, number, used)
+        point = _proposal(settings, sampler, at_stage(settings, history, number), number, used)
         if point is None:
             break
         points.append(point)
@@ -211,10 +257,11 @@ def _proposal(
     chance = RandomSampler()
     for draw in range(DRAWS):
         source = sampler if draw < DRAWS // 2 else chance
-        point = _checked(settings, source, replace(history, draw=draw), number)
+        point = settled(settings, history, _checked(settings, source, replace(history, draw=draw), number), number)
         if point_key(point) not in excluded and _is_valid(settings, history.space, point, number):
             return point
-    unknown = [point for point in all_points(history.space) or [] if point_key(point) not in excluded]
+    known = (settled(settings, history, point, number) for point in all_points(history.space) or [])
+    unknown = [point for point in known if point_key(point) not in excluded]
     return next((point for point in unknown if _is_valid(settings, history.space, point, number)), None)
 
 
@@ -239,6 +286,7 @@ def stand_in(settings: CampaignSettings, history: History, number: int, excluded
     """Return a random new point; None where none is found."""
     for draw in range(STAND_IN, STAND_IN + DRAWS // 10):
         point = RandomSampler().propose(replace(history, draw=draw), number)
+        point = settled(settings, history, point, number)
         if point_key(point) not in excluded and _is_valid(settings, history.space, point, number):
             return point
     return None

@@ -75,10 +75,15 @@ class ParzenEstimators(Sampler):
             self._groups = _occurring_together(self._memory.trials, self._allowed)
 
     def _trial_of(self, history: History, trial: Trial) -> FrozenTrial:
-        """Return a trial for the estimators, without checks and copies."""
+        """Return a trial for the estimators, without checks and copies.
+
+        One that ran out of memory is a result that violates a constraint, so that the like of it becomes improbable.
+        """
+        broken = trial.status == "failed" and trial.failure is not None and trial.failure.kind == "out_of_memory"
         state = outcome(
             trial, TrialState.PRUNED if trial.results else TrialState.RUNNING
         )  # a rung that was passed counts
+        state = TrialState.PRUNED if broken else state
         return FrozenTrial(
             number=trial.number + 1,  # the trial that is asked for has 0
             state=state,
@@ -88,7 +93,7 @@ class ParzenEstimators(Sampler):
             params={path: optuna_value(history.space.parameters[path], v) for path, v in trial.values.items()},
             distributions={path: self._allowed[path] for path in trial.values},
             user_attrs={},
-            system_attrs={},
+            system_attrs={"constraints:memory": 1.0} if broken else {},
             intermediate_values=dict(zip(history.rungs, trial.results)),
             trial_id=trial.number + 1,
         )

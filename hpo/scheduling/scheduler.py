@@ -256,7 +256,9 @@ def _settle_failure(state: State, trial: Trial, kind: FailureKind, in_trouble: b
     elif kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries or trouble.is_bad_luck(state, trial)):
         state.set(disturbed=state.disturbed + (not stopped))
         put_in_line(state, replace(trial, faults=trial.faults + (not stopped)))
-    elif kind == "out_of_memory" and trial.micro_batches < MOST_PARTS:
+    elif (
+        kind == "out_of_memory" and trial.micro_batches < MOST_PARTS and "parallel.micro_batches" not in trial.values
+    ):  # where parts are searched, it is a result
         put_in_line(state, replace(trial, micro_batches=2 * trial.micro_batches))
     else:
         lost = kind in MACHINE_FAULTS

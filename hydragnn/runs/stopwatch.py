@@ -18,6 +18,8 @@ class Stopwatch:
         self.earlier, self.ranks, self.device, self.members = earlier, ranks, device, members
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
         self.compile_seconds = 0.0
+        self.shares = ranks.size
+        """Shares of a batch, which differ from rank to rank unless ranks share graphs or layers."""
         self.graphs, self.training_seconds, self.step_start = 0, 0.0, time.perf_counter()
 
     def begin_steps(self) -> None:
@@ -34,7 +36,7 @@ class Stopwatch:
     @property
     def graphs_per_second(self) -> float:
         """Training speed of this segment; ranks are taken to have equal shares."""
-        return self.graphs * self.ranks.size / self.training_seconds if self.training_seconds else 0.0
+        return self.graphs * self.shares / self.training_seconds if self.training_seconds else 0.0
 
     def cost(self) -> Cost:
         """Return the cost of all segments, as if ranks were alike.

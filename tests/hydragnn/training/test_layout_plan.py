@@ -1,0 +1,94 @@
+"""Plans of layouts follow from costs of small steps and a fabric."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hydragnn.datasets import Sizes
+from hydragnn.datasets.footprint import Footprint
+from hydragnn.distributed.fabric import SITES, Fabric, Link, _line, alike, group_along, site_fabric
+from hydragnn.parallel import ParallelSettings
+from hydragnn.runs.layout_plan import MachineSize, planned, planned_layouts, scaling_curve
+from hydragnn.runs.step_costs import Curve, StepCosts, Vectors
+
+GRAPHS = 64
+COSTS = StepCosts(
+    vectors=Vectors(weights=4 * 10**6, gradients=4 * 10**6, optimizer=8 * 10**6, kept=4 * 10**6),
+    layers=(2 * 10**6, 2 * 10**6),
+    footprint=Footprint(forms=((0.0, 0.0, 0.0, 1000.0, 0.0),), kept=(0.0, 0.0, 0.0, 100.0, 0.0)),
+    valid=64_000,
+    part=Curve(costs=(0.0, 1000.0), seconds=(0.01, 0.02)),
+    load=Curve(costs=(0.0, 1000.0), seconds=(0.0, 0.0)),
+    backward=0.5,
+    update=0.001,
+    state_width=128,
+    sizes=Sizes(nodes=np.full(GRAPHS, 0), edges=np.full(GRAPHS, 100)),
+    batches=(np.arange(GRAPHS),),
+    node_cost=8,
+    accelerator=True,
+)
+"""A step of 10 ms and 1 ms per graph, with 100 kB of activations per graph."""
+SLOW = Fabric(within=alike(Link(latency=1e-3, bandwidth=1e9)), between=Link(latency=1e-3, bandwidth=1e9), source="test")
+
+
+def test_replicas_divide_work_and_pay_sums_and_latency() -> None:
+    one, four = (planned(COSTS, ParallelSettings(), MachineSize(nodes=1, ranks_per_node=n), SLOW) for n in (1, 4))
+    assert one.seconds == pytest.approx(0.01 + 0.064 + 0.001)
+    assert one.efficiency == pytest.approx(1.0)
+    assert four.compute == pytest.approx(0.01 + 0.016 + 0.001)
+    assert four.communication == pytest.approx(1.5 * 4e6 / 1e9)  # one bucket, which nothing hides
+    assert four.latency == pytest.approx(3 * 4 * 1e-3)  # gradients, labels and signals
+    assert four.efficiency == pytest.approx(one.seconds / (4 * four.seconds))
+    assert four.limited_by == "compute"
+
+
+def test_the_backward_pass_hides_all_buckets_but_the_last() -> None:
+    vectors = replace(COSTS.vectors, gradients=40 * 2**20)
+    machine = MachineSize(nodes=1, ranks_per_node=2)
+    fast = Fabric(within=alike(Link(latency=0.0, bandwidth=40e9)), between=Link(latency=0.0, bandwidth=40e9), source="")
+    one = planned(replace(COSTS, vectors=vectors), ParallelSettings(), machine, fast)
+    assert one.hidden == pytest.approx(0.9 * 40 * 2**20 / 40e9)
+    assert one.communication == pytest.approx(0.1 * 40 * 2**20 / 40e9)
+    crowded = planned(replace(COSTS, vectors=vectors), ParallelSettings(), replace(machine, cores=2), fast)
+    assert crowded.hidden == 0.0  # no core is free
+
+
+def test_a_layout_takes_as_many_micro_batches_as_memory_asks_for() -> None:
+    state = 20e6 + 64_000
+    for memory, parts in ((state + 6.5e6, 1), (state + 4e6, 2), (state + 2.5e6, 4)):
+        (one,) = planned_layouts(COSTS, MachineSize(nodes=1, ranks_per_node=1, memory=memory), SLOW)
+        assert one.fits
+        assert one.layout.micro_batches == parts
+    (none,) = planned_layouts(COSTS, MachineSize(nodes=1, ranks_per_node=1, memory=1e6), SLOW)
+    assert (none.fits, none.limited_by) == (False, "memory")
+
+
+def test_ranks_that_share_cores_take_their_time_together() -> None:
+    measured_alone = MachineSize(nodes=1, ranks_per_node=4, cores=2, measured=1)
+    assert measured_alone.slowdown == 2.0
+    assert replace(measured_alone, measured=4).slowdown == 1.0
+
+
+def test_groups_across_nodes_share_the_network_of_a_node() -> None:
+    sizes = {"replicate": 4, "shard": 1, "pipeline": 1, "graph": 1, "tensor": 4}
+    replicas, channels = (group_along(sizes, (axis,), 8) for axis in ("replicate", "tensor"))
+    assert (replicas.size, replicas.nodes, replicas.sharing) == (4, 2, 4)
+    assert (channels.size, channels.nodes) == (4, 1)
+    fabric = site_fabric("frontier")
+    assert fabric.seconds("all-reduce", 4e9, replicas) == pytest.approx(4 * 20e-6 + 1.5 * 4e9 / (100e9 / 4))
+    assert fabric.seconds("all-reduce", 4e9, channels) == pytest.approx(4 * 20e-6 + 1.5 * 4e9 / 50e9)
+
+
+def test_a_line_through_times_gives_latency_and_bandwidth_back() -> None:
+    sizes = np.array([4e3, 3e5, 4e6])
+    link = _line(sizes, 4 * 1e-4 + 1.5 * sizes / 1e9, 4, 1.5)
+    assert (link.latency, link.bandwidth) == (pytest.approx(1e-4), pytest.approx(1e9))
+
+
+def test_curves_begin_at_one_and_do_not_rise_with_devices() -> None:
+    machine = MachineSize(nodes=1, ranks_per_node=8)
+    rows = scaling_curve(COSTS, machine, SITES["frontier"], (8, 64, 3072), 8)
+    assert (rows[0].strong, rows[0].weak) == (1.0, 1.0)
+    for values in ([row.strong for row in rows], [row.weak for row in rows]):
+        assert values == sorted(values, reverse=True)
