@@ -29,6 +29,7 @@ from hydragnn.ensemble.members import (
     check_members,
     load_member,
     load_run,
+    optional_inputs,
     shared_inputs,
     summary_of,
 )
@@ -193,6 +194,11 @@ class Ensemble(EnsembleModule):
         return self.manifest.inputs
 
     @property
+    def optional(self) -> frozenset[str]:
+        """Return the inputs that graphs may lack."""
+        return optional_inputs(self._members, self.inputs)
+
+    @property
     def structures(self) -> Structures:
         """Return the rule that makes graphs of atoms.
 
@@ -217,6 +223,8 @@ class Ensemble(EnsembleModule):
             )
         for field in self.inputs:
             actual = available.get(field.name)
+            if actual is None and field.name in self.optional:
+                continue
             if actual is None:
                 raise InputError(f"the store has no field {field.name}, which the ensemble reads; add it to the store")
             if (actual.on, actual.shape, actual.unit, actual.classes) != (
@@ -234,7 +242,7 @@ class Ensemble(EnsembleModule):
 
     def _read_by_members(self, available: Collection[str]) -> list[str]:
         """Return the inputs, with atomic numbers for reference values."""
-        inputs = [field.name for field in self.inputs]
+        inputs = [one.name for one in self.inputs if one.name in available or one.name not in self.optional]
         return [*inputs, *(name for name in (ATOMIC_NUMBERS,) if name in available and name not in inputs)]
 
     def predict(self, source: Any) -> Predictions:
@@ -245,7 +253,7 @@ class Ensemble(EnsembleModule):
         Batches are built once and shared by all members. For what does not fit into memory use ``predict_to_file``.
         """
         if isinstance(source, GraphBatch):
-            return self._predict_screened(screen(source, self._read_by_members(source.fields)))
+            return self._predict_screened(screen(source, self._read_by_members(source.fields), optional=self.optional))
         if isinstance(source, GraphStore):
             return self._predict_store(source, None, {})
         if isinstance(source, str | os.PathLike):
@@ -284,7 +292,9 @@ class Ensemble(EnsembleModule):
             [
                 self.nothing(0, 0, chunk.reason)
                 if chunk.reason
-                else self._predict_screened(read_screened(store, chunk.graphs, needed, needed, chunk.numbers))
+                else self._predict_screened(
+                    read_screened(store, chunk.graphs, needed, needed, chunk.numbers, self.optional)
+                )
                 for chunk in chunks
             ]
         )

@@ -13,7 +13,7 @@ from hydragnn.datasets import GraphStore, pack
 from hydragnn.ensemble.calibration.protocol import Part
 from hydragnn.ensemble.committee import in_company
 from hydragnn.ensemble.estimates import Labelled
-from hydragnn.ensemble.members import Member, Outcome, join_outcomes
+from hydragnn.ensemble.members import Member, Outcome, join_outcomes, optional_inputs, shared_inputs
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import outcome_of, read_screened
 from hydragnn.ensemble.uncertainty import Array
@@ -91,14 +91,14 @@ def member_outputs(
     if not len(graphs):
         raise InputError("there are no graphs to predict in this part of the data; give the split a larger fraction")
     members, committee = in_company(members)
-    targets = members[0].targets
+    targets, optional = members[0].targets, optional_inputs(members, shared_inputs(members).values())
     parts_of_member: list[list[Outcome]] = [[] for _ in members]
     labels: dict[str, list[Array]] = {target.name: [] for target in targets}
     seconds = [0.0] * len(members)
     sizes = store.sizes()
     for numbers in pack(sizes, graphs, default_budget(sizes)):
         names = [*dict.fromkeys([*inputs, *(target.field.name for target in targets)])]
-        read = read_screened(store, numbers, names, inputs)
+        read = read_screened(store, numbers, names, inputs, optional=optional)
         batch = read.whole
         for target in targets:
             values = batch[target.field.name].double().numpy().copy()

@@ -1,7 +1,7 @@
 """One member: a trained model, its run, and its weight."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,17 @@ def shared_inputs(members: Sequence[Member]) -> dict[str, Field]:
                     f"members mean different things by the input {field.name}: {inputs[field.name]} and {field}"
                 )
     return inputs
+
+
+def optional_inputs(members: Iterable[Member], inputs: Iterable[Field]) -> frozenset[str]:
+    """Return the ``inputs`` that graphs may lack for every member."""
+    names = frozenset(field.name for field in inputs)
+    for member in members:
+        description = member.model.model.description
+        names -= {*description.required_inputs}
+        if not names:  # so that no more members are loaded
+            break
+    return names
 
 
 def outcome(member: Member, batch: GraphBatch) -> Outcome:

@@ -18,14 +18,14 @@ from hydragnn.models import ModelDescription, TrainedModel
 class Rollout:
     """Courses of the members, by the input that they predict."""
 
-    courses: Mapping[str, Float[Tensor, "members steps items *shape"]]
-    """In the unit of the field, float64; the first step is the first prediction."""
-    weights: Mapping[str, Float[Tensor, " members"]]
-    """Weights of members by input; they sum to 1."""
+    courses: Mapping[str, Tensor]
+    """``[members, steps, items, *shape]`` in the unit of the field, float64; the first step is the first prediction."""
+    weights: Mapping[str, Tensor]
+    """Weights ``[members]`` by input; they sum to 1."""
     constant: tuple[str, ...]
     """Inputs that stayed what they were at the beginning."""
-    factors: Mapping[str, Float[Tensor, " steps"]]
-    """Factors on the spread, see ``scaled``."""
+    factors: Mapping[str, Tensor]
+    """Factors ``[steps]`` on the spread, see ``scaled``."""
 
     def mean(self, name: str) -> Float[Tensor, "steps items *shape"]:
         """Return the weighted mean of the members."""
@@ -38,15 +38,15 @@ class Rollout:
         (Fortin et al. 2014, doi:10.1175/JHM-D-14-0008.1). InputError for one member.
         """
         weights = self.weights[name]
-        if len(weights) < 2:
-            raise InputError("one model has no spread; roll out an ensemble of two or more")
+        if int((weights > 0).sum()) < 2:
+            raise InputError("one model has no spread; roll out an ensemble of two or more with weights above 0")
         away = (self.courses[name] - self.mean(name)).square()
         room = (1 + weights.square().sum()) / (1 - weights.square().sum())
         spread = (room * torch.einsum("m,m...->...", weights, away)).sqrt()
         factors = self.factors.get(name)
         return spread if factors is None else spread * factors.view(-1, *[1] * (spread.ndim - 1))
 
-    def scaled(self, factors: Mapping[str, Float[Tensor, " steps"]]) -> "Rollout":
+    def scaled(self, factors: Mapping[str, Tensor]) -> "Rollout":
         """Return the roll-out with a spread times ``spread_factors`` of others."""
         for name, values in factors.items():
             if name not in self.courses or len(values) != self.courses[name].shape[1]:
@@ -109,8 +109,8 @@ def checked_feedback(description: ModelDescription, feedback: Mapping[str, str] 
 
 def course_of(
     model: TrainedModel, member: str, batch: GraphBatch, steps: int, feedback: Mapping[str, str]
-) -> dict[str, Float[Tensor, "steps items *shape"]]:
-    """Return the course of one member by input."""
+) -> dict[str, Tensor]:
+    """Return the course ``[steps, items, *shape]`` of one member by input."""
     values_of_steps: dict[str, list[Tensor]] = {name: [] for name in feedback}
     for step in range(steps):
         predictions = model.predict(batch)
@@ -125,9 +125,7 @@ def course_of(
     return {name: torch.stack(values) for name, values in values_of_steps.items()}
 
 
-def spread_factors(
-    rollouts: Sequence[Rollout], truths: Sequence[Mapping[str, Float[Tensor, "steps items *shape"]]]
-) -> dict[str, Float[Tensor, " steps"]]:
+def spread_factors(rollouts: Sequence[Rollout], truths: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return error over spread of every step, as root mean squares over several roll-outs.
 
     They calibrate the spread of other roll-outs (``Rollout.scaled``), if these graphs trained no member.

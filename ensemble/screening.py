@@ -36,6 +36,7 @@ def read_screened(
     fields: Collection[str],
     inputs: Collection[str],
     numbers: Int[np.ndarray, " graphs"] | None = None,
+    optional: Collection[str] = (),
 ) -> Screened:
     """Read these graphs with these fields; changed graphs are not valid.
 
@@ -45,7 +46,7 @@ def read_screened(
     names = graphs if numbers is None else numbers
     batch, changed = read_checked(store, graphs, fields)
     objections = {place: changed_sentence(int(names[place])) for place in np.flatnonzero(changed).tolist()}
-    return screen(batch, inputs, names, objections)
+    return screen(batch, inputs, names, objections, optional)
 
 
 def screen(
@@ -53,13 +54,18 @@ def screen(
     inputs: Collection[str],
     numbers: Sequence[int] | Int[np.ndarray, " graphs"] | None = None,
     objections: Mapping[int, str] | None = None,
+    optional: Collection[str] = (),
 ) -> Screened:
     """Return the batch with the graphs whose ``inputs`` are all possible.
 
+    Graphs may lack ``optional`` ones.
     ``objections``, by position in the batch, count where values have no problem.
     """
     needed = replace(batch, fields={name: field for name, field in batch.fields.items() if name in inputs})
-    problems = {**(objections or {}), **graph_problems(needed, numbers, needed=inputs)}
+    problems = {
+        **(objections or {}),
+        **graph_problems(needed, numbers, needed=[name for name in inputs if name not in optional]),
+    }
     if not problems:
         return without_screening(batch)
     reasons = tuple(problems.get(position, "") for position in range(len(batch)))

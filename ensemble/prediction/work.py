@@ -140,7 +140,8 @@ class Worker:
 
     def _read(self, chunk: Chunk) -> Screened:
         """Return the graphs of a batch, screened."""
-        return read_screened(self.graphs.store, chunk.graphs, self.needed, self.needed, chunk.numbers)
+        store, optional = self.graphs.store, self.ensemble.optional
+        return read_screened(store, chunk.graphs, self.needed, self.needed, chunk.numbers, optional)
 
     def _piece(self, chunk: Chunk, read: Screened | None, outcomes: Sequence[Outcome]) -> tuple[dict[str, int], Piece]:
         """Return counts of a batch's graphs and their output."""

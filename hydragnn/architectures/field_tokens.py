@@ -50,19 +50,20 @@ class FieldTokensSettings(GeometricSettings):
 class EdgeMixing(nn.Module):
     """Messages along edges, which carry the positions.
 
-    m_ij = (A h_j - A h_i + B h_i) * F(e_ij), s_i = sum_j m_ij, v_i = sum_j m'_ij r_ij / |r_ij|, and out([s_i, <U v_i, V v_i>]).
+    d_ij = A h_j - A h_i + B h_i, s_i = sum_j F_1(e_ij) d_ij, v_i = sum_j F_2(e_ij) d_ij r_ij / |r_ij|, g_i = sum_j F_3(e_ij) r_ij / |r_ij|, and out([s_i, <U v_i, g_i>]).
 
-    F is linear in radial functions and edge features and ends at the cutoff. Differences of states make gradients and divergences on irregular meshes
-    simple to learn: with B = 0 constants give nothing.
+    F are linear in radial functions and edge features and end at the cutoff. All is linear in states, as are gradients and divergences on a mesh: with B = 0
+    constants give nothing, and g_i, the lopsidedness of the neighbours, takes off what v_i adds to a sum over them.
     """
 
     def __init__(self, channels: int, width: int, *, directed: bool) -> None:
         super().__init__()
-        self.sent = nn.Linear(channels, channels)
-        self.own = nn.Linear(channels, channels, bias=False)
+        self.sent = nn.Linear(channels, channels, bias=False)
+        self.own = nn.Linear(channels, channels)
         self.filters = nn.Linear(width, channels, bias=False) if width else None
         self.along = nn.Linear(width, channels, bias=False) if directed else None
-        self.mix = nn.Linear(channels, 2 * channels, bias=False) if directed else None
+        self.sides = nn.Linear(width, channels, bias=False) if directed else None
+        self.mix = nn.Linear(channels, channels, bias=False) if directed else None
         self.out = nn.Linear((2 if directed else 1) * channels, channels)
 
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
@@ -71,11 +72,11 @@ class EdgeMixing(nn.Module):
         joined = gather_add(self.own(states) - sent, sent, None, topology)  # [edges, channels]
         messages = joined if self.filters is None else joined * self.weights(self.filters, graph)
         received = segment_sum(messages, topology.receivers, topology.num_rows)
-        if self.along is None or self.mix is None:
+        if self.along is None or self.sides is None or self.mix is None:
             return self.out(received)
         vectors = outer_sum(joined * self.weights(self.along, graph), graph.directions, topology)
-        first, second = self.mix(vectors).chunk(2, dim=-1)  # [nodes, dim, channels] each
-        return self.out(torch.cat([received, (first * second).sum(1)], dim=-1))
+        sides = outer_sum(self.weights(self.sides, graph), graph.directions, topology)  # [nodes, dim, channels]
+        return self.out(torch.cat([received, (self.mix(vectors) * sides).sum(1)], dim=-1))
 
     def split_plan(self) -> Plan:
         """Return channels of messages and sums."""
@@ -98,15 +99,16 @@ class EdgeMixing(nn.Module):
 class FieldTokensLayer(nn.Module):
     """Transformer layer with norms first (arXiv:2002.04745).
 
-    h <- h + edges(norm(h)), h <- h + attention(norm(h)), h <- h + network(norm(h)).
+    h <- h + edges(h), h <- h + attention(norm(h)), h <- h + network(norm(h)).
 
-    Deviates from ClimaX: positions act along edges, where the paper adds an embedding of the place on its grid, and nodes read each other through latents.
+    Deviates from ClimaX: positions act along edges, where the paper adds an embedding of the place on its grid; no norm comes before them, since it takes the
+    amplitude off, to which a linear equation is proportional; and nodes read each other through latents.
     """
 
     def __init__(self, settings: FieldTokensSettings, width: int, *, directed: bool) -> None:
         super().__init__()
         channels = settings.hidden_dim
-        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2))
         self.edges = EdgeMixing(channels, width, directed=directed)
         self.attention = LatentAttention(channels, settings.heads, settings.latents)
         self.network = mlp([channels, 4 * channels, channels])
@@ -115,9 +117,9 @@ class FieldTokensLayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
         rows = states[0]
-        rows = rows + self.dropout(self.edges(self.norms[0](rows), graph))
-        rows = rows + self.dropout(self.attention(self.norms[1](rows), graph))
-        return {**states, 0: rows + self.dropout(self.network(self.norms[2](rows)))}
+        rows = rows + self.dropout(self.edges(rows, graph))
+        rows = rows + self.dropout(self.attention(self.norms[0](rows), graph))
+        return {**states, 0: rows + self.dropout(self.network(self.norms[1](rows)))}
 
 
 class FieldTokensTransformer(Architecture):
@@ -132,14 +134,14 @@ class FieldTokensTransformer(Architecture):
     def __init__(self, settings: FieldTokensSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
         self.basis = radial_basis(settings, spec) if spec.dim else None
-        width = self.basis.width if self.basis else spec.edge_width
         self.norm = nn.LayerNorm(settings.hidden_dim)
+        width = self.basis.width if self.basis else spec.edge_width
         self.layers = nn.ModuleList(
             FieldTokensLayer(settings, width, directed=spec.dim > 0) for _ in range(settings.num_layers)
         )
 
     def finish(self, states: States, graph: MessageGraph) -> States:
-        """Return the states after the last norm."""
+        """Return the states after the last norm, which bounds what a step of a roll-out can add."""
         return {**states, 0: self.norm(states[0])}
 
     @classmethod

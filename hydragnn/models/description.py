@@ -123,6 +123,11 @@ class ModelDescription:
         return self.architecture.optional_inputs(self.model)
 
     @property
+    def required_inputs(self) -> list[str]:
+        """Return the inputs that every graph must have."""
+        return [name for name in self.inputs if name not in self.optional_inputs]
+
+    @property
     def bounded_inputs(self) -> Sequence[str]:
         """Return the graph inputs whose values may not leave the range of training."""
         return self.architecture.bounded_inputs(self.model)

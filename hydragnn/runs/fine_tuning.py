@@ -129,6 +129,10 @@ def check_fits(settings: StartSettings, old: ModelDescription, new: ModelDescrip
     for one, other in ((field, new.fields[field.name]) for field in old.input_fields):
         if words := difference(one, other):
             raise InputError(f"input {one.name} means something else in {settings.model}: {words}; convert the store")
+    if lost := [name for name in old.optional_inputs if name not in new.optional_inputs]:
+        raise InputError(
+            f"model.optional_inputs lacks {', '.join(lost)}, which graphs of the start {settings.model} may lack; add them"
+        )
     if settings.freeze > old.model.num_layers:
         raise InputError(f"start.freeze = {settings.freeze}, and the model has {old.model.num_layers} layers; lower it")
 
@@ -384,7 +388,10 @@ def forgetting(start: Start, model: GraphModel, normalisation: Normalisation) ->
     fields = {field.name: field for field in store.fields()}
     scales = of_earlier_data(start, normalisation, model.description)
     tuned = TrainedModel(model=model.eval(), normalisation=scales, dtype=model.node_inputs.origin.dtype)
-    if not {target.name for target in (*start.trained.targets, *tuned.targets)} <= fields.keys():
+    needed = {target.name for target in (*start.trained.targets, *tuned.targets)} | {
+        *tuned.model.description.required_inputs
+    }
+    if not needed <= fields.keys():
         return {}
     with torch.no_grad():
         old, new = (evaluate(one, store, test) for one in (start.trained, tuned))

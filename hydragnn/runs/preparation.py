@@ -215,11 +215,16 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
     def look() -> bool:
         nonlocal looked
         looked = True
-        named = [*model.fields], model.inputs, stress_fields(model)
+        named = [*model.fields], model.required_inputs, stress_fields(model)
         check_values(store, used, *named, cache.ranks, cache.device, cache.heartbeat)
         return True
 
-    of = {"what": "valid graphs", "graphs": digest_of(used), "fields": sorted(model.fields), "needed": [*model.inputs]}
+    of = {
+        "what": "valid graphs",
+        "graphs": digest_of(used),
+        "fields": sorted(model.fields),
+        "needed": model.required_inputs,
+    }
     of["stress"] = stress_fields(model)
     cache.value(of, look)
     if not looked and not as_written(store, cache):

@@ -23,7 +23,7 @@ GEOMETRIC: dict[str, Any] = {"hidden_dim": 8, "num_layers": 2, "num_radial": 6, 
 MODELS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("schnet", "painn", "egnn", "pna", "pnaplus", "pnaeq", "cgcnn"), GEOMETRIC),
     **{kind: {"hidden_dim": 8, "num_layers": 2} for kind in ("gin", "relational", "sage", "mfc")},
-    **{kind: {**GEOMETRIC, "heads": 2} for kind in ("equivariant_transformer", "gatv2")},
+    **{kind: {**GEOMETRIC, "heads": 2} for kind in ("equivariant_transformer", "field_tokens", "gatv2")},
     "mace": {**GEOMETRIC, "hidden_dim": 4, "max_ell": 2},
     "tensornet": {**GEOMETRIC, "hidden_dim": 4},
     "dimenet": {**GEOMETRIC, "num_radial": 4, "num_spherical": 4, "int_emb_size": 4, "out_emb_size": 8},

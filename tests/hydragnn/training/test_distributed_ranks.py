@@ -25,6 +25,7 @@ ATTENTION = {"model__global_attention": {"kind": "multihead", "heads": 2}}
 CLUSTERS = {"model__pooling": {"levels": 1}}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "dimenet": ("dimenet", {}),
+    "field_tokens": ("field_tokens", {}),
     "mace": ("mace", {}),
     "pna": ("pna", {}),
     "painn with attention": ("painn", ATTENTION),
