@@ -83,8 +83,8 @@ class EdgeMixing(nn.Module):
         blocks = 1 if self.mix is None else 2
         return {
             "": Split(takes=(("copy",), ("copy",))),
-            **dict.fromkeys(("sent", "own", "filters", "along"), Split(weights="columns")),
-            "mix": Split(weights="columns", takes=(("gather", "copy"),), blocks=2),
+            **dict.fromkeys(("sent", "own", "filters", "along", "sides"), Split(weights="columns")),
+            "mix": Split(weights="columns", takes=(("gather", "copy"),)),
             "out": Split(weights="rows", blocks=blocks),
         }
 
