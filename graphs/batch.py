@@ -14,6 +14,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.shown import Shown
 from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.field import LOCATIONS, Field, Location, is_labelled
+from hydragnn.graphs.halo import Halo
 from hydragnn.graphs.texts import NAME, Texts, label
 from hydragnn.graphs.topology import Topology, note_ascending, reverse_of
 
@@ -50,6 +51,8 @@ class GraphBatch(Shown):
     masks: Mapping[str, Bool[Tensor, " graphs"]] = member(default_factory=dict)
     texts: Mapping[str, Texts] = member(default_factory=dict)
     """One text per graph and key, such as its ``name``; no model reads them."""
+    halo: Halo | None = None
+    """Nodes that other ranks own, where the batch is a part of graphs that ranks share (``hydragnn.graphs.cutting``)."""
     _derived: dict[tuple[str, Location], Any] = member(init=False, default_factory=dict)
 
     @property
@@ -124,6 +127,11 @@ class GraphBatch(Shown):
     def counts(self, location: Location) -> Int[Tensor, " graphs"]:
         """Return each graph's number of nodes or edges; ones for ``"graph"``."""
         return self._derive("counts", location, lambda: self.offsets(location).diff())
+
+    @property
+    def nodes_per_graph(self) -> Int[Tensor, " graphs"]:
+        """Nodes of every whole graph, of which this batch may be a part."""
+        return self.counts("node") if self.halo is None else self.halo.nodes_per_graph
 
     def owner(self, location: Location) -> Int[Tensor, " items"]:
         """The graph that each node, edge or graph belongs to."""
@@ -203,11 +211,17 @@ class GraphBatch(Shown):
         return torch.ones(self.num_graphs, dtype=torch.bool, device=self.device)
 
     def present_items(self, name: str) -> Bool[Tensor, " items"] | None:
-        """Return a bool per item of the field; None where all have it."""
-        if name not in self.masks:
-            return None
+        """Return a bool per item of the field; None where all have it.
+
+        Of graphs that ranks share, every item counts on one of them.
+        """
         location = self.fields[name].on
-        return self.masks[name] if location == "graph" else self.masks[name].index_select(0, self.owner(location))
+        counted = None if self.halo is None else self.halo.counted(location, self.num_items(location))
+        if name not in self.masks:
+            return counted
+        mask = self.masks[name]
+        present = mask if location == "graph" else mask.index_select(0, self.owner(location))
+        return present if counted is None else present & counted
 
     def labelled(self, name: str) -> Bool[Tensor, "items *shape"]:
         """Return a bool per number of the field: it is not missing.
@@ -289,6 +303,7 @@ class GraphBatch(Shown):
         rows_of_graphs = _graph_rows(graphs, self.num_graphs, self.device)
         if isinstance(rows_of_graphs, slice) and rows_of_graphs == slice(0, self.num_graphs):
             return self
+        assert self.halo is None, "graphs are selected before they are cut"
         nodes, node_offsets = _rows(self, "node", rows_of_graphs)
         edges, edge_offsets = _rows(self, "edge", rows_of_graphs)
         if isinstance(nodes, slice):
@@ -380,6 +395,7 @@ class GraphBatch(Shown):
             edges=map_all(self.edges),
             graphs=map_all(self.graphs),
             masks=map_all(self.masks),
+            halo=None if self.halo is None else self.halo.mapped(change),
         )
         changed._derived.update(map_all(self._derived))
         for location in ("node", "edge"):

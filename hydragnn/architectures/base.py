@@ -313,6 +313,10 @@ class Architecture(nn.Module):
     stacked: ClassVar[Mapping[type[nn.Module], type[nn.Module]]] = {}
     """Forms of its own layers with weights of several members ``[members, ...]``."""
 
+    cuttable: ClassVar[bool] = False
+    """True if a layer computes new states of a node from its own and those of nodes that send to it, and nothing else: then ranks may share
+    one graph. A class says so itself, and does not inherit it."""
+
     layers: nn.ModuleList
     """Layers made in ``__init__``; conditioning, attention and the like are put around each."""
     carried: Sequence[frozenset[int]]
@@ -372,6 +376,13 @@ class Architecture(nn.Module):
     def unpoolable(cls, settings: Any) -> str:
         """Return the reason, after "model ...", why layers cannot pool, or ""."""
         return "" if "species" not in cls.requires else "needs the species of its nodes, and a cluster has none"
+
+    @classmethod
+    def uncuttable(cls, settings: Any) -> str:
+        """Return the reason, after "model ...", why ranks cannot share one graph, or ""."""
+        if vars(cls).get("cuttable", False):
+            return ""
+        return "does not say that its layers read no more than neighbours (cuttable = True in its class)"
 
     @classmethod
     def check(cls, settings: Any, spec: GraphSpec) -> None:

@@ -54,6 +54,7 @@ class CGCNN(Architecture):
     Settings = CGCNNSettings
     sees = frozenset({"lengths", "edge_features"})
     node_cost = 1
+    cuttable = True
 
     def __init__(self, settings: CGCNNSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -304,6 +304,11 @@ class DimeNet(Architecture):
         messages = self.first(inputs, graph)
         return {0: inputs + self.output(messages, graph), EDGES: messages}
 
+    @classmethod
+    def uncuttable(cls, settings: DimeNetSettings) -> str:
+        """Return the reason: triplets reach two edges far."""
+        return "reads pairs of consecutive edges, of which the first may be another rank's"
+
     def finish(self, states: States, graph: MessageGraph) -> States:
         """The states of nodes."""
         return {0: states[0]}

@@ -120,6 +120,7 @@ class EGNN(Architecture):
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
     node_cost = 2
+    cuttable = True
 
     def __init__(self, settings: EGNNSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -195,6 +195,7 @@ class EquivariantTransformer(Architecture):
     sees = frozenset({"lengths", "directions", "edge_features"})
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
+    cuttable = True
 
     def __init__(self, settings: EquivariantTransformerSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -177,6 +177,7 @@ class GATv2(Architecture):
     sees = frozenset({"lengths", "edge_features"})
     residual = True
     stacked: ClassVar = {GATv2Layer: StackedGATv2Layer}
+    cuttable = True
 
     def __init__(self, settings: GATv2Settings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -64,6 +64,7 @@ class GIN(Architecture):
     Settings = GINSettings
     residual = True
     stacked: ClassVar = {GINLayer: StackedGINLayer}
+    cuttable = True
 
     def __init__(self, settings: GINSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

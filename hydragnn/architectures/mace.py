@@ -391,6 +391,7 @@ class MACE(Architecture):
     gives = frozenset({0, 1})
     needs = frozenset({"degrees", "species"})
     readout = "every layer"
+    cuttable = True
 
     def __init__(self, settings: MACESettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -63,6 +63,7 @@ class MFC(Architecture):
     kind = "mfc"
     Settings = MFCSettings
     residual = True
+    cuttable = True
 
     def __init__(self, settings: MFCSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -230,6 +230,7 @@ class PaiNN(Architecture):
     sees = frozenset({"lengths", "directions", "edge_features"})
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
+    cuttable = True
 
     def __init__(self, settings: PaiNNSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -134,6 +134,7 @@ class PNA(Architecture):
     sees = frozenset({"lengths", "edge_features"})
     needs = frozenset({"degrees"})
     node_cost = 15
+    cuttable = True
 
     def __init__(self, settings: PNASettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -144,6 +144,7 @@ class PNAEq(Architecture):
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
     needs = frozenset({"degrees"})
+    cuttable = True
 
     def __init__(self, settings: PNAEqSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -97,6 +97,7 @@ class PNAPlus(Architecture):
     sees = frozenset({"lengths", "edge_features"})
     requires = frozenset({"lengths"})
     needs = frozenset({"degrees"})
+    cuttable = True
 
     def __init__(self, settings: PNAPlusSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

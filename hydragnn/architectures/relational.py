@@ -142,6 +142,7 @@ class Relational(Architecture):
     Settings = RelationalSettings
     sees = frozenset({"edge_kinds", "edge_features"})
     requires = frozenset({"edge_kinds"})
+    cuttable = True
 
     def __init__(self, settings: RelationalSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
@@ -171,6 +172,11 @@ class Relational(Architecture):
     def unpoolable(cls, settings: RelationalSettings) -> str:
         """Return the reason: a schedule has levels of its own."""
         return "has a schedule of levels of its own" if settings.schedule else super().unpoolable(settings)
+
+    @classmethod
+    def uncuttable(cls, settings: RelationalSettings) -> str:
+        """Return the reason: a node may be on a level by an edge of another rank."""
+        return "has a schedule of levels of edges" if settings.schedule else super().uncuttable(settings)
 
     @classmethod
     def check(cls, settings: RelationalSettings, spec: GraphSpec) -> None:

@@ -49,6 +49,7 @@ class SAGE(Architecture):
     kind = "sage"
     Settings = SAGESettings
     residual = True
+    cuttable = True
 
     def __init__(self, settings: SAGESettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

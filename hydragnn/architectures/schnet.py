@@ -119,6 +119,7 @@ class SchNet(Architecture):
     sees = frozenset({"lengths", "edge_features"})
     requires = frozenset({"lengths"})
     node_cost = 2
+    cuttable = True
 
     def __init__(self, settings: SchNetSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

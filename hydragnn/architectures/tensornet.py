@@ -197,6 +197,7 @@ class TensorNet(Architecture):
     sees = frozenset({"lengths", "directions", "edge_features"})
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
+    cuttable = True
 
     def __init__(self, settings: TensorNetSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

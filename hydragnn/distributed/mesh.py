@@ -70,6 +70,10 @@ class Mesh:
             world = dist.group.WORLD
             assert world is not None
             return world
+        return self.new_group(*axes)
+
+    def new_group(self, *axes: Axis) -> dist.ProcessGroup:
+        """Return a group along the axes that nothing else uses; all ranks call it together."""
         sets: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.ranks.size):
             place = coordinates(rank, self.sizes)

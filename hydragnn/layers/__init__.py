@@ -11,6 +11,7 @@ from hydragnn.layers.degree_scaling import DegreeScalers, Scaler, scaled_statist
 from hydragnn.layers.distance_transforms import DISTANCE_TRANSFORMS, ELEMENTS_WITH_RADIUS, DistanceTransform
 from hydragnn.layers.equivariant_attention import FAR, NUM_RADIAL, EquivariantAttention, EquivariantAttentionLayer
 from hydragnn.layers.field_tokens import CrossAttention, FieldTokens, LatentAttention
+from hydragnn.layers.halo import HaloExchange
 from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, inputs_at_zero, radial_inputs
@@ -20,7 +21,7 @@ from hydragnn.layers.neighbour_statistics import StatisticsForm, paper_statistic
 from hydragnn.layers.pooling import GraphUNet
 from hydragnn.layers.radial import BesselBasis, ExponentialBasis, GaussianBasis, RadialFeatures, SincBasis
 from hydragnn.layers.radial_tables import RadialFilters, tables_of
-from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
+from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes, pooled_nodes, shares_of_nodes
 from hydragnn.layers.spherical_bessel import SphericalBesselBasis, bessel_zeros
 from hydragnn.layers.split_plan import Plan, Split, Splittable
 from hydragnn.layers.symmetric_contraction import SymmetricContraction
@@ -55,6 +56,7 @@ __all__ = [
     "GaussianBasis",
     "GraphAttention",
     "GraphUNet",
+    "HaloExchange",
     "LatentAttention",
     "LinearGraphAttention",
     "LinearByClass",
@@ -94,6 +96,7 @@ __all__ = [
     "paper_statistics",
     "part_of",
     "pool_nodes",
+    "pooled_nodes",
     "product",
     "radial_inputs",
     "squares",
@@ -102,6 +105,7 @@ __all__ = [
     "tables_of",
     "times",
     "scaled_statistics",
+    "shares_of_nodes",
     "smooth_statistics",
     "where_moved",
 ]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.kernels import SiLU, is_traced, segment_sum
+from hydragnn.kernels import SiLU, is_traced
 from hydragnn.kernels.family import ANYWHERE, FUSABLE, form_on
 from hydragnn.layers.message_graph import MessageGraph, States
 from hydragnn.layers.size_buckets import SizeBuckets, size_buckets
@@ -41,6 +41,8 @@ class GraphAttention(nn.Module):
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
         """Return the attention of every node."""
         projected = self.project(states)  # [nodes, 3 channels]
+        if graph.halo is not None:
+            return self.out(attention_over_ranks(projected, self.heads, graph))
         dtype, buckets = projected.dtype, buckets_of(graph)
         absent = graph.once(("absent", dtype), lambda: [bucket.absent(dtype) for bucket in buckets.buckets])
         # fused forms have one derivative, and weights learn from forces by a second one
@@ -54,6 +56,23 @@ class GraphAttention(nn.Module):
     def split_plan(self) -> Plan:
         """Return the heads."""
         return PLAN_OF_HEADS
+
+
+def attention_over_ranks(
+    projected: Float[Tensor, "nodes three_channels"], heads: int, graph: MessageGraph
+) -> Float[Tensor, "nodes channels"]:
+    """Return the attention of a rank's nodes to all nodes of their graphs, whose keys and values every rank holds."""
+    assert graph.halo is not None
+    exchange, sizes = graph.halo, graph.halo.halo.nodes_per_graph.tolist()
+    queries, others = projected.tensor_split([projected.shape[1] // 3], dim=1)  # [nodes, channels], [nodes, 2 channels]
+    rows = exchange.halo.numbers
+    whole = others.new_zeros(sum(sizes), others.shape[1]).index_add(0, rows, exchange.owned(others))
+    read = []
+    for own, of_graph in zip(queries.split(graph.nodes_per_graph.tolist()), exchange.total(whole).split(sizes)):
+        keys, values = (by_head(part.unsqueeze(0), heads) for part in of_graph.chunk(2, dim=1))
+        one = attention_in_full(by_head(own.unsqueeze(0), heads), keys, values, None)  # [1, heads, nodes, width]
+        read.append(one[0].transpose(0, 1).flatten(1))
+    return torch.cat([queries[:0], *read])
 
 
 def buckets_of(graph: MessageGraph) -> SizeBuckets:
@@ -150,6 +169,8 @@ def sums_by_bucket(
 ) -> Float[Tensor, "nodes heads features"]:
     """Return Q (K^T V) of each graph by buckets; padding adds nothing."""
     heads, buckets = queries.shape[1], buckets_of(graph)
+    if graph.halo is not None:
+        return sums_by_node(queries, keys, values, graph)
     spread = [[by_head(rows, heads) for rows in buckets.spread(part.flatten(1))] for part in (queries, keys, values)]
     read = [q @ (k.mT @ v) for q, k, v in zip(*spread)]  # [graphs, heads, size, features] of every bucket
     return buckets.collect([part.transpose(1, 2).flatten(2) for part in read]).unflatten(-1, (heads, -1))
@@ -163,7 +184,7 @@ def sums_by_node(
 ) -> Float[Tensor, "nodes heads features"]:
     """Return Q (K^T V) of each graph, without its size."""
     outer = keys.unsqueeze(-1) * values.unsqueeze(-2)  # [nodes, heads, width, features]
-    context = graph.to_nodes(segment_sum(outer, graph.owner, graph.num_graphs))
+    context = graph.to_nodes(graph.sum_over_nodes(outer))
     return (queries.unsqueeze(-2) @ context).squeeze(-2)
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.coarse import Level
-from hydragnn.kernels import Pairs, Topology, gather_add, lengths_and_directions, pairs_of, spread
+from hydragnn.kernels import Pairs, Topology, gather_add, lengths_and_directions, pairs_of, segment_sum, spread
 from hydragnn.layers.close_range import Contacts
 from hydragnn.layers.coarser import Coarser, coarser_of
+from hydragnn.layers.halo import HaloExchange
 from hydragnn.layers.radial import RadialFeatures
 
 States = dict[int, Tensor]
@@ -64,6 +65,8 @@ class MessageGraph:
     """Atoms nearer to others than in training; None where there are none, and for models without repulsion."""
     derived_once: bool = False
     """True if derivatives in positions are final values: forces and stress of a prediction."""
+    halo: HaloExchange | None = None
+    """Exchanges with the ranks that share the graphs; None for whole graphs. The last nodes of each graph are copies of other ranks' then, and have no edges."""
     cache: dict[Any, Any] = member(default_factory=dict, init=False, repr=False)
 
     @property
@@ -114,6 +117,18 @@ class MessageGraph:
         # an edge and its reverse stay each other's, and graphs have as many nodes
         shifted.cache.update({key: self.cache[key] for key in ("pairs", "buckets") if key in self.cache})
         return shifted
+
+    def filled(self, states: States) -> States:
+        """Return the states with those of other ranks' nodes, before edges are read."""
+        if self.halo is None:
+            return states
+        return dict(zip(states, self.halo.fill(list(states.values()))))
+
+    def sum_over_nodes(self, values: Float[Tensor, "nodes *features"]) -> Float[Tensor, "graphs *features"]:
+        """Return the sum over the nodes of every graph, wherever they are."""
+        if self.halo is None:
+            return segment_sum(values, self.owner, self.num_graphs)
+        return self.halo.sum_over_nodes(values, self.owner, self.num_graphs)
 
     @property
     def coarser(self) -> Coarser:

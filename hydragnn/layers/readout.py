@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hydragnn.kernels import segment_max, segment_mean, segment_sum, silu
+from hydragnn.kernels import segment_max, segment_mean, segment_softmax, segment_sum, silu
+from hydragnn.layers.message_graph import MessageGraph
 from hydragnn.layers.mlp import mlp
 
 Pool = Literal["sum", "mean", "max"]
@@ -24,6 +25,30 @@ def pool_nodes(
     tensor([[2.]])
     """
     return POOLS[pool](values, graph_of_node, num_graphs)
+
+
+def pooled_nodes(
+    values: Float[Tensor, "nodes *features"], graph: MessageGraph, pool: Pool
+) -> Float[Tensor, "graphs *features"]:
+    """Return ``pool_nodes`` of graphs that may be shared by ranks."""
+    if graph.halo is None:
+        return pool_nodes(values, graph.owner, graph.num_graphs, pool)
+    if pool == "max":
+        return graph.halo.largest_of_nodes(values, graph.owner, graph.num_graphs)
+    total = graph.sum_over_nodes(values)
+    if pool == "sum":
+        return total
+    counts = graph.halo.halo.nodes_per_graph.clamp_min(1).to(total.dtype)
+    return total / counts.view(-1, *[1] * (total.dim() - 1))
+
+
+def shares_of_nodes(scores: Float[Tensor, "nodes 1"], graph: MessageGraph) -> Float[Tensor, "nodes 1"]:
+    """Return the softmax over the nodes of every graph, which ranks may share."""
+    if graph.halo is None:
+        return segment_softmax(scores, graph.owner, graph.num_graphs)
+    largest = pooled_nodes(scores.detach(), graph, "max")
+    values = (scores - graph.to_nodes(largest)).exp()
+    return values / graph.to_nodes(graph.sum_over_nodes(values))
 
 
 class GatedVectors(nn.Module):

@@ -3,7 +3,7 @@
 from hydragnn.architectures import GraphStatistics, ModelSettings
 from hydragnn.models.branched import BranchedModel, build_branched, check_shared
 from hydragnn.models.build import build_from_description, build_model
-from hydragnn.models.checks import check
+from hydragnn.models.checks import check, check_cuttable
 from hydragnn.models.compiled import CompiledModel, NotCompiled, compiled_model
 from hydragnn.models.description import (
     ModelDescription,
@@ -46,6 +46,7 @@ __all__ = [
     "build_from_description",
     "build_model",
     "check",
+    "check_cuttable",
     "check_shared",
     "compiled_model",
     "concatenate_distributions",

@@ -28,6 +28,31 @@ def check(description: ModelDescription, *, measured: bool = True) -> None:
         _check_head(head, description)
 
 
+def check_cuttable(description: ModelDescription) -> None:
+    """Raise InputError for a model whose graphs cannot be shared by ranks."""
+    model, remedy = description.model, "leave parallel.graph out"
+    attention = model.global_attention
+    reasons = [
+        (description.architecture.uncuttable(model), f"model {model.kind}"),
+        ("are contracted over the whole graph" * (model.pooling is not None), "levels of model.pooling"),
+        ("looks at pairs of any two nodes" * bool(attention and attention.has_pairs), "equivariant attention"),
+        (
+            "exchanges in a layer that checkpoint_activations computes twice"
+            * bool(attention and model.checkpoint_activations),
+            "global attention",
+        ),
+        *((head.uncuttable, f"head {head.field}") for head in description.heads),
+        *(
+            ('has loss = "relative" over the items of a graph', f"target {target.name}")
+            for target in description.targets
+            if target.loss == "relative" and target.field.on != "graph"
+        ),
+    ]
+    for reason, subject in reasons:
+        if reason:
+            raise InputError(f"{subject} {reason}, so that ranks cannot share one graph; {remedy}, or change it")
+
+
 def _check_encoder(description: ModelDescription, measured: bool) -> None:
     architecture, model = description.architecture, description.model
     kind = model.kind

@@ -1,12 +1,13 @@
 """Encoder and heads: from a normalised batch to predictions."""
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hydragnn.architectures import Architecture
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.coarse import Level
@@ -20,6 +21,7 @@ from hydragnn.layers import (
     ConditionInputs,
     EdgeInputs,
     GraphUNet,
+    HaloExchange,
     MessageGraph,
     PooledCondition,
     States,
@@ -32,7 +34,8 @@ from hydragnn.models.wrapping import basis_of_pairs, wrap_layers
 
 BUCKETS: tuple[str, Location] = ("buckets", "node")
 TRIPLETS: tuple[str, Location] = ("onward", "edge")
-WITH_BATCH = (BUCKETS, TRIPLETS)
+PAIRS: tuple[str, Location] = ("pairs", "edge")
+WITH_BATCH = (BUCKETS, TRIPLETS, PAIRS)
 """What a batch may bring that layers would make otherwise, and wait for sizes."""
 
 
@@ -79,7 +82,8 @@ class GraphModel(nn.Module):
                 graph = self.message_graph(batch, self.edge_vectors(batch))
                 states = self.encode(batch, graph)
                 heads = zip(self.description.heads, self.heads)
-                return {settings.field: head(states, graph, batch) for settings, head in heads}, states
+                results = {settings.field: head(states, graph, batch) for settings, head in heads}
+                return tied(results, graph), states
         if torch.is_inference_mode_enabled():  # where every derivative would be zero without a word
             raise InputError("forces and stress are derivatives, which torch.inference_mode forbids; use torch.no_grad")
         with torch.enable_grad():
@@ -91,9 +95,10 @@ class GraphModel(nn.Module):
             for settings, head in zip(self.description.heads, self.heads):
                 prediction = predictions[settings.field] = head(states, graph, batch)
                 if settings.derivatives:
-                    predictions |= _derivatives(settings, prediction.mean, vectors, edge_sets, differentiable=recording)
+                    energy, halo = prediction.mean, graph.halo
+                    predictions |= _derivatives(settings, energy, vectors, edge_sets, halo, differentiable=recording)
         if recording:
-            return predictions, states
+            return tied(predictions, graph), states
         return {name: value.detach() for name, value in predictions.items()}, {d: s.detach() for d, s in states.items()}
 
     def edge_sets(self, batch: GraphBatch) -> list[GraphBatch]:
@@ -154,9 +159,16 @@ class GraphModel(nn.Module):
             wider=self.graph_of_pairs(batch, of_pairs),
             contacts=contacts,
             derived_once=derived_once,
+            halo=None if batch.halo is None else HaloExchange(batch.halo, self.anchor),
         )
         graph.cache.update({key[0]: value for key, value in batch._derived.items() if key in WITH_BATCH})
         return graph
+
+    @property
+    def anchor(self) -> Tensor:
+        """Return a weight that learns, if any does."""
+        weights = list(self.parameters())
+        return next((weight for weight in weights if weight.requires_grad), weights[0])
 
     def graph_of_pairs(self, batch: GraphBatch, vectors: Float[Tensor, "pairs dim"] | None) -> MessageGraph | None:
         """Return the graph of attention's pairs; None where it has none."""
@@ -185,7 +197,10 @@ class GraphModel(nn.Module):
         states = self.encoder.embed(self.node_inputs(batch), graph)
         every = self.description.architecture.readout == "every layer"
         of_layers: list[States] = []
-        for layer in self.encoder.layers:
+        # states before the first layer follow from inputs, which copies have, too
+        reads_edges = type(self.encoder).embed is not Architecture.embed
+        for number, layer in enumerate(self.encoder.layers):
+            states = graph.filled(states) if number or reads_edges else states
             outputs = (
                 layer.of_every_layer(states, graph)
                 if every and isinstance(layer, GraphUNet)
@@ -227,16 +242,25 @@ def _derivatives(
     energy: Tensor,
     vectors: Sequence[Tensor],
     edge_sets: Sequence[GraphBatch],
+    halo: HaloExchange | None,
     *,
     differentiable: bool,
 ) -> dict[str, Distribution]:
     """Return forces and stress, summed over all sets of edges."""
-    gradients = energy_gradients(energy, vectors, differentiable=differentiable)
+    gradients = energy_gradients(energy, vectors, differentiable=differentiable, halo=halo)
     values = {
-        "forces": lambda: sum_of(map(forces_from, gradients, edge_sets)),
-        "stress": lambda: sum_of(map(stress_from, gradients, vectors, edge_sets)),
+        "forces": lambda: sum_of(map(partial(forces_from, halo=halo), gradients, edge_sets)),
+        "stress": lambda: sum_of(map(partial(stress_from, halo=halo), gradients, vectors, edge_sets)),
     }
     return {name: Point(mean=values[what]()) for what, name in head.derivatives.items()}
+
+
+def tied(predictions: dict[str, Distribution], graph: MessageGraph) -> dict[str, Distribution]:
+    """Return predictions whose gradients pass through all exchanges with other ranks."""
+    halo = graph.halo
+    if halo is None:
+        return predictions
+    return {name: prediction.mapped(halo.tied) for name, prediction in predictions.items()}
 
 
 def sum_of(parts: Iterable[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hydragnn.architectures import Architecture, architectures
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
+from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.joining import repeated
 from hydragnn.graphs.padding import REAL, is_padded
 from hydragnn.graphs.topology import tiled
@@ -17,7 +17,7 @@ from hydragnn.kernels import Pairs, pairs_of
 from hydragnn.layers import MessageGraph, RadialFilters
 from hydragnn.layers.stacked import STACKED, NotStackable
 from hydragnn.models.branched import BranchView
-from hydragnn.models.graph_model import GraphModel
+from hydragnn.models.graph_model import PAIRS, GraphModel
 
 
 def forms_of(model: GraphModel) -> Mapping[type[nn.Module], type[nn.Module]]:
@@ -44,9 +44,6 @@ class StackedView(StackedModel, BranchView):
 
 STACKED_MODELS: Mapping[type[nn.Module], type[StackedModel]] = {GraphModel: StackedModel, BranchView: StackedView}
 """Models that have a stacked form, and the form."""
-
-PAIRS: tuple[str, Location] = ("pairs", "edge")
-"""Key under which a batch keeps its pairs of edges."""
 
 
 def copies_of(batch: GraphBatch, copies: int, *, paired: bool) -> GraphBatch:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from hydragnn.distributed.graph_ranks import make_cutter
 from hydragnn.distributed.mesh import Mesh, make_mesh
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
@@ -51,8 +52,11 @@ def assemble(
     parts = max(placement.micro_batches, plan.parallel.micro_batches)
     is_sharded = mesh.size("shard") > 1
     placement = replace(placement, micro_batches=parts, in_step=is_sharded)
-    data = prepare_data(plan, placement, mesh, heartbeat, shared=shared)
     architecture = plan.branches[0].model.architecture
+    shares_graphs = mesh.size("graph") > 1
+    if shares_graphs:
+        placement = replace(placement, cut=make_cutter(mesh, architecture.node_cost, placement.device))
+    data = prepare_data(plan, placement, mesh, heartbeat, shared=shared)
     device = placement.device
     start = plan.start
     bounded = plan.branches[0].model.bounded_inputs
@@ -77,12 +81,15 @@ def assemble(
     context = training_context(plan.training, by_branch, placement.device, mesh.item, *sums)
     if data.replay is not None:
         context = replace(context, branches=(*context.branches, context.branches[0]))
-    context = replace(context, plain_steps=data.replay is not None or 0.0 in factors or is_sharded)
+    plain = data.replay is not None or 0.0 in factors or is_sharded or shares_graphs
+    context = replace(context, plain_steps=plain)
     compiling, reasons = choose_compiling(plan, placement.device, ranks.size)
     notes = [*notes, *reasons]
     if compiling and context.plain_steps:
         compiling = False
-        notes.append("steps are not compiled: some weights are frozen or shared by ranks, or earlier data are replayed")
+        notes.append(
+            "steps are not compiled: some weights are frozen, ranks share weights or graphs, or earlier data are replayed"
+        )
     if compiling:
         compiled, reasons = compiled_on_all(model, context.autocast, ranks, device, heartbeat)
         context, notes = replace(context, compiled=compiled), [*notes, *reasons]

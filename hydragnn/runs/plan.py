@@ -21,7 +21,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
-from hydragnn.models.checks import check, check_channels
+from hydragnn.models.checks import check, check_channels, check_cuttable
 from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
 from hydragnn.runs.fine_tuning import Start, open_start
@@ -213,6 +213,11 @@ def plan_run(
                     unseen_inputs=described.unseen_inputs,
                 )
             )
+    settings = config.parallel or ParallelSettings()
+    if settings.graph > 1:
+        for plan in plans:
+            with about(_subject(plan.name)):
+                check_cuttable(plan.model)
     start, replay = planned_start(config.start if isinstance(config, RunConfig) else None, plans[0])
     return RunPlan(
         table=config.to_json(),
@@ -223,7 +228,7 @@ def plan_run(
         training=config.train,
         fills_memory=config.batch.budget == "auto",
         memory=config.batch.memory,
-        parallel=config.parallel or ParallelSettings(),
+        parallel=settings,
     )
 
 

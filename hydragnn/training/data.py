@@ -37,6 +37,9 @@ class DevicePlacement:
     pad: Callable[[GraphBatch], GraphBatch] | None = None
     """Pads parts before they go to the device, for steps that are replayed there."""
 
+    cut: Callable[[GraphBatch], GraphBatch] | None = None
+    """Returns this rank's part of graphs that ranks share."""
+
     def parts(self, batch: GraphBatch) -> tuple[GraphBatch, ...]:
         """Return the batch in parts on the device; none without graphs.
 
@@ -45,6 +48,8 @@ class DevicePlacement:
         pieces = micro_batches(batch, self.micro_batches)
         if self.memory is not None:
             pieces = parts_within(pieces, batch, self.memory)
+        if self.cut is not None:
+            pieces = map(self.cut, pieces)
         if self.device.type != "cuda" and self.pad is None:
             return tuple(part.to(self.device, self.dtype) for part in pieces)
         parts = [part.to(dtype=self.dtype) for part in pieces]

@@ -79,7 +79,7 @@ def loss_sum(target: Target, prediction: Distribution, batch: GraphBatch) -> Flo
     labelled = _labelled(batch, name)
     labels = _labelled_only(batch[name], labelled)
     prediction = prediction.to(dtype=labels.dtype if labels.is_floating_point() else batch.positions.dtype)
-    divisor = _like_items(batch.counts("node").clamp(min=1), labels) if target.per_node else None
+    divisor = _like_items(batch.nodes_per_graph.clamp(min=1), labels) if target.per_node else None
     if target.loss in ("nll", "cross_entropy"):
         values = prediction.nll(labels, divisor)
         if target.class_weights is not None:
@@ -105,7 +105,7 @@ def class_weights_on(weights: tuple[float, ...], dtype: torch.dtype, device: tor
 
 def _labelled(batch: GraphBatch, name: str) -> Tensor | None:
     """Return a bool per label; None where all are there: stores give a mask to fields that lack some."""
-    return batch.labelled(name) if name in batch.masks else None
+    return batch.labelled(name) if name in batch.masks or batch.halo is not None else None
 
 
 def _labelled_only(values: Tensor, labelled: Tensor | None) -> Tensor:

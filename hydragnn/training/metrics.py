@@ -76,7 +76,7 @@ class NumberTally:
         error, labelled = error.reshape(-1, width), batch.labelled(name).reshape(-1, width)
         values = (error if std is None else error * std).masked_fill(~labelled, 0.0)
         extensive = self.target.extensive
-        per_node = values / batch.counts("node").clamp(min=1).unsqueeze(1) if extensive else values[:0]
+        per_node = values / batch.nodes_per_graph.clamp(min=1).unsqueeze(1) if extensive else values[:0]
         present = batch.present_items(name)
         if present is not None:
             values, labelled = values[present], labelled[present]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field as Setting
 from pydantic import SerializeAsAny, WrapValidator
@@ -80,6 +80,17 @@ class HeadSettings(Settings):
             except InputError:
                 pass  # named where the table is parsed
         return cls
+
+    cuttable: ClassVar[bool] = False
+    """True if the network sums over nodes by ``graph.sum_over_nodes`` and ``pooled_nodes`` alone: then ranks may share one graph. A
+    class says so itself, and does not inherit it."""
+
+    @property
+    def uncuttable(self) -> str:
+        """Return the reason, after "head ...", why ranks cannot share one graph, or ""."""
+        if vars(type(self)).get("cuttable", False):
+            return ""
+        return f"does not say how {type(self).__name__} sums over nodes (cuttable = True in its class)"
 
     @property
     def derivatives(self) -> dict[str, str]:

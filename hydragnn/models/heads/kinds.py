@@ -95,6 +95,15 @@ class _ItemHead(HeadSettings):
         """Message-passing layers of the head's own."""
         return self.conv_layers
 
+    @property
+    def uncuttable(self) -> str:
+        """Return the reason: nodes are counted, or an edge is compared with its reverse."""
+        if self.per_index is not None:
+            return "has a network for every node by its number (per_index)"
+        if self.symmetry is not None:
+            return "compares an edge with its reverse, which may be another rank's (symmetry)"
+        return super().uncuttable
+
     def network(self, output: DistributionHead[Any], field: Field, context: HeadContext) -> nn.Module:
         """Return the network of a field on graphs, edges or nodes."""
         hidden, channels = self.hidden_dims, context.channels
@@ -172,6 +181,8 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
     }
 
     kind: Literal["scalar"] = "scalar"
+
+    cuttable: ClassVar[bool] = True
 
     pool: Literal["sum", "mean", "max", "attention"] | None = None
     """How nodes become a graph field (only there): sum adds up a network on every node, attention takes its mean with learned weights that sum to
@@ -252,6 +263,8 @@ class EnergyHeadSettings(_NumberHead):
     acts_with: ClassVar = WITH_DERIVATIVES
 
     kind: Literal["energy"] = "energy"
+
+    cuttable: ClassVar[bool] = True
 
     loss: NumberLoss = "mae"
     """Loss on normalised values; absolute errors (mae) do not fade as energies get better, as squares do beside those of forces."""
@@ -378,6 +391,8 @@ class VectorHeadSettings(_TurningHead):
 
     kind: Literal["vector"] = "vector"
 
+    cuttable: ClassVar[bool] = True
+
     def build(self, field: Field, context: HeadContext) -> nn.Module:
         """Return the network of vectors."""
         return VectorHead(field, context, **self.of_turning_head(field))
@@ -396,6 +411,8 @@ class TensorHeadSettings(_TurningHead):
 
     kind: Literal["tensor"] = "tensor"
 
+    cuttable: ClassVar[bool] = True
+
     def build(self, field: Field, context: HeadContext) -> nn.Module:
         """Return the network of tensors."""
         return TensorHead(field, context, **self.of_turning_head(field))
@@ -413,6 +430,8 @@ class ClassesHeadSettings(_ItemHead):
     """Classes of nodes, edges or graphs, as probabilities."""
 
     kind: Literal["classes"] = "classes"
+
+    cuttable: ClassVar[bool] = True
 
     pool: Literal["mean", "max"] | None = None
     """How the states of nodes become that of a graph (graph fields only): mean (the default) or max."""

@@ -14,8 +14,18 @@ from hydragnn.datasets.normalisation import ELEMENTS
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.padding import is_padded
-from hydragnn.kernels import segment_softmax, segment_sum, silu, spread
-from hydragnn.layers import EdgeInputs, GatedProducts, GatedVectors, MessageGraph, Pool, States, mlp, pool_nodes
+from hydragnn.kernels import segment_sum, silu, spread
+from hydragnn.layers import (
+    EdgeInputs,
+    GatedProducts,
+    GatedVectors,
+    MessageGraph,
+    Pool,
+    States,
+    mlp,
+    pooled_nodes,
+    shares_of_nodes,
+)
 from hydragnn.models.distributions import VARIANCE_FLOOR, Categorical, Distribution, Normal, Number, Point
 from hydragnn.models.heads.base import HeadContext
 from hydragnn.models.wrapping import wrap_layers
@@ -82,11 +92,10 @@ def positive(raw: Tensor) -> Tensor:
     return nn.functional.softplus(raw) + VARIANCE_FLOOR
 
 
-def pool_numbers(of_node: Number, batch: GraphBatch, pool: Pool) -> Number:
+def pool_numbers(of_node: Number, graph: MessageGraph, batch: GraphBatch, pool: Pool) -> Number:
     """Pool predictions of nodes into graphs; nodes count as independent."""
-    owners, graphs = batch.owner("node"), batch.num_graphs
-    of_graph = of_node.mapped(lambda values: pool_nodes(values, owners, graphs, pool))
-    return of_graph.mean_over(batch.counts("node").clamp_min(1)) if pool == "mean" else of_graph
+    of_graph = of_node.mapped(lambda values: pooled_nodes(values, graph, pool))
+    return of_graph.mean_over(batch.nodes_per_graph.clamp_min(1)) if pool == "mean" else of_graph
 
 
 class NodeHead(nn.Module):
@@ -180,7 +189,7 @@ class ScaledNodeHead(NodeHead):
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
         """A distribution per node, of the field's shape."""
         pattern: Number = super().forward(states, graph, batch)  # type: ignore[assignment]  # [nodes, *shape]
-        of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, "mean")  # [graphs, channels]
+        of_graph = pooled_nodes(states[0], graph, "mean")  # [graphs, channels]
         factor = graph.to_nodes(self.scale(of_graph).exp())  # [nodes, 1]
         factor = factor.view(-1, *[1] * (pattern.mean.dim() - 1))  # [nodes, 1, ...], as many axes as the field has
         return pattern.scale_by(factor).floor_variance().shift_by(-self.origin)
@@ -205,13 +214,13 @@ class ConservedHead(nn.Module):
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
         """A distribution per node, of the field's shape."""
         prediction: Number = self.head(states, graph, batch)
-        owners, graphs, values = batch.owner("node"), batch.num_graphs, prediction.mean
+        values = prediction.mean
         if self.softness is None:
             softness = values.new_ones(values.shape[0], 1)
         else:
             softness = positive(self.softness(states[0]))
-        shares = softness / graph.to_nodes(segment_sum(softness, owners, graphs))  # [nodes, 1], which add up to 1
-        lacking = -segment_sum(values, owners, graphs)  # [graphs, *shape]
+        shares = softness / graph.to_nodes(graph.sum_over_nodes(softness))  # [nodes, 1], which add up to 1
+        lacking = -graph.sum_over_nodes(values)  # [graphs, *shape]
         if self.total:
             lacking = lacking + batch.graphs[self.total].reshape(lacking.shape)
         return prediction.shift_by(shares.view(-1, *[1] * (values.dim() - 1)) * graph.to_nodes(lacking))
@@ -233,9 +242,8 @@ class AttentionHead(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """A distribution per graph, of the field's shape."""
-        owner, graphs = batch.owner("node"), batch.num_graphs
-        weights = segment_softmax(self.gate(states[0]), owner, graphs)  # [nodes, 1]
-        prediction: Distribution = self.output(segment_sum(weights * self.network(states[0]), owner, graphs))
+        weights = shares_of_nodes(self.gate(states[0]), graph)  # [nodes, 1]
+        prediction: Distribution = self.output(graph.sum_over_nodes(weights * self.network(states[0])))
         return prediction
 
 
@@ -255,8 +263,8 @@ class GraphHead(nn.Module):
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """A distribution per graph, of the field's shape."""
         if self.pool == "sum":
-            return pool_numbers(self.output(self.network(states[0])), batch, "sum")
-        of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, self.pool)  # [graphs, channels]
+            return pool_numbers(self.output(self.network(states[0])), graph, batch, "sum")
+        of_graph = pooled_nodes(states[0], graph, self.pool)  # [graphs, channels]
         prediction: Distribution = self.output(self.network(of_graph))
         return prediction
 
@@ -295,7 +303,7 @@ class EnergyHead(GraphHead):
         learned: Point = self.output(self.network(states[0]))  # [nodes, *shape]
         rest = self.rest.index_select(0, batch.nodes[ATOMIC_NUMBERS]) * contacts.faded + contacts.repulsion / self.unit
         kept = (1 - contacts.faded).view(-1, *[1] * (learned.mean.dim() - 1))
-        return pool_numbers(Point(mean=learned.mean * kept + rest.view_as(kept)), batch, "sum")
+        return pool_numbers(Point(mean=learned.mean * kept + rest.view_as(kept)), graph, batch, "sum")
 
 
 Symmetry = Literal["symmetric", "antisymmetric"]
@@ -316,7 +324,7 @@ class PairInputs(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Float[Tensor, "edges width"]:
         """The rows, in the order of the edges."""
-        scalars = states[0]
+        scalars = graph.filled({0: states[0]})[0]
         # [edges, channels] each
         parts = [spread(scalars, end) for end in (graph.topology.senders, graph.topology.receivers)]
         features = self.edge_inputs(batch)
@@ -391,7 +399,7 @@ class VectorHead(nn.Module):
         if self.variance is not None:
             variance = positive(self.variance(states[0])).unsqueeze(-1).expand_as(vectors)  # [nodes, outputs, dim]
             prediction = Normal(mean=prediction.mean, variance=variance.reshape(-1, *self.shape))
-        return prediction if self.pool is None else pool_numbers(prediction, batch, self.pool)
+        return prediction if self.pool is None else pool_numbers(prediction, graph, batch, self.pool)
 
 
 class TensorHead(nn.Module):
@@ -433,7 +441,7 @@ class TensorHead(nn.Module):
         if self.variance is not None:
             variance = positive(self.variance(states[0]))[..., None, None].expand_as(tensors)
             prediction = Normal(mean=prediction.mean, variance=variance.reshape(-1, *self.shape))
-        return prediction if self.pool is None else pool_numbers(prediction, batch, self.pool)
+        return prediction if self.pool is None else pool_numbers(prediction, graph, batch, self.pool)
 
     def along_edges(
         self, states: States, graph: MessageGraph, batch: GraphBatch
@@ -470,9 +478,10 @@ class ConvolvedHead(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """Predict from the new states."""
-        states = self.layers.embed(self.narrow(states[0]), graph)  # degree 0: [nodes, hidden_dim]
+        inputs = graph.filled({0: self.narrow(states[0])})[0]  # [nodes, hidden_dim]
+        states = self.layers.embed(inputs, graph)
         for layer in self.layers.layers:
-            states = layer(states, graph)
+            states = layer(graph.filled(states), graph)
         prediction: Distribution = self.head(self.layers.finish(states, graph), graph, batch)
         return prediction
 

@@ -1,0 +1,216 @@
+"""Cut of a batch over ranks: who owns each node, and the part of each rank.
+
+Small graphs stay whole where that shares the work evenly. Others are cut by METIS where it is installed, else along a space-filling
+curve through the positions, or in breadth-first order where there are none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.halo import Halo, Peers
+from hydragnn.graphs.topology import Topology
+
+UNEVEN = 1.1
+"""Largest share of a rank, over the mean, with which graphs stay whole."""
+
+BITS = 16
+"""Binary digits of each coordinate on the curve."""
+
+Partition = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
+"""Parts of a symmetric sparse matrix of edges, from costs of nodes and the number of parts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutReport:
+    """Properties of a cut."""
+
+    balance: float
+    """Largest cost of a rank over the mean."""
+    edges: int
+    """Edges that join nodes of two ranks."""
+    rows: int
+    """Rows of states that all ranks send before a layer."""
+
+
+def node_costs(batch: GraphBatch, node_cost: int) -> Int[Tensor, " nodes"]:
+    """Return the edges that every node receives, and ``node_cost`` more."""
+    return batch.topology.degrees + node_cost
+
+
+def cut_nodes(
+    batch: GraphBatch, parts: int, node_cost: int = 8, partition: Partition | None = None
+) -> Int[Tensor, " nodes"]:
+    """Return the rank that owns each node, the same for the same batch.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> line = graph_from_arrays([[0.0, 0.0], [3.0, 0.0], [1.0, 0.0], [2.0, 0.0]], [], [])
+    >>> cut_nodes(line, 2).tolist()
+    [0, 1, 0, 1]
+    """
+    costs = node_costs(batch, node_cost)
+    of_graph = torch.zeros(batch.num_graphs, dtype=torch.int64).index_add_(0, batch.owner("node"), costs)
+    whole, largest = whole_graphs(of_graph.numpy(), parts)
+    if largest * parts <= UNEVEN * int(of_graph.sum()):
+        return torch.from_numpy(whole).index_select(0, batch.owner("node"))
+    if partition is not None:
+        return torch.from_numpy(partition(adjacency(batch), costs.numpy(), parts).astype(np.int64))
+    order = curve_order(batch) if batch.dim else breadth_first_order(batch)
+    before = costs[order].cumsum(0) - costs[order]  # [nodes], the cost of the nodes before each
+    result = torch.empty_like(costs)
+    result[order] = before * parts // max(1, int(costs.sum()))
+    return result
+
+
+def whole_graphs(costs: NDArray[np.int64], parts: int) -> tuple[NDArray[np.int64], int]:
+    """Return the rank of every graph, the largest first to the least loaded; and the largest load.
+
+    >>> whole_graphs(np.array([1, 5, 2, 2]), 2)
+    (array([1, 0, 1, 1]), 5)
+    """
+    loads, result = [0] * parts, np.zeros(len(costs), dtype=np.int64)
+    for graph in np.argsort(-costs, kind="stable").tolist():
+        result[graph] = rank = loads.index(min(loads))
+        loads[rank] += int(costs[graph])
+    return result, max(loads)
+
+
+def adjacency(batch: GraphBatch) -> Any:
+    """Return the edges as a symmetric sparse matrix without a diagonal."""
+    from scipy.sparse import coo_array
+
+    ends = batch.senders.numpy(), batch.receivers.numpy()
+    one_way = coo_array((np.ones(batch.num_edges, dtype=np.int32), ends), shape=(batch.num_nodes,) * 2).tocsr()
+    both = (one_way + one_way.T).tocsr()
+    both.setdiag(0)
+    both.eliminate_zeros()
+    return both
+
+
+def breadth_first_order(batch: GraphBatch) -> Int[Tensor, " nodes"]:
+    """Return the nodes in the order of Cuthill and McKee (1969), doi:10.1145/800195.805928."""
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    return torch.from_numpy(reverse_cuthill_mckee(adjacency(batch), symmetric_mode=True).astype(np.int64))
+
+
+def curve_order(batch: GraphBatch) -> Int[Tensor, " nodes"]:
+    """Return the nodes graph by graph, along a Hilbert curve in each."""
+    owner, positions = batch.owner("node"), batch.positions.detach()
+    index = owner.unsqueeze(1).expand_as(positions)
+    empty = positions.new_zeros(batch.num_graphs, batch.dim)
+    low = empty.scatter_reduce(0, index, positions, "amin", include_self=False)
+    high = empty.scatter_reduce(0, index, positions, "amax", include_self=False)
+    side = (high - low).amax(1, keepdim=True).clamp_min(torch.finfo(positions.dtype).tiny)  # one scale for all axes
+    places = (positions - low[owner]) / side[owner]
+    keys = hilbert_keys((places * (2**BITS - 1)).round().to(torch.int64).numpy())
+    return torch.from_numpy(np.lexsort((keys, owner.numpy())))
+
+
+def hilbert_keys(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions of cells ``[cells, dim]`` along a Hilbert curve.
+
+    Coordinates have ``BITS`` digits (Skilling 2004, doi:10.1063/1.1751381).
+
+    >>> np.argsort(hilbert_keys(np.array([[0, 0], [1, 1], [0, 1], [1, 0]]) << (BITS - 1))).tolist() in ([0, 3, 1, 2], [0, 2, 1, 3])
+    True
+    """
+    x = [axis.copy() for axis in places.T]
+    for bit in range(BITS - 1, 0, -1):
+        low = (1 << bit) - 1
+        for axis in x:
+            is_set = axis >> bit & 1 == 1
+            swap = np.where(is_set, 0, (x[0] ^ axis) & low)
+            x[0] ^= np.where(is_set, low, swap)
+            axis ^= swap
+    for one, other in zip(x, x[1:]):
+        other ^= one
+    turn = np.zeros_like(x[0])
+    for bit in range(BITS - 1, 0, -1):
+        turn ^= np.where(x[-1] >> bit & 1 == 1, (1 << bit) - 1, 0)
+    keys = np.zeros_like(x[0])
+    for bit in range(BITS - 1, -1, -1):
+        for axis in x:
+            keys = keys << 1 | (axis ^ turn) >> bit & 1
+    return keys
+
+
+def report_on(batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"], parts: int, node_cost: int = 8) -> CutReport:
+    """Return the balance and the size of a cut."""
+    loads = torch.zeros(parts, dtype=torch.int64).index_add_(0, rank_of_node, node_costs(batch, node_cost))
+    edges, nodes, _ = crossing(batch, rank_of_node)
+    mean = max(1.0, float(loads.sum()) / parts)
+    return CutReport(balance=float(loads.max()) / mean, edges=edges, rows=len(nodes))
+
+
+def crossing(
+    batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"]
+) -> tuple[int, Int[Tensor, " rows"], Int[Tensor, " rows"]]:
+    """Return the cut edges, the nodes that are sent, and the ranks that they are sent to.
+
+    Rows ascend by the rank that receives them, and by node.
+    """
+    to, sender = rank_of_node.index_select(0, batch.receivers), batch.senders
+    cut = (rank_of_node.index_select(0, sender) != to).nonzero().squeeze(1)
+    rows = (to[cut] * max(1, batch.num_nodes) + sender[cut]).unique()
+    return len(cut), rows % max(1, batch.num_nodes), rows // max(1, batch.num_nodes)
+
+
+def part_of_rank(batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"], peers: Peers) -> GraphBatch:
+    """Return this rank's part of a batch: its nodes, copies of those that send to them, and the edges that it receives."""
+    mine = rank_of_node == peers.rank
+    edges = mine.index_select(0, batch.receivers).nonzero().squeeze(1)
+    _, nodes, to = crossing(batch, rank_of_node)
+    of = rank_of_node.index_select(0, nodes)
+    leaving, arriving = nodes[of == peers.rank], nodes[to == peers.rank]
+    arriving = arriving[torch.argsort(of[to == peers.rank], stable=True)]  # in the order of the ranks that send them
+    rows = rows_of_part(batch, mine, arriving)
+    number = torch.full((batch.num_nodes,), -1).index_copy(0, rows, torch.arange(len(rows)))
+    halo = Halo(
+        peers=peers,
+        rows=number[arriving],
+        sent=number[leaving],
+        copies_from=_counts(of[to == peers.rank], peers.size),
+        sent_to=_counts(to[of == peers.rank], peers.size),
+        owned=mine[rows],
+        numbers=rows,
+        nodes_per_graph=batch.counts("node"),
+        crosses=len(nodes) > 0,
+    )
+    return replace(
+        batch,
+        positions=batch.positions[rows],
+        topology=Topology.square(number[batch.senders[edges]], number[batch.receivers[edges]], len(rows)),
+        edge_shifts=batch.edge_shifts[edges],
+        node_offsets=_offsets(batch.owner("node")[rows], batch.num_graphs),
+        edge_offsets=_offsets(batch.owner("edge")[edges], batch.num_graphs),
+        nodes={name: value[rows] for name, value in batch.nodes.items()},
+        edges={name: value[edges] for name, value in batch.edges.items()},
+        halo=halo,
+    )
+
+
+def rows_of_part(
+    batch: GraphBatch, mine: Bool[Tensor, " nodes"], copies: Int[Tensor, " copies"]
+) -> Int[Tensor, " rows"]:
+    """Return the nodes of a part: of every graph the owned ones, then the copies."""
+    owned = mine.nonzero().squeeze(1)
+    rows = torch.cat([owned, copies.sort().values])
+    if batch.num_graphs <= 1:
+        return rows
+    return rows[torch.argsort(batch.owner("node")[rows], stable=True)]
+
+
+def _offsets(owner: Tensor, graphs: int) -> Int[Tensor, " graphs_plus_one"]:
+    return torch.nn.functional.pad(torch.bincount(owner, minlength=graphs).cumsum(0), (1, 0))
+
+
+def _counts(ranks: Tensor, size: int) -> tuple[int, ...]:
+    return tuple(torch.bincount(ranks, minlength=size).tolist())

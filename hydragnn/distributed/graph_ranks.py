@@ -1,0 +1,105 @@
+"""Ranks that share graphs: the cut of their batches, and what they send each other."""
+
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from jaxtyping import Bool
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hydragnn.distributed.mesh import Mesh
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.cutting import Partition, cut_nodes, part_of_rank
+from hydragnn.graphs.halo import Peers
+from hydragnn.kernels import Pairs, pairs_of
+from hydragnn.models.graph_model import PAIRS
+
+REMEMBERED = 256
+"""Cuts by METIS that are kept, since epochs show the same graphs again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GraphRanks:
+    """Peers of this rank in a group of processes of its own.
+
+    Sums of gradients run in another group, so that their order and that of these exchanges need not agree.
+    """
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup
+
+    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
+        """Send ``sent[r]`` consecutive rows to each peer r; return ``received[r]`` rows of each."""
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows, list(received), list(sent), group=self.group)
+        return arrived
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum over all peers."""
+        result = values.clone()
+        dist.all_reduce(result, group=self.group)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Cutter:
+    """Function from a batch to this rank's part of it."""
+
+    peers: Peers
+    node_cost: int = 8
+    partition: Partition | None = None
+    _cuts: OrderedDict[int, Tensor] = field(default_factory=OrderedDict, init=False)
+
+    def __call__(self, batch: GraphBatch) -> GraphBatch:
+        """Return the part, with pairs of reverse edges of which one may be another rank's."""
+        rank_of_node = self.cut(batch)
+        part = part_of_rank(batch, rank_of_node, self.peers)
+        pairs = pairs_of(edge_vectors(batch), batch.topology) if batch.dim and part.num_edges else None
+        if pairs is not None:
+            own = rank_of_node.index_select(0, batch.receivers) == self.peers.rank
+            part._derived[PAIRS] = pairs_among(pairs, own)
+        return part
+
+    def cut(self, batch: GraphBatch) -> Tensor:
+        """Return the rank of every node; a cut that takes long is remembered."""
+        if self.partition is None:
+            return cut_nodes(batch, self.peers.size, self.node_cost)
+        key = zlib.crc32(batch.senders.numpy(), zlib.crc32(batch.receivers.numpy(), batch.num_nodes))
+        if key not in self._cuts:
+            self._cuts[key] = cut_nodes(batch, self.peers.size, self.node_cost, self.partition).to(torch.int16)
+            if len(self._cuts) > REMEMBERED:
+                self._cuts.popitem(last=False)
+        return self._cuts[key].to(torch.int64)
+
+
+def pairs_among(pairs: Pairs, edges: Bool[Tensor, " edges"]) -> Pairs:
+    """Return the pairs of some edges; an edge is alone where its reverse is not among them."""
+    present, pair = pairs.pair[edges].unique(return_inverse=True)
+    first = torch.full_like(present, len(pair)).scatter_reduce(0, pair, torch.arange(len(pair)), "amin")
+    return Pairs(first=first, pair=pair)
+
+
+def metis(edges: Any, costs: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
+    """Return a partition by METIS (Karypis and Kumar 1998, doi:10.1137/S1064827595287997)."""
+    import pymetis
+
+    found = pymetis.part_graph(parts, xadj=edges.indptr, adjncy=edges.indices, vweights=costs)
+    return np.asarray(found[1], dtype=np.int64)
+
+
+def make_cutter(mesh: Mesh, node_cost: int, device: torch.device) -> Cutter:
+    """Return the function that cuts batches over the ranks of the axis ``graph``; collective.
+
+    METIS cuts where all ranks have pymetis, so that all cut alike.
+    """
+    peers = GraphRanks(rank=mesh.coordinate("graph"), size=mesh.size("graph"), group=mesh.new_group("graph"))
+    lacking = torch.tensor(float(find_spec("pymetis") is None), device=device)
+    partition = None if float(mesh.ranks.sum_in_place(lacking)) else metis
+    return Cutter(peers=peers, node_cost=node_cost, partition=partition)
