@@ -130,7 +130,7 @@ class GraphBatch(Shown):
 
     @property
     def nodes_per_graph(self) -> Int[Tensor, " graphs"]:
-        """Nodes of every whole graph, of which this batch may be a part."""
+        """Nodes of every graph, also those of other ranks."""
         return self.counts("node") if self.halo is None else self.halo.nodes_per_graph
 
     def owner(self, location: Location) -> Int[Tensor, " items"]:

@@ -1,4 +1,4 @@
-"""Cut of a batch over ranks: who owns each node, and the part of each rank.
+"""Cut of a batch over ranks, and the part of each.
 
 Small graphs stay whole where that shares the work evenly. Others are cut by METIS where it is installed, else along a space-filling
 curve through the positions, or in breadth-first order where there are none.
@@ -6,6 +6,7 @@ curve through the positions, or in breadth-first order where there are none.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def node_costs(batch: GraphBatch, node_cost: int) -> Int[Tensor, " nodes"]:
 def cut_nodes(
     batch: GraphBatch, parts: int, node_cost: int = 8, partition: Partition | None = None
 ) -> Int[Tensor, " nodes"]:
-    """Return the rank that owns each node, the same for the same batch.
+    """Return the rank that owns each node.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> line = graph_from_arrays([[0.0, 0.0], [3.0, 0.0], [1.0, 0.0], [2.0, 0.0]], [], [])
@@ -70,7 +71,9 @@ def cut_nodes(
 
 
 def whole_graphs(costs: NDArray[np.int64], parts: int) -> tuple[NDArray[np.int64], int]:
-    """Return the rank of every graph, the largest first to the least loaded; and the largest load.
+    """Return the rank of every graph, and the largest load.
+
+    The largest graph comes first, each to the least loaded rank.
 
     >>> whole_graphs(np.array([1, 5, 2, 2]), 2)
     (array([1, 0, 1, 1]), 5)
@@ -95,7 +98,10 @@ def adjacency(batch: GraphBatch) -> Any:
 
 
 def breadth_first_order(batch: GraphBatch) -> Int[Tensor, " nodes"]:
-    """Return the nodes in the order of Cuthill and McKee (1969), doi:10.1145/800195.805928."""
+    """Return the nodes in breadth-first order.
+
+    Cuthill and McKee 1969, doi:10.1145/800195.805928, reversed.
+    """
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
     return torch.from_numpy(reverse_cuthill_mckee(adjacency(batch), symmetric_mode=True).astype(np.int64))
@@ -130,7 +136,7 @@ def hilbert_keys(places: NDArray[np.int64]) -> NDArray[np.int64]:
             swap = np.where(is_set, 0, (x[0] ^ axis) & low)
             x[0] ^= np.where(is_set, low, swap)
             axis ^= swap
-    for one, other in zip(x, x[1:]):
+    for one, other in pairwise(x):
         other ^= one
     turn = np.zeros_like(x[0])
     for bit in range(BITS - 1, 0, -1):
@@ -153,7 +159,7 @@ def report_on(batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"], parts: int
 def crossing(
     batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"]
 ) -> tuple[int, Int[Tensor, " rows"], Int[Tensor, " rows"]]:
-    """Return the cut edges, the nodes that are sent, and the ranks that they are sent to.
+    """Return the number of cut edges, nodes to send, and their ranks.
 
     Rows ascend by the rank that receives them, and by node.
     """
@@ -164,7 +170,10 @@ def crossing(
 
 
 def part_of_rank(batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"], peers: Peers) -> GraphBatch:
-    """Return this rank's part of a batch: its nodes, copies of those that send to them, and the edges that it receives."""
+    """Return this rank's part of a batch.
+
+    It has the nodes of the rank, copies of those that send to them, and the edges that they receive.
+    """
     mine = rank_of_node == peers.rank
     edges = mine.index_select(0, batch.receivers).nonzero().squeeze(1)
     _, nodes, to = crossing(batch, rank_of_node)
@@ -200,7 +209,7 @@ def part_of_rank(batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"], peers: 
 def rows_of_part(
     batch: GraphBatch, mine: Bool[Tensor, " nodes"], copies: Int[Tensor, " copies"]
 ) -> Int[Tensor, " rows"]:
-    """Return the nodes of a part: of every graph the owned ones, then the copies."""
+    """Return the nodes of a part, graph by graph, copies last."""
     owned = mine.nonzero().squeeze(1)
     rows = torch.cat([owned, copies.sort().values])
     if batch.num_graphs <= 1:

@@ -1,4 +1,4 @@
-"""Halo of a part of graphs: rows of nodes that other ranks own."""
+"""Halo of a part: nodes that other ranks own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +23,10 @@ class Peers(Protocol):
         """Return the number of peers."""
 
     def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
-        """Send ``sent[r]`` consecutive rows to each peer r; return ``received[r]`` rows of each."""
+        """Send ``sent[r]`` consecutive rows to every peer r; return what arrives.
+
+        That is ``received[r]`` rows of each.
+        """
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum over all peers, the same bits on each."""
@@ -65,6 +68,12 @@ class Halo:
         return torch.full((items,), location == "edge" or self.peers.rank == 0, device=self.owned.device)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Halo":
-        """Return the halo with ``change``, which keeps values, done to every tensor."""
-        names = ("rows", "sent", "owned", "numbers", "nodes_per_graph")
-        return replace(self, **{name: change(getattr(self, name)) for name in names})
+        """Return the halo with ``change`` done to every tensor."""
+        return replace(
+            self,
+            rows=change(self.rows),
+            sent=change(self.sent),
+            owned=change(self.owned),
+            numbers=change(self.numbers),
+            nodes_per_graph=change(self.nodes_per_graph),
+        )

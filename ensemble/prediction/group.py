@@ -261,7 +261,7 @@ def join_group(launch: Launch | None = None) -> AbstractContextManager[Group]:
                 time.sleep(PAUSE)
                 count = meeting.store.add("ranks that met", 0)
             if group.rank == 0:
-                meeting.clear(store=False)
+                meeting.clear()
             yield meeting.store
 
     return _open(Group(launch.rank, launch.size, meet, by_mpi=launch.by == "mpi"))

@@ -379,7 +379,7 @@ class Architecture(nn.Module):
 
     @classmethod
     def uncuttable(cls, settings: Any) -> str:
-        """Return the reason, after "model ...", why ranks cannot share one graph, or ""."""
+        """Return the reason, after "model ...", against shared graphs, or ""."""
         if vars(cls).get("cuttable", False):
             return ""
         return "does not say that its layers read no more than neighbours (cuttable = True in its class)"

@@ -175,7 +175,7 @@ class Relational(Architecture):
 
     @classmethod
     def uncuttable(cls, settings: RelationalSettings) -> str:
-        """Return the reason: a node may be on a level by an edge of another rank."""
+        """Return the reason: other ranks' edges decide who is on a level."""
         return "has a schedule of levels of edges" if settings.schedule else super().uncuttable(settings)
 
     @classmethod

@@ -30,7 +30,7 @@ class ThreadPeers:
     """Exchanges of this rank, and rows that it sent to others."""
 
     def _all(self, what: str, values: Tensor, counts: tuple[int, ...]) -> list[tuple[str, Tensor, tuple[int, ...]]]:
-        """Return what all ranks send at once, which must be of one kind."""
+        """Return what all ranks send, which must be of one kind."""
         self.table[self.rank] = (what, values.detach(), counts)
         self.barrier.wait(30)
         entries = [self.table[rank] for rank in range(self.size)]
@@ -54,7 +54,7 @@ class ThreadPeers:
 def on_parts(
     batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"], size: int, work: Callable[[GraphBatch], T]
 ) -> list[T]:
-    """Return what ``work`` gives for the part of every rank, all at once."""
+    """Return the result of ``work`` on the part of every rank."""
     barrier, table, results, errors = Barrier(size), {}, {}, []  # type: ignore[var-annotated]
 
     def run(rank: int) -> None:
@@ -88,7 +88,7 @@ def counted(predictions: dict[str, Distribution], part: GraphBatch, model: Graph
 def loss_and_gradients(
     model: GraphModel, batch: GraphBatch
 ) -> tuple[dict[str, Distribution], Tensor, tuple[Tensor, ...]]:
-    """Return predictions, loss and gradients of weights, of a whole batch or a part."""
+    """Return predictions, loss and gradients of a whole batch or a part."""
     predictions = model(batch)
     if batch.halo is not None:
         predictions = counted(predictions, batch, model)

@@ -1,4 +1,4 @@
-"""Ranks that share graphs: the cut of their batches, and what they send each other."""
+"""Ranks that share graphs: cuts and exchanges."""
 
 import zlib
 from collections import OrderedDict
@@ -36,7 +36,7 @@ class GraphRanks:
     group: dist.ProcessGroup
 
     def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
-        """Send ``sent[r]`` consecutive rows to each peer r; return ``received[r]`` rows of each."""
+        """Return the rows that arrive, as many as ``received`` says."""
         arrived = rows.new_empty(sum(received), *rows.shape[1:])
         dist.all_to_all_single(arrived, rows, list(received), list(sent), group=self.group)
         return arrived
@@ -58,7 +58,7 @@ class Cutter:
     _cuts: OrderedDict[int, Tensor] = field(default_factory=OrderedDict, init=False)
 
     def __call__(self, batch: GraphBatch) -> GraphBatch:
-        """Return the part, with pairs of reverse edges of which one may be another rank's."""
+        """Return the part, with the pairs of its edges."""
         rank_of_node = self.cut(batch)
         part = part_of_rank(batch, rank_of_node, self.peers)
         pairs = pairs_of(edge_vectors(batch), batch.topology) if batch.dim and part.num_edges else None
@@ -68,10 +68,10 @@ class Cutter:
         return part
 
     def cut(self, batch: GraphBatch) -> Tensor:
-        """Return the rank of every node; a cut that takes long is remembered."""
+        """Return the rank of every node; slow cuts are remembered."""
         if self.partition is None:
             return cut_nodes(batch, self.peers.size, self.node_cost)
-        key = zlib.crc32(batch.senders.numpy(), zlib.crc32(batch.receivers.numpy(), batch.num_nodes))
+        key = zlib.crc32(batch.senders.numpy().data, zlib.crc32(batch.receivers.numpy().data, batch.num_nodes))
         if key not in self._cuts:
             self._cuts[key] = cut_nodes(batch, self.peers.size, self.node_cost, self.partition).to(torch.int16)
             if len(self._cuts) > REMEMBERED:
@@ -80,7 +80,7 @@ class Cutter:
 
 
 def pairs_among(pairs: Pairs, edges: Bool[Tensor, " edges"]) -> Pairs:
-    """Return the pairs of some edges; an edge is alone where its reverse is not among them."""
+    """Return the pairs of some edges, which may lack their reverses."""
     present, pair = pairs.pair[edges].unique(return_inverse=True)
     first = torch.full_like(present, len(pair)).scatter_reduce(0, pair, torch.arange(len(pair)), "amin")
     return Pairs(first=first, pair=pair)
@@ -95,7 +95,7 @@ def metis(edges: Any, costs: NDArray[np.int64], parts: int) -> NDArray[np.int64]
 
 
 def make_cutter(mesh: Mesh, node_cost: int, device: torch.device) -> Cutter:
-    """Return the function that cuts batches over the ranks of the axis ``graph``; collective.
+    """Return the cutter for ranks along the axis ``graph``; collective.
 
     METIS cuts where all ranks have pymetis, so that all cut alike.
     """

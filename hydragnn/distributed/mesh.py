@@ -73,7 +73,7 @@ class Mesh:
         return self.new_group(*axes)
 
     def new_group(self, *axes: Axis) -> dist.ProcessGroup:
-        """Return a group along the axes that nothing else uses; all ranks call it together."""
+        """Return a new group along the axes; collective."""
         sets: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.ranks.size):
             place = coordinates(rank, self.sizes)

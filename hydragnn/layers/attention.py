@@ -61,7 +61,10 @@ class GraphAttention(nn.Module):
 def attention_over_ranks(
     projected: Float[Tensor, "nodes three_channels"], heads: int, graph: MessageGraph
 ) -> Float[Tensor, "nodes channels"]:
-    """Return the attention of a rank's nodes to all nodes of their graphs, whose keys and values every rank holds."""
+    """Return the attention of a rank's nodes to all others.
+
+    Every rank holds the keys and values of all.
+    """
     assert graph.halo is not None
     exchange, sizes = graph.halo, graph.halo.halo.nodes_per_graph.tolist()
     queries, others = projected.tensor_split([projected.shape[1] // 3], dim=1)  # [nodes, channels], [nodes, 2 channels]

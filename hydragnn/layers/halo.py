@@ -20,7 +20,7 @@ from hydragnn.kernels import segment_max, segment_sum
 
 
 class Swap(Function):
-    """Rows sent to their copies, or, ``back``, gradients of copies sent to their owners.
+    """Rows sent to their copies, or ``back`` to their owners.
 
     One is the adjoint of the other, since both move rows without adding any.
     """
@@ -67,7 +67,7 @@ class HaloExchange:
         self.token = self.start
 
     def fill(self, states: Sequence[Float[Tensor, "nodes *features"]]) -> list[Float[Tensor, "nodes *features"]]:
-        """Return the states with the rows of copies from their owners, by one exchange."""
+        """Return the states with copies from their owners, by one exchange."""
         halo = self.halo
         if not halo.crosses:
             return list(states)
@@ -80,7 +80,7 @@ class HaloExchange:
         ]
 
     def sum_to_owners(self, values: Float[Tensor, "nodes features"]) -> Float[Tensor, "nodes features"]:
-        """Return values with those of all copies added to their owners' rows."""
+        """Return values with those of copies added to their owners' rows."""
         halo = self.halo
         if not halo.crosses:
             return values
@@ -97,7 +97,7 @@ class HaloExchange:
         return values + self.token
 
     def owned(self, values: Float[Tensor, "nodes *features"], other: float = 0.0) -> Float[Tensor, "nodes *features"]:
-        """Return the values with another number in the rows of copies."""
+        """Return the values with ``other`` in the rows of copies."""
         return torch.where(self.halo.owned.view(-1, *[1] * (values.dim() - 1)), values, other)
 
     def gradients(
@@ -123,7 +123,7 @@ class HaloExchange:
         return self.total(segment_sum(self.owned(values), owner, num_graphs))
 
     def largest_of_nodes(self, values: Tensor, owner: Tensor, num_graphs: int) -> Float[Tensor, "graphs *features"]:
-        """Return the largest value over the nodes of every graph; zeros without nodes."""
+        """Return the largest value over the nodes of every graph, or zero."""
         peers = self.halo.peers
         counts = segment_sum(self.owned(values.new_ones(len(values), 1)), owner, num_graphs)  # [graphs, 1]
         largest = segment_max(self.owned(values, -math.inf), owner, num_graphs)

@@ -119,7 +119,7 @@ class MessageGraph:
         return shifted
 
     def filled(self, states: States) -> States:
-        """Return the states with those of other ranks' nodes, before edges are read."""
+        """Return the states with those of other ranks' nodes."""
         if self.halo is None:
             return states
         return dict(zip(states, self.halo.fill(list(states.values()))))

@@ -43,7 +43,7 @@ def pooled_nodes(
 
 
 def shares_of_nodes(scores: Float[Tensor, "nodes 1"], graph: MessageGraph) -> Float[Tensor, "nodes 1"]:
-    """Return the softmax over the nodes of every graph, which ranks may share."""
+    """Return the softmax over the nodes of every graph."""
     if graph.halo is None:
         return segment_softmax(scores, graph.owner, graph.num_graphs)
     largest = pooled_nodes(scores.detach(), graph, "max")

@@ -256,7 +256,7 @@ def _derivatives(
 
 
 def tied(predictions: dict[str, Distribution], graph: MessageGraph) -> dict[str, Distribution]:
-    """Return predictions whose gradients pass through all exchanges with other ranks."""
+    """Return predictions whose gradients pass through all exchanges."""
     halo = graph.halo
     if halo is None:
         return predictions

@@ -87,7 +87,7 @@ class HeadSettings(Settings):
 
     @property
     def uncuttable(self) -> str:
-        """Return the reason, after "head ...", why ranks cannot share one graph, or ""."""
+        """Return the reason, after "head ...", against shared graphs, or ""."""
         if vars(type(self)).get("cuttable", False):
             return ""
         return f"does not say how {type(self).__name__} sums over nodes (cuttable = True in its class)"

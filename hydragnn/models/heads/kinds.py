@@ -97,7 +97,7 @@ class _ItemHead(HeadSettings):
 
     @property
     def uncuttable(self) -> str:
-        """Return the reason: nodes are counted, or an edge is compared with its reverse."""
+        """Return the reason: numbers of nodes, or reverses of edges."""
         if self.per_index is not None:
             return "has a network for every node by its number (per_index)"
         if self.symmetry is not None:
