@@ -317,6 +317,9 @@ class Architecture(nn.Module):
     """True if a layer computes new states of a node from its own and those of nodes that send to it, and nothing else: then ranks may share
     one graph. A class says so itself, and does not inherit it."""
 
+    embeds: ClassVar[frozenset[str]] = frozenset()
+    """Attributes with weights that ``embed`` uses; other ones, but for layers, belong to ``finish``."""
+
     layers: nn.ModuleList
     """Layers made in ``__init__``; conditioning, attention and the like are put around each."""
     carried: Sequence[frozenset[int]]

@@ -284,6 +284,7 @@ class DimeNet(Architecture):
     """
 
     kind = "dimenet"
+    embeds = frozenset({"first", "output"})
     Settings = DimeNetSettings
     sees = frozenset({"lengths", "directions", "triplets", "edge_features"})
     requires = frozenset({"lengths", "directions", "triplets"})

@@ -196,6 +196,7 @@ class EquivariantTransformer(Architecture):
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
     cuttable = True
+    embeds = frozenset({"embedding"})
 
     def __init__(self, settings: EquivariantTransformerSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -198,6 +198,7 @@ class TensorNet(Architecture):
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
     cuttable = True
+    embeds = frozenset({"embedding"})
 
     def __init__(self, settings: TensorNetSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

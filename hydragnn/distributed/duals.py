@@ -44,7 +44,7 @@ class Reduce(torch.autograd.Function):
 
 
 class Gather(torch.autograd.Function):
-    """Channels of all ranks side by side; the derivative takes the own ones."""
+    """Channels of all ranks; the derivative takes the own ones."""
 
     @staticmethod
     def forward(context: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:

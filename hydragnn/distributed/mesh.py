@@ -35,6 +35,11 @@ class Mesh:
         return coordinates(self.ranks.rank, self.sizes)[AXES.index(axis)]
 
     @property
+    def shares_model(self) -> bool:
+        """Return True where ranks compute a model together."""
+        return self.size("shard", "pipeline", "tensor") > 1
+
+    @property
     def data_size(self) -> int:
         """Return the number of shares of a batch."""
         return self.size("replicate", "shard")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from hydragnn.config import TrainSettings
@@ -45,7 +46,9 @@ def sharing_of(model: nn.Module, mesh: Mesh, pieces: Mapping[str, Piece]) -> Sha
     """
     copies, shards = peers_of(mesh, *COPIES), peers_of(mesh, "shard")
     size = sum(parameter.nbytes for parameter in model.parameters()) / mesh.size("shard")
-    shares_states = copies is not None and size > buckets.BYTES
+    smaller = torch.tensor(float(size <= buckets.BYTES), device=next(model.parameters()).device)
+    # stages have other weights, and decide together
+    shares_states = copies is not None and not mesh.sum_in_place(smaller, "pipeline")
     differ: tuple[Axis, ...] = AXES if shares_states else ("shard", "pipeline", "tensor")
 
     def sum_norm(values: Tensor) -> Tensor:

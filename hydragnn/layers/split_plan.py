@@ -26,7 +26,7 @@ Ways = tuple[Way, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """How a part of a layer is split: its weights, arguments and outputs."""
+    """Split of a part of a layer: weights, arguments and outputs."""
 
     weights: Literal["columns", "rows", "last", "shared"] | None = None
     """columns: by outputs, which are local then. rows: by inputs, which are local; outputs are added up, and the bias after that. last: by the last dimension; what

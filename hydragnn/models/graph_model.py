@@ -195,11 +195,20 @@ class GraphModel(nn.Module):
         if self.description.model.checkpoint_activations:
             graph.prepare()
         states = self.encoder.embed(self.node_inputs(batch), graph)
+        return self.final_states(self.after_layers(states, self.encoder.layers, graph), graph)
+
+    def after_layers(
+        self, states: States, layers: Iterable[nn.Module], graph: MessageGraph, earlier: Sequence[States] = ()
+    ) -> list[States]:
+        """Return the states that ``final_states`` reads.
+
+        They are those after all of these layers and ``earlier`` ones, or after the last alone.
+        """
         every = self.description.architecture.readout == "every layer"
-        of_layers: list[States] = []
+        of_layers = list(earlier)
         # states before the first layer follow from inputs, which copies have, too
         reads_edges = type(self.encoder).embed is not Architecture.embed
-        for number, layer in enumerate(self.encoder.layers):
+        for number, layer in enumerate(layers, start=len(earlier)):
             states = graph.filled(states) if number or reads_edges else states
             outputs = (
                 layer.of_every_layer(states, graph)
@@ -207,10 +216,13 @@ class GraphModel(nn.Module):
                 else [layer(states, graph)]
             )
             states = outputs[-1]
-            of_layers += outputs
-        if every:
-            states = side_by_side(of_layers)
-        states = self.encoder.finish(states, graph)
+            of_layers = [*of_layers, *outputs] if every else [states]
+        return of_layers
+
+    def final_states(self, of_layers: list[States], graph: MessageGraph) -> States:
+        """Return the states that heads read."""
+        every = self.description.architecture.readout == "every layer"
+        states = self.encoder.finish(side_by_side(of_layers) if every else of_layers[-1], graph)
         return states if self.pooled_condition is None else self.pooled_condition(states, graph)
 
 

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from hydragnn.distributed.graph_ranks import make_cutter
 from hydragnn.distributed.mesh import Mesh, make_mesh
 from hydragnn.distributed.parallelize import parallelize
+from hydragnn.distributed.pipeline import make_pipeline
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
 from hydragnn.record import RunRecord
@@ -74,14 +77,17 @@ def assemble(
     else:
         model, factors, reasons = begun_model(start, descriptions[0], plan.training.seed)
         notes = [*notes, *start.notes, *reasons]
+    stages = make_pipeline(model, mesh, device)
     parameters = parallelize(model, mesh, placement, plan.training, factors)
     by_branch = [branch.targets for branch in data.branches]
-    # ranks with the same graphs and nodes draw the same random numbers
+    # ranks with the same graphs, nodes and layers draw the same random numbers
+    number = mesh.item * mesh.size("pipeline") + mesh.coordinate("pipeline")
     sums = mesh.sum_in_place, ranks.sum_in_place
-    context = training_context(plan.training, by_branch, placement.device, mesh.item, *sums)
+    context = training_context(plan.training, by_branch, placement.device, number, *sums)
+    context = replace(context, stages=stages)
     if data.replay is not None:
         context = replace(context, branches=(*context.branches, context.branches[0]))
-    plain = data.replay is not None or 0.0 in factors or is_sharded or shares_graphs
+    plain = data.replay is not None or 0.0 in factors or mesh.shares_model or shares_graphs
     context = replace(context, plain_steps=plain)
     compiling, reasons = choose_compiling(plan, placement.device, ranks.size)
     notes = [*notes, *reasons]
@@ -93,7 +99,8 @@ def assemble(
     if compiling:
         compiled, reasons = compiled_on_all(model, context.autocast, ranks, device, heartbeat)
         context, notes = replace(context, compiled=compiled), [*notes, *reasons]
-    record = first_record(plan, data, parameters.count, placement.device, notes)
+    count = mesh.sum_in_place(torch.tensor(parameters.count, device=device), "pipeline")
+    record = first_record(plan, data, int(count), placement.device, notes)
     return Assembly(
         state=first_state(model, parameters, fields=len(data.targets)),
         data=data,

@@ -21,7 +21,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
-from hydragnn.models.checks import check, check_channels, check_cuttable
+from hydragnn.models.checks import check, check_channels, check_cuttable, check_stages
 from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
 from hydragnn.runs.fine_tuning import Start, open_start
@@ -133,6 +133,7 @@ def described_branches(
             )
             check(model, measured=False)
             check_channels(encoder, config.parallel.tensor if config.parallel else 1)
+            check_stages(model, config.parallel.pipeline if config.parallel else 1)
             check_pairs(encoder.global_attention, store)
             for head in model.heads:
                 head_factors(head, model, store)
@@ -213,11 +214,16 @@ def plan_run(
                     unseen_inputs=described.unseen_inputs,
                 )
             )
-    settings = config.parallel or ParallelSettings()
-    if settings.graph > 1:
+    parallel = config.parallel or ParallelSettings()
+    if parallel.graph > 1:
         for plan in plans:
             with about(_subject(plan.name)):
                 check_cuttable(plan.model)
+    if parallel.pipeline > 1 and (len(plans) > 1 or getattr(config, "start", None) is not None):
+        what = "several branches" if len(plans) > 1 else "a start"
+        raise InputError(
+            f"parallel.pipeline = {parallel.pipeline} is for new models of one data set, and this run has {what}; leave it out"
+        )
     start, replay = planned_start(config.start if isinstance(config, RunConfig) else None, plans[0])
     return RunPlan(
         table=config.to_json(),
@@ -228,7 +234,7 @@ def plan_run(
         training=config.train,
         fills_memory=config.batch.budget == "auto",
         memory=config.batch.memory,
-        parallel=settings,
+        parallel=parallel,
     )
 
 

@@ -211,8 +211,8 @@ def measured_forgetting(run: Assembly, callback: RunCallback, status: str) -> di
     weights = run.state.parameters
     with weights.best(), weights.in_use(), keep_beating(callback.heartbeat):
         measure = partial(forgetting, start, model, data.branches[0].normalisation)
-        # ranks that share weights gather them together
-        table = measure() if weights.in_step else first_ranks_value(measure, callback.ranks, run.context.device)
+        # ranks that share the model compute together
+        table = measure() if run.mesh.shares_model else first_ranks_value(measure, callback.ranks, run.context.device)
     return {"start": {**callback.record.start, "forgetting": table}}
 
 

@@ -65,6 +65,29 @@ class Callback(Protocol):
         """Write a checkpoint now."""
 
 
+@runtime_checkable
+class Stages(Protocol):
+    """Ranks with consecutive layers; the last has the heads."""
+
+    def train(
+        self,
+        parts: Sequence[GraphBatch],
+        loss_of: Callable[[dict[str, Distribution], int], Tensor],
+        autocast: Callable[[], AbstractContextManager[object]],
+        expect_sum: Callable[[], None],
+    ) -> None:
+        """Add the gradients of all parts.
+
+        ``loss_of`` is called on the last stage with predictions and number of a part, ``expect_sum`` before the last backward pass.
+        """
+
+    def predict(self, batch: GraphBatch) -> dict[str, Distribution]:
+        """Return predictions on the last stage, nothing on others."""
+
+    def share(self, values: Tensor) -> Tensor:
+        """Add up values of all stages in place."""
+
+
 def alone(values: Tensor) -> Tensor:
     """Return the values: the sum over ranks where there is one."""
     return values
@@ -96,6 +119,8 @@ class TrainingContext:
     replays: tuple[Replays, ...] = ()
     """The recorded steps of each branch; empty where every step is computed anew."""
 
+    stages: Stages | None = None
+    """Where this rank has some layers only."""
     plain_steps: bool = False
     """Steps are computed one by one, and neither compiled, recorded nor stacked with those of other runs."""
 
@@ -121,8 +146,14 @@ class TrainingContext:
         finally:
             torch.set_float32_matmul_precision(before)
 
+    def share(self, values: Tensor) -> Tensor:
+        """Return values that the last stage has, the same on all."""
+        return values if self.stages is None else self.stages.share(values)
+
     def predictor(self, state: TrainState, branch: int) -> Callable[[GraphBatch], dict[str, Distribution]]:
         """Return the function that predicts a branch with the state's weights."""
+        if self.stages is not None:
+            return self.stages.predict
         return self.compiled[branch] if self.compiled else state.of_branch(branch)
 
     def weights_in(self, epoch: int) -> Float64[Tensor, " fields"]:

@@ -147,7 +147,10 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     loss = torch.zeros_like(counts[0])
     seed_step(context.settings.seed, state.epoch, state.step, context.rank, context.device)
     passes = [*((part, scale[own]) for part in share.parts), *((one, 0 * scale[own]) for one in share.stand_ins)]
-    for number, (part, factors) in enumerate(passes, start=1):
+    if context.stages is not None:
+        sums, loss = staged_gradient(state, targets, passes, len(share.parts), context)
+        state.totals[0, own].add_(sums)
+    for number, (part, factors) in enumerate(passes if context.stages is None else [], start=1):
         if number == len(passes) and not context.replays:  # a recording of collectives was not seen
             state.parameters.expect_sum()
         sums, part_loss = replayed_gradient(state, share.branch, part, context, factors)
@@ -224,6 +227,35 @@ def add_gradient(
     return sums.detach(), total.detach()
 
 
+def staged_gradient(
+    state: TrainState,
+    targets: Sequence[Target],
+    passes: Sequence[tuple[GraphBatch, Tensor]],
+    counted: int,
+    context: TrainingContext,
+) -> tuple[Tensor, Tensor]:
+    """Add the gradients of all parts by stages.
+
+    Return errors and loss of the first ``counted``, the same on all stages.
+    """
+    assert context.stages is not None
+    values = torch.zeros(len(targets) + 1, dtype=torch.float64, device=context.device)
+
+    def loss_of(predictions: dict[str, Distribution], number: int) -> Tensor:
+        part, factors = passes[number]
+        sums = loss_sums(targets, predictions, part)
+        total = (sums * factors.to(sums.dtype)).sum()
+        if number < counted:
+            values.add_(torch.cat([sums.detach(), total.detach().unsqueeze(0)]))
+        return total
+
+    with context.arithmetic(), state.parameters.in_use():
+        parts = [part for part, _ in passes]
+        context.stages.train(parts, loss_of, context.autocast, state.parameters.expect_sum)
+    context.share(values)
+    return values[:-1], values[-1]
+
+
 def validate(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> dict[str, float | None]:
     """Return ``valid/loss`` and the errors of every target.
 
@@ -239,6 +271,8 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
                 callback.heartbeat()
                 passes += 1
                 predictions = replayed_predictions(state, number, batch, context)
+                if not predictions:  # another stage has them
+                    continue
                 sums = loss_sums(branch.targets, predictions, batch).to(torch.float64)
                 totals[:, own] += torch.stack([sums, label_counts(branch.targets, batch)])
                 for target in branch.targets:
@@ -246,6 +280,6 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
             for _ in range(branch.valid_passes - passes):
                 replayed_predictions(state, number, branch.train.stand_in, context)
     state.model.train()
-    context.reduce(errors.sums)
-    loss = context.weighted_mean(context.stage_two_weights, context.reduce(totals))
+    context.reduce(context.share(errors.sums))
+    loss = context.weighted_mean(context.stage_two_weights, context.reduce(context.share(totals)))
     return {"valid/loss": loss, **flat_metrics(errors.values(data.valid_moments), "valid")}

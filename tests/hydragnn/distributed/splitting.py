@@ -5,6 +5,7 @@ Run by ``test_channels.py``: ``splitting.py OUT.json``.
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hydragnn.config import RunConfig
 from hydragnn.distributed import join_ranks, leave
 from hydragnn.distributed.channels import Channels, split_channels
 from hydragnn.distributed.mesh import Mesh, make_mesh
+from hydragnn.distributed.pipeline import make_pipeline
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import GraphModel
 from hydragnn.parallel import ParallelSettings
@@ -31,7 +33,6 @@ MULTIHEAD = {"global_attention": {"kind": "multihead", "heads": 2}}
 LINEAR = {"global_attention": {"kind": "linear", "heads": 2}}
 EQUIVARIANT = {"global_attention": {"kind": "equivariant", "heads": 2}}
 BLIND = ("gin", "relational", "sage", "mfc")
-TOKENS = {"hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0, "heads": 2, "latents": 3}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in sorted(architectures())},
     "painn as in the public HydraGNN": ("painn", {"tanh_networks": True, "directions": "over_length"}),
@@ -51,7 +52,7 @@ def configuration(kind: str, changes: dict[str, Any], **more: Any) -> RunConfig:
         "data": {"store": "in memory", "inputs": inputs},
         "split": {"train": 0.7, "valid": 0.2},
         "batch": {"max_graphs": 6},
-        "model": {"kind": kind, **MODELS.get(kind, TOKENS), **changes},
+        "model": {"kind": kind, **MODELS[kind], **changes},
         "heads": [ENERGY, CHARGE] if forces else WITHOUT_FORCES,
         "train": {"epochs": 1, "learning_rate": 0.005, "precision": "fp64"},
         **more,
@@ -94,6 +95,55 @@ def compare(kind: str, changes: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     }
 
 
+STAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {}) for kind in sorted(architectures())},
+    "painn beside attention": ("painn", {**MULTIHEAD, "num_layers": 3}),
+    "mace of three layers, computed twice": ("mace", {"checkpoint_activations": True, "num_layers": 3}),
+    "moving egnn": ("egnn", {"moving_coordinates": True, "num_layers": 4}),
+}
+
+
+def compare_stages(kind: str, changes: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+    """Return relative errors of losses and gradients of two stages, and the share of weights that the larger one holds."""
+    store = clusters(12, related=True)
+    config = configuration(kind, changes, heads=WITHOUT_FORCES)
+    placement = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64, micro_batches=3)
+    run = assemble(plan_run(config, store), placement, Ranks(), lambda: None)
+    model, parts = run.state.model, next(iter(run.data.epoch(0))).parts
+    assert len(parts) == 3
+    for weight in model.parameters():
+        weight.data, weight.grad = weight.data.clone(), None
+    torch.stack([loss_sums(run.data.targets, model(part), part).sum() for part in parts]).sum().backward()
+    whole = {name: weight.grad for name, weight in model.named_parameters()}
+    with torch.no_grad():
+        expected = model(parts[0])
+    for weight in model.parameters():
+        weight.grad = None
+    pipeline = make_pipeline(model, mesh, torch.device("cpu"))
+    assert pipeline is not None
+    pipeline.train(
+        parts, lambda found, n: loss_sums(run.data.targets, found, parts[n]).sum(), nullcontext, lambda: None
+    )
+    own = {name: weight.grad for name, weight in model.named_parameters()}
+    with torch.no_grad():
+        found = pipeline.predict(parts[0])
+    scale = max(float(one.abs().max()) for one in whole.values() if one is not None)
+    errors = [abs(float((one - own[name]).abs().max())) for name, one in whole.items() if own.get(name) is not None]
+    names = mesh.ranks.gather(torch.tensor([float(name in own) for name in whole]))
+    sizes = [
+        sum(one.numel() for name, one in model.named_parameters()),
+        sum(p.numel() for p in whole.values() if p is not None),
+    ]
+    missing = [n for n, one in whole.items() if one is not None and n in own and own[n] is None]
+    assert not missing, missing
+    return {
+        "gradient": float(mesh.ranks.gather(torch.tensor(max(errors), dtype=torch.float64)).max()) / scale,
+        "predictions": max((float((one.mean - expected[n].mean).abs().max()) for n, one in found.items()), default=0.0),
+        "held once": bool((names.sum(0) == 1).all()),
+        "share": float(mesh.ranks.gather(torch.tensor(sizes[0] / sizes[1])).max()),
+    }
+
+
 def check_derivatives(mesh: Mesh) -> None:
     """Raise where an operation is not differentiated right, once and twice."""
     group = mesh.group("tensor")
@@ -124,6 +174,8 @@ def main() -> int:
         mesh = make_mesh(ParallelSettings(tensor=2), ranks)
         check_derivatives(mesh)
         result = {name: compare(kind, changes, mesh) for name, (kind, changes) in CASES.items()}
+        mesh = make_mesh(ParallelSettings(pipeline=2), ranks)
+        result["stages"] = {name: compare_stages(kind, changes, mesh) for name, (kind, changes) in STAGES.items()}
         if ranks.first:
             out.write_text(json.dumps(result))
     return 0

@@ -1,4 +1,4 @@
-"""Ranks that share channels compute what one rank computes, whatever the architecture."""
+"""Ranks that share channels or layers compute what one rank computes, whatever the architecture."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.runs.plan import plan_run
 from tests.forked import Forked
-from tests.hydragnn.distributed.splitting import CASES, configuration
+from tests.hydragnn.distributed.splitting import CASES, STAGES, WITHOUT_FORCES, configuration
 from tests.hydragnn.training.worker import clusters
 
 WORKER = Path(__file__).with_name("splitting.py")
@@ -76,3 +76,32 @@ def test_channels_that_do_not_divide_are_one_sentence(model: dict[str, Any], ran
     kind = model.pop("kind")
     with pytest.raises(InputError, match=words):
         plan_run(configuration(kind, model, parallel={"tensor": ranks}), clusters(12))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_two_stages_have_the_gradients_and_predictions_of_one_rank(
+    name: str, comparisons: dict[str, dict[str, Any]]
+) -> None:
+    result = comparisons["stages"][name]
+    assert result["gradient"] <= ROUNDING and result["predictions"] <= ROUNDING, result
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_weight_is_on_one_stage(name: str, comparisons: dict[str, dict[str, Any]]) -> None:
+    assert comparisons["stages"][name]["held once"] and comparisons["stages"][name]["share"] < 0.85
+
+
+@pytest.mark.parametrize(
+    ("changes", "heads", "words"),
+    [
+        ({}, None, "parallel.pipeline = 2 cannot train on forces or stress"),
+        ({"num_layers": 1}, WITHOUT_FORCES, "takes a layer per stage, and model.num_layers is 1"),
+        ({"pooling": {"levels": 1}}, WITHOUT_FORCES, "cannot divide a model that pools"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_one_sentence(
+    changes: dict[str, Any], heads: list[dict[str, Any]] | None, words: str
+) -> None:
+    more = {"heads": heads} if heads else {}
+    with pytest.raises(InputError, match=words):
+        plan_run(configuration("schnet", changes, parallel={"pipeline": 2}, **more), clusters(12, related=True))

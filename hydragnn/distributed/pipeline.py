@@ -1,0 +1,222 @@
+"""Pipeline: every rank computes consecutive layers, and states travel.
+
+The schedule is 1F1B (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1): a stage has no more micro-batches in memory than stages follow. The stages of
+``torch.distributed.pipelining`` exchange tensors of fixed shapes, and graphs have other sizes in every batch.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hydragnn.distributed.mesh import Mesh
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.kernels import first_derivatives
+from hydragnn.layers import MessageGraph, States
+from hydragnn.models import Distribution, GraphModel
+
+Travellers = dict[str, Tensor]
+"""States by layer and degree, and what layers share, by name."""
+
+Predictions = dict[str, Distribution]
+
+HEADER = 2**15
+"""Bytes for names and shapes of what travels."""
+
+
+class Absent(nn.Module):
+    """A part of the model that another stage holds."""
+
+    def forward(self, *arguments: object) -> None:
+        """Return nothing."""
+
+
+def make_pipeline(model: nn.Module, mesh: Mesh, device: torch.device) -> "Pipeline | None":
+    """Return this rank's stage; None without stages.
+
+    The model keeps no other layers. All ranks call it together.
+    """
+    group = mesh.group("pipeline")
+    if group is None:
+        return None
+    assert isinstance(model, GraphModel)  # runs of several branches are refused
+    back = mesh.new_group("pipeline")
+    return Pipeline(model=model, layers=keep_stage(model, mesh), group=group, back=back, device=device)
+
+
+def keep_stage(model: GraphModel, mesh: Mesh) -> range:
+    """Remove what other stages hold; return the own layers."""
+    stage, last = mesh.coordinate("pipeline"), mesh.size("pipeline") - 1
+    encoder, count = model.encoder, len(model.encoder.layers)
+    own = range(count * stage // (last + 1), count * (stage + 1) // (last + 1))
+    for number in set(range(count)) - set(own):
+        encoder.layers[number] = Absent()
+    parts = {
+        name for name, part in encoder.named_children() if name != "layers" and any(True for _ in part.parameters())
+    }
+    for name in parts:
+        if stage != (0 if name in encoder.embeds else last):
+            setattr(encoder, name, Absent())
+    if stage:
+        model.node_inputs, model.condition_inputs = Absent(), None  # type: ignore[assignment]
+        if any(True for _ in model.edge_inputs.parameters()):
+            model.edge_inputs = Absent()  # type: ignore[assignment]
+    if stage < last:
+        model.heads, model.pooled_condition = nn.ModuleList(), None
+    return own
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Pipeline:
+    """This rank's stage, and the micro-batches on their way through it."""
+
+    model: GraphModel
+    layers: range
+    group: dist.ProcessGroup
+    back: dist.ProcessGroup
+    """Of the same ranks, for gradients: messages of one direction never wait for those of the other."""
+    device: torch.device
+    sent: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+
+    @property
+    def stage(self) -> int:
+        """Return the position of this rank's layers."""
+        return dist.get_rank(self.group)
+
+    @property
+    def last(self) -> bool:
+        """Return True where the heads are."""
+        return self.stage == dist.get_world_size(self.group) - 1
+
+    @property
+    def edges_travel(self) -> bool:
+        """Return True where the first stage makes edge features from weights."""
+        return isinstance(self.model.edge_inputs, Absent) or any(True for _ in self.model.edge_inputs.parameters())
+
+    def train(
+        self,
+        parts: Sequence[GraphBatch],
+        loss_of: Callable[[Predictions, int], Tensor],
+        autocast: Callable[[], AbstractContextManager[object]],
+        expect_sum: Callable[[], None],
+    ) -> None:
+        """Add the gradients of all parts, by 1F1B; see ``Stages``."""
+        ahead = min(dist.get_world_size(self.group) - 1 - self.stage, len(parts))
+        waiting: list[tuple[Travellers, list[Tensor]]] = []
+        for number in range(len(parts) + ahead):
+            if number < len(parts):
+                with autocast():
+                    received, sent, predictions = self.forward(parts[number])
+                ends = [loss_of(predictions, number)] if self.last else list(sent.values())
+                waiting.append((received, ends))
+            if number >= ahead:
+                if number == len(parts) + ahead - 1:
+                    expect_sum()
+                self.backward(*waiting.pop(0))
+                parts[number - ahead].forget_derived()
+        self.finish()
+
+    def forward(self, batch: GraphBatch) -> tuple[Travellers, Travellers, Predictions]:
+        """Receive, compute and send; return what came, what went, and predictions."""
+        model = self.model
+        received = self.receive() if self.stage else {}
+        with first_derivatives():
+            graph = model.message_graph(batch, model.edge_vectors(batch))
+            earlier, graph = from_travellers(received, graph)
+            if model.description.model.checkpoint_activations:
+                graph.prepare()
+            states = earlier[-1] if earlier else model.encoder.embed(model.node_inputs(batch), graph)
+            layers = [model.encoder.layers[number] for number in self.layers]
+            of_layers = model.after_layers(states, layers, graph, earlier)
+            if self.last:
+                final = model.final_states(of_layers, graph)
+                heads = zip(model.description.heads, model.heads)
+                return received, {}, {settings.field: head(final, graph, batch) for settings, head in heads}
+        travellers = to_travellers(of_layers, graph, self.edges_travel)
+        self.send(travellers, self.stage + 1, self.group)
+        return received, travellers, {}
+
+    def backward(self, received: Travellers, ends: Sequence[Tensor]) -> None:
+        """Differentiate what was sent, or the loss; send gradients back."""
+        gradients = list(self.receive(back=True).values()) if not self.last else [None]
+        pairs = [(end, one) for end, one in zip(ends, gradients, strict=True) if end.requires_grad]
+        torch.autograd.backward([end for end, _ in pairs], [one for _, one in pairs])
+        if self.stage:
+            own = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in received.items()}
+            self.send(own, self.stage - 1, self.back)
+
+    def predict(self, batch: GraphBatch) -> Predictions:
+        """Return predictions on the last stage, nothing on others."""
+        _, _, predictions = self.forward(batch)
+        self.finish()
+        return predictions
+
+    def share(self, values: Tensor) -> Tensor:
+        """Add up values of all stages; all but the last have zeros."""
+        dist.all_reduce(values, group=self.group)
+        return values
+
+    def send(self, travellers: Mapping[str, Tensor], stage: int, group: dist.ProcessGroup) -> None:
+        """Start to send names, shapes and numbers."""
+        shapes = {name: (list(one.shape), str(one.dtype)) for name, one in travellers.items()}
+        text = json.dumps(shapes).encode().ljust(HEADER)
+        assert len(text) == HEADER
+        header = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
+        wide = widest([one.dtype for one in travellers.values()])
+        numbers = torch.cat([one.detach().flatten().to(wide) for one in travellers.values()])
+        for tensor in (header, numbers):
+            work = dist.isend(tensor, group=group, group_dst=stage)
+            assert work is not None
+            self.sent.append((work, tensor))
+
+    def receive(self, *, back: bool = False) -> Travellers:
+        """Wait for states of the stage before, or gradients of the next."""
+        group, stage = (self.back, self.stage + 1) if back else (self.group, self.stage - 1)
+        header = torch.empty(HEADER, dtype=torch.uint8, device=self.device)
+        dist.recv(header, group=group, group_src=stage)
+        shapes = json.loads(bytes(header.cpu().numpy()))
+        dtypes = [getattr(torch, dtype.removeprefix("torch.")) for _, dtype in shapes.values()]
+        sizes = [prod(shape) for shape, _ in shapes.values()]
+        numbers = torch.empty(sum(sizes), dtype=widest(dtypes), device=self.device)
+        dist.recv(numbers, group=group, group_src=stage)
+        parts = zip(shapes.items(), numbers.split(sizes), dtypes)
+        leaves = {name: part.view(shape).to(dtype) for (name, (shape, _)), part, dtype in parts}
+        return {name: leaf.requires_grad_(not back and torch.is_grad_enabled()) for name, leaf in leaves.items()}
+
+    def finish(self) -> None:
+        """Wait until all is sent."""
+        for work, _ in self.sent:
+            work.wait()
+        self.sent.clear()
+
+
+def widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    """Return the type in which numbers of all these types travel."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def to_travellers(of_layers: Sequence[States], graph: MessageGraph, edges_travel: bool) -> Travellers:
+    """Return states, and what the graph has from weights, by name."""
+    named = {f"{n} {degree}": one for n, states in enumerate(of_layers) for degree, one in states.items()}
+    shared = {"condition": graph.condition, "edge_features": graph.edge_features if edges_travel else None}
+    return named | {name: one for name, one in shared.items() if one is not None}
+
+
+def from_travellers(travellers: Travellers, graph: MessageGraph) -> tuple[list[States], MessageGraph]:
+    """Return states by layer, and the graph with what came."""
+    of_layers: dict[str, States] = {}
+    for name, one in travellers.items():
+        number, _, degree = name.partition(" ")
+        if degree:
+            of_layers.setdefault(number, {})[int(degree)] = one
+    if not travellers:
+        return [], graph
+    condition, features = (travellers.get(name, getattr(graph, name)) for name in ("condition", "edge_features"))
+    whole = replace(graph, condition=condition, edge_features=features)
+    whole.cache.update(graph.cache)  # which has nothing but topology yet
+    return list(of_layers.values()), whole
