@@ -41,7 +41,7 @@ class MeshBuild(BuildSettings):
                 raise InputError(f"{path} is no time series in XDMF, so that a field has no step; leave it out")
             if frames is None:
                 yield partial(self._graph, path, name)
-            if frames is not None and any(steps) and all(TIME not in field.keys for field in self.fields):
+            if frames is not None and any(steps) and all(field.keys[0] not in (TIME, LEAD) for field in self.fields):
                 _check_times(path)
             for frame in range(-min([0, *steps]), (frames or 0) - max([0, *steps])):
                 yield partial(self._graph, path, name, frame)
@@ -69,6 +69,12 @@ class MeshBuild(BuildSettings):
                 values[field.name] = _columns(sources[field.step][key], field)
             elif field.on == "graph" and key == TIME and frame is not None:
                 values[field.name] = times[field.step]
+            elif field.on == "graph" and key == LEAD and frame is not None:
+                values[field.name] = times[field.step] - times[0]
+                if values[field.name] <= 0:
+                    raise InputError(
+                        f"{name}#{frame}: {field.name} is {values[field.name]:g}, and leads to no later frame; give the field the step of the target"
+                    )
             elif field.optional:
                 absent.add(field.name)
             else:
@@ -94,8 +100,8 @@ class MeshBuild(BuildSettings):
         return graph.with_texts({**self.texts_of({RUN: name}, f"{name}#{frame}"), RUN: [name]})
 
 
-TIME, RUN = "time", "run"
-"""Key of the time of a frame, and of the text with its file, by which a split groups."""
+TIME, LEAD, RUN = "time", "lead_time", "run"
+"""Keys of the time of a frame, of that from the frame to the one ``step`` later, and of the text with its file, by which a split groups."""
 
 
 def _same_cells(one: Any, other: Any) -> bool:

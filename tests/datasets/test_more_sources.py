@@ -530,6 +530,11 @@ def test_steps_are_of_equal_time_or_the_model_reads_the_time(times: list[float],
     time = [{"name": "now", "on": "graph", "key": "time"}, {"name": "then", "on": "graph", "key": "time", "step": 1}]
     graphs = built(tmp_path, kind="mesh", files=["a.xdmf"], fields=fields + time)
     assert graphs["now"].tolist() == times[:2] and graphs["then"].tolist() == times[1:]
+    lead = {"name": "lead", "on": "graph", "key": "lead_time", "step": 1}
+    if min(np.diff(times)) > 0:
+        assert built(tmp_path, kind="mesh", files=["a.xdmf"], fields=[*fields, lead])["lead"].tolist() == [1, 4]
+    else:
+        refused(tmp_path, "leads to no later frame", kind="mesh", files=["a.xdmf"], fields=[*fields, lead])
 
 
 @pytest.mark.parametrize("pages", ["one by one", "in time"])

@@ -44,6 +44,8 @@ OTHER: dict[str, Any] = {
     "per_index": 7,
     "pool": "sum",
     "correction_of": "size",
+    "lead_time": "other",
+    "optional_inputs": ["other"],
     "total": 0.0,
     "class_weights": "balanced",
 }
