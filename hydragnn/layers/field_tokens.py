@@ -122,7 +122,16 @@ class FieldTokens(NodeInputs):
 
     @torch.no_grad()
     def begin_fields(self, new: Collection[str]) -> None:
-        """Begin new fields as the mean of those of their unit, or as zero."""
+        """Begin new fields as the mean of those of their unit, and faint.
+
+        Without any of their unit they begin as zero. Their tokens have scores that are lower by ``FAINT`` in every head and do not depend on values, so that
+        the states of nodes hardly change before the first step.
+        """
+        query, keys = self.attention.queries(self.query), self.attention.keys.weight
+        heads = self.attention.heads
+        scores = torch.einsum("hw,hwc->hc", query.view(heads, -1), keys.view(heads, -1, keys.shape[1]))
+        scores = scores / (keys.shape[0] / heads) ** 0.5  # of a token, by head; [heads, channels]
+        inverse = torch.linalg.pinv(scores)
         for field in (one for one in self.variables if one.name in new):
             features = unit_features(field.unit)
             alike = [
@@ -130,7 +139,15 @@ class FieldTokens(NodeInputs):
                 for one in self.variables
                 if one.name not in new and unit_features(one.unit) == features
             ]
-            self.names[name_of(field)].copy_(torch.stack(alike).mean(0) if alike else torch.zeros(()))
+            row = torch.stack(alike).mean(0) if alike else torch.zeros_like(self.names[name_of(field)][0])
+            slope, offset = row.chunk(2)
+            of_unit = torch.zeros_like(row) if self.unit is None else self.unit(row.new_tensor(features))
+            slope = slope - inverse @ (scores @ (slope + of_unit[: len(slope)]))
+            self.names[name_of(field)].copy_(torch.cat([slope, offset - FAINT * inverse.sum(1)]))
+
+
+FAINT = 4.0
+"""Scores by which tokens of new fields begin below others: a fiftieth of their share."""
 
 
 def name_of(field: Field) -> str:

@@ -68,7 +68,7 @@ def work(job: tuple[Path, str, int, int]) -> float:
     out, kind, seed, epochs = job
     if kind == "tuned":
         table = table_of(out / "three.h5", THREE, epochs, 1e-3, seed, 32)
-        table["start"] = {"model": str(out / f"field_tokens-{seed}"), "encoder_rate": 0.3}
+        table["start"] = {"model": str(out / f"field_tokens-{seed}"), "encoder_rate": 0.1}
         return trained(out / f"tuned-{seed}", table)
     settings, rate = MODELS[kind]
     table = table_of(out / "two.h5", TWO, epochs, rate, seed, settings["hidden_dim"])
@@ -156,9 +156,7 @@ def main() -> None:
     jobs = [(out, kind, seed, epochs[kind]) for seed in range(options.seeds) for kind in MODELS]
     with get_context("spawn").Pool(options.processes) as pool:
         spent = pool.map(work, jobs, chunksize=1)
-        pool.map(
-            work, [(out, "tuned", seed, max(3, options.epochs // 3)) for seed in range(options.seeds)], chunksize=1
-        )
+        pool.map(work, [(out, "tuned", seed, options.epochs) for seed in range(options.seeds)], chunksize=1)
     result: dict[str, Any] = {"epochs": epochs, "cpu": {}, "weights": {}, "roll-outs": {}, "kept": {}}
     for kind in MODELS:
         of_kind = [s for s, job in zip(spent, jobs) if job[1] == kind]

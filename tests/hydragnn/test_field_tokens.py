@@ -12,6 +12,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import make_graph, make_model
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.graphs import Field, GraphBatch, concatenate
+from hydragnn.layers.field_tokens import FAINT
 from hydragnn.models import TrainedModel, load_model
 from hydragnn.models.compiled import NotCompiled, of_known_sizes
 
@@ -134,10 +135,20 @@ def test_fine_tuning_adds_fields_that_begin_as_those_of_their_unit(place: Path, 
     table["train"]["learning_rate"] = 1e-12  # the first function
     record = hydragnn.train(table, tmp_path / "tuned")
     assert any("the start does not have the inputs warmth, depth" in note for note in record.notes)
-    weights = load_model(tmp_path / "tuned/model", torch.float64).model.node_inputs.state_dict()
-    old = model_of(place).model.node_inputs.state_dict()
-    for name, expected in (("depth", old["names.of_height"]), ("warmth", torch.zeros_like(old["names.of_height"]))):
-        torch.testing.assert_close(weights[f"names.of_{name}"], expected, rtol=0, atol=1e-9)
+    inputs, old = (
+        load_model(tmp_path / "tuned/model", torch.float64).model.node_inputs,
+        model_of(place).model.node_inputs,
+    )
+    query, keys = inputs.attention.queries(inputs.query).view(2, 4), inputs.attention.keys.weight.view(2, 4, 8)
+    scores = torch.einsum("hw,hwc->hc", query, keys) / 2  # of a token in each head
+    away = torch.eye(8, dtype=torch.float64) - torch.linalg.pinv(scores) @ scores  # what no head's score depends on
+    for name, alike in (("depth", old.names["of_height"]), ("warmth", torch.zeros(1, 16, dtype=torch.float64))):
+        slope, offset = (inputs.names[f"of_{name}"] - alike).chunk(2, dim=1)
+        torch.testing.assert_close(offset @ scores.T, torch.full((1, 2), -FAINT, dtype=torch.float64))
+        unit = inputs.unit(inputs.units[[field.name for field in inputs.variables].index(name)])[:8]
+        whole = inputs.names[f"of_{name}"][:, :8] + unit
+        torch.testing.assert_close(whole @ scores.T, torch.zeros(1, 2, dtype=torch.float64), rtol=0, atol=1e-9)
+        torch.testing.assert_close(slope @ away, torch.zeros_like(slope), rtol=0, atol=1e-9)
     tuned, graph = load_model(tmp_path / "tuned/model", torch.float64), lattice(3, ("height", "rate"), 0.2)
     torch.testing.assert_close(
         tuned.predict(graph)["next"].mean, model_of(place).predict(graph)["next"].mean, rtol=1e-6, atol=1e-6
