@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hydragnn.distributed.fabric import Fabric
     from hydragnn.distributed.ranks import Ranks
     from hydragnn.runs.layout_plan import MachineSize
-    from hydragnn.runs.step_costs import OnStep, StepCosts
+    from hydragnn.runs.step_costs import OnStep, RunCosts
 
 SHOWN = 12
 """Layouts on a terminal; ``--json`` has all."""
@@ -69,26 +69,29 @@ def plan(
     """
     from hydragnn.config import read_config
     from hydragnn.distributed import leave
+    from hydragnn.distributed.fabric import measured_fabric, site_fabric
     from hydragnn.distributed.ranks import join_ranks
     from hydragnn.runs.session import own_device, select_device
 
     settings = read_config(config, assignments or [])
     check_plannable(settings, str(config))
-    begin = time.monotonic()
+    begin, place = time.monotonic(), select_device(None)
+    fabric = stated(site, latency, bandwidth)
+    with join_ranks(config.absolute().parent, place) as ranks:
+        own = own_device(place, ranks)
+        if fabric is None:
+            fabric = measured_fabric(ranks, own) if ranks.size > 1 else site_fabric("frontier")
+    machine = machine_of(ranks, own, nodes, ranks_per_node, memory or settings.batch.memory)
 
     def show(what: str, left: float | None) -> None:
         if ranks.first and not as_json and time.monotonic() - begin > QUIET:
             more = "" if left is None else f", about {left:.0f} s left"
             print(f"measuring {what}{more}", file=sys.stderr, flush=True)
 
-    place = select_device(None)
-    with join_ranks(config.absolute().parent, place) as ranks:
-        own = own_device(place, ranks)
-        costs, fabric = measured(settings, ranks, own, show, stated(site, latency, bandwidth))
-        machine = machine_of(ranks, own, nodes, ranks_per_node, memory or settings.batch.memory)
-        if ranks.first:
-            result = result_of(costs, machine, fabric, curves)
-            print(json.dumps(result)) if as_json else show_plan(result)
+    costs = measured(settings, machine, own, show)
+    if ranks.first:
+        result = result_of(costs, machine, fabric, curves)
+        print(json.dumps(result)) if as_json else show_plan(result)
     leave(0)
 
 
@@ -120,28 +123,26 @@ def stated(site: str, latency: float | None, bandwidth: float | None) -> "Fabric
     return Fabric(within=within, between=between, source=(given if changed else "") + base.source)
 
 
-def measured(
-    config: "AnyConfig", ranks: "Ranks", device: "torch.device", show: "OnStep", given: "Fabric | None"
-) -> "tuple[StepCosts, Fabric]":
-    """Return costs of steps and fabric; every rank holds all data."""
-    from hydragnn.distributed.fabric import measured_fabric, site_fabric
+def measured(config: "AnyConfig", machine: "MachineSize", device: "torch.device", show: "OnStep") -> "RunCosts":
+    """Return costs of all layouts; every rank holds all data.
+
+    Ranks measure the same at the same time, since they were together just now.
+    """
     from hydragnn.distributed.ranks import Ranks
     from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import assemble
+    from hydragnn.runs.layout_plan import layouts_on
     from hydragnn.runs.plan import plan_run
     from hydragnn.runs.session import DTYPES
-    from hydragnn.runs.step_costs import measured_costs
+    from hydragnn.runs.step_costs import costs_of_layouts, is_possible
     from hydragnn.training.data import DevicePlacement
 
     show("data", None)
     run_plan = replace(plan_run(config), parallel=ParallelSettings())
     placement = DevicePlacement(device=device, dtype=DTYPES[config.train.precision])
-    run = assemble(run_plan, placement, Ranks(), lambda: None, shared=ranks.size > 1)
-    costs = measured_costs(run, run_plan, ranks, on_step=show)
-    if given is None:
-        show("collectives", None)
-        given = measured_fabric(ranks, device) if ranks.size > 1 else site_fabric("frontier")
-    return costs, given
+    run = assemble(run_plan, placement, Ranks(), lambda: None, shared=machine.measured > 1)
+    layouts = [layout for layout in layouts_on(machine) if is_possible(run_plan, layout)]
+    return costs_of_layouts(run, run_plan, layouts, show)
 
 
 def machine_of(
@@ -168,7 +169,7 @@ def machine_of(
     )
 
 
-def result_of(costs: "StepCosts", machine: "MachineSize", fabric: "Fabric", curves: bool) -> dict[str, Any]:
+def result_of(costs: "RunCosts", machine: "MachineSize", fabric: "Fabric", curves: bool) -> dict[str, Any]:
     """Return the plan as plain JSON."""
     from hydragnn.runs.layout_plan import planned_layouts, scaling_curve
 
@@ -183,7 +184,6 @@ def result_of(costs: "StepCosts", machine: "MachineSize", fabric: "Fabric", curv
         "graphs_per_batch": graphs,
         "memory_of_a_device": machine.memory,
         "network": fabric.source,
-        "weights": costs.vectors.gradients,
         "layouts": [one.to_json() for one in layouts],
         **({"curves": [asdict(one) for one in curve], "published": PUBLISHED} if curves else {}),
     }

@@ -1,26 +1,28 @@
 """Memory, time and efficiency of layouts, from costs of small steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.fabric import Collective, Fabric, Group, group_along
 from hydragnn.distributed.mesh import check_layout
 from hydragnn.parallel import AXES, Axis, ParallelSettings
-from hydragnn.runs.step_costs import StepCosts
+from hydragnn.runs.step_costs import RunCosts, StepCosts, kind_of
 from hydragnn.training.buckets import BYTES
+from hydragnn.training.parameters import SHARDED_BLOCKS
 
 Limit = Literal["compute", "communication", "latency", "memory"]
 
-AXES_IN_USE: tuple[Axis, ...] = ("replicate",)
-"""Axes that are planned."""
+PLANNED: tuple[Axis, ...] = ("shard", "tensor")
+"""Axes that are planned, beside replicas."""
 
 SMALL_SUMS = 2
-"""Sums of a few numbers over ranks in every step: labels that were counted, and signals."""
+"""Sums of a few numbers over ranks in every step: labels that were counted, and signals. Ranks with shares also sum the norm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,11 +137,11 @@ class PlannedLayout:
         }
 
 
-def layouts_on(machine: MachineSize, axes: Sequence[Axis] = AXES_IN_USE) -> Iterator[ParallelSettings]:
+def layouts_on(machine: MachineSize, axes: Sequence[Axis] = PLANNED) -> Iterator[ParallelSettings]:
     """Yield every layout that the ranks can have, in one micro-batch.
 
-    >>> [one.ranks_per_replica for one in layouts_on(MachineSize(nodes=2, ranks_per_node=2))]
-    [1]
+    >>> [(one.shard, one.tensor) for one in layouts_on(MachineSize(nodes=2, ranks_per_node=1))]
+    [(1, 1), (2, 1)]
     """
 
     def extended(rest: Sequence[Axis], chosen: dict[str, int]) -> Iterator[ParallelSettings]:
@@ -154,7 +156,7 @@ def layouts_on(machine: MachineSize, axes: Sequence[Axis] = AXES_IN_USE) -> Iter
         for size in divisors(machine.ranks_per_node if rest[0] == "tensor" else machine.ranks):
             yield from extended(rest[1:], {**chosen, rest[0]: size})
 
-    yield from extended([axis for axis in axes if axis != "replicate"], {})
+    yield from extended(axes, {})
 
 
 def divisors(number: int) -> list[int]:
@@ -166,41 +168,49 @@ def divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
 
 
-def planned_layouts(costs: StepCosts, machine: MachineSize, fabric: Fabric) -> list[PlannedLayout]:
-    """Return all layouts, the fastest that fits first.
+def planned_layouts(costs: RunCosts, machine: MachineSize, fabric: Fabric) -> list[PlannedLayout]:
+    """Return all layouts whose kind was measured, the fastest that fits first.
 
     Each has the fewest micro-batches with which it fits.
     """
-    planned = [fitting(costs, settings, machine, fabric) for settings in layouts_on(machine)]
+    layouts = [one for one in layouts_on(machine) if kind_of(one) in costs.kinds]
+    planned = [fitting(costs, settings, machine, fabric) for settings in layouts]
     return sorted(planned, key=lambda one: (not one.fits, one.seconds, one.memory.total))
 
 
-def fitting(costs: StepCosts, settings: ParallelSettings, machine: MachineSize, fabric: Fabric) -> PlannedLayout:
+def fitting(costs: RunCosts, settings: ParallelSettings, machine: MachineSize, fabric: Fabric) -> PlannedLayout:
     """Return a layout in as many micro-batches as it needs."""
     while True:
         one = planned(costs, settings, machine, fabric)
-        most = max(len(batch) for batch in costs.batches) // (one.sizes["replicate"] * one.sizes["shard"])
+        most = max(map(len, costs.workload.batches)) // (one.sizes["replicate"] * one.sizes["shard"])
         if one.fits or settings.micro_batches >= most:
             return one
         settings = settings.model_copy(update={"micro_batches": 2 * settings.micro_batches})
 
 
-def planned(costs: StepCosts, settings: ParallelSettings, machine: MachineSize, fabric: Fabric) -> PlannedLayout:
+def planned(costs: RunCosts, settings: ParallelSettings, machine: MachineSize, fabric: Fabric) -> PlannedLayout:
     """Return what a layout takes and gives."""
     rest = machine.ranks // settings.ranks_per_replica
     sizes: dict[Axis, int] = {axis: rest if axis == "replicate" else getattr(settings, axis) for axis in AXES}
-    shares = costs.shares(sizes["replicate"] * sizes["shard"])
-    memory = memory_of(costs, settings, sizes, shares)
-    largest = [max(map(costs.cost, batch)) for batch in shares]
-    parts = [part_seconds(costs, cost, settings) for cost in largest]
-    reading = float(np.mean([costs.load.at(cost) for cost in largest])) * (not costs.accelerator)
-    gradient = float(np.mean(parts))
-    update = costs.update / (sizes["shard"] * sizes["tensor"] * sizes["pipeline"])
+    own, alone, work = costs.kinds[kind_of(settings)], costs.kinds[kind_of(ParallelSettings())], costs.workload
+    shares = work.shares(sizes["replicate"] * sizes["shard"])
+    weights = Shares.of(own, sizes)
+    memory = memory_of(costs, settings, sizes, shares, weights)
+    largest = [max(map(work.cost, batch)) for batch in shares]
+    parts = settings.micro_batches
+    gradient = parts * mean(own.part.at(cost / parts) for cost in largest)
+    reading = 0.0 if costs.accelerator else mean(map(own.load.at, largest))
+    update = own.update * weights.states / (own.vectors.states / sizes_of_kind(settings))
     compute = machine.slowdown * (gradient + reading + update)
-    backward = machine.slowdown * costs.backward * gradient / settings.micro_batches * machine.overlap
-    moving, latency, hidden = communication_of(costs, sizes, machine, fabric, backward)
-    alone = [part_seconds(costs, float(sum(map(costs.cost, [batch]))), ParallelSettings()) for batch in costs.batches]
-    ideal = float(np.mean(alone)) + costs.update
+    backward = machine.slowdown * own.backward * gradient / parts * machine.overlap
+    moving, latency, hidden = communication_of(own, sizes, machine, fabric, weights, backward)
+    for exchange in own.exchanges:
+        group = group_along(sizes, (exchange.axis,), machine.ranks_per_node)
+        size = parts * mean(exchange.size.at(cost / parts) for cost in largest)
+        count = parts * exchange.count
+        total, hops = times(fabric, exchange.kind, size / count, group, count)
+        moving, latency = moving + total - hops, latency + hops
+    ideal = mean(alone.part.at(work.cost(batch)) for batch in work.batches) + alone.update
     seconds = compute + moving + latency
     return PlannedLayout(
         layout=settings,
@@ -211,57 +221,98 @@ def planned(costs: StepCosts, settings: ParallelSettings, machine: MachineSize, 
         latency=latency,
         hidden=hidden,
         efficiency=machine.slowdown * ideal / (machine.ranks * seconds),
-        graphs=float(np.mean([len(batch) for batch in costs.batches])),
+        graphs=mean(float(len(batch)) for batch in work.batches),
         fits=machine.memory is None or memory.total <= machine.memory,
     )
 
 
-def part_seconds(costs: StepCosts, cost: float, settings: ParallelSettings) -> float:
-    """Return the time of the gradient of a share, in its micro-batches."""
-    return settings.micro_batches * costs.part.at(cost / settings.micro_batches)
+def sizes_of_kind(settings: ParallelSettings) -> int:
+    """Return the shards with which the kind of a layout was measured."""
+    return kind_of(settings)[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shares:
+    """Bytes of weights and states of one rank."""
+
+    weights: float
+    states: float
+    copies_share: bool
+    """Each copy keeps the states of a share of the weights."""
+
+    @classmethod
+    def of(cls, costs: StepCosts, sizes: dict[Axis, int]) -> "Shares":
+        """Return the shares of a rank in a mesh of these sizes, as ``parallelize`` divides them."""
+        copies, shards = sizes["replicate"] * sizes["graph"], sizes["shard"]
+        weights = costs.vectors.weights / shards
+        shared = copies > 1 and weights > BYTES
+        return cls(
+            weights=weights, states=costs.vectors.states / shards / (copies if shared else 1), copies_share=shared
+        )
 
 
 def memory_of(
-    costs: StepCosts, settings: ParallelSettings, sizes: dict[Axis, int], shares: list[list[np.ndarray]]
+    costs: RunCosts,
+    settings: ParallelSettings,
+    sizes: dict[Axis, int],
+    shares: list[list[NDArray[np.int64]]],
+    weights: Shares,
 ) -> DeviceMemory:
     """Return the memory of the rank that needs most."""
-    parts, footprint = settings.micro_batches, costs.footprint
+    own, graph_sizes, parts = costs.kinds[kind_of(settings)], costs.workload.sizes, settings.micro_batches
     peak = held = 0.0
     for graphs in (graphs for batch in shares for graphs in batch if len(graphs)):
-        own = footprint.held(costs.sizes, graphs)
-        each = ceil(len(graphs) / parts)
-        order = graphs[np.argsort(costs.sizes.edges[graphs], kind="stable")][::-1] if parts > 1 else graphs
-        whole = footprint.bytes(costs.sizes, graphs if parts == 1 else order[::parts][:each])
-        inside = footprint.held(costs.sizes, order[::parts][:each]) if parts > 1 else own
-        if own + whole - inside > peak + held:
-            peak, held = whole - inside, own
-    vectors = costs.vectors
+        whole = own.footprint.held(graph_sizes, graphs)
+        order = graphs[np.argsort(graph_sizes.edges[graphs], kind="stable")][::-1]
+        largest = order[::parts][: ceil(len(graphs) / parts)]  # parts have nearly equal costs
+        inside = own.footprint.held(graph_sizes, largest)
+        taken = own.footprint.bytes(graph_sizes, largest) - inside
+        if whole + taken > peak + held:
+            peak, held = taken, whole
+    vectors = own.vectors
+    moments = weights.states * vectors.moments / vectors.states
+    gathered = min(peak, vectors.gathered)
     return DeviceMemory(
-        parameters=vectors.weights,
-        gradients=vectors.gradients,
-        optimizer=vectors.optimizer,
-        average_and_best=vectors.kept,
-        data=int(costs.valid / (sizes["replicate"] * sizes["shard"]) + held),
-        activations=int(peak),
+        parameters=int(weights.weights),
+        gradients=int(weights.weights),
+        optimizer=int(moments),
+        average_and_best=int(weights.states - moments),
+        data=int(own.valid / (sizes["replicate"] * sizes["shard"]) + held),
+        activations=int(peak - gathered),
+        gathered_layers=int(gathered),
     )
 
 
 def communication_of(
-    costs: StepCosts, sizes: dict[Axis, int], machine: MachineSize, fabric: Fabric, backward: float
+    costs: StepCosts,
+    sizes: dict[Axis, int],
+    machine: MachineSize,
+    fabric: Fabric,
+    weights: Shares,
+    backward: float,
 ) -> tuple[float, float, float]:
     """Return seconds of bytes, of latency, and those that are hidden.
 
-    The backward pass hides sums that begin while it goes on.
+    The backward pass hides sums of gradients that begin while it goes on. Weights that other copies have moved are gathered after it.
     """
-    of_items = group_along(sizes, ("replicate", "shard", "graph"), machine.ranks_per_node)
+    copies = group_along(sizes, ("replicate", "graph"), machine.ranks_per_node)
     everyone = group_along(sizes, AXES, machine.ranks_per_node)
-    size = costs.vectors.gradients
-    buckets = max(1, size // BYTES)
-    total, hops = times(fabric, "all-reduce", size / buckets, of_items, buckets)
-    hidden = min(total * (buckets - 1) / buckets, backward)  # the last bucket is complete at the end
+    size = weights.weights
+    blocks = SHARDED_BLOCKS if sizes["shard"] > 1 else max(1, int(size // BYTES))
+    kind: Collective = "all-gather" if weights.copies_share else "all-reduce"
+    total, hops = times(fabric, kind, size / blocks, copies, blocks)
+    hidden = min(total * (blocks - 1) / blocks, backward)  # the last block is complete at the end
     share = 1.0 - hidden / total if total else 1.0
-    small = SMALL_SUMS * fabric.hops("all-reduce", everyone)
-    return (total - hops) * share, hops * share + small, hidden
+    moving, latency = (total - hops) * share, hops * share
+    if weights.copies_share:
+        moving, latency = moving + total - hops, latency + hops
+    sums = SMALL_SUMS + (weights.copies_share or sizes["shard"] * sizes["tensor"] > 1)
+    return moving, latency + sums * fabric.hops("all-reduce", everyone), hidden
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean of some numbers."""
+    return float(np.mean(list(values)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,13 +330,14 @@ class Scaling:
 
 
 def scaling_curve(
-    costs: StepCosts, machine: MachineSize, fabric: Fabric, devices: Sequence[int], per_device: int
+    costs: RunCosts, machine: MachineSize, fabric: Fabric, devices: Sequence[int], per_device: int
 ) -> list[Scaling]:
     """Return efficiencies; batches of weak scaling have ``per_device`` graphs on every device."""
     rows = []
     for count in devices:
         on = replace(machine, nodes=count // machine.ranks_per_node)
-        grown = replace(costs, batches=tuple(np.resize(b, per_device * count) for b in costs.batches[:1]))
+        batches = tuple(np.resize(batch, per_device * count) for batch in costs.workload.batches[:1])
+        grown = replace(costs, workload=replace(costs.workload, batches=batches))
         rows.append([planned_layouts(one, on, fabric)[0].seconds for one in (costs, grown)])
     (strong, weak), first = rows[0], devices[0]
     return [

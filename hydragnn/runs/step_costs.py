@@ -1,25 +1,42 @@
-"""Costs of steps on one device, from a few small ones."""
+"""Costs of steps on one device, from a few small ones.
+
+A process computes what one rank of a layout does, by torch's process group without peers, whose collectives return at once. They are counted.
+"""
 
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, Loader, Sizes
 from hydragnn.datasets.footprint import Footprint, footprint_from_json
 from hydragnn.datasets.packing import costs_of, share_of
+from hydragnn.distributed.fabric import Collective
+from hydragnn.distributed.mesh import Mesh
+from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import GraphModel
-from hydragnn.runs.assembly import Assembly
+from hydragnn.models.checks import check_channels
+from hydragnn.parallel import AXES, Axis, ParallelSettings
+from hydragnn.runs.assembly import Assembly, build
 from hydragnn.runs.memory import footprint_in_training, size_of_levels
 from hydragnn.runs.plan import RunPlan
 from hydragnn.training.data import Feed
 from hydragnn.training.loop import add_gradient, move
-from hydragnn.training.state import TrainState
+from hydragnn.training.parameters import FlatParameters
+from hydragnn.training.state import first_state
 
 REPEATS = 3
 """Measurements of each size, of which the least counts."""
@@ -27,75 +44,89 @@ REPEATS = 3
 LONG = 0.2
 """Seconds of a step after which no larger one is measured."""
 
-OnStep = Callable[[str, float | None], None]
-"""Called with what is measured next, and about how many seconds are left."""
-
-Clock = Callable[[], float]
-
 BATCHES = 4
 """Batches that stand for all of an epoch."""
+
+Clock = Callable[[], float]
+OnStep = Callable[[str, float | None], None]
+"""Called with what is measured next, and about how many seconds are left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Seconds as a function of the cost of a batch in edges.
+    """Seconds or bytes as a function of the cost of a batch in edges.
 
     It is straight between measurements, and beyond them.
     """
 
     costs: tuple[float, ...]
-    seconds: tuple[float, ...]
+    values: tuple[float, ...]
 
     def at(self, cost: float) -> float:
-        """Return the time at a cost.
+        """Return the value at a cost.
 
-        >>> Curve(costs=(10.0, 20.0), seconds=(2.0, 3.0)).at(40.0)
+        >>> Curve(costs=(10.0, 20.0), values=(2.0, 3.0)).at(40.0)
         5.0
         """
         if cost <= 0 or len(self.costs) == 1:
-            return 0.0 if cost <= 0 else self.seconds[0]
+            return 0.0 if cost <= 0 else self.values[0]
         number = int(np.clip(np.searchsorted(self.costs, cost), 1, len(self.costs) - 1))
-        (low, high), (first, last) = self.costs[number - 1 : number + 1], self.seconds[number - 1 : number + 1]
+        (low, high), (first, last) = self.costs[number - 1 : number + 1], self.values[number - 1 : number + 1]
         return max(0.0, first + (cost - low) / (high - low) * (last - first))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """Collectives of one kind along one axis, while a gradient is computed."""
+
+    axis: Axis
+    kind: Collective
+    count: int
+    size: Curve
+    """Bytes of all of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Vectors:
-    """Bytes of what a rank keeps of all weights, undivided."""
+    """Bytes of weights, and of their copies and states, that ranks may share."""
 
     weights: int
-    gradients: int
-    optimizer: int
-    kept: int
-    """Best weights so far, and their average."""
+    states: int
+    """Moments, best and average weights."""
+    moments: int
+    """Of the states."""
+    gathered: int = 0
+    """Blocks of weights at hand, where ranks share them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCosts:
-    """Time and memory of a run's steps on one device."""
+    """Time and memory of the steps of one rank."""
 
     vectors: Vectors
-    layers: tuple[int, ...]
-    """Bytes of the weights of every layer, heads and embeddings as one."""
     footprint: Footprint
-    """Memory of the tensors of a step, without weights."""
+    """Memory of the tensors of a step."""
     valid: int
-    """Bytes of the validation part and of what a model without weights takes."""
+    """Bytes of the validation part, undivided."""
     part: Curve
-    """Gradient of a part of a batch."""
+    """Seconds of the gradient of a part of a batch."""
     load: Curve
-    """Reading a share of a batch."""
+    """Seconds to read a share of a batch."""
     backward: float
     """Share of the gradient's time in its backward pass, in which sums over ranks begin."""
     update: float
     """Seconds in which all weights are moved."""
-    state_width: int
-    """Bytes of the states of a node between two layers."""
+    exchanges: tuple[Exchange, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """Batches of a run."""
+
     sizes: Sizes
     batches: tuple[NDArray[np.int64], ...]
-    """Global batches as numbers of graphs."""
+    """As numbers of graphs."""
     node_cost: int
-    accelerator: bool
 
     def shares(self, ranks: int) -> list[list[NDArray[np.int64]]]:
         """Return the graphs of ranks, of many some, in each batch."""
@@ -108,6 +139,77 @@ class StepCosts:
         return float((self.sizes.edges[graphs] + self.node_cost * self.sizes.nodes[graphs]).sum())
 
 
+def workload_of(loader: Loader) -> Workload:
+    """Return some batches; graphs are repeated where a batch has room."""
+    batches, budget = loader.batches(0)[:BATCHES], loader.budget
+    full = [batch for batch in batches if len(batch) == budget.max_graphs] or batches[:1]
+    if len(full[0]) < budget.max_graphs and not (budget.max_nodes or budget.max_edges):
+        full = [np.resize(full[0], budget.max_graphs)]
+    return Workload(sizes=loader.sizes, batches=tuple(full), node_cost=loader.node_cost)
+
+
+@contextmanager
+def as_rank_of(run: Assembly, plan: RunPlan, layout: ParallelSettings) -> Iterator[Assembly]:
+    """Provide the first rank of one replica of a layout, without its peers.
+
+    Weights and their collectives are as in training, and mean nothing.
+    """
+    if layout.ranks_per_replica == 1:
+        yield run
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # what torch tests its own layouts with
+
+    size = layout.ranks_per_replica
+    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    try:
+        sizes = {"replicate": 1, **{axis: getattr(layout, axis) for axis in AXES[1:]}}
+        mesh = Mesh(ranks=Ranks(size=size), sizes=tuple(sizes[axis] for axis in AXES))
+        assert isinstance(run.state.model, GraphModel)
+        model = build([run.state.model.description], plan.training.seed)
+        parameters = parallelize(model, mesh, run.data.branches[0].train.placement, plan.training)
+        yield replace(run, state=first_state(model, parameters, len(run.data.targets)), mesh=mesh)
+    finally:
+        dist.destroy_process_group()
+
+
+class Collectives(TorchDispatchMode):
+    """Counts collectives and their bytes by axis and kind."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.counts: dict[tuple[Axis, Collective], int] = defaultdict(int)
+        self.bytes: dict[tuple[Axis, Collective], int] = defaultdict(int)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Count a collective, then compute it."""
+        kind = KINDS.get(func.overloadpacket.__name__) if func.namespace == "c10d" else None
+        if kind is not None:
+            group = next(dist.ProcessGroup.unbox(one) for one in args if isinstance(one, torch.ScriptObject))
+            groups = {axis: self.mesh.group(axis) for axis in AXES}
+            axis = next(axis for axis, one in groups.items() if one is not None and one.group_name == group.group_name)
+            self.counts[axis, kind] += 1
+            self.bytes[axis, kind] += max(map(_bytes, args[:2]))
+        return func(*args, **(kwargs or {}))
+
+
+KINDS: Mapping[str, Collective] = {
+    "allreduce_": "all-reduce",
+    "allgather_": "all-gather",
+    "_allgather_base_": "all-gather",
+    "_reduce_scatter_base_": "all-gather",
+    "alltoall_base_": "all-to-all",
+    "alltoall_": "all-to-all",
+}
+
+
+def _bytes(value: Any) -> int:
+    """Return the bytes of a tensor, or of all in nested lists."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
 def measured_costs(
     run: Assembly,
     plan: RunPlan,
@@ -115,65 +217,61 @@ def measured_costs(
     on_step: OnStep = lambda what, left: None,
     clock: Clock = time.perf_counter,
 ) -> StepCosts:
-    """Return the costs of a run that one process holds.
+    """Return the costs of a rank's steps.
 
-    All ``ranks`` measure at the same time, and disturb each other as in training. Steps begin with one graph and double, while they are short and the batch has so many. ``on_step`` is called before each, with
-    about how many seconds are left.
+    All ``ranks`` measure at the same time, and disturb each other as in training. Batches begin with one graph and double, while steps are
+    short and the batch has so many. ``on_step`` is called before each, with about how many seconds are left.
     """
-    branch, model = run.data.branches[0], plan.branches[0].model
+    branch, state, device = run.data.branches[0], run.state, run.context.device
+    parameters, limit = state.parameters, branch.train.loader.budget.max_graphs or len(branch.train.loader.indices)
+    assert isinstance(parameters, FlatParameters)
     on_step("memory of steps", None)
-    footprint = footprint_from_json(footprint_in_training(run, 0, model))
-    state, device = run.state, run.context.device
-    batches = global_batches(branch.train.loader)
-    largest = max(map(len, batches))
-    costs, parts, loads, backward = list[float](), list[float](), list[float](), 0.5
-    count, left = 1, None
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        while True:
-            on_step(f"steps of {count} graphs", left)
-            begin = time.perf_counter()
-            cost, load, part, backward = measured_step(run, count, ranks, clock)
-            if not costs or cost > costs[-1]:
-                costs, loads, parts = [*costs, cost], [*loads, load], [*parts, part]
-            if count >= largest or part > LONG:
-                break
-            count = min(2 * count, largest)
-            left = (time.perf_counter() - begin) * 2 * (min(largest / count, max(1.0, 2 * LONG / part)) - 0.5)
-        update = least_seconds(partial(move, state, 0.0, state.totals[0, 0], state.totals[0]), ranks, device, clock)
-    state.parameters.zero_gradient()
-    named = state.parameters.state()
-    weights = sum(parameter.nbytes for parameter in state.model.parameters())
-    moments = sum(value.nbytes for name, value in named.items() if name.startswith("optimizer/"))
-    kept = sum(named[name].nbytes for name in ("best", "average") if name in named)
-    buffers = sum(buffer.nbytes for buffer in state.model.buffers())
+    footprint = footprint_from_json(footprint_in_training(run, 0, plan.branches[0].model))
+    rows, count, left, backward = dict[float, tuple[float, float, Collectives]](), 1, None, 0.0
+    while True:
+        on_step(f"steps of {count} graphs", left)
+        begin = time.perf_counter()
+        cost, load, part, backward, seen = measured_step(run, count, ranks, clock)
+        rows[cost] = load, part, seen
+        if count >= limit or part > LONG:
+            break
+        count = min(2 * count, limit)
+        left = (time.perf_counter() - begin) * 2 * (min(limit / count, max(1.0, 2 * LONG / part)) - 0.5)
+    update = least_seconds(partial(move, state, 0.0, state.totals[0, 0], state.totals[0]), ranks, device, clock)
+    parameters.zero_gradient()
+    costs = tuple(sorted(rows))
+    last = rows[costs[-1]][2]
+
+    def curve(values: Iterable[float]) -> Curve:
+        return Curve(costs=costs, values=tuple(map(float, values)))
+
+    moments = sum(value.nbytes for value in parameters.optimizer.moments.values())
+    kept = [parameters.best_vector, *([] if parameters.average_vector is None else [parameters.average_vector])]
+    shards = run.mesh.size("shard")
     return StepCosts(
-        vectors=Vectors(weights=named["weights"].nbytes, gradients=weights, optimizer=moments, kept=kept),
-        layers=layers_of(state),
+        vectors=Vectors(
+            weights=shards * parameters.vector.nbytes,
+            states=shards * (moments + sum(vector.nbytes for vector in kept)),
+            moments=shards * moments,
+            gathered=parameters.gathered.bytes if parameters.gathered else 0,
+        ),
         footprint=footprint,
-        valid=sum(part.size for part in branch.valid) + size_of_levels(branch, model) + buffers,
-        part=Curve(costs=tuple(costs), seconds=tuple(parts)),
-        load=Curve(costs=tuple(costs), seconds=tuple(loads)),
+        valid=sum(part.size for part in branch.valid) + size_of_levels(branch, plan.branches[0].model),
+        part=curve(rows[cost][1] for cost in costs),
+        load=curve(rows[cost][0] for cost in costs),
         backward=backward,
         update=update,
-        state_width=plan.branches[0].model.model.hidden_dim * next(state.model.parameters()).element_size(),
-        sizes=branch.store.sizes(),
-        batches=tuple(batches),
-        node_cost=branch.train.loader.node_cost,
-        accelerator=device.type == "cuda",
+        exchanges=tuple(
+            Exchange(axis=key[0], kind=key[1], count=last.counts[key], size=curve(rows[c][2].bytes[key] for c in costs))
+            for key in last.counts
+        ),
     )
 
 
-def global_batches(loader: Loader) -> list[NDArray[np.int64]]:
-    """Return some batches; graphs are repeated where a batch has room."""
-    batches, most = loader.batches(0)[:BATCHES], loader.budget.max_graphs
-    full = [batch for batch in batches if len(batch) == most] or batches[:1]
-    if len(full[0]) < most and not (loader.budget.max_nodes or loader.budget.max_edges):
-        return [np.resize(full[0], most)]
-    return full
-
-
-def measured_step(run: Assembly, count: int, ranks: Ranks, clock: Clock) -> tuple[float, float, float, float]:
-    """Return cost, seconds to read and of the gradient, and backward's share."""
+def measured_step(
+    run: Assembly, count: int, ranks: Ranks, clock: Clock
+) -> tuple[float, float, float, float, Collectives]:
+    """Return cost, seconds to read, of the gradient, backward's share, exchanges."""
     branch, context, state = run.data.branches[0], run.context, run.state
     feed, loader = branch.train, replace(branch.train.loader, budget=Budget(max_graphs=count))
     small = Feed(loader, feed.normalisation, replace(feed.placement, micro_batches=1, memory=None))
@@ -184,13 +282,19 @@ def measured_step(run: Assembly, count: int, ranks: Ranks, clock: Clock) -> tupl
         add_gradient(state, predict, branch.targets, batch, context, scale)
 
     def forward() -> None:
-        with context.arithmetic(), context.autocast():
+        with state.parameters.in_use(), context.arithmetic(), context.autocast():
             predict(batch)
 
     read = least_seconds(lambda: next(small.epoch(0)), ranks, context.device, clock)
     whole, ahead = (least_seconds(work, ranks, context.device, clock) for work in (gradient, forward))
-    cost = float(batch.num_edges + loader.node_cost * batch.num_nodes)
-    return cost, read, whole, max(0.0, 1.0 - ahead / whole)
+    with Collectives(run.mesh) as seen:
+        gradient()
+    return work_cost(batch, loader), read, whole, max(0.0, 1.0 - ahead / whole), seen
+
+
+def work_cost(batch: GraphBatch, loader: Loader) -> float:
+    """Return the cost of a batch in edges."""
+    return float(batch.num_edges + loader.node_cost * batch.num_nodes)
 
 
 def least_seconds(work: Callable[[], object], ranks: Ranks, device: torch.device, clock: Clock) -> float:
@@ -207,9 +311,49 @@ def least_seconds(work: Callable[[], object], ranks: Ranks, device: torch.device
     return float(ranks.gather(own.to(device)).max())
 
 
-def layers_of(state: TrainState) -> tuple[int, ...]:
-    """Return the bytes of every layer's weights, the rest last."""
-    model = state.of_branch(0)
-    assert isinstance(model, GraphModel)
-    layers = [sum(weight.nbytes for weight in layer.parameters()) for layer in model.encoder.layers]
-    return (*layers, sum(weight.nbytes for weight in model.parameters()) - sum(layers))
+Kind = tuple[int, ...]
+"""Sizes of the axes of a replica; 2 for all shards, whose steps are alike."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCosts:
+    """Costs of a run in all kinds of layouts."""
+
+    workload: Workload
+    kinds: Mapping[Kind, StepCosts]
+    accelerator: bool
+
+
+def kind_of(layout: ParallelSettings) -> Kind:
+    """Return the kind of a layout."""
+    return (min(layout.shard, 2), layout.pipeline, layout.graph, layout.tensor)
+
+
+def costs_of_layouts(
+    run: Assembly,
+    plan: RunPlan,
+    layouts: Iterable[ParallelSettings],
+    on_step: OnStep = lambda what, left: None,
+    clock: Clock = time.perf_counter,
+) -> RunCosts:
+    """Return the costs of every kind of layout, one after the other."""
+    kinds: dict[Kind, StepCosts] = {}
+    for layout in [ParallelSettings(), *layouts]:
+        if kind_of(layout) not in kinds:
+            one = layout.model_copy(update={"shard": min(layout.shard, 2), "replicate": "auto"})
+            with as_rank_of(run, plan, one) as rank:
+                kinds[kind_of(layout)] = measured_costs(rank, plan, Ranks(), on_step, clock)
+    return RunCosts(
+        workload=workload_of(run.data.branches[0].train.loader),
+        kinds=kinds,
+        accelerator=run.context.device.type == "cuda",
+    )
+
+
+def is_possible(plan: RunPlan, layout: ParallelSettings) -> bool:
+    """Return True where the model can be divided like this."""
+    try:
+        check_channels(plan.branches[0].model.model, layout.tensor)
+    except InputError:
+        return False
+    return True

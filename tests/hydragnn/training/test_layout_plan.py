@@ -10,22 +10,24 @@ from hydragnn.datasets.footprint import Footprint
 from hydragnn.distributed.fabric import SITES, Fabric, Link, _line, alike, group_along, site_fabric
 from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.layout_plan import MachineSize, planned, planned_layouts, scaling_curve
-from hydragnn.runs.step_costs import Curve, StepCosts, Vectors
+from hydragnn.runs.step_costs import Curve, Exchange, RunCosts, StepCosts, Vectors, Workload
 
 GRAPHS = 64
-COSTS = StepCosts(
-    vectors=Vectors(weights=4 * 10**6, gradients=4 * 10**6, optimizer=8 * 10**6, kept=4 * 10**6),
-    layers=(2 * 10**6, 2 * 10**6),
+STEP = StepCosts(
+    vectors=Vectors(weights=4 * 10**6, states=12 * 10**6, moments=8 * 10**6),
     footprint=Footprint(forms=((0.0, 0.0, 0.0, 1000.0, 0.0),), kept=(0.0, 0.0, 0.0, 100.0, 0.0)),
     valid=64_000,
-    part=Curve(costs=(0.0, 1000.0), seconds=(0.01, 0.02)),
-    load=Curve(costs=(0.0, 1000.0), seconds=(0.0, 0.0)),
+    part=Curve(costs=(0.0, 1000.0), values=(0.01, 0.02)),
+    load=Curve(costs=(0.0, 1000.0), values=(0.0, 0.0)),
     backward=0.5,
     update=0.001,
-    state_width=128,
-    sizes=Sizes(nodes=np.full(GRAPHS, 0), edges=np.full(GRAPHS, 100)),
-    batches=(np.arange(GRAPHS),),
-    node_cost=8,
+)
+GATHERS = Exchange(axis="shard", kind="all-gather", count=10, size=Curve(costs=(0.0, 1.0), values=(4e7, 4e7)))
+COSTS = RunCosts(
+    workload=Workload(
+        sizes=Sizes(nodes=np.full(GRAPHS, 0), edges=np.full(GRAPHS, 100)), batches=(np.arange(GRAPHS),), node_cost=8
+    ),
+    kinds={(1, 1, 1, 1): STEP, (2, 1, 1, 1): replace(STEP, exchanges=(GATHERS,))},
     accelerator=True,
 )
 """A step of 10 ms and 1 ms per graph, with 100 kB of activations per graph."""
@@ -44,13 +46,16 @@ def test_replicas_divide_work_and_pay_sums_and_latency() -> None:
 
 
 def test_the_backward_pass_hides_all_buckets_but_the_last() -> None:
-    vectors = replace(COSTS.vectors, gradients=40 * 2**20)
+    large = replace(STEP, vectors=replace(STEP.vectors, weights=40 * 2**20))
+    costs = replace(COSTS, kinds={(1, 1, 1, 1): large})
     machine = MachineSize(nodes=1, ranks_per_node=2)
     fast = Fabric(within=alike(Link(latency=0.0, bandwidth=40e9)), between=Link(latency=0.0, bandwidth=40e9), source="")
-    one = planned(replace(COSTS, vectors=vectors), ParallelSettings(), machine, fast)
-    assert one.hidden == pytest.approx(0.9 * 40 * 2**20 / 40e9)
-    assert one.communication == pytest.approx(0.1 * 40 * 2**20 / 40e9)
-    crowded = planned(replace(COSTS, vectors=vectors), ParallelSettings(), replace(machine, cores=2), fast)
+    one = planned(costs, ParallelSettings(), machine, fast)
+    half = 20 * 2**20 / 40e9  # seconds of a reduction to shares, and of a gathering
+    assert one.hidden == pytest.approx(0.9 * half)
+    assert one.communication == pytest.approx(0.1 * half + half)  # moved weights are gathered after the step
+    assert one.memory.optimizer == 4 * 10**6  # each copy has half of the states
+    crowded = planned(costs, ParallelSettings(), replace(machine, cores=2), fast)
     assert crowded.hidden == 0.0  # no core is free
 
 
@@ -62,6 +67,20 @@ def test_a_layout_takes_as_many_micro_batches_as_memory_asks_for() -> None:
         assert one.layout.micro_batches == parts
     (none,) = planned_layouts(COSTS, MachineSize(nodes=1, ranks_per_node=1, memory=1e6), SLOW)
     assert (none.fits, none.limited_by) == (False, "memory")
+
+
+def test_shards_divide_weights_and_states_and_pay_for_gathers() -> None:
+    machine = MachineSize(nodes=1, ranks_per_node=4)
+    one = planned(COSTS, ParallelSettings(shard=4, micro_batches=2), machine, SLOW)
+    assert (one.memory.parameters, one.memory.optimizer, one.memory.average_and_best) == (10**6, 2 * 10**6, 10**6)
+    assert one.communication == pytest.approx(2 * 0.75 * 4e7 / 1e9)  # in every micro-batch
+    assert one.latency == pytest.approx(2 * 10 * 2e-3 + 3 * 4e-3)
+
+
+def test_all_layouts_of_measured_kinds_are_planned_once() -> None:
+    layouts = planned_layouts(COSTS, MachineSize(nodes=2, ranks_per_node=4), SLOW)
+    assert sorted(one.layout.shard for one in layouts) == [1, 2, 4, 8]
+    assert [one.seconds for one in layouts] == sorted(one.seconds for one in layouts)
 
 
 def test_ranks_that_share_cores_take_their_time_together() -> None:
