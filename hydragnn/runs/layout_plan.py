@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
+from hydragnn.datasets import Sizes
 from hydragnn.distributed.fabric import Collective, Fabric, Group, group_along
 from hydragnn.distributed.mesh import check_layout
 from hydragnn.parallel import AXES, Axis, ParallelSettings
@@ -18,8 +19,11 @@ from hydragnn.training.parameters import SHARDED_BLOCKS
 
 Limit = Literal["compute", "communication", "latency", "memory"]
 
-PLANNED: tuple[Axis, ...] = ("shard", "tensor")
+PLANNED: tuple[Axis, ...] = ("shard", "graph", "tensor")
 """Axes that are planned, beside replicas."""
+
+WITHIN: tuple[Axis, ...] = ("graph", "tensor")
+"""Axes of which only sizes within a node are planned; their ranks exchange in every layer."""
 
 SMALL_SUMS = 2
 """Sums of a few numbers over ranks in every step: labels that were counted, and signals. Ranks with shares also sum the norm."""
@@ -140,8 +144,8 @@ class PlannedLayout:
 def layouts_on(machine: MachineSize, axes: Sequence[Axis] = PLANNED) -> Iterator[ParallelSettings]:
     """Yield every layout that the ranks can have, in one micro-batch.
 
-    >>> [(one.shard, one.tensor) for one in layouts_on(MachineSize(nodes=2, ranks_per_node=1))]
-    [(1, 1), (2, 1)]
+    >>> [(one.shard, one.graph) for one in layouts_on(MachineSize(nodes=2, ranks_per_node=1))]
+    [(1, 1), (1, 2), (2, 1)]
     """
 
     def extended(rest: Sequence[Axis], chosen: dict[str, int]) -> Iterator[ParallelSettings]:
@@ -153,7 +157,7 @@ def layouts_on(machine: MachineSize, axes: Sequence[Axis] = PLANNED) -> Iterator
                 return
             yield settings
             return
-        for size in divisors(machine.ranks_per_node if rest[0] == "tensor" else machine.ranks):
+        for size in divisors(machine.ranks_per_node if rest[0] in WITHIN else machine.ranks):
             yield from extended(rest[1:], {**chosen, rest[0]: size})
 
     yield from extended(axes, {})
@@ -259,8 +263,15 @@ def memory_of(
     weights: Shares,
 ) -> DeviceMemory:
     """Return the memory of the rank that needs most."""
-    own, graph_sizes, parts = costs.kinds[kind_of(settings)], costs.workload.sizes, settings.micro_batches
-    peak = held = 0.0
+    own, parts, sizes_of_graphs = costs.kinds[kind_of(settings)], settings.micro_batches, costs.workload.sizes
+    graph_sizes, without_copies = (
+        Sizes(
+            nodes=np.rint(share * sizes_of_graphs.nodes).astype(np.int64),
+            edges=np.rint(own.of_edges * sizes_of_graphs.edges).astype(np.int64),
+        )
+        for share in (own.of_nodes, 1.0 / sizes["graph"])
+    )
+    peak = held = halos = 0.0
     for graphs in (graphs for batch in shares for graphs in batch if len(graphs)):
         whole = own.footprint.held(graph_sizes, graphs)
         order = graphs[np.argsort(graph_sizes.edges[graphs], kind="stable")][::-1]
@@ -269,6 +280,7 @@ def memory_of(
         taken = own.footprint.bytes(graph_sizes, largest) - inside
         if whole + taken > peak + held:
             peak, held = taken, whole
+            halos = own.footprint.bytes(graph_sizes, largest) - own.footprint.bytes(without_copies, largest)
     vectors = own.vectors
     moments = weights.states * vectors.moments / vectors.states
     gathered = min(peak, vectors.gathered)
@@ -278,8 +290,9 @@ def memory_of(
         optimizer=int(moments),
         average_and_best=int(weights.states - moments),
         data=int(own.valid / (sizes["replicate"] * sizes["shard"]) + held),
-        activations=int(peak - gathered),
+        activations=int(peak - gathered - halos),
         gathered_layers=int(gathered),
+        halos=int(halos),
     )
 
 

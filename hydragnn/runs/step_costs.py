@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,12 +23,12 @@ from hydragnn.datasets import Budget, Loader, Sizes
 from hydragnn.datasets.footprint import Footprint, footprint_from_json
 from hydragnn.datasets.packing import costs_of, share_of
 from hydragnn.distributed.fabric import Collective
+from hydragnn.distributed.graph_ranks import make_cutter
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import GraphModel
-from hydragnn.models.checks import check_channels
+from hydragnn.models.checks import check_channels, check_cuttable
 from hydragnn.parallel import AXES, Axis, ParallelSettings
 from hydragnn.runs.assembly import Assembly, build
 from hydragnn.runs.memory import footprint_in_training, size_of_levels
@@ -117,6 +117,9 @@ class StepCosts:
     update: float
     """Seconds in which all weights are moved."""
     exchanges: tuple[Exchange, ...] = ()
+    of_nodes: float = 1.0
+    """Share of the nodes of a graph that this rank holds, with copies of others."""
+    of_edges: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,12 +130,16 @@ class Workload:
     batches: tuple[NDArray[np.int64], ...]
     """As numbers of graphs."""
     node_cost: int
+    _shares: dict[int, list[list[NDArray[np.int64]]]] = field(default_factory=dict, init=False)
 
     def shares(self, ranks: int) -> list[list[NDArray[np.int64]]]:
         """Return the graphs of ranks, of many some, in each batch."""
-        costs = costs_of(self.sizes, self.node_cost)
-        some = np.unique(np.linspace(0, ranks - 1, min(ranks, 64)).astype(int)).tolist()
-        return [[share_of(batch, costs, ranks, rank) for rank in some] for batch in self.batches]
+        if ranks not in self._shares:
+            costs = costs_of(self.sizes, self.node_cost)
+            some = np.unique(np.linspace(0, ranks - 1, min(ranks, 64)).astype(int)).tolist()
+            shares = [[share_of(batch, costs, ranks, rank) for rank in some] for batch in self.batches]
+            self._shares[ranks] = shares
+        return self._shares[ranks]
 
     def cost(self, graphs: NDArray[np.int64]) -> float:
         """Return the cost of graphs in edges."""
@@ -165,9 +172,13 @@ def as_rank_of(run: Assembly, plan: RunPlan, layout: ParallelSettings) -> Iterat
         sizes = {"replicate": 1, **{axis: getattr(layout, axis) for axis in AXES[1:]}}
         mesh = Mesh(ranks=Ranks(size=size), sizes=tuple(sizes[axis] for axis in AXES))
         assert isinstance(run.state.model, GraphModel)
-        model = build([run.state.model.description], plan.training.seed)
-        parameters = parallelize(model, mesh, run.data.branches[0].train.placement, plan.training)
-        yield replace(run, state=first_state(model, parameters, len(run.data.targets)), mesh=mesh)
+        model, (branch,) = build([run.state.model.description], plan.training.seed), run.data.branches
+        placement = branch.train.placement
+        if layout.graph > 1:
+            placement = replace(placement, cut=make_cutter(mesh, branch.train.loader.node_cost, placement.device))
+        parameters = parallelize(model, mesh, placement, plan.training)
+        data = replace(run.data, branches=(replace(branch, train=branch.train.placed(placement)),))
+        yield replace(run, state=first_state(model, parameters, len(run.data.targets)), mesh=mesh, data=data)
     finally:
         dist.destroy_process_group()
 
@@ -187,7 +198,8 @@ class Collectives(TorchDispatchMode):
         if kind is not None:
             group = next(dist.ProcessGroup.unbox(one) for one in args if isinstance(one, torch.ScriptObject))
             groups = {axis: self.mesh.group(axis) for axis in AXES}
-            axis = next(axis for axis, one in groups.items() if one is not None and one.group_name == group.group_name)
+            named = [axis for axis, one in groups.items() if one is not None and one.group_name == group.group_name]
+            axis = named[0] if named else "graph"  # whose exchanges have a group of their own
             self.counts[axis, kind] += 1
             self.bytes[axis, kind] += max(map(_bytes, args[:2]))
         return func(*args, **(kwargs or {}))
@@ -227,20 +239,20 @@ def measured_costs(
     assert isinstance(parameters, FlatParameters)
     on_step("memory of steps", None)
     footprint = footprint_from_json(footprint_in_training(run, 0, plan.branches[0].model))
-    rows, count, left, backward = dict[float, tuple[float, float, Collectives]](), 1, None, 0.0
+    rows, count, left = dict[float, Measured](), 1, None
     while True:
         on_step(f"steps of {count} graphs", left)
         begin = time.perf_counter()
-        cost, load, part, backward, seen = measured_step(run, count, ranks, clock)
-        rows[cost] = load, part, seen
-        if count >= limit or part > LONG:
+        cost, step = measured_step(run, count, ranks, clock)
+        rows[cost] = step
+        if count >= limit or step.gradient > LONG:
             break
         count = min(2 * count, limit)
-        left = (time.perf_counter() - begin) * 2 * (min(limit / count, max(1.0, 2 * LONG / part)) - 0.5)
+        left = (time.perf_counter() - begin) * 2 * (min(limit / count, max(1.0, 2 * LONG / step.gradient)) - 0.5)
     update = least_seconds(partial(move, state, 0.0, state.totals[0, 0], state.totals[0]), ranks, device, clock)
     parameters.zero_gradient()
     costs = tuple(sorted(rows))
-    last = rows[costs[-1]][2]
+    last = rows[costs[-1]]
 
     def curve(values: Iterable[float]) -> Curve:
         return Curve(costs=costs, values=tuple(map(float, values)))
@@ -257,25 +269,39 @@ def measured_costs(
         ),
         footprint=footprint,
         valid=sum(part.size for part in branch.valid) + size_of_levels(branch, plan.branches[0].model),
-        part=curve(rows[cost][1] for cost in costs),
-        load=curve(rows[cost][0] for cost in costs),
-        backward=backward,
+        part=curve(rows[cost].gradient for cost in costs),
+        load=curve(rows[cost].read for cost in costs),
+        backward=last.backward,
         update=update,
         exchanges=tuple(
-            Exchange(axis=key[0], kind=key[1], count=last.counts[key], size=curve(rows[c][2].bytes[key] for c in costs))
-            for key in last.counts
+            Exchange(axis=axis, kind=kind, count=count, size=curve(rows[cost].seen.bytes[axis, kind] for cost in costs))
+            for (axis, kind), count in last.seen.counts.items()
         ),
+        of_nodes=last.of_nodes,
+        of_edges=last.of_edges,
     )
 
 
-def measured_step(
-    run: Assembly, count: int, ranks: Ranks, clock: Clock
-) -> tuple[float, float, float, float, Collectives]:
-    """Return cost, seconds to read, of the gradient, backward's share, exchanges."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Measured:
+    """Measurements of one batch."""
+
+    read: float
+    gradient: float
+    backward: float
+    seen: Collectives
+    of_nodes: float
+    of_edges: float
+
+
+def measured_step(run: Assembly, count: int, ranks: Ranks, clock: Clock) -> tuple[float, Measured]:
+    """Return the cost of a batch of so many graphs, and what it takes."""
     branch, context, state = run.data.branches[0], run.context, run.state
     feed, loader = branch.train, replace(branch.train.loader, budget=Budget(max_graphs=count))
     small = Feed(loader, feed.normalisation, replace(feed.placement, micro_batches=1, memory=None))
     (batch,) = next(small.epoch(0))
+    graphs = loader.batches(0)[0]
+    nodes, edges = float(loader.sizes.nodes[graphs].sum()), float(loader.sizes.edges[graphs].sum())
     scale, predict = torch.zeros_like(context.loss_weights[context.branches[0]]), context.predictor(state, 0)
 
     def gradient() -> None:
@@ -289,12 +315,14 @@ def measured_step(
     whole, ahead = (least_seconds(work, ranks, context.device, clock) for work in (gradient, forward))
     with Collectives(run.mesh) as seen:
         gradient()
-    return work_cost(batch, loader), read, whole, max(0.0, 1.0 - ahead / whole), seen
-
-
-def work_cost(batch: GraphBatch, loader: Loader) -> float:
-    """Return the cost of a batch in edges."""
-    return float(batch.num_edges + loader.node_cost * batch.num_nodes)
+    return edges + loader.node_cost * nodes, Measured(
+        read=read,
+        gradient=whole,
+        backward=max(0.0, 1.0 - ahead / whole),
+        seen=seen,
+        of_nodes=batch.num_nodes / nodes,
+        of_edges=batch.num_edges / max(edges, 1.0),
+    )
 
 
 def least_seconds(work: Callable[[], object], ranks: Ranks, device: torch.device, clock: Clock) -> float:
@@ -352,8 +380,11 @@ def costs_of_layouts(
 
 def is_possible(plan: RunPlan, layout: ParallelSettings) -> bool:
     """Return True where the model can be divided like this."""
+    (branch,) = plan.branches
     try:
-        check_channels(plan.branches[0].model.model, layout.tensor)
+        check_channels(branch.model.model, layout.tensor)
+        if layout.graph > 1:
+            check_cuttable(branch.model)
     except InputError:
         return False
     return True

@@ -37,13 +37,14 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_a_plan_has_memory_time_and_limit_of_every_layout(call: Call, config: Path) -> None:
-    words = ("plan", str(config), "--nodes", "2", "--ranks-per-node", "4", "--latency", "5", "--curves", "--json")
+    words = ("plan", str(config), "--nodes", "8", "--latency", "5", "--curves", "--json")
     code, out, err = call(*words)
     assert code == 0, err
     plan = json.loads(out)
     assert plan["simulated"] and "5 microseconds" in plan["network"]
     first = plan["layouts"][0]
-    assert first["parallel"]["replicate"] == 8
+    assert {one["parallel"]["shard"] for one in plan["layouts"]} == {1, 2, 4, 8}
+    assert {one["parallel"]["tensor"] for one in plan["layouts"]} == {1}  # within a node of one rank
     assert first["memory"]["total"] == pytest.approx(
         sum(size for name, size in first["memory"].items() if name != "total")
     )
