@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -11,6 +11,7 @@ from torch import Tensor
 from hydragnn.graphs.field import Location
 
 
+@runtime_checkable
 class Peers(Protocol):
     """Ranks that share graphs, with sums and exchanges that have no derivatives."""
 

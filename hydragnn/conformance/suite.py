@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
+from hydragnn.base.errors import InputError
 from hydragnn.conformance.atomics import unordered_on_a_gpu
 from hydragnn.conformance.cases import (
     CORNERS,
@@ -28,6 +29,7 @@ from hydragnn.conformance.cases import (
     no_nodes,
     values_of,
 )
+from hydragnn.conformance.cutting import loss_and_gradients, on_parts
 from hydragnn.conformance.limits import LimitsConformance
 from hydragnn.conformance.smoothness import SmoothnessConformance
 from hydragnn.conformance.symmetry import SymmetryConformance, assert_equal
@@ -35,7 +37,7 @@ from hydragnn.conformance.transforms import mapped
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
-from hydragnn.models import GraphModel, load_model, save_model
+from hydragnn.models import GraphModel, check_cuttable, load_model, save_model
 
 
 def skip_without_forces(model: GraphModel) -> None:
@@ -94,6 +96,27 @@ class ArchitectureConformance(SmoothnessConformance, LimitsConformance, Symmetry
             for name, prediction in alone.items():
                 whole = together[name].rows(batch.owner(model.description.fields[name].on) == number)
                 assert_equal(prediction, whole)
+
+    def test_ranks_that_share_graphs_compute_and_learn_what_one_would(self, kind: str) -> None:
+        """Sum over nodes by ``graph.sum_over_nodes``, and read no node farther than a neighbour, or leave ``cuttable`` out."""
+        model = self._model()
+        try:
+            check_cuttable(model.description)
+        except InputError as error:
+            pytest.skip(str(error))
+        batch = concatenate([CORNERS[corner]() for corner in ("one graph", "lone node", "self loop")])
+        ranks = torch.arange(batch.num_nodes) * 7 % 5 % 2 * 2  # cuts about half of the edges; rank 1 has no nodes
+        predictions, loss, gradients = loss_and_gradients(model, batch)
+        parts = on_parts(batch, ranks, 3, lambda part: (part, loss_and_gradients(model, part)))
+        torch.testing.assert_close(torch.stack([result[1] for _, result in parts]).sum(), loss)
+        for number, gradient in enumerate(gradients):
+            torch.testing.assert_close(torch.stack([result[2][number] for _, result in parts]).sum(0), gradient)
+        for part, (own, _, _) in parts:
+            assert part.halo is not None
+            for target in model.description.targets:
+                if target.field.on == "node":
+                    rows = part.halo.numbers[part.halo.owned]
+                    assert_equal(own[target.name], predictions[target.name].rows(rows))
 
     def test_neighbours_matter(self, kind: str) -> None:
         batch, model = CORNERS["one graph"](), self._model()

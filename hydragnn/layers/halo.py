@@ -66,8 +66,8 @@ class HaloExchange:
             self.start.requires_grad_()
         self.token = self.start
 
-    def fill(self, states: Sequence[Float[Tensor, "nodes *features"]]) -> list[Float[Tensor, "nodes *features"]]:
-        """Return the states with copies from their owners, by one exchange."""
+    def fill(self, states: Sequence[Tensor]) -> list[Tensor]:
+        """Return states ``[nodes, ...]`` with copies from their owners, by one exchange."""
         halo = self.halo
         if not halo.crosses:
             return list(states)
