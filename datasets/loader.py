@@ -1,6 +1,7 @@
 """Batches of an epoch, in an order that depends on seed and epoch."""
 
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
@@ -65,8 +66,9 @@ class Loader:
                 step += 1
 
     def _read(self, planned: Iterator[Int64[ndarray, " _"]]) -> Iterator[GraphBatch]:
-        if isinstance(self.store, MemoryStore) and self.window is None:
-            yield from (self.store.read(share, self.fields) for share in planned)
+        if getattr(self.store, "in_memory", False) and self.window is None:
+            batches = (self.store.read(share, self.fields) for share in planned)
+            yield from one_ahead(batches) if getattr(self.store, "fetched", False) else batches
             return
         for shares in [[*planned]] if self.window is not None else self._groups(planned):
             graphs_of_all = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *shares]))
@@ -105,6 +107,15 @@ class Loader:
         shuffled = [blocks[number] for number in generator.permutation(len(blocks))]
         for first in range(0, len(shuffled), BLOCKS_PER_WINDOW):
             yield generator.permutation(np.concatenate(shuffled[first : first + BLOCKS_PER_WINDOW]))
+
+
+def one_ahead(batches: Iterator[GraphBatch]) -> Iterator[GraphBatch]:
+    """Yield batches, each fetched by a thread while the one before is used."""
+    with ThreadPoolExecutor(1, "fetch") as thread:
+        upcoming = thread.submit(next, batches, None)
+        while (batch := upcoming.result()) is not None:
+            upcoming = thread.submit(next, batches, None)
+            yield batch
 
 
 BLOCKS_PER_WINDOW = 16

@@ -25,8 +25,22 @@ class DataSettings(Settings):
     edges: bool = True
     """False takes every edge away: the ablation that shows what the neighbours are worth."""
 
+    memory: Literal["auto", "ranks"] = "auto"
+    """auto: the memory of each process, or the system's file cache where several processes of a node read a large store; ranks: the
+    memory of groups of ranks, each of which keeps one copy of the training part. Results do not depend on it."""
+
+    group: int = Field(default=0, ge=0)
+    """Ranks that keep a copy together; 0: those of a node. More than a node has needs ranks of MPI."""
+
     window: int = Field(default=0, ge=0)
     """Graphs in memory at once, for stores larger than memory; 0 keeps all of them. It decides the order of training."""
+
+    acts_with: ClassVar = {
+        "group": ActsWith(words='with memory = "ranks"', remedy="set it", holds=lambda data: data.memory == "ranks"),
+        "window": ActsWith(
+            words='with memory = "auto"', remedy='leave out memory = "ranks"', holds=lambda data: data.memory == "auto"
+        ),
+    }
 
     @field_validator("store")
     @classmethod

@@ -1,4 +1,4 @@
-"""Stores without their edges, for ablations."""
+"""Views of stores: other ways to the same graphs."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -18,8 +18,8 @@ from hydragnn.graphs.texts import Texts
 from hydragnn.graphs.topology import Topology
 
 
-class WithoutEdges(Access):
-    """Same graphs, nodes and labels without edges; edge fields have no rows."""
+class View(Access):
+    """Store that says of itself what another one does."""
 
     def __init__(self, store: GraphStore) -> None:
         self.store = store
@@ -36,8 +36,8 @@ class WithoutEdges(Access):
 
     @property
     def fingerprint(self) -> str:
-        """Differs from that of the store."""
-        return digest({"without_edges": self.store.fingerprint})
+        """Return the fingerprint of the store."""
+        return self.store.fingerprint
 
     def __len__(self) -> int:
         return len(self.store)
@@ -47,18 +47,35 @@ class WithoutEdges(Access):
         return self.store.fields()
 
     def sizes(self) -> Sizes:
-        """Nodes of every graph, and no edges."""
-        sizes = self.store.sizes()
-        return Sizes(nodes=sizes.nodes, edges=np.zeros_like(sizes.edges))
+        """Return the nodes and edges of every graph."""
+        return self.store.sizes()
 
     def digests(self) -> UInt8[ndarray, "graphs 16"]:
-        """Return the digests of the store, edges included."""
+        """Return the digests of the store."""
         return self.store.digests()
 
     @property
     def texts(self) -> Mapping[str, Texts]:
         """Return the texts of the store."""
         return self.store.texts
+
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
+        """Return a field of consecutive graphs."""
+        return self.store.column(name, start, stop)
+
+
+class WithoutEdges(View):
+    """Same graphs, nodes and labels without edges; edge fields have no rows."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs from that of the store."""
+        return digest({"without_edges": self.store.fingerprint})
+
+    def sizes(self) -> Sizes:
+        """Nodes of every graph, and no edges."""
+        sizes = self.store.sizes()
+        return Sizes(nodes=sizes.nodes, edges=np.zeros_like(sizes.edges))
 
     def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
         """The graphs with these numbers, without edges."""

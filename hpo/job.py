@@ -43,6 +43,13 @@ def _place(text: str) -> str:
     return text
 
 
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute() or len(path.parts) < 3:
+        raise ValueError(f"{path} is no absolute path of a folder inside another; give one such as /tmp/me-kernels")
+    return path
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Line = Annotated[str, AfterValidator(_one_line)]
 Word = Annotated[str, AfterValidator(_word)]
 Directive = Annotated[str, AfterValidator(_directive)]
@@ -56,13 +63,13 @@ class JobSettings(Settings):
     acts_with: ClassVar = {
         "local_storage": ActsWith(
             words="where something is copied to the nodes",
-            remedy="set stage_environment or stage_data",
-            holds=lambda job: job.stage_environment or job.stage_data or job.store_copy is not None,
+            remedy="set stage_environment, stage_data or stage_kernels",
+            holds=lambda job: job.stages or job.store_copy is not None,
         )
     }
 
     site: Site
-    """The scheduler, or a machine whose usual directives are added: frontier, perlmutter (Slurm), aurora (PBS);
+    """The scheduler, or a machine whose usual directives and settings are added: frontier, lumi, perlmutter (Slurm), aurora (PBS);
     or a site that an installed package announces, or a class ``package.module:Name``."""
 
     nodes: int = Field(ge=1)
@@ -98,8 +105,17 @@ class JobSettings(Settings):
     stage_data: bool = False
     """Copy the store to every node first; trials read it there, under the same fingerprint."""
 
+    stage_kernels: AbsolutePath | None = None
+    """Folder of local storage, such as ``/tmp/me-kernels``, with kernels that ``hydragnn kernels compile`` has made where
+    ``TRITON_CACHE_DIR`` named it; it is copied to the same path on every node."""
+
     store_copy: Path | None = None
     """A copy of the store that is on every node already; scripts set it where they have staged the data."""
 
     local_storage: Place | None = None
     """Where nodes keep such copies; what the site usually offers if absent."""
+
+    @property
+    def stages(self) -> bool:
+        """True where something is copied to the nodes."""
+        return self.stage_environment or self.stage_data or self.stage_kernels is not None

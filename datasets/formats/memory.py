@@ -24,6 +24,8 @@ from hydragnn.graphs.texts import Texts
 class MemoryStore(Access):
     """Graphs in flat arrays in memory; reading costs microseconds per graph."""
 
+    in_memory = True
+
     def __init__(
         self, graphs: GraphBatch | Sequence[GraphBatch] | FlatGraphs, attributes: Mapping[str, Any] | None = None
     ) -> None:

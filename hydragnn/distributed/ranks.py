@@ -19,6 +19,7 @@ from hydragnn.base.errors import SaidByFirst
 from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name, on_interfaces, this_launch
 from hydragnn.distributed.neighbours import OnStopped, next_on_machine, process_namespace, watch_neighbour
 from hydragnn.distributed.rendezvous import PATIENCE, rendezvous
+from hydragnn.distributed.windows import windows_closed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +83,7 @@ def join_ranks(
             if ranks.first:
                 met.clear()
             ranks.sum_in_place(torch.zeros(1, device=_device(met.launch)))  # nobody goes on and sees what is cleared
-            with _watching(ranks, _device(met.launch), on_stopped):
+            with _watching(ranks, _device(met.launch), on_stopped), windows_closed():
                 yield ranks
             with suppress(RuntimeError):  # whoever is here has ended the block; a peer that dies now takes nothing away
                 dist.barrier()
@@ -95,14 +96,15 @@ def join_ranks(
 @contextmanager
 def _watching(ranks: Ranks, device: torch.device, on_stopped: OnStopped) -> Iterator[None]:
     """Watch the next rank of this machine in the block."""
-    machine = _number(f"{machine_name()} {process_namespace()}")
+    machine = number_of(f"{machine_name()} {process_namespace()}")
     machines, pids = ranks.gather(torch.tensor([machine, os.getpid()], dtype=torch.int64, device=device)).T.tolist()
     neighbour = next_on_machine(ranks.rank, machines)
     with nullcontext() if neighbour is None else watch_neighbour(neighbour, pids[neighbour], on_stopped):
         yield
 
 
-def _number(text: str) -> int:
+def number_of(text: str) -> int:
+    """Return a number for a text, the same on all machines."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
 
 
@@ -111,7 +113,7 @@ def _ranks_of(launch: Launch) -> Ranks:
     if launch.size == 1:
         return Ranks()
     ranks = Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank)
-    hosts = ranks.gather(torch.tensor(_number(host_name()), dtype=torch.int64, device=_device(launch)))
+    hosts = ranks.gather(torch.tensor(number_of(host_name()), dtype=torch.int64, device=_device(launch)))
     return Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank, nodes=len(torch.unique(hosts)))
 
 

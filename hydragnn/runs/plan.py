@@ -45,6 +45,8 @@ class BranchPlan:
     """Encoder, heads, inputs and targets of the branch, without statistics of the training part."""
     window: int
     """Graphs in memory at once; 0 keeps all."""
+    group: int | None
+    """Ranks that keep the training part in their memory together; 0 for those of a node, None where each process keeps it."""
     unseen_inputs: tuple[str, ...]
     """Fields with role input that are left out because the architecture does not see them."""
 
@@ -211,6 +213,7 @@ def plan_run(
                     split=make_split(described.store, branch.split),
                     model=described.model,
                     window=branch.data.window,
+                    group=branch.data.group if branch.data.memory == "ranks" else None,
                     unseen_inputs=described.unseen_inputs,
                 )
             )

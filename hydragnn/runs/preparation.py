@@ -3,7 +3,7 @@
 Whatever is measured on the data is read once, shared by the ranks and, of large stores, kept for later runs
 (``statistics_cache``). Each rank keeps the training part and its shares of the validation part in memory, or reads them batch by
 batch where a window bounds memory, or where several processes of a node read one store: what the system keeps of a file in
-memory is there once.
+memory is there once. Groups of ranks may keep the training part together (``kept_by_ranks``).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +41,7 @@ from hydragnn.datasets.normalisation import no_reference
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.survey import BLOCK, summary_from_json
 from hydragnn.distributed.mesh import Mesh
+from hydragnn.distributed.rank_store import kept_by_ranks
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.graphs.batch import GraphBatch, graph_label
@@ -109,7 +110,7 @@ def prepare_data(
     branches = []
     for each in drafts:
         with about(each.plan.subject):
-            branches.append(branch_data(each, batches, placement, heartbeat, shared=shared))
+            branches.append(branch_data(each, batches, placement, heartbeat, ranks, shared=shared))
     replay = None
     if plan.replay is not None:
         with about("start.replay"):
@@ -120,7 +121,7 @@ def prepare_data(
             scales = drafts[0].normalisation
             if plan.start is not None:
                 scales = of_earlier_data(plan.start, scales, drafts[0].plan.model)
-            train = training_feed(plan.replay, scales, batches, placement, shared=shared)
+            train = training_feed(plan.replay, scales, batches, placement, heartbeat, ranks, shared=shared)
         own, of = branches[0], plan.replay
         replay = replace(own, name="replay", weight=of.weight, store=of.store, split=of.split, train=train, valid=())
     return RunData(branches=tuple(branches), seed=plan.training.seed, replay=replay)
@@ -264,13 +265,14 @@ def branch_data(
     batches: Callable[..., Loader],
     placement: DevicePlacement,
     heartbeat: Callable[[], None],
+    ranks: Ranks,
     *,
     shared: bool,
 ) -> BranchData:
     """Return feeds of a branch; ``batches`` makes this rank's loaders."""
     plan, normalisation = draft.plan, draft.normalisation
     store, split = plan.store, plan.split
-    train = training_feed(plan, normalisation, batches, placement, shared=shared)
+    train = training_feed(plan, normalisation, batches, placement, heartbeat, ranks, shared=shared)
     heartbeat()
     in_memory = train.normalisation is None
     # what is in memory is read at once, all shares of this rank
@@ -306,11 +308,17 @@ def training_feed(
     normalisation: Normalisation,
     batches: Callable[..., Loader],
     placement: DevicePlacement,
+    heartbeat: Callable[[], None],
+    ranks: Ranks,
     *,
     shared: bool,
 ) -> Feed:
     """Return the batches of a training part, in memory or read."""
     store, train, names = plan.store, plan.split.train, [*plan.model.fields]
+    if plan.group is not None and ranks.size > 1:
+        needed = with_elements(names, normalisation)
+        kept = kept_by_ranks(store, train, needed, ranks, placement.device, group=plan.group, alive=heartbeat)
+        return Feed(batches(kept, train, fields=needed), normalisation, placement)
     if plan.window or (shared and is_in_page_cache(store)):
         needed = with_elements(names, normalisation)
         return Feed(batches(store, train, fields=needed, window=plan.window or None), normalisation, placement)

@@ -32,6 +32,7 @@ Settings = Callable[..., CampaignSettings]
 EXPECTED = {
     "slurm": ["#SBATCH --no-kill", "#SBATCH --no-requeue", "#SBATCH --exclusive", "#SBATCH --signal=B:USR1@70"],
     "frontier": ["#SBATCH --stepmgr", "#SBATCH --network=single_node_vni,job_vni", "#SBATCH --time=1:59:00"],
+    "lumi": ["#SBATCH --gpus-per-node=8", "#SBATCH --partition=batch", "#SBATCH --nodes=4"],
     "perlmutter": ["#SBATCH --gpus-per-node=4", "#SBATCH --partition=batch", "#SBATCH --nodes=4"],
     "pbs": ["#PBS -l select=4", "#PBS -l walltime=01:59:00", "#PBS -W tolerate_node_failures=all", "#PBS -q batch"],
     "aurora": ["#PBS -l filesystems=home:flare", "#PBS -A mat123", "#PBS -r n"],
@@ -79,9 +80,37 @@ def test_every_site_has_a_script_that_is_bash_and_asks_for_what_the_pilot_needs(
     assert ("tar -C" in text) == staged
 
 
+@pytest.mark.parametrize("site", ["frontier", "lumi", "perlmutter", "aurora"])
+def test_every_setting_of_a_machine_has_its_source_and_yields_to_the_user(site: str, tmp_path: Path) -> None:
+    text = job_script(job(tmp_path, site=site, setup=["export FI_CXI_RX_MATCH_MODE=mine"]))
+    chosen = [line for line in text.splitlines() if line.startswith(("export ", "module ")) and "OMP_" not in line][1:]
+    sources = ("https://docs.olcf.", "https://docs.alcf.", "https://github.com/")
+    assert len(chosen) > 5
+    assert all(line.partition(" # ")[2].startswith(sources) for line in chosen)
+    lines = "\n".join(line for line in text.splitlines() if line.startswith("export ") and "OMP_" not in line)
+    done = subprocess.run(
+        ["bash", "-uc", f'{lines}\necho "$FI_CXI_RX_MATCH_MODE $FI_CXI_DEFAULT_CQ_SIZE"'],
+        env={"USER": "me", "SLURM_JOB_ID": "7"},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.split()[0] == "mine"
+    assert done.stdout.split()[1].isdigit()
+
+
+def test_compiled_kernels_lie_on_the_nodes_where_they_were_made(tmp_path: Path) -> None:
+    text = job_script(job(tmp_path, site="frontier", stage_kernels="/tmp/my kernels/gfx90a"))
+    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).returncode == 0
+    assert "    export TRITON_CACHE_DIR='/tmp/my kernels/gfx90a'" in text.splitlines()
+    assert "sbcast" in text
+    assert "#SBATCH --constraint=nvme" in text.splitlines()
+
+
 @pytest.mark.parametrize(
     ("table", "says"),
     [
+        ({"stage_kernels": "kernels"}, "no absolute path"),
         ({"setup": ["module load a\nrm -rf b"]}, "not one line"),
         ({"setup": ["module load a\rrm"]}, "not one line"),
         ({"account": "m\n#SBATCH --nodes=9999"}, "cannot stand in a scheduler's directive"),

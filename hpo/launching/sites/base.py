@@ -56,6 +56,8 @@ class Machine:
     """Folder in which nodes keep copies of environment and data."""
     directives: str = ""
     """Further directives of its jobs, as a Jinja template."""
+    setup: tuple[tuple[str, str], ...] = ()
+    """Lines of bash after those of ``job.setup``, each with the address of the page that says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation, Node, Run, own_cores, own_gpus
+from hydragnn.hpo.launching.sites import practice
 from hydragnn.hpo.launching.sites.base import Batch, Evidence, Machine, NodeStates, Site, Step, short_name
 
 _OVER = frozenset("EFHMQWX")
@@ -58,7 +59,7 @@ class Mpiexec(Site):
     mark: ClassVar = "PBS_NODEFILE"
     machines: ClassVar = {
         "pbs": Machine(),
-        "aurora": Machine(directives="#PBS -l filesystems=home:flare\n#PBS -k doe\n"),
+        "aurora": Machine(directives="#PBS -l filesystems=home:flare\n#PBS -k doe\n", setup=practice.AURORA),
     }
     batch: ClassVar = Batch(
         directive="#PBS", submit=("qsub",), submit_from_job=("qsub",), after="-W depend=afterany:{}", script=_SCRIPT

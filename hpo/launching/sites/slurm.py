@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from hydragnn.base.errors import AllocationEnded, InputError
 from hydragnn.hpo.launching.allocation import Allocation, Node, Run, hosts, numbers
+from hydragnn.hpo.launching.sites import practice
 from hydragnn.hpo.launching.sites.base import Batch, Evidence, Machine, NodeStates, Site, Step, short_name
 
 _LISTED = 1000  # nodes that are asked for by name
@@ -31,7 +32,7 @@ _UNREACHABLE = re.compile(
 
 _FRONTIER = """#SBATCH --network=single_node_vni,job_vni
 #SBATCH --stepmgr
-{% if job.stage_environment or job.stage_data %}
+{% if job.stages %}
 #SBATCH --constraint=nvme
 {% endif %}
 """
@@ -91,8 +92,11 @@ class Slurm(Site):
     mark: ClassVar = "SLURM_JOB_ID"
     machines: ClassVar = {
         "slurm": Machine(),
-        "frontier": Machine(storage="/mnt/bb/$USER", directives=_FRONTIER),
-        "perlmutter": Machine(directives="#SBATCH --constraint=gpu\n#SBATCH --gpus-per-node=4\n"),
+        "frontier": Machine(storage="/mnt/bb/$USER", directives=_FRONTIER, setup=practice.FRONTIER),
+        "lumi": Machine(directives="#SBATCH --gpus-per-node=8\n", setup=practice.LUMI),
+        "perlmutter": Machine(
+            directives="#SBATCH --constraint=gpu\n#SBATCH --gpus-per-node=4\n", setup=practice.PERLMUTTER
+        ),
     }
     batch: ClassVar = Batch(
         directive="#SBATCH",

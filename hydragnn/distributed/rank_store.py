@@ -1,0 +1,319 @@
+"""Store whose graphs lie in the memory of a group of ranks, one copy per group.
+
+Ranks of one node map the same memory. Ranks of other nodes are read over MPI, and the disk takes the place of those that do not answer:
+shared memory outlives the rank that filled it, but not its node.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from numpy import ndarray
+from numpy.typing import NDArray
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import GraphStore, MemoryStore
+from hydragnn.datasets.arrays import FlatGraphs, array_specs, flat_graphs, join, offsets_of
+from hydragnn.datasets.disk import take_graphs
+from hydragnn.datasets.formats.memory import check_fields, checked_indices
+from hydragnn.datasets.gather import gather
+from hydragnn.datasets.store import Numbers
+from hydragnn.datasets.views import View
+from hydragnn.distributed.launch import machine_name
+from hydragnn.distributed.neighbours import process_namespace
+from hydragnn.distributed.ranks import Ranks, number_of
+from hydragnn.distributed.shared_memory import SharedLayout, SharedMemory, held_specs, row_bytes, write_graphs
+from hydragnn.distributed.sharing import shared_problem
+from hydragnn.distributed.windows import Windows
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+
+BLOCK = 1024
+"""Graphs that a rank copies at once from the disk."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankGroup:
+    """Ranks that keep one copy together, node by node."""
+
+    number: int
+    nodes: tuple[tuple[int, ...], ...]
+    """Ranks of each node, ascending."""
+
+    def node_of(self, rank: int) -> int:
+        """Return the place of a rank's node."""
+        return next(place for place, ranks in enumerate(self.nodes) if rank in ranks)
+
+    @property
+    def members(self) -> list[int]:
+        """Return all ranks in ascending order, as MPI counts them."""
+        return sorted(rank for ranks in self.nodes for rank in ranks)
+
+
+def rank_groups(machines: Sequence[int], size: int) -> list[RankGroup]:
+    """Return groups of ``size`` consecutive ranks, or of the ranks of a machine for 0.
+
+    >>> [group.nodes for group in rank_groups([7, 7, 8, 8], 0)]
+    [((0, 1),), ((2, 3),)]
+    >>> [group.nodes for group in rank_groups([7, 7, 8, 8], 4)]
+    [((0, 1), (2, 3))]
+    """
+    ranks = sorted(range(len(machines)), key=lambda rank: (rank // size if size else machines[rank], rank))
+    parts = groupby(ranks, key=lambda rank: rank // size if size else machines[rank])
+    groups = []
+    for number, (_, part) in enumerate(parts):
+        members = sorted(part, key=lambda rank: (machines[rank], rank))
+        nodes = tuple(tuple(own) for _, own in groupby(members, key=lambda rank: machines[rank]))
+        groups.append(RankGroup(number=number, nodes=nodes))
+    return groups
+
+
+class RankStore(View):
+    """Graphs of a store that a group of ranks keeps in memory.
+
+    It has the named fields. Graphs that are not kept are read from the disk.
+    """
+
+    in_memory = True
+
+    def __init__(
+        self,
+        store: GraphStore,
+        graphs: Int64[ndarray, " kept"],
+        fields: tuple[Field, ...],
+        own: MemoryStore,
+        cuts: Int64[ndarray, " nodes_plus_one"],
+        node: int,
+        remote: "RemoteNodes | None",
+    ) -> None:
+        """The ``graphs``, ascending, of which this ``node`` has those between its cuts."""
+        super().__init__(store)
+        self._fields, self._graphs, self._own, self._remote = fields, graphs, own, remote
+        self._cuts, self._node = cuts, node
+        self._places = np.full(len(store), -1, dtype=np.int64)
+        self._places[graphs] = np.arange(len(graphs))
+
+    @property
+    def fetched(self) -> bool:
+        """True where batches come from other nodes and are worth fetching early."""
+        return self._remote is not None
+
+    def fields(self) -> tuple[Field, ...]:
+        """Return the fields that are kept."""
+        return self._fields
+
+    def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
+        """Return these graphs in this order, repeats allowed, with the named fields."""
+        check_fields(self._fields, fields)
+        numbers = checked_indices(indices, len(self.store))
+        places = self._places.take(numbers)
+        if len(places) and places.min() < 0:
+            return self.store.read(numbers, [field.name for field in self._fields] if fields is None else fields)
+        if self._remote is None:
+            return self._own.read(places, fields)
+        unique, order = np.unique(places, return_inverse=True)
+        cuts = np.searchsorted(unique, self._cuts)
+        pieces = [
+            self._begin(node, unique[a:b]) for node, (a, b) in enumerate(pairwise(cuts)) if b > a
+        ]  # all reads are on their way before the first is waited for
+        flat = join([piece() for piece in pieces]) if pieces else self._own.flat
+        return gather(flat, order.reshape(-1), fields)
+
+    def _begin(self, node: int, places: Int64[ndarray, " chosen"]) -> Callable[[], FlatGraphs]:
+        """Begin to read graphs of one node; return what waits for them."""
+        if node == self._node or self._remote is None:
+            return lambda: take_graphs(self._own.flat, places - self._cuts[node])
+        wait = self._remote.begin(node, places - self._cuts[node])
+
+        def piece() -> FlatGraphs:
+            flat, numbers = wait(), self._graphs[places]
+            if flat is None:
+                names = [field.name for field in self._fields]
+                return flat_graphs(self.store.read(numbers, names), self._fields)
+            return with_texts(flat, self.store, numbers)
+
+        return piece
+
+
+def with_texts(flat: FlatGraphs, store: GraphStore, graphs: NDArray[np.int64]) -> FlatGraphs:
+    """Return graphs with their texts, which are read from the disk on first use."""
+    return FlatGraphs(
+        dim=flat.dim,
+        fields=flat.fields,
+        node_offsets=flat.node_offsets,
+        edge_offsets=flat.edge_offsets,
+        arrays=flat.arrays,
+        texts={key: texts.select(graphs) for key, texts in store.texts.items()},
+    )
+
+
+class RemoteNodes:
+    """Graphs in the memory of other nodes of the group."""
+
+    def __init__(
+        self,
+        windows: Windows,
+        layouts: Sequence[SharedLayout],
+        names: Collection[str],
+        fields: tuple[Field, ...],
+        dim: int,
+    ) -> None:
+        """``names`` are the arrays that are not all zero."""
+        self._windows, self._layouts, self._fields, self._dim = windows, layouts, fields, dim
+        self._names = [name for name in layouts[0].specs if name in names and 0 not in layouts[0].specs[name].shape]
+        self._starts = [layout.starts for layout in layouts]
+        self.servers: list[int] = []
+        """Member that is read for each node."""
+        self._noted: set[int] = set()
+
+    def begin(self, node: int, places: Int64[ndarray, " chosen"]) -> Callable[[], FlatGraphs | None]:
+        """Begin to read graphs by their numbers on a node.
+
+        Returns what waits for them; None where its server does not answer.
+        """
+        layout, starts, lengths, totals = self._layouts[node], [], [], []
+        for name in self._names:
+            spec, rows = layout.specs[name], layout.rows(layout.specs[name])
+            width = row_bytes(spec)
+            starts.append(self._starts[node][name] + rows[places] * width)
+            lengths.append((rows[places + 1] - rows[places]) * width)
+            totals.append(int(lengths[-1].sum()))
+        first, length = np.concatenate(starts), np.concatenate(lengths)
+        some = length > 0
+        wait = self._windows.begin(self.servers[node], first[some], length[some])
+
+        def piece() -> FlatGraphs | None:
+            joined = wait()
+            if joined is None:
+                self._note(node)
+                return None
+            pieces = np.split(joined, np.cumsum(totals)[:-1])
+            arrays = {
+                name: own.view(layout.specs[name].dtype).reshape(-1, *layout.specs[name].shape)
+                for name, own in zip(self._names, (np.array(piece) for piece in pieces))
+            }
+            nodes, edges = (np.diff(offsets)[places] for offsets in (layout.node_offsets, layout.edge_offsets))
+            return FlatGraphs(
+                dim=self._dim,
+                fields=self._fields,
+                node_offsets=offsets_of(nodes),
+                edge_offsets=offsets_of(edges),
+                arrays=arrays,
+            )
+
+        return piece
+
+    def _note(self, node: int) -> None:
+        if node not in self._noted:
+            self._noted.add(node)
+            print(
+                f"rank {self.servers[node]} of a group does not answer; the training data of its node are read from the disk",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def kept_by_ranks(
+    store: GraphStore,
+    graphs: NDArray[np.int64],
+    names: Collection[str],
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    group: int = 0,
+    machine: str | None = None,
+    alive: Callable[[], None] = lambda: None,
+) -> RankStore:
+    """Return the store with these graphs in the memory of groups of ranks; collective.
+
+    ``group`` is the ranks of a group, 0 for those of a node. ``machine`` names this rank's node. InputError, on all ranks, where memory
+    is short or a group of several nodes cannot be read.
+    """
+    graphs, fields = np.unique(graphs), tuple(field for field in store.fields() if field.name in names)
+    own_machine = number_of(f"{machine_name()} {process_namespace()}" if machine is None else machine)
+    machines = ranks.gather(torch.tensor(own_machine, dtype=torch.int64, device=device)).tolist()
+    groups = rank_groups(machines, group)
+    mine = next(one for one in groups if ranks.rank in one.members)
+    node, order = mine.node_of(ranks.rank), [rank for own in mine.nodes for rank in own]
+    shares = np.arange(len(order) + 1) * len(graphs) // len(order)  # of ranks, in the order of nodes
+    cuts = shares[np.cumsum([0, *map(len, mine.nodes)])]
+    sizes, specs = store.sizes(), held_specs(store.dim, fields)
+    layouts = [
+        SharedLayout(
+            specs=specs,
+            node_offsets=offsets_of(sizes.nodes[graphs[a:b]]),
+            edge_offsets=offsets_of(sizes.edges[graphs[a:b]]),
+        )
+        for a, b in pairwise(cuts)
+    ]
+    memory = _mapped(layouts[node].starts[""], mine.nodes[node][0], ranks, device)
+    place, written = order.index(ranks.rank), set[str]()
+
+    def fill() -> None:
+        for first in range(shares[place], shares[place + 1], BLOCK):
+            block = graphs[first : min(first + BLOCK, shares[place + 1])]
+            flat = flat_graphs(store.read(block, [field.name for field in fields]), fields)
+            written.update(write_graphs(flat, first - int(cuts[node]), layouts[node], memory))
+            alive()
+
+    _on_all(fill, ranks, device)
+    memory.close_descriptor()
+    flags = torch.tensor([name in written for name in specs], dtype=torch.int64, device=device)
+    members = ranks.gather(flags)[mine.members].sum(0).tolist()
+    always = {*array_specs(store.dim, fields)} - {"edge_shifts", "cell", "periodic"}
+    present = [name for name, count in zip(specs, members) if count or name in always]
+    arrays = {name: array for name, array in layouts[node].arrays(memory.memory).items() if name in present}
+    for spec in specs.values():
+        if 0 in spec.shape and spec.name in present:
+            arrays[spec.name] = np.zeros((int(layouts[node].rows(spec)[-1]), *spec.shape), dtype=spec.dtype)
+    own = FlatGraphs(
+        dim=store.dim,
+        fields=fields,
+        node_offsets=layouts[node].node_offsets,
+        edge_offsets=layouts[node].edge_offsets,
+        arrays=arrays,
+    )
+    remote = None
+    if any(len(one.nodes) > 1 for one in groups):
+        windows = Windows(memory.memory, mine.number, ranks.rank)
+        remote = RemoteNodes(windows, layouts, present, fields, store.dim)
+        local = mine.nodes[node].index(ranks.rank)
+        remote.servers = [mine.members.index(own_[local % len(own_)]) for own_ in mine.nodes]
+    held = MemoryStore(with_texts(own, store, graphs[cuts[node] : cuts[node + 1]]))
+    return RankStore(store, graphs, fields, held, cuts, node, remote)
+
+
+def _on_all(action: Callable[[], None], ranks: Ranks, device: torch.device) -> None:
+    """Do something on every rank; raise the first rank's problem on all."""
+    problem = None
+    try:
+        action()
+    except (InputError, OSError) as error:
+        problem = str(error)
+    if (first := shared_problem(problem, ranks, device)) is not None:
+        raise InputError(first)
+
+
+def _mapped(size: int, maker: int, ranks: Ranks, device: torch.device) -> SharedMemory:
+    """Return memory that all ranks of a node map; collective."""
+    made: list[SharedMemory] = []
+    own = ranks.rank == maker
+
+    def make() -> None:
+        if own:
+            made.append(SharedMemory(size))
+
+    def attach() -> None:
+        if not own:
+            made.append(SharedMemory(size, (int(makers[maker][0]), int(makers[maker][1]))))
+
+    _on_all(make, ranks, device)
+    number = [os.getpid(), made[0].descriptor] if own else [0, 0]
+    makers = ranks.gather(torch.tensor(number, dtype=torch.int64, device=device)).tolist()
+    _on_all(attach, ranks, device)
+    return made[0]

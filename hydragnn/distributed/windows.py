@@ -1,0 +1,133 @@
+"""One-sided reads of other nodes' memory over MPI.
+
+Nobody answers a read: network cards that can do it read by themselves. MPI libraries that read by messages need the owner to look for
+them, so that a thread of every rank does, whatever its main thread waits for. No rank therefore waits for another rank's step.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.base.errors import InputError
+from hydragnn.distributed.launch import this_launch
+from hydragnn.distributed.rendezvous import world_of
+
+SECONDS_TO_ANSWER = 4.0
+"""A rank that gives no bytes for so long is not asked again."""
+
+_PAUSE = 0.0002  # seconds between two looks at a read
+_LOOKS, _REST = 16, 0.001  # of the thread that keeps MPI going
+_open: list["Windows"] = []
+
+
+class Windows:
+    """Memory of the ranks of a group that others of it may read."""
+
+    def __init__(self, memory: memoryview, group: int, rank: int) -> None:
+        """Open this rank's memory to its group; all ranks of MPI call it together.
+
+        InputError where ranks are not MPI's, or where it cannot be called by several threads.
+        """
+        launch = this_launch()
+        if launch.by != "mpi":
+            raise InputError(
+                "data.group has ranks of several nodes, whose memory is read over MPI; start the ranks by mpirun, or leave "
+                "data.group out, so that each node has a copy"
+            )
+        world = world_of(launch)
+        from mpi4py import MPI
+
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise InputError(
+                "this MPI library lets one thread call it only; leave data.group out, so that each node has a copy"
+            )
+        self._mpi: Any = MPI
+        self._group = world.Split(group, rank)
+        self._window = MPI.Win.Create(memory, 1, comm=self._group)
+        for handle in (world, self._group, self._window):
+            handle.Set_errhandler(MPI.ERRORS_RETURN)
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        self._lock = threading.Lock()
+        self._unfinished: list[Any] = []  # a late answer must find its buffer
+        self.silent: set[int] = set()
+        """Members of the group that did not answer."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._progress, daemon=True)
+        self._thread.start()
+        _open.append(self)
+
+    def begin(
+        self,
+        member: int,
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        patience: float = SECONDS_TO_ANSWER,
+    ) -> Callable[[], NDArray[np.uint8] | None]:
+        """Begin to read runs of bytes of a member's memory.
+
+        Returns what waits for them, end to end; None where the member does not answer.
+        """
+        if member in self.silent:
+            return lambda: None
+        out, began = np.empty(int(lengths.sum()), dtype=np.uint8), time.monotonic()
+        try:
+            runs = self._mpi.BYTE.Create_hindexed(lengths.tolist(), starts.tolist()).Commit()
+            request = self._window.Rget([out, len(out), self._mpi.BYTE], member, (0, 1, runs))
+            runs.Free()
+        except self._mpi.Exception:
+            self.silent.add(member)
+            return lambda: None
+
+        def wait() -> NDArray[np.uint8] | None:
+            try:
+                while not request.Test():
+                    if time.monotonic() - began > patience:
+                        self._unfinished.append((request, out))
+                        self.silent.add(member)
+                        return None
+                    time.sleep(_PAUSE)
+            except self._mpi.Exception:
+                self.silent.add(member)
+                return None
+            return out
+
+        return wait
+
+    def _progress(self) -> None:
+        while not self._over.wait(_REST):
+            with suppress(self._mpi.Exception):  # the end of a peer, which the next read from it shows
+                for _ in range(_LOOKS):
+                    self._group.Iprobe()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Take the memory back; all ranks of the group call it together."""
+        self._window.Unlock_all()
+        self._window.Free()
+        self._group.Free()
+        self.stop()
+
+
+@contextmanager
+def windows_closed() -> Iterator[None]:
+    """Close the windows that were opened in the block, where it ends well.
+
+    After an error, or where a rank is silent, the others might wait for ever: the windows are left to the end of the process.
+    """
+    try:
+        yield
+        while _open:
+            window = _open.pop()
+            window.stop() if window.silent else window.close()
+    finally:
+        while _open:
+            _open.pop().stop()

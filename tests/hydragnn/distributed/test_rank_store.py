@@ -1,0 +1,100 @@
+"""Graphs in the memory of ranks are those of the disk, on one node and on several, also where a rank has died."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hydragnn.base.errors import InputError
+from hydragnn.config import RunConfig
+from hydragnn.distributed.rank_store import rank_groups
+from hydragnn.distributed.shared_memory import SharedMemory
+from tests.contracts.test_stores import CORNERS, written
+from tests.forked import Forked
+
+SCRIPT = Path(__file__).with_name("keeping.py")
+MPIRUN = Path(sys.executable).with_name("mpirun")
+needs_mpirun = pytest.mark.skipif(not MPIRUN.exists(), reason="no mpirun beside this Python; install mpich")
+needs_linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory without a name is Linux's")
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store for every corner of the format."""
+    folder = tmp_path_factory.mktemp("stores")
+    for name, graphs in CORNERS.items():
+        written(graphs, folder / f"{name.replace(' ', '-')}.h5")
+    return folder
+
+
+def without_mpi(ranks: int, root: Path, *words: object) -> list[tuple[int, str]]:
+    """Exit codes and words of ranks that meet in a folder."""
+    step = {"SLURM_JOB_ID": "79", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": str(ranks), "OMP_NUM_THREADS": "1"}
+    step["PYTHONPATH"] = str(root)
+    started = [
+        Forked([str(SCRIPT), *map(str, words)], {**os.environ, **step, "SLURM_PROCID": str(rank)})
+        for rank in range(ranks)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in started]
+    return [(process.wait(), output) for process, output in zip(started, said)]
+
+
+def with_mpi(ranks: int, root: Path, *words: object) -> tuple[int, str]:
+    """Exit code and words of ranks of mpirun, which talk as if on several machines."""
+    command = [str(MPIRUN), "-disable-auto-cleanup", "-n", str(ranks), sys.executable, str(SCRIPT), *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "MPIR_CVAR_NOLOCAL": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+@needs_linux
+def test_ranks_of_a_node_read_the_disks_bits_in_one_memory(stores: Path, root: Path, tmp_path: Path) -> None:
+    results = without_mpi(3, root, stores, tmp_path, 1)
+    assert [code for code, _ in results] == [0, 0, 0], results
+
+
+@needs_linux
+def test_memory_outlives_the_rank_that_filled_it(stores: Path, root: Path, tmp_path: Path) -> None:
+    names = set(Path("/dev/shm").iterdir())
+    results = without_mpi(3, root, stores, tmp_path, 1, "dies")
+    assert [code for code, _ in results] == [0, 0, -9], results
+    assert not [path for path in set(Path("/dev/shm").iterdir()) - names if "hydragnn" in path.name]
+
+
+@needs_linux
+@needs_mpirun
+def test_ranks_of_several_nodes_read_each_others_memory(stores: Path, root: Path, tmp_path: Path) -> None:
+    code, said = with_mpi(4, root, stores, tmp_path, 2)
+    assert code == 0, said
+    assert said.count("has read all") == 4
+    assert "does not answer" not in said
+
+
+@needs_linux
+@needs_mpirun
+def test_the_share_of_a_node_that_died_is_read_from_the_disk(stores: Path, root: Path, tmp_path: Path) -> None:
+    _, said = with_mpi(3, root, stores, tmp_path, 3, "dies")
+    assert said.count("has read all") == 2, said
+    assert said.count("does not answer") >= 2
+
+
+def test_groups_are_ranks_of_a_node_or_consecutive_ones() -> None:
+    assert [group.nodes for group in rank_groups([5, 4, 5, 4], 0)] == [((1, 3),), ((0, 2),)]
+    assert [group.nodes for group in rank_groups([1, 1, 2, 2, 3], 2)] == [((0, 1),), ((2, 3),), ((4,),)]
+    assert [group.nodes for group in rank_groups([9, 9, 2, 2], 4)] == [((2, 3), (0, 1))]
+
+
+@needs_linux
+def test_data_beyond_the_memory_of_a_node_are_one_sentence() -> None:
+    with pytest.raises(InputError, match=r"GB free; set data\.group"):
+        SharedMemory(2**60)
+
+
+def test_settings_that_could_not_act_are_refused() -> None:
+    table = {"data": {"store": "a.h5", "memory": "ranks"}, "model": {"kind": "pna"}}
+    assert RunConfig.parse(table).data.group == 0
+    for data in ({"group": 4, "memory": "auto"}, {"window": 100}):
+        with pytest.raises(InputError, match=next(iter(data))):
+            RunConfig.parse({**table, "data": {**table["data"], **data}})
