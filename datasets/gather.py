@@ -27,9 +27,13 @@ class Spans:
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
     rows: NDArray[np.int64] | None
+    run: slice | None = None
+    """All rows, where they follow each other."""
 
     def copy(self, array: Array) -> Array:
         """The rows of a contiguous array as one new array."""
+        if self.run is not None:
+            return array[self.run].copy()
         if self.rows is not None:
             return array.take(self.rows, axis=0)
         width = array.itemsize * math.prod(array.shape[1:])
@@ -50,6 +54,9 @@ def spans_of(offsets: Int64[ndarray, " graphs_plus_one"], indices: Int64[ndarray
     """
     starts, stops = offsets.take(indices), offsets.take(indices + 1)
     counts = stops - starts
+    if len(indices) == 1:  # graphs that are read one by one
+        run = slice(int(starts[0]), int(stops[0]))
+        return Spans(counts=counts, total=run.stop - run.start, starts=starts, stops=stops, rows=None, run=run)
     total = int(counts.sum())
     cut = starts[1:] != stops[:-1]
     if total >= LONG_RUN * (int(cut.sum()) + 1):

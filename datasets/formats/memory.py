@@ -91,11 +91,14 @@ class MemoryStore(Access):
 
     def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
         """Return these graphs in this order, repeats allowed, with the named fields."""
+        return self.take(checked_indices(indices, len(self)), fields)
+
+    def take(self, graphs: Int64[ndarray, " chosen"], fields: Collection[str] | None = None) -> GraphBatch:
+        """Return graphs whose numbers are known to be right."""
         key = None if fields is None else frozenset(fields)
         if key not in self._plans:
             check_fields(self.fields(), fields)
             self._plans[key] = GatherPlan(self._flat, fields)
-        graphs = checked_indices(indices, len(self))
         batch = self._plans[key].batch(graphs)
         if self._levels is not None and self._levels.fields <= batch.fields.keys():
             remember_levels(batch, self._levels.of_graphs(graphs))

@@ -5,7 +5,6 @@ shared memory outlives the rank that filled it, but not its node.
 """
 
 import os
-import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -109,13 +108,14 @@ class RankStore(View):
 
     def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
         """Return these graphs in this order, repeats allowed, with the named fields."""
-        check_fields(self._fields, fields)
         numbers = checked_indices(indices, len(self.store))
         places = self._places.take(numbers)
-        if len(places) and places.min() < 0:
+        if places.min(initial=0) < 0:
+            check_fields(self._fields, fields)
             return self.store.read(numbers, [field.name for field in self._fields] if fields is None else fields)
         if self._remote is None:
-            return self._own.read(places, fields)
+            return self._own.take(places, fields)
+        check_fields(self._fields, fields)
         unique, order = np.unique(places, return_inverse=True)
         cuts = np.searchsorted(unique, self._cuts)
         pieces = [
@@ -168,8 +168,7 @@ class RemoteNodes:
         self._names = [name for name in layouts[0].specs if name in names and 0 not in layouts[0].specs[name].shape]
         self._starts = [layout.starts for layout in layouts]
         self.servers: list[int] = []
-        """Member that is read for each node."""
-        self._noted: set[int] = set()
+        """Rank that is read for each node."""
 
     def begin(self, node: int, places: Int64[ndarray, " chosen"]) -> Callable[[], FlatGraphs | None]:
         """Begin to read graphs by their numbers on a node.
@@ -190,7 +189,6 @@ class RemoteNodes:
         def piece() -> FlatGraphs | None:
             joined = wait()
             if joined is None:
-                self._note(node)
                 return None
             pieces = np.split(joined, np.cumsum(totals)[:-1])
             arrays = {
@@ -207,15 +205,6 @@ class RemoteNodes:
             )
 
         return piece
-
-    def _note(self, node: int) -> None:
-        if node not in self._noted:
-            self._noted.add(node)
-            print(
-                f"rank {self.servers[node]} of a group does not answer; the training data of its node are read from the disk",
-                file=sys.stderr,
-                flush=True,
-            )
 
 
 def kept_by_ranks(
@@ -280,10 +269,10 @@ def kept_by_ranks(
     )
     remote = None
     if any(len(one.nodes) > 1 for one in groups):
-        windows = Windows(memory.memory, mine.number, ranks.rank)
+        windows = Windows(memory.memory, mine.number, mine.members)
         remote = RemoteNodes(windows, layouts, present, fields, store.dim)
         local = mine.nodes[node].index(ranks.rank)
-        remote.servers = [mine.members.index(own_[local % len(own_)]) for own_ in mine.nodes]
+        remote.servers = [peers[local % len(peers)] for peers in mine.nodes]
     held = MemoryStore(with_texts(own, store, graphs[cuts[node] : cuts[node + 1]]))
     return RankStore(store, graphs, fields, held, cuts, node, remote)
 

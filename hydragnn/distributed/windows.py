@@ -4,9 +4,10 @@ Nobody answers a read: network cards that can do it read by themselves. MPI libr
 them, so that a thread of every rank does, whatever its main thread waits for. No rank therefore waits for another rank's step.
 """
 
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -23,13 +24,15 @@ SECONDS_TO_ANSWER = 4.0
 _PAUSE = 0.0002  # seconds between two looks at a read
 _LOOKS, _REST = 16, 0.001  # of the thread that keeps MPI going
 _open: list["Windows"] = []
+_silent: set[int] = set()
+"""Ranks that did not answer, in whatever window."""
 
 
 class Windows:
     """Memory of the ranks of a group that others of it may read."""
 
-    def __init__(self, memory: memoryview, group: int, rank: int) -> None:
-        """Open this rank's memory to its group; all ranks of MPI call it together.
+    def __init__(self, memory: memoryview, group: int, members: Sequence[int]) -> None:
+        """Open this rank's memory to the ascending ``members`` of its group; all ranks of MPI call it together.
 
         InputError where ranks are not MPI's, or where it cannot be called by several threads.
         """
@@ -47,15 +50,13 @@ class Windows:
                 "this MPI library lets one thread call it only; leave data.group out, so that each node has a copy"
             )
         self._mpi: Any = MPI
-        self._group = world.Split(group, rank)
+        self._group = world.Split(group)
         self._window = MPI.Win.Create(memory, 1, comm=self._group)
         for handle in (world, self._group, self._window):
             handle.Set_errhandler(MPI.ERRORS_RETURN)
         self._window.Lock_all(MPI.MODE_NOCHECK)
-        self._lock = threading.Lock()
         self._unfinished: list[Any] = []  # a late answer must find its buffer
-        self.silent: set[int] = set()
-        """Members of the group that did not answer."""
+        self._members = members
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._progress, daemon=True)
         self._thread.start()
@@ -63,24 +64,24 @@ class Windows:
 
     def begin(
         self,
-        member: int,
+        rank: int,
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         patience: float = SECONDS_TO_ANSWER,
     ) -> Callable[[], NDArray[np.uint8] | None]:
-        """Begin to read runs of bytes of a member's memory.
+        """Begin to read runs of bytes of a rank's memory.
 
-        Returns what waits for them, end to end; None where the member does not answer.
+        Returns what waits for them, end to end; None where the rank does not answer.
         """
-        if member in self.silent:
+        if rank in _silent:
             return lambda: None
         out, began = np.empty(int(lengths.sum()), dtype=np.uint8), time.monotonic()
         try:
             runs = self._mpi.BYTE.Create_hindexed(lengths.tolist(), starts.tolist()).Commit()
-            request = self._window.Rget([out, len(out), self._mpi.BYTE], member, (0, 1, runs))
+            request = self._window.Rget([out, len(out), self._mpi.BYTE], self._members.index(rank), (0, 1, runs))
             runs.Free()
         except self._mpi.Exception:
-            self.silent.add(member)
+            _give_up(rank)
             return lambda: None
 
         def wait() -> NDArray[np.uint8] | None:
@@ -88,11 +89,11 @@ class Windows:
                 while not request.Test():
                     if time.monotonic() - began > patience:
                         self._unfinished.append((request, out))
-                        self.silent.add(member)
+                        _give_up(rank)
                         return None
                     time.sleep(_PAUSE)
             except self._mpi.Exception:
-                self.silent.add(member)
+                _give_up(rank)
                 return None
             return out
 
@@ -117,6 +118,17 @@ class Windows:
         self.stop()
 
 
+def _give_up(rank: int) -> None:
+    """Ask a rank no more, and say so."""
+    if rank not in _silent:
+        _silent.add(rank)
+        print(
+            f"rank {rank} does not answer; the training data of its node are read from the disk",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 @contextmanager
 def windows_closed() -> Iterator[None]:
     """Close the windows that were opened in the block, where it ends well.
@@ -127,7 +139,7 @@ def windows_closed() -> Iterator[None]:
         yield
         while _open:
             window = _open.pop()
-            window.stop() if window.silent else window.close()
+            window.stop() if _silent else window.close()
     finally:
         while _open:
             _open.pop().stop()
