@@ -1,4 +1,4 @@
-"""Store whose graphs lie in the memory of a group of ranks, one copy per group.
+"""Store whose graphs lie in the memory of a group of ranks.
 
 Ranks of one node map the same memory. Ranks of other nodes are read over MPI, and the disk takes the place of those that do not answer:
 shared memory outlives the rank that filled it, but not its node.
@@ -55,7 +55,7 @@ class RankGroup:
 
 
 def rank_groups(machines: Sequence[int], size: int) -> list[RankGroup]:
-    """Return groups of ``size`` consecutive ranks, or of the ranks of a machine for 0.
+    """Return groups of ``size`` consecutive ranks; 0: those of a machine.
 
     >>> [group.nodes for group in rank_groups([7, 7, 8, 8], 0)]
     [((0, 1),), ((2, 3),)]
@@ -99,7 +99,7 @@ class RankStore(View):
 
     @property
     def fetched(self) -> bool:
-        """True where batches come from other nodes and are worth fetching early."""
+        """True where batches may come from other nodes."""
         return self._remote is not None
 
     def fields(self) -> tuple[Field, ...]:
@@ -107,7 +107,7 @@ class RankStore(View):
         return self._fields
 
     def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
-        """Return these graphs in this order, repeats allowed, with the named fields."""
+        """Return these graphs in this order, with the named fields."""
         numbers = checked_indices(indices, len(self.store))
         places = self._places.take(numbers)
         if places.min(initial=0) < 0:
@@ -141,7 +141,7 @@ class RankStore(View):
 
 
 def with_texts(flat: FlatGraphs, store: GraphStore, graphs: NDArray[np.int64]) -> FlatGraphs:
-    """Return graphs with their texts, which are read from the disk on first use."""
+    """Return graphs with their texts, unread until first use."""
     return FlatGraphs(
         dim=flat.dim,
         fields=flat.fields,
@@ -218,9 +218,9 @@ def kept_by_ranks(
     machine: str | None = None,
     alive: Callable[[], None] = lambda: None,
 ) -> RankStore:
-    """Return the store with these graphs in the memory of groups of ranks; collective.
+    """Return the store with graphs in the memory of ranks.
 
-    ``group`` is the ranks of a group, 0 for those of a node. ``machine`` names this rank's node. InputError, on all ranks, where memory
+    All ranks call it together. ``group`` is the ranks of a group, 0 for those of a node. ``machine`` names this rank's node. InputError, on all ranks, where memory
     is short or a group of several nodes cannot be read.
     """
     graphs, fields = np.unique(graphs), tuple(field for field in store.fields() if field.name in names)
@@ -278,7 +278,7 @@ def kept_by_ranks(
 
 
 def _on_all(action: Callable[[], None], ranks: Ranks, device: torch.device) -> None:
-    """Do something on every rank; raise the first rank's problem on all."""
+    """Act on every rank; raise the first problem on all."""
     problem = None
     try:
         action()

@@ -40,13 +40,13 @@ class SharedLayout:
     edge_offsets: NDArray[np.int64]
 
     def rows(self, spec: ArraySpec) -> NDArray[np.int64]:
-        """Return the first row of every graph in an array, and all rows at the end."""
+        """Return the first row of every graph, and all rows last."""
         graphs = np.arange(len(self.node_offsets))
         return {"graph": graphs, "node": self.node_offsets, "edge": self.edge_offsets}[spec.location]
 
     @property
     def starts(self) -> dict[str, int]:
-        """Return the first byte of every array; under "" the bytes of all."""
+        """Return the first byte of every array; "": bytes of all."""
         starts, place = {}, 0
         for name, spec in self.specs.items():
             starts[name] = place
@@ -115,7 +115,7 @@ class SharedMemory:
 
 
 def write_graphs(flat: FlatGraphs, first: int, layout: SharedLayout, memory: SharedMemory) -> set[str]:
-    """Write graphs from number ``first`` on; return the arrays that are not all zero.
+    """Write graphs from number ``first`` on; return the arrays that have values.
 
     A field that all these graphs have gets its mask written, which some other graph may need.
     """

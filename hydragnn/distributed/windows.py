@@ -32,9 +32,9 @@ class Windows:
     """Memory of the ranks of a group that others of it may read."""
 
     def __init__(self, memory: memoryview, group: int, members: Sequence[int]) -> None:
-        """Open this rank's memory to the ascending ``members`` of its group; all ranks of MPI call it together.
+        """Open this rank's memory to the ascending ``members`` of its group.
 
-        InputError where ranks are not MPI's, or where it cannot be called by several threads.
+        All ranks of MPI call it together. InputError where ranks are not MPI's, or where it cannot be called by several threads.
         """
         launch = this_launch()
         if launch.by != "mpi":
@@ -111,7 +111,7 @@ class Windows:
         self._thread.join()
 
     def close(self) -> None:
-        """Take the memory back; all ranks of the group call it together."""
+        """Take the memory back; collective in the group."""
         self._window.Unlock_all()
         self._window.Free()
         self._group.Free()

@@ -1,4 +1,4 @@
-"""Settings that sites and vendors recommend for their machines, each with the page that says so.
+"""Settings that sites and vendors recommend, each with its page.
 
 A variable that the job's own ``setup`` has set stays as it is.
 """
