@@ -11,6 +11,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.distributed.rank_store import rank_groups
 from hydragnn.distributed.shared_memory import SharedMemory
+from hydragnn.record import read_record
+from tests.benchmarks.bench_data import write
 from tests.contracts.test_stores import CORNERS, written
 from tests.forked import Forked
 
@@ -30,15 +32,17 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def without_mpi(ranks: int, root: Path, *words: object) -> list[tuple[int, str]]:
-    """Exit codes and words of ranks that meet in a folder."""
+    """Exit codes and words of ranks of the script that meet in a folder."""
+    return started(ranks, root, [str(SCRIPT), *map(str, words)])
+
+
+def started(ranks: int, root: Path, words: list[str]) -> list[tuple[int, str]]:
+    """Exit codes and words of ranks without MPI."""
     step = {"SLURM_JOB_ID": "79", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": str(ranks), "OMP_NUM_THREADS": "1"}
     step["PYTHONPATH"] = str(root)
-    started = [
-        Forked([str(SCRIPT), *map(str, words)], {**os.environ, **step, "SLURM_PROCID": str(rank)})
-        for rank in range(ranks)
-    ]
-    said = [process.communicate(timeout=300)[0] for process in started]
-    return [(process.wait(), output) for process, output in zip(started, said)]
+    processes = [Forked(words, {**os.environ, **step, "SLURM_PROCID": str(rank)}) for rank in range(ranks)]
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    return [(process.wait(), output) for process, output in zip(processes, said)]
 
 
 def with_mpi(ranks: int, root: Path, *words: object) -> str:
@@ -88,6 +92,23 @@ def test_the_share_of_a_node_that_died_is_read_from_the_disk(stores: Path, root:
     said = with_mpi(3, root, stores, tmp_path, 3, "dies")
     assert said.count("has read all") == 2, said
     assert said.count("rank 2 does not answer") == 2
+
+
+@needs_linux
+def test_a_training_from_the_memory_of_ranks_has_the_bits_of_one_from_the_disk(root: Path, tmp_path: Path) -> None:
+    write(tmp_path / "tiny.h5", 60)
+    (tmp_path / "c.toml").write_text(
+        '[data]\nstore = "tiny.h5"\n[model]\nkind = "pna"\nhidden_dim = 8\nnum_layers = 1\n[train]\nepochs = 2\n'
+        '[[heads]]\nkind = "energy"\nfield = "energy"\nreferences = true\n'
+    )
+    best = []
+    for memory in ("auto", "ranks"):
+        words = ["-m", "hydragnn.scripts", "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / memory)]
+        words += ["--set", f"data.memory={memory}"]
+        results = started(2, root, words)
+        assert [code for code, _ in results] == [0, 0], results
+        best.append(read_record(tmp_path / memory).best)
+    assert best[0] == best[1]
 
 
 def test_groups_are_ranks_of_a_node_or_consecutive_ones() -> None:
