@@ -1,6 +1,5 @@
 """Collectives of torch on vectors that ranks hold together."""
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -17,7 +16,7 @@ class TorchPeers:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.number, self.count = dist.get_rank(group), dist.get_world_size(group)
-        self.in_place = dist.get_backend(group) == "nccl"  # gloo has tensors of their own
+        self.in_place = dist.get_backend(group) == "nccl"  # gloo copies all that is gathered or scattered
 
     def begin_sum(self, values: Tensor) -> Wait:
         """Start the sum of a tensor over the ranks, in place."""
@@ -25,14 +24,18 @@ class TorchPeers:
         return lambda: work.wait()
 
     def begin_scatter(self, values: Tensor, own: Tensor) -> Wait:
-        """Start the sum of ``values``; ``own`` receives this rank's share."""
-        result = own if self.in_place else torch.empty_like(own)
-        work = scatter(result, values, group=self.group, async_op=True)
+        """Start the sum of ``values``; ``own`` receives this rank's share.
+
+        The others' shares of ``values`` are no longer what they were.
+        """
+        if self.in_place:
+            scattered = scatter(own, values, group=self.group, async_op=True)
+            return lambda: scattered.wait()
+        work = dist.all_reduce(values, group=self.group, async_op=True)  # in less memory than gloo's own scatter
 
         def wait() -> None:
             work.wait()
-            if result is not own:
-                own.copy_(result)
+            own.copy_(values.chunk(self.count)[self.number])  # itself where it is a part of them
 
         return wait
 

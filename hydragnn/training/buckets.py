@@ -33,7 +33,10 @@ class Peers(Protocol):
         """Start the sum of a tensor over the ranks, in place."""
 
     def begin_scatter(self, values: Tensor, own: Tensor) -> Wait:
-        """Start the sum of ``values``; ``own`` receives this rank's share."""
+        """Start the sum of ``values``; ``own`` receives this rank's share.
+
+        The others' shares of ``values`` are no longer what they were.
+        """
 
     def begin_gather(self, values: Tensor, own: Tensor) -> Wait:
         """Start to put every rank's ``own`` into its share of ``values``."""

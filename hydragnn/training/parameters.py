@@ -325,10 +325,12 @@ class FlatParameters:
         """Give all copies the weights that this rank has updated."""
         copies = self.sharing.copies
         if copies is not None and self.sharing.shares_states:
-            waits = []
+            waits: list[Wait] = []
             for block in self.blocks:
                 own = self.vector[block.share(copies.number, copies.count)]
                 waits.append(copies.begin_gather(self.vector[block.start : block.end], own))
+                if len(waits) > 1:  # gloo has a copy of each that is on its way
+                    waits.pop(0)()
             for wait in waits:
                 wait()
 

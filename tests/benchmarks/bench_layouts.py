@@ -1,0 +1,304 @@
+"""Layouts of ranks: peak memory of each, and the communication that a backward pass hides.
+
+    python -m tests.benchmarks.bench_layouts [--ranks 4] [--millions 50] [--steps 3] [--part memory|hiding|states]
+
+Ranks are processes with one thread and gloo. Memory is the peak of the resident set above that before the model is built, in steps, a
+validation with averaged weights, and the copy of the best; baseline: copies with all states on every rank. A collective is delayed
+by a time of its bytes, in which no processor is busy.
+"""
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hydragnn.config import RunConfig
+from hydragnn.distributed import join_ranks, parallelize
+from hydragnn.distributed.collectives import TorchPeers
+from hydragnn.models import GraphModel
+from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.plan import plan_run
+from hydragnn.training.data import DevicePlacement
+from hydragnn.training.loop import take_step
+from hydragnn.training.parameters import FlatParameters, Sharing, alone
+from tests.hydragnn.training.conftest import ENERGY
+from tests.hydragnn.training.worker import clusters
+
+LAYOUTS: dict[str, dict[str, int]] = {
+    "copies": {},
+    "copies that share states": {},
+    "shards": {"shard": -1},
+    "two copies of shards": {"shard": -2},
+    "shards of channels": {"shard": -2, "tensor": 2},
+}
+"""Settings by name; -1 is the number of ranks, and -2 half of it."""
+BUSY = 6
+
+
+def configuration(hidden: int, layers: int, layout: dict[str, int], ranks: int, forces: bool = True) -> RunConfig:
+    head = ENERGY if forces else {**ENERGY, "forces": None, "forces_weight": 1.0}
+    sizes = {axis: ranks // -size if size < 0 else size for axis, size in layout.items()}
+    table = {
+        "data": {"store": "in memory", "inputs": ["atomic_numbers"]},
+        "split": {"train": 0.7, "valid": 0.2},
+        "batch": {"max_graphs": 2 * ranks},
+        "model": {"kind": "painn", "hidden_dim": hidden, "num_layers": layers, "num_radial": 6, "cutoff": 3.0},
+        "heads": [head],
+        "train": {"epochs": 100, "learning_rate": 1e-4, "precision": "fp32", "ema_decay": 0.9},
+        "parallel": sizes,
+    }
+    return RunConfig.parse(json.loads(json.dumps(table)))
+
+
+@contextmanager
+def sharing(change: Callable[[Sharing], Sharing]) -> Iterator[None]:
+    """Make runs in the block with another sharing of weights."""
+    before = parallelize.sharing_of
+    parallelize.sharing_of = lambda *arguments: change(before(*arguments))
+    try:
+        yield
+    finally:
+        parallelize.sharing_of = before
+
+
+def whole_states(one: Sharing) -> Sharing:
+    """Return the sharing with all states on every copy."""
+    return replace(one, shares_states=False, sum_norm=alone)
+
+
+def assembled(config: RunConfig) -> Assembly:
+    store = clusters(40)
+    with join_ranks(Path()) as ranks:
+        placement = DevicePlacement(device=torch.device("cpu"), dtype=torch.float32)
+        return assemble(plan_run(config, store), placement, ranks, lambda: None)
+
+
+def resident(key: str) -> int:
+    """Return bytes of this process: VmRSS now, or VmHWM at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+def take_steps(run: Assembly, steps: int) -> list[float]:
+    """Take the first steps; return the seconds of each."""
+    seconds = []
+    for _, share in zip(range(steps), run.data.epoch(0)):
+        dist.barrier()
+        begin = time.perf_counter()
+        take_step(run.state, share, run.context, 1e-4)
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+def memory(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any] | None:
+    """Measure one layout."""
+    config = configuration(options.hidden, options.layers, LAYOUTS[options.layout], ranks)
+    gc.collect()
+    before = resident("VmRSS")
+    with sharing(whole_states if options.layout == "copies" else lambda one: one):
+        run = assembled(config)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    seconds = take_steps(run, options.steps)
+    stepping = resident("VmHWM") - before
+    weights, valid = run.state.parameters, next(iter(run.data.branches[0].valid), None)
+    run.state.model.eval()
+    with torch.no_grad(), weights.swap_in_eval_parameters(), weights.in_use():
+        run.state.of_branch(0)(run.data.branches[0].train.stand_in if weights.in_step or valid is None else valid)
+    weights.keep_best()
+    peaks = torch.tensor([resident("VmHWM") - before, stepping], dtype=torch.float64)
+    dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
+    if rank:
+        return None
+    one = 4 * weights.count
+    return {
+        "weights": weights.count,
+        "peak": peaks[0].item(),
+        "in steps": peaks[1].item(),
+        "over weights": peaks[0].item() / one,
+        "seconds": median(seconds[1:]),
+    }
+
+
+class Delayed(TorchPeers):
+    """Peers whose collectives take a time by their bytes, one after the other."""
+
+    def __init__(self, peers: TorchPeers) -> None:
+        super().__init__(peers.group)
+        self.queue, self.per_byte = ThreadPoolExecutor(1), 0.0
+
+    def _later(self, values: Tensor, begin: Callable[[], Callable[[], object]]) -> Callable[[], object]:
+        if not self.per_byte:
+            return begin()
+
+        def work() -> None:
+            time.sleep(values.nbytes * self.per_byte)
+            begin()()
+
+        return self.queue.submit(work).result
+
+    def begin_sum(self, values: Tensor) -> Callable[[], object]:
+        return self._later(values, lambda: TorchPeers.begin_sum(self, values))
+
+    def begin_scatter(self, values: Tensor, own: Tensor) -> Callable[[], object]:
+        return self._later(values, lambda: TorchPeers.begin_scatter(self, values, own))
+
+
+def hiding(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any] | None:
+    """Time steps without delay, with it after the backward pass, and with it meanwhile."""
+    delayed: list[Delayed] = []
+
+    def change(one: Sharing) -> Sharing:
+        assert isinstance(one.copies, TorchPeers)
+        delayed.append(Delayed(one.copies))
+        return replace(whole_states(one), copies=delayed[0])
+
+    with sharing(change):
+        run = assembled(configuration(options.hidden, options.layers, {}, ranks, forces=options.forces))
+    weights = run.state.parameters
+    assert isinstance(weights, FlatParameters) and weights.buckets
+    peers, expect = delayed[0], weights.buckets.expect
+    spent: dict[str, list[float]] = {"none": [], "after": [], "meanwhile": []}
+    take_steps(run, 2)
+    share = next(iter(run.data.epoch(0)))
+    begin = time.perf_counter()
+    take_step(run.state, share, run.context, 1e-4)
+    total = torch.tensor(options.delay * (time.perf_counter() - begin), dtype=torch.float64)
+    dist.broadcast(total, 0)
+    for _ in range(options.rounds):
+        for name, seconds in spent.items():
+            peers.per_byte = 0.0 if name == "none" else total.item() / weights.gradient.nbytes
+            weights.buckets.expect = expect if name != "after" else lambda: None
+            dist.barrier()
+            begin = time.perf_counter()
+            take_step(run.state, share, run.context, 1e-4)
+            seconds.append(time.perf_counter() - begin)
+    if rank:
+        return None
+    none, after, meanwhile = (median(seconds) for seconds in spent.values())
+    return {
+        "weights": weights.count,
+        "delay": total.item(),
+        "none": none,
+        "after": after,
+        "meanwhile": meanwhile,
+        "hidden": (after - meanwhile) / (after - none),
+    }
+
+
+def states(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any] | None:
+    """Time steps of copies with all states, and of copies that share them, in turns."""
+    config = configuration(options.hidden, options.layers, {}, ranks)
+    with sharing(whole_states):
+        whole = assembled(config)
+    shared = assembled(config)
+    ratios = []
+    for _ in range(options.rounds):
+        seconds = [take_steps(run, 1)[0] for run in (whole, shared)]
+        ratios.append(seconds[1] / seconds[0])
+    return None if rank else {"weights": whole.state.parameters.count, "shared over whole": median(ratios[1:])}
+
+
+PARTS = {"memory": memory, "hiding": hiding, "states": states}
+
+
+def on_ranks(ranks: int, *words: str) -> dict[str, Any]:
+    """Return what the first of so many ranks measures."""
+    with tempfile.TemporaryDirectory(prefix="bench-layouts-") as folder:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
+        command = [sys.executable, "-m", "tests.benchmarks.bench_layouts", *words, "--folder", folder]
+        processes = [
+            subprocess.Popen(
+                [*command, "--rank", str(rank), "--ranks", str(ranks)], env=environment, stdout=subprocess.PIPE
+            )
+            for rank in range(ranks)
+        ]
+        output = [process.communicate(timeout=580)[0] for process in processes]
+    assert not any(process.returncode for process in processes)
+    result: dict[str, Any] = json.loads(output[0].decode().splitlines()[-1])
+    return result
+
+
+def as_rank(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{options.folder}/store", options.ranks)
+    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.ranks)
+    result = PARTS[options.part](options, options.rank, options.ranks)
+    dist.barrier()
+    if result is not None:
+        print(json.dumps(result), flush=True)
+
+
+def hidden_dim(millions: float, layers: int) -> int:
+    """Return a width with about so many weights."""
+    from hydragnn.runs.assembly import build
+
+    def count(hidden: int) -> int:
+        branch = plan_run(configuration(hidden, layers, {}, 1), clusters(40)).branches[0]
+        model = build([branch.model], 0)
+        assert isinstance(model, GraphModel)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    return 8 * round((64 * (1e6 * millions / count(64)) ** 0.5) / 8)
+
+
+def main() -> None:
+    """Print a table of layouts, and what is hidden."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--millions", type=float, default=50)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--delay", type=float, default=0.3, help="of a step")
+    parser.add_argument("--part", choices=[*PARTS])
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--folder")
+    parser.add_argument("--hidden", type=int, default=0)
+    parser.add_argument("--layout", default="copies")
+    parser.add_argument("--layouts", nargs="*", choices=[*LAYOUTS])
+    parser.add_argument("--forces", action="store_true")
+    options = parser.parse_args()
+    if options.rank is not None:
+        as_rank(options)
+        return
+    words = ["--layers", str(options.layers), "--steps", str(options.steps), "--rounds", str(options.rounds)]
+    if options.part in (None, "memory"):
+        hidden = hidden_dim(options.millions, options.layers)
+        print(
+            "| layout | weights | peak over that of copies | peak over the weights | seconds per step |\n|---|---|---|---|---|"
+        )
+        baseline = 0.0
+        for name in options.layouts or LAYOUTS:
+            one = on_ranks(options.ranks, *words, "--part", "memory", "--layout", name, "--hidden", str(hidden))
+            baseline = baseline or one["peak"]
+            ratios = f"{one['peak'] / baseline:.3f} | {one['over weights']:.2f} | {one['seconds']:.1f}"
+            print(f"| {name} | {one['weights']:,} | {ratios} |", flush=True)
+    hidden = hidden_dim(options.millions / 5, options.layers)
+    if options.part in (None, "hiding"):
+        for forces in ([], ["--forces"]):
+            delay = ["--delay", str(options.delay), "--hidden", str(hidden)]
+            print(
+                "with forces" if forces else "without forces", on_ranks(2, *words, "--part", "hiding", *delay, *forces)
+            )
+    if options.part in (None, "states"):
+        print(on_ranks(2, *words, "--part", "states", "--hidden", str(hidden)))
+
+
+if __name__ == "__main__":
+    main()
