@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import dropout, layer_norm, linear
 
+from hydragnn.base.errors import InputError
 from hydragnn.distributed.duals import DUALS
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.kernels import SiLU
@@ -145,6 +146,11 @@ def split_channels(model: nn.Module, mesh: Mesh) -> dict[str, Piece]:
     group = mesh.group("tensor")
     if group is None:
         return pieces
+    own_weights = [
+        id(weight) for layer in model.modules() for weight in layer._parameters.values() if weight is not None
+    ]
+    if len(own_weights) > len(set(own_weights)):
+        raise InputError("parallel.tensor: layers of this model share weights, which would be split twice; use shard")
     channels = Channels(group=group, size=mesh.size("tensor"), rank=mesh.coordinate("tensor"))
     claimed: set[int] = set()
     for layer in list(model.modules()):

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hydragnn.base.errors import InputError
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import first_derivatives
@@ -51,6 +52,11 @@ def make_pipeline(model: nn.Module, mesh: Mesh, device: torch.device) -> "Pipeli
 
 def keep_stage(model: GraphModel, mesh: Mesh) -> range:
     """Remove what other stages hold; return the own layers."""
+    weights = [id(weight) for _, weight in model.named_parameters(remove_duplicate=False)]
+    if len(weights) > len(set(weights)):
+        raise InputError(
+            f"parallel.pipeline: parts of model {model.description.model.kind} share weights, of which stages would have copies; use shard or tensor"
+        )
     stage, last = mesh.coordinate("pipeline"), mesh.size("pipeline") - 1
     encoder, count = model.encoder, len(model.encoder.layers)
     own = range(count * stage // (last + 1), count * (stage + 1) // (last + 1))
