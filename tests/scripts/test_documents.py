@@ -173,6 +173,7 @@ def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Pat
     from hydragnn.datasets import read_build_settings
     from hydragnn.hpo import campaign_settings
     from hydragnn.hpo.job import JobSettings
+    from hydragnn.parallel import ParallelSettings
 
     make_alloys(tmp_path / "alloys.h5", samples=8)
     seen = 0
@@ -181,6 +182,8 @@ def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Pat
             table = tomllib.loads(text)
             if list(table) == ["job"]:
                 JobSettings.parse(table["job"], source=str(page))
+            elif list(table) == ["parallel"]:
+                ParallelSettings.parse(table["parallel"], source=str(page))
             elif "search" in table:
                 place = tmp_path / page.name if table["search"].get("space") == "default" else page  # beside its store
                 campaign_settings(table, place)
