@@ -76,10 +76,6 @@ class Fabric:
         messages, share = work_of(kind, group.size)
         return messages * latency + share * size / bandwidth
 
-    def hops(self, kind: Collective, group: Group) -> float:
-        """Return the time of a collective without bytes."""
-        return self.seconds(kind, 0.0, group)
-
 
 def work_of(kind: Collective, ranks: int) -> tuple[int, float]:
     """Return consecutive messages, and the share of bytes that moves.
@@ -114,27 +110,22 @@ def alike(link: Link) -> dict[Collective, Link]:
 
 
 LATENCY = 20e-6
-"""Seconds of a message between accelerators where nobody has measured them: an assumption, of the order of a kernel's launch and a network's round trip."""
+"""Seconds of a message between accelerators, assumed: of the order of a kernel's launch and a network's round trip."""
+
+
+def _slingshot(within: float, source: str) -> Fabric:
+    """Return the fabric of nodes with four Slingshot cards of 25 GB/s."""
+    return Fabric(
+        within=alike(Link(latency=LATENCY, bandwidth=within)),
+        between=Link(latency=LATENCY, bandwidth=4 * 25e9),
+        source=f"{source}: 4 network cards of 25 GB/s per node, {within / 1e9:g} GB/s between devices; 20 microseconds of latency are assumed",
+    )
+
 
 SITES: Mapping[str, Fabric] = {
-    "frontier": Fabric(
-        within=alike(Link(latency=LATENCY, bandwidth=50e9)),
-        between=Link(latency=LATENCY, bandwidth=100e9),
-        source="docs.olcf.ornl.gov/systems/frontier_user_guide.html: 4 Slingshot cards of 25 GB/s per node, 50 GB/s or more between dies; "
-        "20 microseconds of latency are assumed",
-    ),
-    "lumi": Fabric(
-        within=alike(Link(latency=LATENCY, bandwidth=50e9)),
-        between=Link(latency=LATENCY, bandwidth=100e9),
-        source="docs.lumi-supercomputer.eu/hardware/lumig: 4 Slingshot cards of 25 GB/s per node, 50 GB/s per link between dies; 20 microseconds "
-        "of latency are assumed",
-    ),
-    "perlmutter": Fabric(
-        within=alike(Link(latency=LATENCY, bandwidth=100e9)),
-        between=Link(latency=LATENCY, bandwidth=100e9),
-        source="docs.nersc.gov/systems/perlmutter/architecture: 4 Slingshot cards of 25 GB/s per node, 4 NVLinks of 25 GB/s between "
-        "two GPUs; 20 microseconds of latency are assumed",
-    ),
+    "frontier": _slingshot(50e9, "docs.olcf.ornl.gov/systems/frontier_user_guide.html"),
+    "lumi": _slingshot(50e9, "docs.lumi-supercomputer.eu/hardware/lumig"),
+    "perlmutter": _slingshot(100e9, "docs.nersc.gov/systems/perlmutter/architecture"),
 }
 """Figures of vendors and sites; no collective reaches all of a bandwidth."""
 
@@ -142,9 +133,8 @@ SITES: Mapping[str, Fabric] = {
 def site_fabric(name: str) -> Fabric:
     """Return the stated fabric of a machine; InputError names the nearest."""
     if name not in SITES:
-        raise InputError(
-            f"--site {name}: no figures of this machine; {nearest(name, list(SITES))}, or measure by starting ranks"
-        )
+        hint = nearest(name, list(SITES))
+        raise InputError(f"--site {name}: no figures of this machine; {hint}, or measure by starting ranks")
     return SITES[name]
 
 
@@ -154,43 +144,30 @@ def measured_fabric(ranks: Ranks, device: torch.device) -> Fabric:
     All ranks call it together. Ranks of several nodes measure the network, which then stands for links inside nodes too.
     """
     within = {kind: _fitted(kind, ranks, device) for kind in WORK}
-    slowest = within["all-reduce"]
-    each = Link(latency=slowest.latency, bandwidth=slowest.bandwidth * ranks.size / ranks.nodes)
-    return Fabric(within=within, between=each, source=f"measured with {ranks.size} ranks on {ranks.nodes} node(s)")
+    one = within["all-reduce"]
+    between = Link(latency=one.latency, bandwidth=one.bandwidth * ranks.size / ranks.nodes)
+    return Fabric(within=within, between=between, source=f"measured with {ranks.size} ranks on {ranks.nodes} node(s)")
 
 
-def _all_reduce(values: Tensor, ranks: Ranks) -> None:
-    dist.all_reduce(values)
-
-
-def _all_gather(values: Tensor, ranks: Ranks) -> None:
-    own = values[: len(values) // ranks.size]
-    dist.all_gather([torch.empty_like(own) for _ in range(ranks.size)], own)
-
-
-def _all_to_all(values: Tensor, ranks: Ranks) -> None:
-    own = values[: len(values) // ranks.size * ranks.size]
-    dist.all_to_all_single(torch.empty_like(own), own)
-
-
-WORK: Mapping[Collective, Callable[[Tensor, Ranks], None]] = {
-    "all-reduce": _all_reduce,
-    "all-gather": _all_gather,
-    "all-to-all": _all_to_all,
+WORK: Mapping[Collective, Callable[[Tensor], object]] = {
+    "all-reduce": dist.all_reduce,
+    "all-gather": lambda rows: dist.all_gather(list(rows), rows[0].clone()),
+    "all-to-all": lambda rows: dist.all_to_all_single(torch.empty_like(rows), rows),
 }
+"""Collectives of a tensor with a row for every rank."""
 
 
 def _fitted(kind: Collective, ranks: Ranks, device: torch.device) -> Link:
     """Return the line through the least times; equal on all ranks."""
     times = torch.zeros(len(SIZES), dtype=torch.float64)
     for number, size in enumerate(SIZES):
-        values = torch.zeros(size // 4, device=device)
-        WORK[kind](values, ranks)
+        rows = torch.zeros(ranks.size, max(1, size // 4 // ranks.size), device=device)
+        WORK[kind](rows)
         taken = []
         for _ in range(REPEATS):
             ranks.wait()
             begin = time.perf_counter()
-            WORK[kind](values, ranks)
+            WORK[kind](rows)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             taken.append(time.perf_counter() - begin)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,13 +198,13 @@ def planned(costs: RunCosts, settings: ParallelSettings, machine: MachineSize, f
     sizes: dict[Axis, int] = {axis: rest if axis == "replicate" else getattr(settings, axis) for axis in AXES}
     own, alone, work = costs.kinds[kind_of(settings)], costs.kinds[kind_of(ParallelSettings())], costs.workload
     shares = work.shares(sizes["replicate"] * sizes["shard"])
-    weights = Shares.of(own, sizes)
+    weights = shares_of(own, sizes)
     memory = memory_of(costs, settings, sizes, shares, weights)
     largest = [max(map(work.cost, batch)) for batch in shares]
     parts = settings.micro_batches
     gradient = parts * mean(own.part.at(cost / parts) for cost in largest)
     reading = 0.0 if costs.accelerator else mean(map(own.load.at, largest))
-    update = own.update * weights.states / (own.vectors.states / sizes_of_kind(settings))
+    update = own.update * weights.states * kind_of(settings)[0] / own.vectors.states
     compute = machine.slowdown * (gradient + reading + update)
     backward = machine.slowdown * own.backward * gradient / parts * machine.overlap
     moving, latency, hidden = communication_of(own, sizes, machine, fabric, weights, backward)
@@ -230,29 +230,21 @@ def planned(costs: RunCosts, settings: ParallelSettings, machine: MachineSize, f
     )
 
 
-def sizes_of_kind(settings: ParallelSettings) -> int:
-    """Return the shards with which the kind of a layout was measured."""
-    return kind_of(settings)[0]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shares:
+class Shares(NamedTuple):
     """Bytes of weights and states of one rank."""
 
     weights: float
     states: float
-    copies_share: bool
+    are_of_copies: bool
     """Each copy keeps the states of a share of the weights."""
 
-    @classmethod
-    def of(cls, costs: StepCosts, sizes: dict[Axis, int]) -> "Shares":
-        """Return the shares of a rank in a mesh of these sizes, as ``parallelize`` divides them."""
-        copies, shards = sizes["replicate"] * sizes["graph"], sizes["shard"]
-        weights = costs.vectors.weights / shards
-        shared = copies > 1 and weights > BYTES
-        return cls(
-            weights=weights, states=costs.vectors.states / shards / (copies if shared else 1), copies_share=shared
-        )
+
+def shares_of(costs: StepCosts, sizes: dict[Axis, int]) -> Shares:
+    """Return the shares of a rank, as ``parallelize`` divides them."""
+    copies, shards = sizes["replicate"] * sizes["graph"], sizes["shard"]
+    weights = costs.vectors.weights / shards
+    shared = copies > 1 and weights > BYTES
+    return Shares(weights, costs.vectors.states / shards / (copies if shared else 1), shared)
 
 
 def memory_of(
@@ -312,15 +304,15 @@ def communication_of(
     everyone = group_along(sizes, AXES, machine.ranks_per_node)
     size = weights.weights
     blocks = SHARDED_BLOCKS if sizes["shard"] > 1 else max(1, int(size // BYTES))
-    kind: Collective = "all-gather" if weights.copies_share else "all-reduce"
+    kind: Collective = "all-gather" if weights.are_of_copies else "all-reduce"
     total, hops = times(fabric, kind, size / blocks, copies, blocks)
     hidden = min(total * (blocks - 1) / blocks, backward)  # the last block is complete at the end
     share = 1.0 - hidden / total if total else 1.0
     moving, latency = (total - hops) * share, hops * share
-    if weights.copies_share:
+    if weights.are_of_copies:
         moving, latency = moving + total - hops, latency + hops
-    sums = SMALL_SUMS + (weights.copies_share or sizes["shard"] * sizes["tensor"] > 1)
-    return moving, latency + sums * fabric.hops("all-reduce", everyone), hidden
+    sums = SMALL_SUMS + (weights.are_of_copies or sizes["shard"] * sizes["tensor"] > 1)
+    return moving, latency + sums * fabric.seconds("all-reduce", 0.0, everyone), hidden
 
 
 def mean(values: Iterable[float]) -> float:
@@ -361,4 +353,4 @@ def scaling_curve(
 
 def times(fabric: Fabric, kind: Collective, size: float, group: Group, count: int) -> tuple[float, float]:
     """Return the seconds of so many collectives, and those of their latency."""
-    return count * fabric.seconds(kind, size, group), count * fabric.hops(kind, group)
+    return count * fabric.seconds(kind, size, group), count * fabric.seconds(kind, 0.0, group)
