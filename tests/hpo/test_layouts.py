@@ -8,6 +8,7 @@ from virtual import transition
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.objective import objective_value
+from hydragnn.hpo.preflight import plan_on
 from hydragnn.hpo.sampling.sampler import History, history_of, proposals
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Proposed, Reached
@@ -81,6 +82,12 @@ def test_the_fastest_of_the_first_layouts_is_that_of_all_later_trials(settings: 
     assert len({str(layout) for layout in layouts[:8]}) == 8
     assert all(one == {"parallel.shard": 2, "parallel.tensor": 2, "parallel.graph": 1} for one in layouts[8:])
     assert len(set(rates[8:])) == 4
+
+
+def test_one_process_is_not_divided(settings: Settings, fake_launcher: Callable[..., Any]) -> None:
+    campaign = settings(space={"parallel": {"shard": [1, 2]}}, ranks_per_node=2)
+    with pytest.raises(InputError, match=r"parallel.shard divides the ranks of a trial"):
+        plan_on(fake_launcher(workers=1), campaign)
 
 
 def test_throughput_is_minimised_as_seconds_per_graph() -> None:
