@@ -56,7 +56,7 @@ OnStep = Callable[[str, float | None], None]
 class Curve:
     """Seconds or bytes as a function of the cost of a batch in edges.
 
-    It is straight between measurements, and beyond them.
+    It is straight between measurements. Beyond them it goes on with the slope of all, since single steps are disturbed.
     """
 
     costs: tuple[float, ...]
@@ -70,9 +70,11 @@ class Curve:
         """
         if cost <= 0 or len(self.costs) == 1:
             return 0.0 if cost <= 0 else self.values[0]
-        number = int(np.clip(np.searchsorted(self.costs, cost), 1, len(self.costs) - 1))
-        (low, high), (first, last) = self.costs[number - 1 : number + 1], self.values[number - 1 : number + 1]
-        return max(0.0, first + (cost - low) / (high - low) * (last - first))
+        if self.costs[0] <= cost <= self.costs[-1]:
+            return float(np.interp(cost, self.costs, self.values))
+        slope = (self.values[-1] - self.values[0]) / (self.costs[-1] - self.costs[0])
+        near = 0 if cost < self.costs[0] else -1
+        return max(0.0, self.values[near] + slope * (cost - self.costs[near]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
