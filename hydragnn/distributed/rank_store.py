@@ -177,14 +177,14 @@ class RemoteNodes:
         """
         layout, starts, lengths, totals = self._layouts[node], [], [], []
         for name in self._names:
-            spec, rows = layout.specs[name], layout.rows(layout.specs[name])
-            width = row_bytes(spec)
-            starts.append(self._starts[node][name] + rows[places] * width)
-            lengths.append((rows[places + 1] - rows[places]) * width)
+            spec, width = layout.specs[name], row_bytes(layout.specs[name])
+            first, end = (layout.first_rows(spec, graphs) for graphs in (places, places + 1))
+            starts.append(self._starts[node][name] + first * width)
+            lengths.append((end - first) * width)
             totals.append(int(lengths[-1].sum()))
-        first, length = np.concatenate(starts), np.concatenate(lengths)
+        start, length = np.concatenate(starts), np.concatenate(lengths)
         some = length > 0
-        wait = self._windows.begin(self.servers[node], first[some], length[some])
+        wait = self._windows.begin(self.servers[node], start[some], length[some])
 
         def piece() -> FlatGraphs | None:
             joined = wait()
@@ -195,7 +195,8 @@ class RemoteNodes:
                 name: own.view(layout.specs[name].dtype).reshape(-1, *layout.specs[name].shape)
                 for name, own in zip(self._names, (np.array(piece) for piece in pieces))
             }
-            nodes, edges = (np.diff(offsets)[places] for offsets in (layout.node_offsets, layout.edge_offsets))
+            both = (layout.node_offsets, layout.edge_offsets)
+            nodes, edges = (offsets[places + 1] - offsets[places] for offsets in both)
             return FlatGraphs(
                 dim=self._dim,
                 fields=self._fields,

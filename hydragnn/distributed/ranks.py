@@ -7,7 +7,7 @@ import gc
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,14 +83,22 @@ def join_ranks(
             if ranks.first:
                 met.clear()
             ranks.sum_in_place(torch.zeros(1, device=_device(met.launch)))  # nobody goes on and sees what is cleared
-            with _watching(ranks, _device(met.launch), on_stopped), windows_closed():
+            with _watching(ranks, _device(met.launch), on_stopped), windows_closed(_meet):
                 yield ranks
-            with suppress(RuntimeError):  # whoever is here has ended the block; a peer that dies now takes nothing away
-                dist.barrier()
+            _meet()  # whoever is here has ended the block; a peer that dies now takes nothing away
         finally:
             # gloo's worker threads must not outlive the interpreter's references: collect first, then destroy
             gc.collect()
             dist.destroy_process_group()
+
+
+def _meet() -> bool:
+    """Wait for all ranks; return False where one has gone."""
+    try:
+        dist.barrier()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager

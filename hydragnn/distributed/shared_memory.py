@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.machine import free_memory
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_specs, mask_name
 from hydragnn.graphs.field import Field
 
@@ -43,6 +43,12 @@ class SharedLayout:
         """Return the first row of every graph, and all rows last."""
         graphs = np.arange(len(self.node_offsets))
         return {"graph": graphs, "node": self.node_offsets, "edge": self.edge_offsets}[spec.location]
+
+    def first_rows(self, spec: ArraySpec, graphs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first row of these graphs alone."""
+        if spec.location == "graph":
+            return graphs
+        return (self.node_offsets if spec.location == "node" else self.edge_offsets)[graphs]
 
     @property
     def starts(self) -> dict[str, int]:
@@ -80,7 +86,7 @@ class SharedMemory:
         """
         self.size = max(size, 1)
         if made_by is None:
-            free = psutil.virtual_memory().available
+            free = free_memory()
             if size > free:
                 raise InputError(
                     f"the training data of a node take {size / 1e9:.1f} GB and it has {free / 1e9:.1f} GB free; set data.group to "

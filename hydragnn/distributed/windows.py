@@ -24,6 +24,8 @@ SECONDS_TO_ANSWER = 4.0
 _PAUSE = 0.0002  # seconds between two looks at a read
 _LOOKS, _REST = 16, 0.001  # of the thread that keeps MPI going
 _open: list["Windows"] = []
+_left: list["Windows"] = []
+"""Windows that were not closed, which late reads of peers may still use."""
 _silent: set[int] = set()
 """Ranks that did not answer, in whatever window."""
 
@@ -105,6 +107,13 @@ class Windows:
                 for _ in range(_LOOKS):
                     self._group.Iprobe()
 
+    def finish(self) -> None:
+        """Wait for reads that came too late, whose ranks are still there."""
+        while self._unfinished:
+            if self._unfinished[-1][0].Test():
+                self._unfinished.pop()
+            time.sleep(_PAUSE)
+
     def stop(self) -> None:
         """End the thread."""
         self._over.set()
@@ -114,32 +123,39 @@ class Windows:
         """Take the memory back; collective in the group."""
         self._window.Unlock_all()
         self._window.Free()
+        self.stop()  # before what it looks at is gone
         self._group.Free()
-        self.stop()
 
 
 def _give_up(rank: int) -> None:
     """Ask a rank no more, and say so."""
     if rank not in _silent:
         _silent.add(rank)
-        print(
-            f"rank {rank} does not answer; the training data of its node are read from the disk",
-            file=sys.stderr,
-            flush=True,
-        )
+        with suppress(OSError, ValueError):  # a terminal that is gone must not end the read
+            print(
+                f"rank {rank} does not answer; the training data of its node are read from the disk",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 @contextmanager
-def windows_closed() -> Iterator[None]:
+def windows_closed(meet: Callable[[], bool]) -> Iterator[None]:
     """Close the windows that were opened in the block, where it ends well.
 
-    After an error, or where a rank is silent, the others might wait for ever: the windows are left to the end of the process.
+    ``meet`` waits for all ranks; False where one has gone. Closing would wait for it for ever then: the windows are left to the end of the
+    process.
     """
     try:
         yield
-        while _open:
-            window = _open.pop()
-            window.stop() if _silent else window.close()
+        if _open and meet():
+            for window in _open:
+                window.finish()
+            while meet() and _open:
+                _open.pop().close()
     finally:
-        while _open:
-            _open.pop().stop()
+        for window in _open:
+            window.stop()
+        _left.extend(_open)
+        _open.clear()
+        _silent.clear()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,7 +125,8 @@ def test_data_beyond_the_memory_of_a_node_are_one_sentence() -> None:
 
 
 def test_settings_that_could_not_act_are_refused() -> None:
-    table = {"data": {"store": "a.h5", "memory": "ranks"}, "model": {"kind": "pna"}}
+    table: dict[str, Any] = {"data": {"store": "a.h5", "memory": "ranks"}, "model": {"kind": "pna"}}
+    table["heads"] = [{"kind": "scalar", "field": "energy"}]
     assert RunConfig.parse(table).data.group == 0
     for data in ({"group": 4, "memory": "auto"}, {"window": 100}):
         with pytest.raises(InputError, match=next(iter(data))):
