@@ -130,6 +130,7 @@ class FieldTokensTransformer(Architecture):
     sees = frozenset({"lengths", "directions", "edge_features"})
     attends = True
     takes_new_inputs = True
+    cuttable = True
 
     def __init__(self, settings: FieldTokensSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -3,6 +3,7 @@
 The names follow ClimaX (Nguyen et al. 2023, arXiv:2301.10343) and the induced set attention of the Set Transformer (Lee et al. 2019, arXiv:1810.00825).
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
@@ -196,6 +197,8 @@ class LatentAttention(nn.Module):
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
         """Return what every node reads."""
         rows = torch.cat([self.read.keys(states), self.read.values(states), self.write.queries(states)], dim=-1)
+        if graph.halo is not None:
+            return self.write.out(self.over_ranks(rows, graph))
         buckets, dtype = buckets_of(graph), rows.dtype
         absent = graph.once(("absent", dtype), lambda: [bucket.absent(dtype) for bucket in buckets.buckets])
         # fused forms have one derivative, and weights learn from forces by a second one
@@ -204,7 +207,38 @@ class LatentAttention(nn.Module):
         for part, mask in zip(buckets.spread(rows), absent):
             keys, values, queries = part.chunk(3, dim=-1)  # [graphs, size, channels] each
             read = self.read.attend(own.expand(part.shape[0], -1, -1), keys, values, mask, form)
-            latents = self.latents + self.read.out(read)  # [graphs, latents, channels]
-            latents = self.norms[1](latents + self.network(self.norms[0](latents)))
+            latents = self.updated(read)  # [graphs, latents, channels]
             written.append(self.write.attend(queries, self.write.keys(latents), self.write.values(latents), None, form))
         return self.write.out(buckets.collect(written))
+
+    def updated(self, read: Float[Tensor, "graphs latents channels"]) -> Float[Tensor, "graphs latents channels"]:
+        """Return the latents after what they read."""
+        latents = self.latents + self.read.out(read)
+        updated: Tensor = self.norms[1](latents + self.network(self.norms[0](latents)))
+        return updated
+
+    def over_ranks(
+        self, rows: Float[Tensor, "nodes three_channels"], graph: MessageGraph
+    ) -> Float[Tensor, "nodes channels"]:
+        """Return what nodes read, before ``out``, of graphs that ranks share.
+
+        Exponentials of scores and their products with values are summed over all nodes of a graph.
+        """
+        assert graph.halo is not None
+        keys, values, queries = rows.chunk(3, dim=-1)
+        own = by_head(self.read.queries(self.latents).unsqueeze(0), self.read.heads)[0]  # [heads, latents, width]
+        keys, values = (part.unflatten(-1, (own.shape[0], -1)) for part in (keys, values))  # [nodes, heads, width]
+        scores = torch.einsum("nhw,hlw->nhl", keys, own) / math.sqrt(own.shape[-1])
+        largest = graph.halo.largest_of_nodes(scores.detach(), graph.owner, graph.num_graphs)
+        shares = graph.halo.owned((scores - graph.to_nodes(largest)).exp())  # [nodes, heads, latents]
+        values = torch.cat([values, torch.ones_like(values[..., :1])], dim=-1)  # the sum of shares beside those of values
+        counts = graph.nodes_per_graph.tolist()
+        sums = [torch.einsum("nhl,nhw->lhw", *one) for one in zip(shares.split(counts), values.split(counts))]
+        read, total = graph.halo.total(torch.stack(sums)).split([own.shape[-1], 1], dim=-1)
+        latents = self.updated((read / total.clamp_min(torch.finfo(total.dtype).tiny)).flatten(2))
+        keys, values = self.write.keys(latents), self.write.values(latents)  # [graphs, latents, channels]
+        written = [
+            self.write.attend(one.unsqueeze(0), keys[g : g + 1], values[g : g + 1], None, attention_in_full)[0]
+            for g, one in enumerate(queries.split(counts))
+        ]
+        return torch.cat([queries[:0], *written])

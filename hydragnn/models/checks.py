@@ -38,8 +38,8 @@ def check_cuttable(description: ModelDescription) -> None:
         ("looks at pairs of any two nodes" * bool(attention and attention.has_pairs), "equivariant attention"),
         (
             "exchanges in a layer that checkpoint_activations computes twice"
-            * bool(attention and model.checkpoint_activations),
-            "global attention",
+            * bool((attention or description.architecture.attends) and model.checkpoint_activations),
+            "attention to all nodes",
         ),
         *((head.uncuttable, f"head {head.field}") for head in description.heads),
         *(

@@ -67,9 +67,9 @@ def within_memory(
     limit = memory_of(plan, device)
     if limit is None:
         return run
-    if run.mesh.shares_model:
+    if run.mesh.shares_model or run.mesh.size("graph") > 1:
         raise InputError(
-            "parallel.shard, tensor and pipeline let ranks compute the same parts of batches together, and parts that fill a memory differ "
+            "parallel.shard, tensor, pipeline and graph let ranks compute the same parts of batches together, and parts that fill a memory differ "
             "from rank to rank; set batch.max_graphs and parallel.micro_batches instead of batch.memory"
         )
     models = [branch.model for branch in plan.branches]

@@ -1,0 +1,179 @@
+"""Crystals, grain maps and meshes shared by threads that stand for ranks: values, forces, stress and gradients of the whole graph."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase.build import bulk
+from torch import Tensor, nn
+
+from hydragnn.architectures import architecture_of
+from hydragnn.architectures.schnet import SchNet
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import small_settings
+from hydragnn.conformance.cutting import loss_and_gradients, on_parts
+from hydragnn.graphs import from_ase, from_voronoi
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.cutting import cut_nodes, report_on
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
+from hydragnn.layers import HaloExchange
+from hydragnn.models import GraphModel, build_model, check_cuttable, parse_head
+from hydragnn.models.heads.kinds import ScalarHeadSettings
+from tests.graphs.test_cutting import grid
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+"""Double precision; sums over ranks are added in another order."""
+
+FIELDS = {
+    field.name: field
+    for field in (
+        Field(name="atomic_numbers", on="node", classes=120, dtype="int64"),
+        Field(name="volume", on="node"),
+        Field(name="energy", on="graph", role="target"),
+        Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
+        Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
+        Field(name="mean", on="graph", role="target"),
+        Field(name="charge", on="node", role="target"),
+        Field(name="flow", on="graph", shape=(3,), parity="vector", role="target"),
+    )
+}
+
+
+def crystals() -> GraphBatch:
+    """Two rattled crystals whose cells are smaller than the cutoff, so that atoms see their own images."""
+    atoms = [bulk("NaCl", "rocksalt", a=5.6), bulk("Cu", cubic=True)]
+    for number, one in enumerate(atoms):
+        one.rattle(0.05, seed=number)
+    return concatenate([from_ase(one, cutoff=4.0) for one in atoms])
+
+
+def grains() -> GraphBatch:
+    """A periodic tessellation."""
+    return from_voronoi(np.random.default_rng(0).random((30, 3)), box=[1.0, 1.0, 1.0])
+
+
+def mesh() -> GraphBatch:
+    """A mesh of squares."""
+    return grid(9).to(dtype=torch.float64)
+
+
+def model_of(kind: str, heads: list[Mapping[str, Any]], inputs: list[str], dim: int, cutoff: float) -> GraphModel:
+    settings = small_settings(kind, cutoff=cutoff, num_layers=3)
+    parsed = [parse_head(head) for head in heads]
+    names = [*inputs, *(name for head in parsed for name in head.outputs)]
+    return build_model(settings, parsed, [FIELDS[name] for name in names], inputs=inputs, dim=dim, seed=0).double()
+
+
+ENERGY = {"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress"}
+OVER_NODES = [
+    {"kind": "scalar", "field": "mean", "pool": "attention"},
+    {"kind": "scalar", "field": "charge", "total": 0.0, "graph_scale": True},
+]
+SCALES: dict[str, tuple[Callable[[], GraphBatch], Callable[[], GraphModel]]] = {
+    "crystals": (crystals, lambda: model_of("painn", [ENERGY, *OVER_NODES], ["atomic_numbers"], 3, 4.0)),
+    "vectors": (
+        crystals,
+        lambda: model_of("painn", [{"kind": "vector", "field": "flow", "pool": "mean"}], ["atomic_numbers"], 3, 4.0),
+    ),
+    "grains": (grains, lambda: model_of("egnn", OVER_NODES, ["volume"], 3, 1.0)),
+    "mesh": (mesh, lambda: model_of("schnet", OVER_NODES, [], 2, 2.0)),
+}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("scale", SCALES)
+def test_ranks_that_share_a_graph_have_the_values_and_gradients_of_the_whole(scale: str, size: int) -> None:
+    batch, model = (make() for make in SCALES[scale])
+    predictions, loss, gradients = loss_and_gradients(model, batch)
+    cut = cut_nodes(batch, size)
+    parts = on_parts(batch, cut, size, lambda part: (part, *loss_and_gradients(model, part)))
+    torch.testing.assert_close(torch.stack([one[2] for one in parts]).sum(), loss, **EXACT)
+    for number, gradient in enumerate(gradients):
+        torch.testing.assert_close(torch.stack([one[3][number] for one in parts]).sum(0), gradient, **EXACT)
+    for name, whole in predictions.items():
+        for part, own, _, _ in parts:
+            assert part.halo is not None
+            if FIELDS[name].on == "node":
+                expected = whole.rows(part.halo.numbers[part.halo.owned])
+            elif part.halo.peers.rank == 0:
+                expected = whole
+            else:
+                continue
+            torch.testing.assert_close(own[name].tensors(), expected.tensors(), **EXACT)
+
+
+@pytest.mark.parametrize(("heads", "passes"), [([OVER_NODES[0]], 2), ([ENERGY], 4)], ids=["values", "forces"])
+def test_no_more_than_the_rows_of_the_cut_travel_before_a_layer(heads: list[Mapping[str, Any]], passes: int) -> None:
+    batch, model = crystals(), model_of("schnet", heads, ["atomic_numbers"], 3, 4.0)
+    cut = torch.arange(batch.num_nodes) % 2
+    rows = report_on(batch, cut, 2).rows
+
+    def rows_sent(part: GraphBatch) -> int:
+        loss_and_gradients(model, part)
+        assert part.halo is not None
+        numbers: list[int] = part.halo.peers.numbers  # type: ignore[attr-defined]
+        return numbers[1]
+
+    # three layers exchange twice, since the first one reads inputs; each pass through them does, and forces are sent home and back
+    exchanges = 2 * passes + (2 if passes == 4 else 0)
+    assert sum(on_parts(batch, cut, 2, rows_sent)) == exchanges * rows
+
+
+def test_a_class_inherits_no_promise_that_its_graphs_may_be_shared() -> None:
+    class Summing(SchNet):
+        """A network whose layers may look at whole graphs."""
+
+    class SummingHead(ScalarHeadSettings):
+        """A head that may, too."""
+
+    assert not architecture_of("schnet").uncuttable(small_settings("schnet"))
+    assert "cuttable = True" in Summing.uncuttable(small_settings("schnet"))
+    assert "cuttable = True" in SummingHead(field="charge").uncuttable
+
+
+class SumsByItself(nn.Module):
+    """A layer that sums over the rows it sees, although its class says that graphs may be shared."""
+
+    def forward(self, states: dict[int, Tensor], graph: Any) -> dict[int, Tensor]:
+        """Multiply by the sum of all rows."""
+        return {0: states[0] * torch.tanh(states[0].sum(0))}
+
+
+def test_a_layer_that_sums_by_itself_is_found_by_the_comparison() -> None:
+    batch, model = (make() for make in SCALES["mesh"])
+    model.encoder.layers.append(SumsByItself())
+    _, loss, _ = loss_and_gradients(model, batch)
+    parts = on_parts(batch, cut_nodes(batch, 2), 2, lambda part: loss_and_gradients(model, part)[1])
+    assert not torch.allclose(torch.stack(parts).sum(), loss, **EXACT)
+
+
+def test_a_pass_of_exchanges_hangs_on_a_weight_that_learns() -> None:
+    model = model_of("schnet", [ENERGY], ["atomic_numbers"], 3, 4.0)
+    frozen = next(iter(model.parameters())).requires_grad_(False)
+    assert model.anchor is not frozen
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+
+    def forces(part: GraphBatch) -> Tensor:
+        assert part.halo is not None and HaloExchange(part.halo, model.anchor).start.requires_grad
+        with torch.no_grad():
+            return model(part)["forces"].mean[part.halo.owned]
+
+    batch = crystals()
+    cut = cut_nodes(batch, 2)
+    with torch.no_grad():
+        whole = model(batch)["forces"].mean
+    own = torch.cat(on_parts(batch, cut, 2, forces))
+    torch.testing.assert_close(own, whole[torch.argsort(cut, stable=True)], **EXACT)
+
+
+def test_attention_in_layers_that_are_computed_twice_is_refused() -> None:
+    settings = small_settings("painn", checkpoint_activations=True, global_attention={"kind": "linear", "heads": 2})
+    head = parse_head({"kind": "scalar", "field": "charge"})
+    inputs = [FIELDS["atomic_numbers"], FIELDS["charge"]]
+    model = build_model(settings, [head], inputs, inputs=["atomic_numbers"], dim=3, seed=0)
+    with pytest.raises(InputError, match="checkpoint_activations computes twice"):
+        check_cuttable(model.description)
