@@ -3,6 +3,7 @@
 import zlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch import Tensor
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.cutting import Partition, cut_nodes, part_of_rank
+from hydragnn.graphs.field import Location
 from hydragnn.graphs.halo import Peers
 from hydragnn.kernels import Pairs, pairs_of
+from hydragnn.models import Distribution, GraphModel
 from hydragnn.models.graph_model import PAIRS
 
 REMEMBERED = 256
@@ -84,6 +87,27 @@ def pairs_among(pairs: Pairs, edges: Bool[Tensor, " edges"]) -> Pairs:
     present, pair = pairs.pair[edges].unique(return_inverse=True)
     first = torch.full_like(present, len(pair)).scatter_reduce(0, pair, torch.arange(len(pair)), "amin")
     return Pairs(first=first, pair=pair)
+
+
+@torch.no_grad()
+def predict_shared(model: GraphModel, batch: GraphBatch, cutter: Cutter) -> dict[str, Distribution]:
+    """Return the predictions of a whole batch on every rank; collective."""
+    part = cutter(batch)
+    halo, own_edges = part.halo, cutter.cut(batch).index_select(0, batch.receivers) == cutter.peers.rank
+    assert halo is not None
+    rows = {"node": (halo.numbers, halo.owned), "edge": (own_edges.nonzero().squeeze(1), slice(None))}
+
+    def gathered(values: Tensor, location: Location) -> Tensor:
+        numbers, own = rows[location]
+        whole = values.new_zeros(batch.num_items(location), *values.shape[1:])
+        return cutter.peers.total(whole.index_copy(0, numbers[own], values[own]))
+
+    predictions = model(part)
+    locations = {target.name: target.field.on for target in model.description.targets}
+    return {
+        name: value if locations[name] == "graph" else value.mapped(partial(gathered, location=locations[name]))
+        for name, value in predictions.items()
+    }
 
 
 def metis(edges: Any, costs: NDArray[np.int64], parts: int) -> NDArray[np.int64]:

@@ -231,7 +231,9 @@ class LatentAttention(nn.Module):
         scores = torch.einsum("nhw,hlw->nhl", keys, own) / math.sqrt(own.shape[-1])
         largest = graph.halo.largest_of_nodes(scores.detach(), graph.owner, graph.num_graphs)
         shares = graph.halo.owned((scores - graph.to_nodes(largest)).exp())  # [nodes, heads, latents]
-        values = torch.cat([values, torch.ones_like(values[..., :1])], dim=-1)  # the sum of shares beside those of values
+        values = torch.cat(
+            [values, torch.ones_like(values[..., :1])], dim=-1
+        )  # the sum of shares beside those of values
         counts = graph.nodes_per_graph.tolist()
         sums = [torch.einsum("nhl,nhw->lhw", *one) for one in zip(shares.split(counts), values.split(counts))]
         read, total = graph.halo.total(torch.stack(sums)).split([own.shape[-1], 1], dim=-1)

@@ -1,6 +1,7 @@
 """Crystals, grain maps and meshes shared by threads that stand for ranks: values, forces, stress and gradients of the whole graph."""
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,16 @@ from torch import Tensor, nn
 from hydragnn.architectures import architecture_of
 from hydragnn.architectures.schnet import SchNet
 from hydragnn.base.errors import InputError
-from hydragnn.conformance.cases import small_settings
+from hydragnn.conformance.cases import make_graph, make_model, small_settings
 from hydragnn.conformance.cutting import loss_and_gradients, on_parts
+from hydragnn.distributed.graph_ranks import Cutter, metis, predict_shared
 from hydragnn.graphs import from_ase, from_voronoi
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.cutting import cut_nodes, report_on
+from hydragnn.graphs.cutting import Partition, cut_nodes, report_on
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.layers import HaloExchange
-from hydragnn.models import GraphModel, build_model, check_cuttable, parse_head
+from hydragnn.models import Distribution, GraphModel, build_model, check_cuttable, parse_head
 from hydragnn.models.heads.kinds import ScalarHeadSettings
 from tests.graphs.test_cutting import grid
 
@@ -132,6 +134,20 @@ def test_a_class_inherits_no_promise_that_its_graphs_may_be_shared() -> None:
     assert not architecture_of("schnet").uncuttable(small_settings("schnet"))
     assert "cuttable = True" in Summing.uncuttable(small_settings("schnet"))
     assert "cuttable = True" in SummingHead(field="charge").uncuttable
+
+
+@pytest.mark.parametrize("partition", [None, *([metis] if find_spec("pymetis") else [])])
+def test_a_batch_is_predicted_over_the_ranks_and_whole_on_each(partition: Partition | None) -> None:
+    batch, model = make_graph(0, 24), make_model("painn").eval()
+
+    def predictions(part: GraphBatch) -> dict[str, Distribution]:
+        assert part.halo is not None
+        return predict_shared(model, batch, Cutter(peers=part.halo.peers, partition=partition))
+
+    whole = {name: value.detach() for name, value in model(batch).items()}
+    for of_rank in on_parts(batch, cut_nodes(batch, 2), 2, predictions):
+        for name, value in whole.items():
+            torch.testing.assert_close(of_rank[name].tensors(), value.tensors(), **EXACT)
 
 
 class SumsByItself(nn.Module):
