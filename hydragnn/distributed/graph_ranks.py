@@ -95,7 +95,8 @@ def predict_shared(model: GraphModel, batch: GraphBatch, cutter: Cutter) -> dict
     part = cutter(batch)
     halo, own_edges = part.halo, cutter.cut(batch).index_select(0, batch.receivers) == cutter.peers.rank
     assert halo is not None
-    rows = {"node": (halo.numbers, halo.owned), "edge": (own_edges.nonzero().squeeze(1), slice(None))}
+    every = torch.ones(part.num_edges, dtype=torch.bool)
+    rows = {"node": (halo.numbers, halo.owned), "edge": (own_edges.nonzero().squeeze(1), every)}
 
     def gathered(values: Tensor, location: Location) -> Tensor:
         numbers, own = rows[location]
