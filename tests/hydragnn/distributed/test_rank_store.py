@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.settings import refuse_idle
 from hydragnn.config import RunConfig
 from hydragnn.distributed.rank_store import rank_groups
 from hydragnn.distributed.shared_memory import SharedMemory
@@ -130,4 +131,4 @@ def test_settings_that_could_not_act_are_refused() -> None:
     assert RunConfig.parse(table).data.group == 0
     for data in ({"group": 4, "memory": "auto"}, {"window": 100}):
         with pytest.raises(InputError, match=next(iter(data))):
-            RunConfig.parse({**table, "data": {**table["data"], **data}})
+            refuse_idle(RunConfig.parse({**table, "data": {**table["data"], **data}}), "c.toml")
