@@ -203,12 +203,19 @@ class LatentAttention(nn.Module):
         absent = graph.once(("absent", dtype), lambda: [bucket.absent(dtype) for bucket in buckets.buckets])
         # fused forms have one derivative, and weights learn from forces by a second one
         form = attention_in_full if graph.is_differentiated_twice else form_on(ATTENTION_FORMS, rows.device.type)
-        own, written = self.read.queries(self.latents), []  # [latents, channels]
-        for part, mask in zip(buckets.spread(rows), absent):
-            keys, values, queries = part.chunk(3, dim=-1)  # [graphs, size, channels] each
-            read = self.read.attend(own.expand(part.shape[0], -1, -1), keys, values, mask, form)
-            latents = self.updated(read)  # [graphs, latents, channels]
-            written.append(self.write.attend(queries, self.write.keys(latents), self.write.values(latents), None, form))
+        own = self.read.queries(self.latents)  # [latents, channels]
+        parts = [part.chunk(3, dim=-1) for part in buckets.spread(rows)]  # 3 x [graphs, size, channels] of every bucket
+        read = [
+            self.read.attend(own.expand(keys.shape[0], -1, -1), keys, values, mask, form)
+            for (keys, values, _), mask in zip(parts, absent)
+        ]
+        # of all buckets at once, so that ranks use weights equally often; [graphs, latents, channels]
+        latents = self.updated(torch.cat(read))
+        sizes = [keys.shape[0] for keys, _, _ in parts]
+        ends = zip(self.write.keys(latents).split(sizes), self.write.values(latents).split(sizes))
+        written = [
+            self.write.attend(queries, keys, values, None, form) for (_, _, queries), (keys, values) in zip(parts, ends)
+        ]
         return self.write.out(buckets.collect(written))
 
     def updated(self, read: Float[Tensor, "graphs latents channels"]) -> Float[Tensor, "graphs latents channels"]:
