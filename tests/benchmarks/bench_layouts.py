@@ -1,6 +1,6 @@
 """Layouts of ranks: peak memory of each, and the communication that a backward pass hides.
 
-    python -m tests.benchmarks.bench_layouts [--ranks 4] [--millions 50] [--steps 3] [--part memory|hiding|states]
+    python -m tests.benchmarks.bench_layouts [--ranks 4] [--millions 50] [--parts memory hiding states] [--forces 0 1]
 
 Ranks are processes with one thread and gloo. Memory is the peak of the resident set above that before the model is built, in steps, a
 validation with averaged weights, and the copy of the best; baseline: copies with all states on every rank. A collective is delayed
@@ -10,8 +10,8 @@ by a time of its bytes, in which no processor is busy.
 import argparse
 import gc
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -47,7 +47,8 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "shards of channels": {"shard": -2, "tensor": 2},
 }
 """Settings by name; -1 is the number of ranks, and -2 half of it."""
-BUSY = 6
+KEPT = "MALLOC_MMAP_THRESHOLD_"
+"""Variable of glibc: larger allocations are mappings of their own."""
 
 
 def configuration(hidden: int, layers: int, layout: dict[str, int], ranks: int, forces: bool = True) -> RunConfig:
@@ -107,7 +108,7 @@ def take_steps(run: Assembly, steps: int) -> list[float]:
 
 def memory(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any] | None:
     """Measure one layout."""
-    config = configuration(options.hidden, options.layers, LAYOUTS[options.layout], ranks)
+    config = configuration(options.hidden, options.layers, LAYOUTS[options.layout], ranks, options.forces)
     gc.collect()
     before = resident("VmRSS")
     with sharing(whole_states if options.layout == "copies" else lambda one: one):
@@ -203,7 +204,7 @@ def hiding(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any]
 
 def states(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any] | None:
     """Time steps of copies with all states, and of copies that share them, in turns."""
-    config = configuration(options.hidden, options.layers, {}, ranks)
+    config = configuration(options.hidden, options.layers, {}, ranks, options.forces)
     with sharing(whole_states):
         whole = assembled(config)
     shared = assembled(config)
@@ -217,31 +218,30 @@ def states(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any]
 PARTS = {"memory": memory, "hiding": hiding, "states": states}
 
 
-def on_ranks(ranks: int, *words: str) -> dict[str, Any]:
-    """Return what the first of so many ranks measures."""
+def on_ranks(ranks: int, options: argparse.Namespace, **changes: Any) -> dict[str, Any]:
+    """Return what the first of so many forked ranks measures."""
+    fork = multiprocessing.get_context("fork")
+    results = fork.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="bench-layouts-") as folder:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
-        command = [sys.executable, "-m", "tests.benchmarks.bench_layouts", *words, "--folder", folder]
+        own = argparse.Namespace(**{**vars(options), **changes, "ranks": ranks})
         processes = [
-            subprocess.Popen(
-                [*command, "--rank", str(rank), "--ranks", str(ranks)], env=environment, stdout=subprocess.PIPE
-            )
-            for rank in range(ranks)
+            fork.Process(target=as_rank, args=(own, rank, f"{folder}/store", results)) for rank in range(ranks)
         ]
-        output = [process.communicate(timeout=580)[0] for process in processes]
-    assert not any(process.returncode for process in processes)
-    result: dict[str, Any] = json.loads(output[0].decode().splitlines()[-1])
-    return result
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    assert not any(process.exitcode for process in processes)
+    found: dict[str, Any] = json.loads(results.get())
+    return found
 
 
-def as_rank(options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{options.folder}/store", options.ranks)
-    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.ranks)
-    result = PARTS[options.part](options, options.rank, options.ranks)
+def as_rank(options: argparse.Namespace, rank: int, store: str, results: Any) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(store, options.ranks), rank=rank, world_size=options.ranks)
+    result = PARTS[options.part](options, rank, options.ranks)
     dist.barrier()
     if result is not None:
-        print(json.dumps(result), flush=True)
+        results.put(json.dumps(result))
 
 
 def hidden_dim(millions: float, layers: int) -> int:
@@ -258,7 +258,11 @@ def hidden_dim(millions: float, layers: int) -> int:
 
 
 def main() -> None:
-    """Print a table of layouts, and what is hidden."""
+    """Print a table of layouts, what is hidden, and what sharing of states costs."""
+    if KEPT not in os.environ:  # freed tensors go back to the system, so that the resident set is what is in use
+        command = [sys.executable, "-m", "tests.benchmarks.bench_layouts", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, KEPT: "1000000", "OMP_NUM_THREADS": "1"})
+    torch.set_num_threads(1)
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--millions", type=float, default=50)
@@ -266,38 +270,27 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--delay", type=float, default=0.3, help="of a step")
-    parser.add_argument("--part", choices=[*PARTS])
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--folder")
-    parser.add_argument("--hidden", type=int, default=0)
-    parser.add_argument("--layout", default="copies")
-    parser.add_argument("--layouts", nargs="*", choices=[*LAYOUTS])
-    parser.add_argument("--forces", action="store_true")
+    parser.add_argument("--parts", nargs="*", choices=[*PARTS], default=[*PARTS])
+    parser.add_argument("--layouts", nargs="*", choices=[*LAYOUTS], default=[*LAYOUTS])
+    parser.add_argument("--forces", nargs="*", type=int, choices=[0, 1], default=[0, 1])
     options = parser.parse_args()
-    if options.rank is not None:
-        as_rank(options)
-        return
-    words = ["--layers", str(options.layers), "--steps", str(options.steps), "--rounds", str(options.rounds)]
-    if options.part in (None, "memory"):
-        hidden = hidden_dim(options.millions, options.layers)
-        print(
-            "| layout | weights | peak over that of copies | peak over the weights | seconds per step |\n|---|---|---|---|---|"
-        )
-        baseline = 0.0
-        for name in options.layouts or LAYOUTS:
-            one = on_ranks(options.ranks, *words, "--part", "memory", "--layout", name, "--hidden", str(hidden))
-            baseline = baseline or one["peak"]
-            ratios = f"{one['peak'] / baseline:.3f} | {one['over weights']:.2f} | {one['seconds']:.1f}"
-            print(f"| {name} | {one['weights']:,} | {ratios} |", flush=True)
+    hidden = hidden_dim(options.millions, options.layers)
+    if "memory" in options.parts:
+        print("| layout | forces | weights | peak over that of copies | peak over the weights | seconds per step |")
+        print("|---|---|---|---|---|---|")
+        for forces in options.forces:
+            baseline = 0.0
+            for name in options.layouts:
+                how = {"part": "memory", "layout": name, "hidden": hidden, "forces": bool(forces)}
+                one = on_ranks(options.ranks, options, **how)
+                baseline = baseline or one["peak"]
+                ratios = f"{one['peak'] / baseline:.3f} | {one['over weights']:.2f} | {one['seconds']:.1f}"
+                print(f"| {name} | {'yes' if forces else 'no'} | {one['weights']:,} | {ratios} |", flush=True)
     hidden = hidden_dim(options.millions / 5, options.layers)
-    if options.part in (None, "hiding"):
-        for forces in ([], ["--forces"]):
-            delay = ["--delay", str(options.delay), "--hidden", str(hidden)]
-            print(
-                "with forces" if forces else "without forces", on_ranks(2, *words, "--part", "hiding", *delay, *forces)
-            )
-    if options.part in (None, "states"):
-        print(on_ranks(2, *words, "--part", "states", "--hidden", str(hidden)))
+    for part in [part for part in options.parts if part != "memory"]:
+        for forces in options.forces:
+            found = on_ranks(2, options, part=part, hidden=hidden, forces=bool(forces))
+            print(part, "with forces" if forces else "without forces", found, flush=True)
 
 
 if __name__ == "__main__":
