@@ -30,6 +30,10 @@ class ParallelSettings(Settings):
     tensor: int = Setting(default=1, ge=1)
     """Ranks, on one node, that share the channels of every layer."""
 
+    states: Literal["auto", "whole", "shared"] = "auto"
+    """Optimizer states, average and best weights of copies: shared (ZeRO-1), or whole on every copy. auto: shared on GPUs, for more than 4 MiB
+    of weights; on CPUs the exchange takes longer than it saves."""
+
     micro_batches: int = Setting(default=1, ge=1)
     """Parts of a batch that are computed one after the other, with one sum over ranks."""
 

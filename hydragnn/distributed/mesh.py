@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import Literal
 
 import torch.distributed as dist
 from torch import Tensor
@@ -24,6 +25,8 @@ class Mesh:
     ranks: Ranks = field(default_factory=Ranks)
     sizes: tuple[int, ...] = (1,) * len(AXES)
     """Number of ranks along every one of ``AXES``."""
+    states: Literal["auto", "whole", "shared"] = "auto"
+    """Whether copies share their optimizer states."""
     _groups: dict[tuple[Axis, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     def size(self, *axes: Axis) -> int:
@@ -108,7 +111,8 @@ def make_mesh(settings: ParallelSettings, ranks: Ranks) -> Mesh:
     """
     check_layout(settings, ranks.size, ranks.size // ranks.nodes)
     rest = ranks.size // settings.ranks_per_replica
-    return Mesh(ranks=ranks, sizes=(rest, *(getattr(settings, axis) for axis in AXES[1:])))
+    sizes = (rest, *(getattr(settings, axis) for axis in AXES[1:]))
+    return Mesh(ranks=ranks, sizes=sizes, states=settings.states)
 
 
 def check_layout(settings: ParallelSettings, ranks: int, ranks_per_node: int) -> None:

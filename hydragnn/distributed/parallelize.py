@@ -42,13 +42,17 @@ def parallelize(
 def sharing_of(model: nn.Module, mesh: Mesh, pieces: Mapping[str, Piece]) -> Sharing:
     """Return how the ranks of a mesh share weights and states; collective.
 
-    Copies share their states unless all weights are one block, which takes its time by latency, and no memory.
+    By themselves, copies share their states where a library scatters sums in place, unless all weights are one block, which takes its time
+    by latency, and no memory.
     """
     copies, shards = peers_of(mesh, *COPIES), peers_of(mesh, "shard")
     size = sum(parameter.nbytes for parameter in model.parameters()) / mesh.size("shard")
-    smaller = torch.tensor(float(size <= buckets.BYTES), device=next(model.parameters()).device)
+    wants = mesh.states == "shared"
+    if copies is not None and mesh.states == "auto":  # gloo: on two ranks a step took 1.2 to 2 times as long
+        wants = copies.in_place and size > buckets.BYTES
+    against = torch.tensor(float(not wants), device=next(model.parameters()).device)
     # stages have other weights, and decide together
-    shares_states = copies is not None and not mesh.sum_in_place(smaller, "pipeline")
+    shares_states = copies is not None and not mesh.sum_in_place(against, "pipeline")
     differ: tuple[Axis, ...] = AXES if shares_states else ("shard", "pipeline", "tensor")
 
     def sum_norm(values: Tensor) -> Tensor:

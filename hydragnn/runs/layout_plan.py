@@ -198,7 +198,7 @@ def planned(costs: RunCosts, settings: ParallelSettings, machine: MachineSize, f
     sizes: dict[Axis, int] = {axis: rest if axis == "replicate" else getattr(settings, axis) for axis in AXES}
     own, alone, work = costs.kinds[kind_of(settings)], costs.kinds[kind_of(ParallelSettings())], costs.workload
     shares = work.shares(sizes["replicate"] * sizes["shard"])
-    weights = shares_of(own, sizes)
+    weights = shares_of(own, sizes, settings, on_devices=not machine.cores)
     memory = memory_of(costs, settings, sizes, shares, weights)
     largest = [max(map(work.cost, batch)) for batch in shares]
     parts = settings.micro_batches
@@ -239,11 +239,12 @@ class Shares(NamedTuple):
     """Each copy keeps the states of a share of the weights."""
 
 
-def shares_of(costs: StepCosts, sizes: dict[Axis, int]) -> Shares:
+def shares_of(costs: StepCosts, sizes: dict[Axis, int], settings: ParallelSettings, *, on_devices: bool) -> Shares:
     """Return the shares of a rank, as ``parallelize`` divides them."""
     copies, shards = sizes["replicate"] * sizes["graph"], sizes["shard"]
     weights = costs.vectors.weights / shards
-    shared = copies > 1 and weights > BYTES
+    by_itself = on_devices and weights > BYTES
+    shared = copies > 1 and (by_itself if settings.states == "auto" else settings.states == "shared")
     return Shares(weights, costs.vectors.states / shards / (copies if shared else 1), shared)
 
 

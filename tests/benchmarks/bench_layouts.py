@@ -35,15 +35,15 @@ from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import take_step
-from hydragnn.training.parameters import FlatParameters, Sharing, alone
+from hydragnn.training.parameters import FlatParameters, Sharing
 from tests.hydragnn.training.conftest import ENERGY
 from tests.hydragnn.training.worker import clusters
 
-LAYOUTS: dict[str, dict[str, int]] = {
-    "copies": {},
-    "copies that share states": {},
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "copies": {"states": "whole"},
+    "copies that share states": {"states": "shared"},
     "shards": {"shard": -1},
-    "two copies of shards": {"shard": -2},
+    "two copies of shards": {"shard": -2, "states": "shared"},
     "shards of channels": {"shard": -2, "tensor": 2},
 }
 """Settings by name; -1 is the number of ranks, and -2 half of it."""
@@ -51,9 +51,9 @@ KEPT = "MALLOC_MMAP_THRESHOLD_"
 """Variable of glibc: larger allocations are mappings of their own."""
 
 
-def configuration(hidden: int, layers: int, layout: dict[str, int], ranks: int, forces: bool = True) -> RunConfig:
+def configuration(hidden: int, layers: int, layout: dict[str, Any], ranks: int, forces: bool = True) -> RunConfig:
     head = ENERGY if forces else {**ENERGY, "forces": None, "forces_weight": 1.0}
-    sizes = {axis: ranks // -size if size < 0 else size for axis, size in layout.items()}
+    sizes = {key: ranks // -value if value in (-1, -2) else value for key, value in layout.items()}
     table = {
         "data": {"store": "in memory", "inputs": ["atomic_numbers"]},
         "split": {"train": 0.7, "valid": 0.2},
@@ -75,11 +75,6 @@ def sharing(change: Callable[[Sharing], Sharing]) -> Iterator[None]:
         yield
     finally:
         parallelize.sharing_of = before
-
-
-def whole_states(one: Sharing) -> Sharing:
-    """Return the sharing with all states on every copy."""
-    return replace(one, shares_states=False, sum_norm=alone)
 
 
 def assembled(config: RunConfig) -> Assembly:
@@ -111,8 +106,7 @@ def memory(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any]
     config = configuration(options.hidden, options.layers, LAYOUTS[options.layout], ranks, options.forces)
     gc.collect()
     before = resident("VmRSS")
-    with sharing(whole_states if options.layout == "copies" else lambda one: one):
-        run = assembled(config)
+    run = assembled(config)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     seconds = take_steps(run, options.steps)
@@ -167,10 +161,10 @@ def hiding(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any]
     def change(one: Sharing) -> Sharing:
         assert isinstance(one.copies, TorchPeers)
         delayed.append(Delayed(one.copies))
-        return replace(whole_states(one), copies=delayed[0])
+        return replace(one, copies=delayed[0])
 
     with sharing(change):
-        run = assembled(configuration(options.hidden, options.layers, {}, ranks, forces=options.forces))
+        run = assembled(configuration(options.hidden, options.layers, LAYOUTS["copies"], ranks, forces=options.forces))
     weights = run.state.parameters
     assert isinstance(weights, FlatParameters) and weights.buckets
     peers, expect = delayed[0], weights.buckets.expect
@@ -204,10 +198,10 @@ def hiding(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any]
 
 def states(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any] | None:
     """Time steps of copies with all states, and of copies that share them, in turns."""
-    config = configuration(options.hidden, options.layers, {}, ranks, options.forces)
-    with sharing(whole_states):
-        whole = assembled(config)
-    shared = assembled(config)
+    whole, shared = (
+        assembled(configuration(options.hidden, options.layers, LAYOUTS[name], ranks, options.forces))
+        for name in ("copies", "copies that share states")
+    )
     ratios = []
     for _ in range(options.rounds):
         seconds = [take_steps(run, 1)[0] for run in (whole, shared)]

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,8 @@ from hydragnn.runs import train
 from tests.forked import Forked
 
 KINDS = ("painn", "mace", "schnet", "equivariant_transformer", "field_tokens")
-LAYOUTS: dict[str, dict[str, int]] = {
-    "copies that share states": {},
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "copies that share states": {"states": "shared"},
     "shards": {"shard": 2, "micro_batches": 2},
     "channels": {"tensor": 2},
 }
@@ -33,7 +34,7 @@ def start(launch: Callable[..., Forked]) -> Start:
     """Starts ranks that train runs one after the other."""
 
     def begin(runs: dict[Path, RunConfig], ranks: int, *options: str) -> list[Forked]:
-        options = (*options, "--shared-states", "--graphs", str(GRAPHS))
+        options = (*options, "--graphs", str(GRAPHS))
         step = {"SLURM_JOB_ID": "80", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(ranks)}
         return [launch(runs, *options, **step, SLURM_PROCID=str(rank)) for rank in range(ranks)]
 
@@ -52,7 +53,7 @@ def few(material: ModuleType) -> MemoryStore:
     return material.clusters(GRAPHS)
 
 
-def config_of(make_config: Callable[..., RunConfig], kind: str, layout: dict[str, int], epochs: int = 2) -> RunConfig:
+def config_of(make_config: Callable[..., RunConfig], kind: str, layout: dict[str, Any], epochs: int = 2) -> RunConfig:
     """Batches of thirteen graphs leave one in the last step, which the second rank has not."""
     changes = {"batch__max_graphs": 13, "train__ema_decay": 0.9, "train__epochs": epochs}
     return make_config(kind, parallel=layout, **changes)
@@ -85,7 +86,9 @@ def test_every_layout_takes_the_steps_of_one_rank(
 def test_shards_of_copies_of_four_ranks_take_the_steps_of_one(
     alone: dict[str, RunRecord], make_config: Callable[..., RunConfig], start: Start, tmp_path: Path
 ) -> None:
-    runs = {tmp_path / kind: config_of(make_config, kind, {"shard": 2}) for kind in ("painn", "mace")}
+    runs = {
+        tmp_path / kind: config_of(make_config, kind, {"shard": 2, "states": "shared"}) for kind in ("painn", "mace")
+    }
     finish(start(runs, 4))
     for path in runs:
         assert largest_difference(alone[path.name], read_record(path)) < ROUNDING

@@ -18,7 +18,6 @@ from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, graph_from_
 from hydragnn.graphs.levels import with_voxel_levels
 from hydragnn.runs import train
 from hydragnn.runs.attempt import Fenced
-from hydragnn.training import buckets
 
 CUTOFF = 3.0
 FIELDS = (
@@ -88,11 +87,8 @@ def main() -> int:
     parser.add_argument("--replayed", action="store_true", help="by the stand-in, at the first use of a size")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--attempt", type=int, default=None)
-    parser.add_argument("--shared-states", action="store_true", help="by copies of models that are small, too")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.shared_states:
-        buckets.BYTES = 1000
     if options.replayed:
         from hydragnn.kernels.family import taken_for
         from hydragnn.models import replay
