@@ -336,7 +336,7 @@ class MACELayer(nn.Module):
         if count == 1:
             return values
         rows = graph.once(("rows of kinds", axes), lambda: rows_of_kinds(kinds, count, axes))
-        return spread(values.reshape(nodes * axes * count, -1), rows).unflatten(0, (nodes, axes))
+        return spread(values.reshape(nodes * axes * count, values.shape[2] // count), rows).unflatten(0, (nodes, axes))
 
 
 def rows_of_kinds(kinds: Int[Tensor, " nodes"], count: int, axes: int) -> Int[Tensor, " items"]:

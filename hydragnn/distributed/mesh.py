@@ -117,15 +117,15 @@ def make_mesh(settings: ParallelSettings, ranks: Ranks) -> Mesh:
 
 def check_layout(settings: ParallelSettings, ranks: int, ranks_per_node: int) -> None:
     """Raise InputError for a layout that does not fit so many ranks."""
-    each, axes = settings.ranks_per_replica, words(settings)
+    each = settings.ranks_per_replica
     if ranks % each:
         raise InputError(
-            f"parallel: {axes} takes {each} ranks, which do not divide the {ranks} of this run; start a multiple of {each} ranks, "
+            f"parallel: {words(settings)} takes {each} ranks, which do not divide the {ranks} of this run; start a multiple of {each} ranks, "
             "or change the layout"
         )
     if settings.replicate not in ("auto", ranks // each):
         raise InputError(
-            f"parallel: replicate = {settings.replicate} with {axes or 'no other axis'} takes {settings.replicate * each} ranks, and this run "
+            f"parallel: replicate = {settings.replicate} with {words(settings) or 'no other axis'} takes {settings.replicate * each} ranks, and this run "
             f'has {ranks}; leave replicate at "auto", or set {ranks // each}'
         )
     if settings.graph > 1 and settings.pipeline > 1:

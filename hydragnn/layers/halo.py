@@ -56,7 +56,10 @@ class Total(Function):
 
 
 class HaloExchange:
-    """Exchanges of one pass through a model, one after the other."""
+    """Exchanges of one pass through a model, one after the other.
+
+    All travel in the numbers of the weights, since under autocast those of a rank without nodes or edges may be others than its peers'.
+    """
 
     def __init__(self, halo: Halo, anchor: Float[Tensor, "*any"]) -> None:
         """Begin a chain of tokens that depends on ``anchor``, a weight."""
@@ -72,7 +75,7 @@ class HaloExchange:
         if not halo.crosses:
             return list(states)
         rows = torch.cat([one.index_select(0, halo.sent).flatten(1) for one in states], dim=1)  # [sent, all features]
-        arrived, self.token = Swap.apply(rows, self.token, halo, False)
+        arrived, self.token = Swap.apply(rows.to(self.start.dtype), self.token, halo, False)
         parts = arrived.split([math.prod(one.shape[1:]) for one in states], dim=1)
         return [
             one.index_copy(0, halo.rows, part.reshape(len(part), *one.shape[1:]).to(one.dtype))
@@ -84,12 +87,13 @@ class HaloExchange:
         halo = self.halo
         if not halo.crosses:
             return values
-        arrived, self.token = Swap.apply(values.index_select(0, halo.rows), self.token, halo, True)
-        return values.index_add(0, halo.sent, arrived)
+        rows = values.index_select(0, halo.rows).to(self.start.dtype)
+        arrived, self.token = Swap.apply(rows, self.token, halo, True)
+        return values.index_add(0, halo.sent, arrived.to(values.dtype))
 
     def total(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the sum over the ranks."""
-        result, self.token = Total.apply(values, self.token, self.halo)
+        result, self.token = Total.apply(values.to(self.start.dtype), self.token, self.halo)
         return result
 
     def tied(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

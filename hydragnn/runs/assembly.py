@@ -52,7 +52,8 @@ def assemble(
     ``shared`` says that other processes of the node read the same stores (``prepare_data``).
     """
     mesh = make_mesh(plan.parallel, ranks)
-    parts = max(placement.micro_batches, plan.parallel.micro_batches)
+    most = plan.budget.max_graphs or max(len(branch.split.train) for branch in plan.branches)  # a part has a graph
+    parts = min(max(placement.micro_batches, plan.parallel.micro_batches), max(1, most))
     is_sharded = mesh.size("shard") > 1
     placement = replace(placement, micro_batches=parts, in_step=is_sharded)
     architecture = plan.branches[0].model.architecture

@@ -31,13 +31,13 @@ FIRST_FILES = ("config.json", ATTEMPT, "heartbeat")
 """What may be in the folder of a run before it begins."""
 
 INDIFFERENT = {
-    "data": ("store",),
+    "data": ("store", "memory", "group"),
     "split": ("calibration",),
     "batch": ("memory",),
     "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard"),
     "start": ("model", "store"),
 }
-"""Settings that no training depends on: where the store and the start lie (their contents are compared), which of the graphs that it never
+"""Settings that no training depends on: where the store and the start lie (their contents are compared) and what keeps the data in memory, which of the graphs that it never
 sees calibrate an ensemble, how much memory a step may take, and what else is written when. Nor does any depend on the section parallel."""
 
 
@@ -219,8 +219,9 @@ def continued(config: dict[str, Any], out: Path) -> list[str]:
     if not (out / "record.json").exists():
         return []
     record = read_record(out)
-    before = parse_config(record.config, str(out / "record.json")).to_json()
-    changed = differences(decisive(before), decisive(config))
+    # parsed both, since keys of later versions are in neither
+    before, now = (parse_config(table, str(out / "record.json")).to_json() for table in (record.config, config))
+    changed = differences(decisive(before), decisive(now))
     return [*record.continued, *([f"after epoch {record.epochs} with {', '.join(changed)}"] if changed else [])]
 
 

@@ -134,8 +134,9 @@ def described_branches(
                 branch=branch.name,
             )
             check(model, measured=False)
-            check_channels(encoder, config.parallel.tensor if config.parallel else 1)
-            check_stages(model, config.parallel.pipeline if config.parallel else 1)
+            if config.parallel:
+                check_channels(encoder, config.parallel.tensor)
+                check_stages(model, config.parallel.pipeline)
             check_pairs(encoder.global_attention, store)
             for head in model.heads:
                 head_factors(head, model, store)

@@ -23,7 +23,8 @@ from hydragnn.base.settings import Settings
 from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets import StoreWriter
 
-MOST = 33
+MOST = 39
+"""The layout of ranks takes two of them, what an architecture asks of inputs six."""
 BEGIN = [
     "scripts.api.train",
     "scripts.run_sources.run_folder",  # whether it is a folder, which goes on
