@@ -184,6 +184,7 @@ def test_a_setting_of_training_changes_the_curves_or_is_refused(
     heads = [{"kind": "scalar", "field": "charge", "hidden_dims": [8]}]
     table = make_config("gin", heads).to_json()
     table["heads"] = heads
+    table["data"] = {"store": table["data"]["store"]}
     table["train"] = {"epochs": 6, "precision": "fp64", "learning_rate": 0.5}
 
     def curves(changes: dict[str, Any]) -> Any:
