@@ -121,7 +121,7 @@ def test_the_objective_is_that_of_the_model_which_is_kept() -> None:
 
 
 def test_an_objective_about_nothing_is_refused_with_what_there_is() -> None:
-    with pytest.raises(InputError, match="valid: valid/loss, valid/energy/mae"):
+    with pytest.raises(InputError, match="valid: valid/loss, throughput, valid/energy/mae"):
         check_objective("valid/energi/mae", ["energy"], "C.toml")
     with pytest.raises(InputError, match="no head predicts forces"):
         check_objective({"forces": 1.0}, ["energy"], "C.toml")

@@ -105,4 +105,6 @@ def test_where_its_package_is_missing_the_message_says_what_to_install(workdir: 
 
 def test_it_keeps_the_contracts_in_its_own_package(site: Path) -> None:
     code, output = run_there(site, site, "-m", "pytest", "-q", "-p", "no:cacheprovider", *STRICT, "tests")
-    assert code == 0 and re.search(r"^4\d passed in", output, re.MULTILINE), output
+    assert code == 0 and re.search(r"^4\d passed, 1 skipped in", output, re.MULTILINE), (
+        output
+    )  # it does not say that ranks may share its graphs

@@ -80,7 +80,7 @@ def steps_of(runs: Sequence[Assembly], *, stacked: bool) -> list[StepResult]:
     return results
 
 
-@pytest.mark.parametrize("model", sorted(set(MODELS) - {"relational"}))
+@pytest.mark.parametrize("model", sorted(set(MODELS) - {"relational", "field_tokens"}))
 def test_eight_runs_as_one_take_the_steps_of_each(model: str, make_config: Configs, store: MemoryStore) -> None:
     """Loss, norm of the gradient, weights and averaged weights, with forces where the model has some; and predictions with stress."""
     as_one, alone = runs_of(model, make_config, store), runs_of(model, make_config, store)
