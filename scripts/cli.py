@@ -593,6 +593,16 @@ def _exit(code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _of_peer(error: Exception) -> str | None:
+    """Return a sentence for an error that began on another rank; else None."""
+    if "hydragnn.runs.failures" not in sys.modules:
+        return None
+    from hydragnn.distributed import this_launch
+    from hydragnn.runs.failures import of_peer
+
+    return of_peer(error) if this_launch().size > 1 else None
+
+
 def _be_one_process(words: list[str]) -> None:
     """End all ranks but 0 where ranks do not share work."""
     from hydragnn.distributed.launch import leave_launch, this_launch
@@ -629,11 +639,6 @@ def main() -> None:
     except Interrupted as error:
         _say(f"interrupted: {error}")
         _exit(error.code)
-    except RuntimeError as error:  # of torch
-        if not wants_memory(error):
-            raise
-        _say(f"error: {NO_MEMORY}")
-        _exit(2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `hydragnn ... | head` is not an error
     except OSError as error:
@@ -642,3 +647,12 @@ def main() -> None:
         place = f"{error.filename}: " if error.filename else ""
         _say(f"error: the file system failed: {place}{error.strerror}; see to it, then run the command again")
         _exit(InputError.code)
+    except Exception as error:
+        if isinstance(error, RuntimeError) and wants_memory(error):  # of torch
+            _say(f"error: {NO_MEMORY}")
+            _exit(2)
+        sentence = _of_peer(error)
+        if sentence is None:
+            raise
+        _say(f"error: {sentence}")
+        _exit(3)

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from rich.table import Table
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.scripts.devices import Device
 
@@ -20,11 +22,14 @@ if TYPE_CHECKING:
     from hydragnn.config import AnyConfig
     from hydragnn.distributed.fabric import Fabric
     from hydragnn.distributed.ranks import Ranks
-    from hydragnn.runs.layout_plan import MachineSize
+    from hydragnn.runs.layout_plan import MachineSize, PlannedLayout
     from hydragnn.runs.step_costs import OnStep, RunCosts
 
 SHOWN = 12
 """Layouts on a terminal; ``--json`` has all."""
+
+OF_CAMPAIGNS = ("search", "job", "runs")
+"""Sections of a campaign that its trainings do not have."""
 
 QUIET = 2.0
 """Seconds before progress is shown."""
@@ -36,7 +41,7 @@ PUBLISHED = (
 
 
 def plan(
-    config: Annotated[Path, typer.Argument(help="CONFIG.toml of the run.")],
+    config: Annotated[Path, typer.Argument(help="CONFIG.toml of the run, or CAMPAIGN.toml without its search.")],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes on which the run would train.")] = 1,
     ranks_per_node: Annotated[
         int | None,
@@ -67,13 +72,15 @@ def plan(
     communication (bytes), latency (waiting without bytes) or memory. Efficiency is the time of one device over the time of all devices
     together. The batch is the configuration's, over all ranks. The section `[parallel]` of the best layout is what the run needs to use it.
     """
-    from hydragnn.config import read_config
+    from hydragnn.config import config_from_table
     from hydragnn.distributed import leave
     from hydragnn.distributed.fabric import measured_fabric, site_fabric
     from hydragnn.distributed.ranks import join_ranks
     from hydragnn.runs.session import own_device, select_device
 
-    settings = read_config(config, assignments or [])
+    table = with_overrides(read_toml(config), assignments or [])
+    training = {name: section for name, section in table.items() if name not in OF_CAMPAIGNS}
+    settings = config_from_table(training, config)
     check_plannable(settings, str(config))
     begin, place = time.monotonic(), select_device(None)
     fabric = stated(site, latency, bandwidth)
@@ -184,9 +191,22 @@ def result_of(costs: "RunCosts", machine: "MachineSize", fabric: "Fabric", curve
         "graphs_per_batch": graphs,
         "memory_of_a_device": machine.memory,
         "network": fabric.source,
+        "warning": disturbance(costs, layouts),
         "layouts": [one.to_json() for one in layouts],
         **({"curves": [asdict(one) for one in curve], "published": PUBLISHED} if curves else {}),
     }
+
+
+def disturbance(costs: "RunCosts", layouts: "Sequence[PlannedLayout]") -> str | None:
+    """Return why times are not to be trusted; None where they are."""
+    most = max(one.efficiency for one in layouts)
+    if round(most, 3) > 1.0:
+        reason = f"an efficiency is {100 * most:.0f} %"
+    elif not all(one.agrees for one in costs.kinds.values()):
+        reason = "repeated steps differ by more than a half"
+    else:
+        return None
+    return f"the machine was busy while steps were measured ({reason}): do not trust these times, and plan again when it is idle"
 
 
 def show_plan(result: dict[str, Any]) -> None:
@@ -198,7 +218,7 @@ def show_plan(result: dict[str, Any]) -> None:
     title = f"{devices:,} devices on {result['nodes']:,} nodes, {result['graphs_per_batch']:,.0f} graphs a step; from steps measured here"
     table = Table(
         "layout",
-        "micro-batches",
+        "parts",
         "memory",
         "ms a step",
         "graphs/s",
@@ -219,6 +239,8 @@ def show_plan(result: dict[str, Any]) -> None:
             one["limited_by"] if one["fits"] else "memory: does not fit",
         )
     console.print(table)
+    if result["warning"]:
+        console.print(f"warning: {result['warning']}")
     best = result["layouts"][0]
     parts = ", ".join(f"{name.replace('_', ' ')} {in_words(size)}" for name, size in best["memory"].items() if size)
     times = ", ".join(f"{name} {1e3 * value:.3g} ms" for name, value in best["seconds"].items())

@@ -266,29 +266,52 @@ def _toml_value(text: str) -> Any:
 def _sentence(cls: type[Settings], error: pydantic.ValidationError, value: Any) -> str:
     """The first problem of a validation error as one sentence."""
     # an unknown key comes first: a misspelled key is also a missing one, and the spelling is the better hint
-    first = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")[0]
-    location = tuple(part for part in first["loc"])
-    path = ".".join(str(part) for part in _without_tags(cls, location, value))
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    first, location = problems[0], problems[0]["loc"]
+    paths = [".".join(str(part) for part in _without_tags(cls, problem["loc"], value)) for problem in problems]
+    path = paths[0]
     if first["type"] == "extra_forbidden":
-        valid = _keys_at(cls, location[:-1], value)
-        hint = nearest(str(location[-1]), valid) if valid else "remove it"
-        return f"unknown key {path}; {hint}"
+        return f"unknown key {path}; {_meant_key(cls, location, value)}"
     if first["type"] == "missing":
         return f"missing key {path}; add it"
-    message = first["msg"].removeprefix("Value error, ")
-    more = len(error.errors()) - 1
+    # several problems of one value are the alternatives of a union
+    messages = [_message(problem) for problem, other in zip(problems, paths) if other == path]
+    message = ", or ".join([messages[0], *(one.removeprefix("Input should be ") for one in messages[1:])])
+    more = len({other for other in paths if other != path and not other.startswith(f"{path}.")})
     value_given = "" if first["type"] == "value_error" else f" (given: {first['input']!r:.80})"
     return f"{path + ': ' if path else ''}{message}{value_given}" + (f"; and {more} more problem(s)" if more else "")
+
+
+def _message(problem: Any) -> str:
+    """Return the message of a problem, without names of classes."""
+    if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return "Input should be a table of keys"
+    if problem["type"] == "path_type":
+        return "Input should be a path"
+    message: str = problem["msg"]
+    return message.removeprefix("Value error, ")
+
+
+def _meant_key(cls: type[Settings], location: tuple[int | str, ...], value: Any) -> str:
+    """Return what to do about an unknown key; other sections may have it."""
+    key, valid = str(location[-1]), _keys_at(cls, location[:-1], value)
+    if not valid:
+        return "remove it"
+    others = [section for section in _keys_at(cls, (), value) if section != location[0]]
+    tables = [section for section in others if not isinstance(_inside(value, section), list)]
+    paths = [f"{section}.{key}" for section in tables if key in _keys_at(cls, (section,), value)]
+    return f"did you mean {' or '.join(paths)}?" if paths and len(location) > 1 else nearest(key, valid)
 
 
 def _without_tags(cls: type[Settings], location: tuple[int | str, ...], value: Any) -> list[int | str]:
     """Return a location without tags that pydantic inserts for unions."""
     keys: list[int | str] = []
+    inside = value
     for position, part in enumerate(location):
-        is_key = isinstance(part, int) or part in _keys_at(cls, location[:position], value)
-        is_tag = not is_key and bool(_keys_at(cls, location[: position + 1], value))
-        if is_key or (position == len(location) - 1 and not is_tag):
+        is_given = isinstance(inside, dict) and part in inside
+        if isinstance(part, int) or is_given or part in _keys_at(cls, location[:position], value):
             keys.append(part)
+        inside = _inside(inside, part)
     return keys
 
 

@@ -7,19 +7,23 @@ import gc
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hydragnn.base.errors import SaidByFirst
+from hydragnn.base.errors import InputError, SaidByFirst
 from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name, on_interfaces, this_launch
 from hydragnn.distributed.neighbours import OnStopped, next_on_machine, process_namespace, watch_neighbour
 from hydragnn.distributed.rendezvous import PATIENCE, rendezvous
 from hydragnn.distributed.windows import windows_closed
+
+SECONDS_FOR_ERRORS = timedelta(seconds=2)
+"""How long ranks with an input error wait for those of others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,13 +87,38 @@ def join_ranks(
             if ranks.first:
                 met.clear()
             ranks.sum_in_place(torch.zeros(1, device=_device(met.launch)))  # nobody goes on and sees what is cleared
-            with _watching(ranks, _device(met.launch), on_stopped), windows_closed(_meet):
+            watched = _watching(ranks, _device(met.launch), on_stopped)
+            with watched, windows_closed(_meet), said_once(met.store, ranks):
                 yield ranks
             _meet()  # whoever is here has ended the block; a peer that dies now takes nothing away
         finally:
             # gloo's worker threads must not outlive the interpreter's references: collect first, then destroy
             gc.collect()
             dist.destroy_process_group()
+
+
+@contextmanager
+def said_once(store: dist.Store, ranks: Ranks) -> Iterator[None]:
+    """Raise SaidByFirst on ranks with the input error of the first.
+
+    Subclasses of InputError pass, since callers tell them apart.
+    """
+    try:
+        yield
+    except InputError as error:
+        if type(error) is not InputError:
+            raise
+        with suppress(RuntimeError, OSError):  # ranks with other errors, or with none, do not answer
+            if ranks.first:
+                store.set("input error", str(error))
+                store.wait([f"input error {rank}" for rank in range(1, ranks.size)], SECONDS_FOR_ERRORS)
+            else:
+                store.wait(["input error"], SECONDS_FOR_ERRORS)
+                same = store.get("input error").decode() == str(error)
+                store.set(f"input error {ranks.rank}", "")
+                if same:
+                    raise SaidByFirst(str(error)) from error
+        raise
 
 
 def _meet() -> bool:

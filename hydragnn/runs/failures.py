@@ -64,9 +64,19 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(text in low for text in PEER_LOST)
     ):
-        return Failure(kind="lost_node", message=f"another rank is gone: {first_line(message)}")
+        reason, _, _ = first_line(message).partition(". ")  # gloo wishes good luck behind it
+        return Failure(kind="lost_node", message=f"another rank is gone: {reason}")
     lines = "".join(traceback.format_exception(error)).strip().splitlines()
     return Failure(kind="defect", message="\n".join(lines[-12:]))
+
+
+def of_peer(error: Exception) -> str | None:
+    """Return a sentence for an error that began on another rank; else None."""
+    if isinstance(error, PeerFailed):
+        return f"another rank has failed: {error}"
+    if failure_of(error).kind == "lost_node":
+        return "another rank has ended, and this one cannot go on alone; see what that one printed, then start again, a training with --resume"
+    return None
 
 
 def says_no_memory(message: str) -> bool:

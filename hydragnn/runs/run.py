@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from hydragnn.base.allocator import keep_memory
-from hydragnn.base.errors import Busy, InputError, Interrupted
+from hydragnn.base.errors import Busy, InputError, Interrupted, SaidByFirst
 from hydragnn.base.files import read_sealed
 from hydragnn.base.imports import allow_code
 from hydragnn.config import AnyConfig, RunConfig, stored_config
@@ -141,7 +141,8 @@ def ended_by(error: Exception, attempt: Attempt) -> int:
     if not isinstance(error, Busy):  # the run is another process's
         note_failure(failure_of(error), attempt)
     if isinstance(error, InputError):
-        print(error, file=sys.stderr)
+        if not isinstance(error, SaidByFirst):
+            print(error, file=sys.stderr)
         return FAILED if isinstance(error, LaunchError) else BAD_INPUT
     traceback.print_exception(error)
     return FAILED

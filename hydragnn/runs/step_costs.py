@@ -24,7 +24,7 @@ from hydragnn.datasets.footprint import Footprint, footprint_from_json
 from hydragnn.datasets.packing import costs_of, share_of
 from hydragnn.distributed.fabric import Collective
 from hydragnn.distributed.graph_ranks import make_cutter
-from hydragnn.distributed.mesh import Mesh
+from hydragnn.distributed.mesh import Mesh, words
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import GraphModel
@@ -38,8 +38,11 @@ from hydragnn.training.loop import add_gradient, move
 from hydragnn.training.parameters import FlatParameters
 from hydragnn.training.state import first_state
 
-REPEATS = 3
-"""Measurements of each size, of which the least counts."""
+TURNS = 3
+"""Measurements of each size, of which the least counts. All layouts take turns, so that a short disturbance meets none of them alone."""
+
+AGREEING = 1.5
+"""Second least time over the least, beyond which the least was not seen twice."""
 
 LONG = 0.2
 """Seconds of a step after which no larger one is measured."""
@@ -61,6 +64,10 @@ class Curve:
 
     costs: tuple[float, ...]
     values: tuple[float, ...]
+
+    def least(self, other: "Curve") -> "Curve":
+        """Return the lesser values of two curves over the same costs."""
+        return replace(self, values=tuple(map(min, self.values, other.values)))
 
     def at(self, cost: float) -> float:
         """Return the value at a cost.
@@ -122,6 +129,31 @@ class StepCosts:
     of_nodes: float = 1.0
     """Share of the nodes of a graph that this rank holds, with copies of others."""
     of_edges: float = 1.0
+    repeats: tuple[float, ...] = ()
+    """Seconds of the gradient of the largest batch, in every turn."""
+
+    @property
+    def agrees(self) -> bool:
+        """Return True where the least time of the largest batch was seen twice, about.
+
+        >>> from types import SimpleNamespace as Costs
+        >>> [StepCosts.agrees.fget(Costs(repeats=times)) for times in ((3.0, 1.0, 1.2), (3.0, 1.0, 2.0))]
+        [True, False]
+        """
+        least, *rest = sorted(self.repeats) or [0.0]
+        return not rest or rest[0] <= AGREEING * least
+
+    def least(self, later: "StepCosts") -> "StepCosts":
+        """Return the lesser times of two turns."""
+        better = min(self, later, key=lambda one: one.part.values[-1])
+        return replace(
+            self,
+            part=self.part.least(later.part),
+            load=self.load.least(later.load),
+            backward=better.backward,
+            update=min(self.update, later.update),
+            repeats=(*self.repeats, *later.repeats),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,30 +260,29 @@ def measured_costs(
     run: Assembly,
     plan: RunPlan,
     ranks: Ranks,
-    on_step: OnStep = lambda what, left: None,
     clock: Clock = time.perf_counter,
+    earlier: StepCosts | None = None,
 ) -> StepCosts:
     """Return the costs of a rank's steps.
 
     All ``ranks`` measure at the same time, and disturb each other as in training. Batches begin with one graph and double, while steps are
-    short and the batch has so many. ``on_step`` is called before each, with about how many seconds are left.
+    short and the batch has so many. Those of an ``earlier`` turn are measured again, and the lesser times count.
     """
     branch, state, device = run.data.branches[0], run.state, run.context.device
     parameters, limit = state.parameters, branch.train.loader.budget.max_graphs or len(branch.train.loader.indices)
     assert isinstance(parameters, FlatParameters)
-    on_step("memory of steps", None)
-    footprint = footprint_from_json(footprint_in_training(run, 0, plan.branches[0].model))
-    rows, count, left = dict[float, Measured](), 1, None
+    if earlier is None:
+        footprint = footprint_from_json(footprint_in_training(run, 0, plan.branches[0].model))
+    else:
+        footprint = earlier.footprint
+    rows, count = dict[float, Measured](), 1
     while True:
-        on_step(f"steps of {count} graphs", left)
-        begin = time.perf_counter()
         cost, step = measured_step(run, count, ranks, clock)
         rows[cost] = step
-        if count >= limit or step.gradient > LONG:
+        if count >= limit or (step.gradient > LONG if earlier is None else len(rows) == len(earlier.part.costs)):
             break
         count = min(2 * count, limit)
-        left = (time.perf_counter() - begin) * 2 * (min(limit / count, max(1.0, 2 * LONG / step.gradient)) - 0.5)
-    update = least_seconds(partial(move, state, 0.0, state.totals[0, 0], state.totals[0]), ranks, device, clock)
+    update = seconds_of(partial(move, state, 0.0, state.totals[0, 0], state.totals[0]), ranks, device, clock)
     parameters.zero_gradient()
     costs = tuple(sorted(rows))
     last = rows[costs[-1]]
@@ -262,7 +293,7 @@ def measured_costs(
     moments = sum(value.nbytes for value in parameters.optimizer.moments.values())
     kept = [parameters.best_vector, *([] if parameters.average_vector is None else [parameters.average_vector])]
     shards = run.mesh.size("shard")
-    return StepCosts(
+    costs_of_turn = StepCosts(
         vectors=Vectors(
             weights=shards * parameters.vector.nbytes,
             states=shards * (moments + sum(vector.nbytes for vector in kept)),
@@ -281,7 +312,9 @@ def measured_costs(
         ),
         of_nodes=last.of_nodes,
         of_edges=last.of_edges,
+        repeats=(last.gradient,),
     )
+    return costs_of_turn if earlier is None else earlier.least(costs_of_turn)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -313,8 +346,8 @@ def measured_step(run: Assembly, count: int, ranks: Ranks, clock: Clock) -> tupl
         with state.parameters.in_use(), context.arithmetic(), context.autocast():
             predict(batch)
 
-    read = least_seconds(lambda: next(small.epoch(0)), ranks, context.device, clock)
-    whole, ahead = (least_seconds(work, ranks, context.device, clock) for work in (gradient, forward))
+    read = seconds_of(lambda: next(small.epoch(0)), ranks, context.device, clock)
+    whole, ahead = (seconds_of(work, ranks, context.device, clock) for work in (gradient, forward))
     with Collectives(run.mesh) as seen:
         gradient()
     return edges + loader.node_cost * nodes, Measured(
@@ -327,18 +360,16 @@ def measured_step(run: Assembly, count: int, ranks: Ranks, clock: Clock) -> tupl
     )
 
 
-def least_seconds(work: Callable[[], object], ranks: Ranks, device: torch.device, clock: Clock) -> float:
-    """Return the least time of a call, on the slowest rank."""
-    taken = torch.zeros(REPEATS + 1, dtype=torch.float64)
-    for number in range(REPEATS + 1):
+def seconds_of(work: Callable[[], object], ranks: Ranks, device: torch.device, clock: Clock) -> float:
+    """Return the time of a second call, on the slowest rank."""
+    for _ in range(2):  # kernels are made in the first call
         ranks.wait()
         begin = clock()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        taken[number] = clock() - begin
-    own = taken[1:].min()  # kernels are made in the first call
-    return float(ranks.gather(own.to(device)).max())
+        own = clock() - begin
+    return float(ranks.gather(torch.tensor(own, dtype=torch.float64, device=device)).max())
 
 
 Kind = tuple[int, ...]
@@ -366,13 +397,22 @@ def costs_of_layouts(
     on_step: OnStep = lambda what, left: None,
     clock: Clock = time.perf_counter,
 ) -> RunCosts:
-    """Return the costs of every kind of layout, one after the other."""
+    """Return the costs of every kind of layout; the kinds take turns.
+
+    ``on_step`` is called before each, with about how many seconds are left.
+    """
+    shares: dict[Kind, ParallelSettings] = {}
+    for one in [ParallelSettings(), *layouts]:
+        shares.setdefault(kind_of(one), one.model_copy(update={"shard": min(one.shard, 2), "replicate": "auto"}))
     kinds: dict[Kind, StepCosts] = {}
-    for layout in [ParallelSettings(), *layouts]:
-        if kind_of(layout) not in kinds:
-            one = layout.model_copy(update={"shard": min(layout.shard, 2), "replicate": "auto"})
-            with as_rank_of(run, plan, one) as rank:
-                kinds[kind_of(layout)] = measured_costs(rank, plan, Ranks(), on_step, clock)
+    rounds, begin = [*shares.items()] * TURNS, 0.0
+    for done, (kind, layout) in enumerate(rounds):
+        if done == 1:
+            begin = time.perf_counter()  # the first loads and compiles what others use
+        left = (time.perf_counter() - begin) / (done - 1) * (len(rounds) - done) if done > 1 else None
+        on_step(f"{words(layout) or 'one device'} ({done + 1} of {len(rounds)})", left)
+        with as_rank_of(run, plan, layout) as rank:
+            kinds[kind] = measured_costs(rank, plan, Ranks(), clock, kinds.get(kind))
     return RunCosts(
         workload=workload_of(run.data.branches[0].train.loader),
         kinds=kinds,

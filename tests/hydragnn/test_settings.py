@@ -44,6 +44,14 @@ GOOD: dict[str, Any] = {
         ("train.learning_rate=true", "train.learning_rate: Input should not be true or false"),
         (f"split.seed={2**63}", "split.seed: Input should be a number of less than 64 bits"),
         (f"batch.max_nodes={2**62}", "batch.max_nodes: Input should be less than or equal to"),
+        (
+            "parallel.replicate=0",
+            "parallel.replicate: Input should be greater than or equal to 1, or 'auto' (given: 0)",
+        ),
+        ("parallel=3", "parallel: Input should be a table of keys (given: 3)"),
+        ("data.store=3", "data.store: Input should be a path, or a valid tuple (given: 3)"),
+        ("parallel.precision='bf16'", "unknown key parallel.precision; did you mean train.precision?"),
+        ("parallel.seed=1", "unknown key parallel.seed; did you mean split.seed or train.seed?"),
         ('data.store="a\\u0000b"', "data.store: Input should have no NUL character"),
     ],
 )
@@ -52,6 +60,15 @@ def test_a_wrong_value_is_one_sentence_that_names_the_key(assignment: str, sente
         RunConfig.parse(with_overrides(GOOD, [assignment]))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [3, "x", [], [3], {"a": 1}], ids=str)
+def test_a_wrong_section_is_refused_without_names_of_classes(wrong: Any) -> None:
+    sections = ("data", "split", "batch", "model", "heads", "train", "start", "parallel")
+    for section in sections:
+        with pytest.raises(InputError, match=section) as caught:
+            RunConfig.parse({**GOOD, section: wrong})
+        assert not any(word in str(caught.value) for word in ("Settings", "<class", "dictionary", "constrained"))
 
 
 SCALAR = GOOD["heads"][0]

@@ -50,9 +50,19 @@ def test_a_plan_has_memory_time_and_limit_of_every_layout(call: Call, config: Pa
     )
     assert first["seconds"]["step"] > 0 and first["limited_by"] in ("compute", "communication", "latency")
     assert [row["devices"] for row in plan["curves"]] == [8, 64, 512, 1024, 3072]
-    code, out, err = call("plan", str(config))
+    assert "warning" in plan
+
+
+def test_the_training_of_a_campaign_is_planned_and_every_layout_is_named(
+    call: Call, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydragnn.scripts.plan_command.QUIET", -1.0)
+    monkeypatch.setenv("COLUMNS", "80")
+    config.write_text(f"{CONFIG}[search]\ntrials = 3\n[search.space]\n'train.learning_rate' = [1e-4, 1e-2]\n")
+    code, out, err = call("plan", str(config), "--nodes", "2")
     assert code == 0, err
-    assert "one device" in out and "limited by" in out
+    assert all(heading in out for heading in ("replicate 2", "parts", "efficiency", "limited by"))
+    assert "measuring one device (1 of 6)" in err and "measuring shard = 2 (6 of 6), about 0 s left" in err
 
 
 def test_what_cannot_be_planned_is_one_sentence(call: Call, config: Path) -> None:

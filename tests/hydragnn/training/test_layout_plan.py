@@ -11,6 +11,7 @@ from hydragnn.distributed.fabric import SITES, Fabric, Link, _line, alike, group
 from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.layout_plan import MachineSize, planned, planned_layouts, scaling_curve
 from hydragnn.runs.step_costs import Curve, Exchange, RunCosts, StepCosts, Vectors, Workload
+from hydragnn.scripts.plan_command import disturbance
 
 GRAPHS = 64
 STEP = StepCosts(
@@ -57,6 +58,26 @@ def test_the_backward_pass_hides_all_buckets_but_the_last() -> None:
     assert one.memory.optimizer == 4 * 10**6  # each copy has half of the states
     crowded = planned(costs, ParallelSettings(), replace(machine, cores=2), fast)
     assert crowded.hidden == 0.0  # no core is free
+
+
+def test_turns_give_the_least_times_and_a_least_time_is_seen_twice() -> None:
+    slow, quick = (
+        replace(STEP, part=Curve(costs=(0.0, 1000.0), values=(0.01, last)), update=last, repeats=(last,))
+        for last in (0.05, 0.02)
+    )
+    both = slow.least(quick)
+    assert both.part.values == (0.01, 0.02) and both.update == 0.02
+    assert not both.agrees
+    assert both.least(quick).agrees and STEP.agrees
+
+
+def test_times_of_a_busy_machine_have_a_warning() -> None:
+    machine, none = MachineSize(nodes=1, ranks_per_node=1), (1, 1, 1, 1)
+    quiet = planned_layouts(COSTS, machine, SLOW)
+    assert disturbance(COSTS, quiet) is None
+    assert "efficiency is 280 %" in str(disturbance(COSTS, [replace(quiet[0], efficiency=2.8)]))
+    busy = replace(COSTS, kinds={none: replace(STEP, repeats=(0.1, 0.2, 0.3))})
+    assert "differ by more than a half" in str(disturbance(busy, quiet))
 
 
 def test_a_layout_takes_as_many_micro_batches_as_memory_asks_for() -> None:
