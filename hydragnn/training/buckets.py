@@ -65,7 +65,7 @@ def blocks_of(sizes: Sequence[int], least: float, unit: int, shares: int) -> tup
     Blocks have ``least`` numbers or more and the last one begins first, as gradients do; parameters begin at multiples of ``unit``,
     blocks divide into ``shares`` of such multiples.
 
-    >>> blocks_of([3, 8, 2], least=8, unit=4, shares=1)
+    >>> blocks_of([3, 8, 2], least=8.0, unit=4, shares=1)
     ([Block(first=0, last=1, start=0, end=4), Block(first=1, last=3, start=4, end=16)], [0, 4, 12])
     """
     bounds, aligned = [len(sizes)], 0
