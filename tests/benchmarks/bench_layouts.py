@@ -51,13 +51,15 @@ KEPT = "MALLOC_MMAP_THRESHOLD_"
 """Variable of glibc: larger allocations are mappings of their own."""
 
 
-def configuration(hidden: int, layers: int, layout: dict[str, Any], ranks: int, forces: bool = True) -> RunConfig:
+def configuration(
+    hidden: int, layers: int, layout: dict[str, Any], ranks: int, forces: bool = True, graphs: int = 2
+) -> RunConfig:
     head = ENERGY if forces else {**ENERGY, "forces": None, "forces_weight": 1.0}
     sizes = {key: ranks // -value if value in (-1, -2) else value for key, value in layout.items()}
     table = {
         "data": {"store": "in memory", "inputs": ["atomic_numbers"]},
         "split": {"train": 0.7, "valid": 0.2},
-        "batch": {"max_graphs": 2 * ranks},
+        "batch": {"max_graphs": graphs * ranks},
         "model": {"kind": "painn", "hidden_dim": hidden, "num_layers": layers, "num_radial": 6, "cutoff": 3.0},
         "heads": [head],
         "train": {"epochs": 100, "learning_rate": 1e-4, "precision": "fp32", "ema_decay": 0.9},
@@ -103,7 +105,9 @@ def take_steps(run: Assembly, steps: int) -> list[float]:
 
 def memory(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any] | None:
     """Measure one layout."""
-    config = configuration(options.hidden, options.layers, LAYOUTS[options.layout], ranks, options.forces)
+    config = configuration(
+        options.hidden, options.layers, LAYOUTS[options.layout], ranks, options.forces, options.graphs
+    )
     gc.collect()
     before = resident("VmRSS")
     run = assembled(config)
@@ -164,7 +168,9 @@ def hiding(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any]
         return replace(one, copies=delayed[0])
 
     with sharing(change):
-        run = assembled(configuration(options.hidden, options.layers, LAYOUTS["copies"], ranks, forces=options.forces))
+        run = assembled(
+            configuration(options.hidden, options.layers, LAYOUTS["copies"], ranks, options.forces, options.graphs)
+        )
     weights = run.state.parameters
     assert isinstance(weights, FlatParameters) and weights.buckets
     peers, expect = delayed[0], weights.buckets.expect
@@ -199,7 +205,7 @@ def hiding(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any]
 def states(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, Any] | None:
     """Time steps of copies with all states, and of copies that share them, in turns."""
     whole, shared = (
-        assembled(configuration(options.hidden, options.layers, LAYOUTS[name], ranks, options.forces))
+        assembled(configuration(options.hidden, options.layers, LAYOUTS[name], ranks, options.forces, options.graphs))
         for name in ("copies", "copies that share states")
     )
     ratios = []
@@ -261,6 +267,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--millions", type=float, default=50)
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--graphs", type=int, default=2, help="of a batch for each rank")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--delay", type=float, default=0.3, help="of a step")
