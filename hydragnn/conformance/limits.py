@@ -23,6 +23,7 @@ from hydragnn.conformance.cases import (
     gives_forces,
     in_one_place,
     loss_of,
+    make_graph,
     make_model,
     repeated,
     shared_model,
@@ -69,7 +70,7 @@ class LimitsConformance:
 
     @pytest.mark.parametrize("layers", [1, 5])
     def test_one_layer_and_many_are_finite_and_every_parameter_has_a_say(self, layers: int) -> None:
-        corners = concatenate([make() for make in CORNERS.values()])
+        corners = concatenate([*(make() for make in CORNERS.values()), make_graph(3, 12)])
         gradients = finite_gradients(self._model_of_layers(layers), corners, f"{layers} layers")
         assert [name for name, gradient in gradients.items() if not gradient.abs().sum() > 0] == []
 

@@ -81,7 +81,8 @@ class ArchitectureConformance(SmoothnessConformance, LimitsConformance, Symmetry
     def test_every_parameter_has_a_say(self, kind: str) -> None:
         model = self._model()
         names = [name for name, _ in model.named_parameters()]
-        gradients = torch.autograd.grad(loss_of(model(CORNERS["two graphs"]())), list(model.parameters()))
+        batch = concatenate([CORNERS["two graphs"](), make_graph(3, 12)])  # whose clusters have neighbours, too
+        gradients = torch.autograd.grad(loss_of(model(batch)), list(model.parameters()))
         assert [name for name, g in zip(names, gradients) if not g.abs().sum() > 0] == []
         assert [name for name, _ in model.named_parameters()] == names  # the optimizer has seen them all
 
