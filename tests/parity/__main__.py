@@ -68,7 +68,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a Markdown file, replaced where there is one")
     out = parser.parse_args().out
     comparisons = Comparisons()
-    code = pytest.main(["-q", "-m", "parity", "-p", "no:cacheprovider", str(HERE)], plugins=[comparisons])
+    code = pytest.main(
+        [
+            "-W",
+            "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
+            "-q",
+            "-m",
+            "parity",
+            "-p",
+            "no:cacheprovider",
+            str(HERE),
+        ],
+        plugins=[comparisons],
+    )
     if code == pytest.ExitCode.OK:
         versions = {"torch": "torch", "geometric": "torch-geometric", "e3nn": "e3nn"}
         known = {name: metadata.version(package) for name, package in versions.items()}
