@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fabric:
-    """What connects ranks, inside nodes and between them.
+    """Network of ranks, inside nodes and between them.
 
     Rings move bytes and trees hide latency (Thakur et al. 2005, doi:10.1177/1094342005051521): n ranks take log2(n) messages and (n - 1) / n of the bytes,
     an all-reduce both twice; an all-to-all takes n - 1 messages.

@@ -257,17 +257,7 @@ def kept_by_ranks(
     members = ranks.gather(flags)[mine.members].sum(0).tolist()
     always = {*array_specs(store.dim, fields)} - {"edge_shifts", "cell", "periodic"}
     present = [name for name, count in zip(specs, members) if count or name in always]
-    arrays = {name: array for name, array in layouts[node].arrays(memory.memory).items() if name in present}
-    for spec in specs.values():
-        if 0 in spec.shape and spec.name in present:
-            arrays[spec.name] = np.zeros((int(layouts[node].rows(spec)[-1]), *spec.shape), dtype=spec.dtype)
-    own = FlatGraphs(
-        dim=store.dim,
-        fields=fields,
-        node_offsets=layouts[node].node_offsets,
-        edge_offsets=layouts[node].edge_offsets,
-        arrays=arrays,
-    )
+    own = graphs_in(memory, layouts[node], present, fields, store.dim)
     remote = None
     if any(len(one.nodes) > 1 for one in groups):
         windows = Windows(memory.memory, mine.number, mine.members)
@@ -276,6 +266,19 @@ def kept_by_ranks(
         remote.servers = [peers[local % len(peers)] for peers in mine.nodes]
     held = MemoryStore(with_texts(own, store, graphs[cuts[node] : cuts[node + 1]]))
     return RankStore(store, graphs, fields, held, cuts, node, remote)
+
+
+def graphs_in(
+    memory: SharedMemory, layout: SharedLayout, present: Collection[str], fields: tuple[Field, ...], dim: int
+) -> FlatGraphs:
+    """Return the graphs of a node as views of its memory."""
+    arrays = {name: array for name, array in layout.arrays(memory.memory).items() if name in present}
+    for spec in layout.specs.values():
+        if 0 in spec.shape and spec.name in present:
+            arrays[spec.name] = np.zeros((int(layout.rows(spec)[-1]), *spec.shape), dtype=spec.dtype)
+    return FlatGraphs(
+        dim=dim, fields=fields, node_offsets=layout.node_offsets, edge_offsets=layout.edge_offsets, arrays=arrays
+    )
 
 
 def _on_all(action: Callable[[], None], ranks: Ranks, device: torch.device) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from hydragnn.architectures import GraphStatistics
 from hydragnn.distributed.graph_ranks import make_cutter
 from hydragnn.distributed.mesh import Mesh, make_mesh
 from hydragnn.distributed.parallelize import parallelize
@@ -52,23 +53,10 @@ def assemble(
     ``shared`` says that other processes of the node read the same stores (``prepare_data``).
     """
     mesh = make_mesh(plan.parallel, ranks)
-    most = plan.budget.max_graphs or max(len(branch.split.train) for branch in plan.branches)  # a part has a graph
-    parts = min(max(placement.micro_batches, plan.parallel.micro_batches), max(1, most))
-    is_sharded = mesh.size("shard") > 1
-    placement = replace(placement, micro_batches=parts, in_step=is_sharded)
-    architecture = plan.branches[0].model.architecture
-    shares_graphs = mesh.size("graph") > 1
-    if shares_graphs:
-        placement = replace(placement, cut=make_cutter(mesh, architecture.node_cost, placement.device))
+    placement = placement_on(mesh, plan, placement)
     data = prepare_data(plan, placement, mesh, heartbeat, shared=shared)
-    device = placement.device
-    start = plan.start
-    bounded = plan.branches[0].model.bounded_inputs
-    if start is None:
-        statistics = training_statistics(data, architecture.needs, ranks, device, heartbeat, bounded)
-    else:  # those that its layers were made with
-        own = training_statistics(data, (), ranks, device, heartbeat, bounded) if bounded else None
-        statistics = merged_ranges(start.description.statistics, own)
+    device, start = placement.device, plan.start
+    statistics = statistics_of(plan, data, ranks, device, heartbeat)
     descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
     descriptions = close_range_of(descriptions, data, ranks, device, heartbeat)
     notes = notes_on(plan, data, ranks, device, heartbeat)
@@ -80,16 +68,7 @@ def assemble(
         notes = [*notes, *start.notes, *reasons]
     stages = make_pipeline(model, mesh, device)
     parameters = parallelize(model, mesh, placement, plan.training, factors)
-    by_branch = [branch.targets for branch in data.branches]
-    # ranks with the same graphs, nodes and layers draw the same random numbers
-    number = mesh.item * mesh.size("pipeline") + mesh.coordinate("pipeline")
-    sums = mesh.sum_in_place, ranks.sum_in_place
-    context = training_context(plan.training, by_branch, placement.device, number, *sums)
-    context = replace(context, stages=stages)
-    if data.replay is not None:
-        context = replace(context, branches=(*context.branches, context.branches[0]))
-    plain = data.replay is not None or 0.0 in factors or mesh.shares_model or shares_graphs
-    context = replace(context, plain_steps=plain)
+    context = replace(context_of(plan, data, mesh, device, frozen=0.0 in factors), stages=stages)
     compiling, reasons = choose_compiling(plan, placement.device, ranks.size)
     notes = [*notes, *reasons]
     if compiling and context.plain_steps:
@@ -110,6 +89,42 @@ def assemble(
         start=start,
         mesh=mesh,
     )
+
+
+def placement_on(mesh: Mesh, plan: RunPlan, placement: DevicePlacement) -> DevicePlacement:
+    """Return where and in how many parts a rank of a mesh computes."""
+    given = 0 if plan.fills_memory else plan.budget.max_graphs
+    most = given or max(len(branch.split.train) for branch in plan.branches)  # a part has a graph
+    parts = min(max(placement.micro_batches, plan.parallel.micro_batches), max(1, most))
+    placement = replace(placement, micro_batches=parts, in_step=mesh.size("shard") > 1)
+    if mesh.size("graph") == 1:
+        return placement
+    cost = plan.branches[0].model.architecture.node_cost
+    return replace(placement, cut=make_cutter(mesh, cost, placement.device))
+
+
+def statistics_of(
+    plan: RunPlan, data: RunData, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
+) -> GraphStatistics | None:
+    """Return the statistics that layers are made with; collective."""
+    model, start = plan.branches[0].model, plan.start
+    bounded = model.bounded_inputs
+    if start is None:
+        return training_statistics(data, model.architecture.needs, ranks, device, heartbeat, bounded)
+    own = training_statistics(data, (), ranks, device, heartbeat, bounded) if bounded else None
+    return merged_ranges(start.description.statistics, own)  # its layers have their own
+
+
+def context_of(plan: RunPlan, data: RunData, mesh: Mesh, device: torch.device, *, frozen: bool) -> TrainingContext:
+    """Return the loop's constants; ``frozen`` says that some weights are."""
+    # ranks with the same graphs, nodes and layers draw the same random numbers
+    number = mesh.item * mesh.size("pipeline") + mesh.coordinate("pipeline")
+    sums = mesh.sum_in_place, mesh.ranks.sum_in_place
+    context = training_context(plan.training, [branch.targets for branch in data.branches], device, number, *sums)
+    if data.replay is not None:
+        context = replace(context, branches=(*context.branches, context.branches[0]))
+    plain = data.replay is not None or frozen or mesh.shares_model or mesh.size("graph") > 1
+    return replace(context, plain_steps=plain)
 
 
 def begun_model(start: Start, description: ModelDescription, seed: int) -> tuple[GraphModel, list[float], list[str]]:

@@ -86,7 +86,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedLayout:
-    """What a layout takes and gives."""
+    """Memory and time of a layout."""
 
     layout: ParallelSettings
     sizes: dict[Axis, int]
