@@ -1,8 +1,9 @@
 """Layout of a run: how its ranks share batches, weights, layers and graphs."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field as Setting
+from pydantic import model_validator
 
 from hydragnn.base.settings import Settings
 
@@ -15,6 +16,8 @@ AXES: tuple[Axis, ...] = ("replicate", "shard", "pipeline", "graph", "tensor")
 class ParallelSettings(Settings):
     """Layout of the ranks of a run; every layout takes the same steps."""
 
+    seldom: ClassVar = frozenset({"chunks"})
+
     replicate: Annotated[int, Setting(ge=1)] | Literal["auto"] = "auto"
     """Groups of ranks that hold all weights and share batches; auto: all ranks that the other axes leave."""
 
@@ -23,6 +26,9 @@ class ParallelSettings(Settings):
 
     pipeline: int = Setting(default=1, ge=1)
     """Stages of consecutive layers."""
+
+    chunks: int = Setting(default=1, ge=1, exclude_if=lambda chunks: chunks == 1)
+    """Chunks of consecutive layers of every stage: the interleaved schedule, which waits 1 / chunks as long as 1F1B and sends chunks times as much."""
 
     graph: int = Setting(default=1, ge=1)
     """Ranks that share every graph: each holds some of its nodes."""
@@ -36,6 +42,14 @@ class ParallelSettings(Settings):
 
     micro_batches: int = Setting(default=1, ge=1)
     """Parts of a batch that are computed one after the other, with one sum over ranks."""
+
+    @model_validator(mode="after")
+    def _chunks_are_of_stages(self) -> "ParallelSettings":
+        if self.chunks > 1 and self.pipeline == 1:
+            raise ValueError(
+                f"chunks = {self.chunks} divides the layers of stages, and there is one stage; set pipeline to 2 or more, or leave chunks out"
+            )
+        return self
 
     @property
     def ranks_per_replica(self) -> int:

@@ -55,7 +55,7 @@ class Settings(pydantic.BaseModel):
     """Settings that act only under a condition, besides those of base classes; ``train.stage_two`` is one of the section ``train``."""
 
     seldom: ClassVar[frozenset[str]] = frozenset()
-    """Sections that ``to_json`` leaves out where they are None."""
+    """Sections and keys that ``to_json`` leaves out where they are absent or the default."""
 
     @pydantic.field_validator("*", mode="before")
     @classmethod

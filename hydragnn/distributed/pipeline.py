@@ -1,7 +1,6 @@
-"""Pipeline: every rank computes consecutive layers, and states travel.
+"""Pipeline: every rank computes chunks of consecutive layers; states travel.
 
-The schedule is 1F1B (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1): a stage has no more micro-batches in memory than stages follow. The stages of
-``torch.distributed.pipelining`` exchange tensors of fixed shapes, and graphs have other sizes in every batch.
+The stages of ``torch.distributed.pipelining`` exchange tensors of fixed shapes, and graphs have other sizes in every batch.
 """
 
 import json
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.mesh import Mesh
+from hydragnn.distributed.pipeline_schedule import stage_schedule
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import first_derivatives
 from hydragnn.layers import MessageGraph, States
@@ -37,7 +37,7 @@ class Absent(nn.Module):
         """Return nothing."""
 
 
-def make_pipeline(model: nn.Module, mesh: Mesh, device: torch.device) -> "Pipeline | None":
+def make_pipeline(model: nn.Module, mesh: Mesh, chunks: int, device: torch.device) -> "Pipeline | None":
     """Return this rank's stage; None without stages.
 
     The model keeps no other layers. All ranks call it together.
@@ -46,12 +46,12 @@ def make_pipeline(model: nn.Module, mesh: Mesh, device: torch.device) -> "Pipeli
     if group is None:
         return None
     assert isinstance(model, GraphModel)  # runs of several branches are refused
-    back = mesh.new_group("pipeline")
-    return Pipeline(model=model, layers=keep_stage(model, mesh), group=group, back=back, device=device)
+    links = {link: mesh.new_group("pipeline") for link in LINKS[: 4 if chunks > 1 else 2]}
+    return Pipeline(model=model, chunks=keep_stage(model, mesh, chunks), group=group, links=links, device=device)
 
 
-def keep_stage(model: GraphModel, mesh: Mesh) -> range:
-    """Remove what other stages hold; return the own layers."""
+def keep_stage(model: GraphModel, mesh: Mesh, chunks: int) -> list[range]:
+    """Remove what other stages hold; return the own chunks of layers."""
     weights = [id(weight) for _, weight in model.named_parameters(remove_duplicate=False)]
     if len(weights) > len(set(weights)):
         raise InputError(
@@ -59,8 +59,10 @@ def keep_stage(model: GraphModel, mesh: Mesh) -> range:
         )
     stage, last = mesh.coordinate("pipeline"), mesh.size("pipeline") - 1
     encoder, count = model.encoder, len(model.encoder.layers)
-    own = range(count * stage // (last + 1), count * (stage + 1) // (last + 1))
-    for number in set(range(count)) - set(own):
+    pieces = chunks * (last + 1)
+    ends = [count * number // pieces for number in range(pieces + 1)]
+    own = [range(ends[number], ends[number + 1]) for number in range(stage, pieces, last + 1)]
+    for number in set(range(count)).difference(*own):
         encoder.layers[number] = Absent()
     parts = {
         name for name, part in encoder.named_children() if name != "layers" and any(True for _ in part.parameters())
@@ -77,15 +79,20 @@ def keep_stage(model: GraphModel, mesh: Mesh) -> range:
     return own
 
 
+LINKS = ((False, False), (True, False), (False, True), (True, True))
+"""Whether a message goes back, and whether it is one between the last stage and the first."""
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class Pipeline:
     """This rank's stage, and the micro-batches on their way through it."""
 
     model: GraphModel
-    layers: range
+    chunks: Sequence[range]
+    """Layers of each."""
     group: dist.ProcessGroup
-    back: dist.ProcessGroup
-    """Of the same ranks, for gradients: messages of one direction never wait for those of the other."""
+    links: Mapping[tuple[bool, bool], dist.ProcessGroup]
+    """Of the same ranks, for each of ``LINKS``: messages of one never wait for those of another."""
     device: torch.device
     sent: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
@@ -95,9 +102,17 @@ class Pipeline:
         return dist.get_rank(self.group)
 
     @property
-    def last(self) -> bool:
-        """Return True where the heads are."""
-        return self.stage == dist.get_world_size(self.group) - 1
+    def stages(self) -> int:
+        """Return the number of ranks with layers."""
+        return dist.get_world_size(self.group)
+
+    def is_first(self, chunk: int) -> bool:
+        """Return True for the chunk behind the inputs."""
+        return self.stage == chunk == 0
+
+    def is_last(self, chunk: int) -> bool:
+        """Return True for the chunk before the heads."""
+        return self.stage == self.stages - 1 and chunk == len(self.chunks) - 1
 
     @property
     def edges_travel(self) -> bool:
@@ -111,54 +126,56 @@ class Pipeline:
         autocast: Callable[[], AbstractContextManager[object]],
         expect_sum: Callable[[], None],
     ) -> None:
-        """Add the gradients of all parts, by 1F1B; see ``Stages``."""
-        ahead = min(dist.get_world_size(self.group) - 1 - self.stage, len(parts))
-        waiting: list[tuple[Travellers, list[Tensor]]] = []
-        for number in range(len(parts) + ahead):
-            if number < len(parts):
+        """Add the gradients of all parts by ``stage_schedule``; see ``Stages``."""
+        order = stage_schedule(self.stage, self.stages, len(self.chunks), len(parts))
+        waiting: dict[tuple[int, int], tuple[Travellers, list[Tensor]]] = {}
+        for position, (back, chunk, number) in enumerate(order, start=1):
+            if not back:
                 with autocast():
-                    received, sent, predictions = self.forward(parts[number])
-                ends = [loss_of(predictions, number)] if self.last else list(sent.values())
-                waiting.append((received, ends))
-            if number >= ahead:
-                if number == len(parts) + ahead - 1:
-                    expect_sum()
-                self.backward(*waiting.pop(0))
-                parts[number - ahead].forget_derived()
+                    received, sent, predictions = self.forward(parts[number], chunk)
+                ends = [loss_of(predictions, number)] if self.is_last(chunk) else list(sent.values())
+                waiting[chunk, number] = received, ends
+                continue
+            if position == len(order):
+                expect_sum()
+            self.backward(chunk, *waiting.pop((chunk, number)))
+            if chunk == 0:
+                parts[number].forget_derived()
         self.finish()
 
-    def forward(self, batch: GraphBatch) -> tuple[Travellers, Travellers, Predictions]:
+    def forward(self, batch: GraphBatch, chunk: int) -> tuple[Travellers, Travellers, Predictions]:
         """Receive, compute and send; return what came, what went, and predictions."""
         model = self.model
-        received = self.receive() if self.stage else {}
+        received = {} if self.is_first(chunk) else self.receive()
         with first_derivatives():
             graph = model.message_graph(batch, model.edge_vectors(batch))
             earlier, graph = from_travellers(received, graph)
             if model.description.model.checkpoint_activations:
                 graph.prepare()
             states = earlier[-1] if earlier else model.encoder.embed(model.node_inputs(batch), graph)
-            layers = [model.encoder.layers[number] for number in self.layers]
+            layers = [model.encoder.layers[number] for number in self.chunks[chunk]]
             of_layers = model.after_layers(states, layers, graph, earlier)
-            if self.last:
+            if self.is_last(chunk):
                 final = model.final_states(of_layers, graph)
                 heads = zip(model.description.heads, model.heads)
                 return received, {}, {settings.field: head(final, graph, batch) for settings, head in heads}
         travellers = to_travellers(of_layers, graph, self.edges_travel)
-        self.send(travellers, self.stage + 1, self.group)
+        self.send(travellers)
         return received, travellers, {}
 
-    def backward(self, received: Travellers, ends: Sequence[Tensor]) -> None:
+    def backward(self, chunk: int, received: Travellers, ends: Sequence[Tensor]) -> None:
         """Differentiate what was sent, or the loss; send gradients back."""
-        gradients = list(self.receive(back=True).values()) if not self.last else [None]
+        gradients = [None] if self.is_last(chunk) else list(self.receive(back=True).values())
         pairs = [(end, one) for end, one in zip(ends, gradients, strict=True) if end.requires_grad]
         torch.autograd.backward([end for end, _ in pairs], [one for _, one in pairs])
-        if self.stage:
+        if not self.is_first(chunk):
             own = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in received.items()}
-            self.send(own, self.stage - 1, self.back)
+            self.send(own, back=True)
 
     def predict(self, batch: GraphBatch) -> Predictions:
         """Return predictions on the last stage, nothing on others."""
-        _, _, predictions = self.forward(batch)
+        for chunk in range(len(self.chunks)):
+            _, _, predictions = self.forward(batch, chunk)
         self.finish()
         return predictions
 
@@ -167,8 +184,14 @@ class Pipeline:
         dist.all_reduce(values, group=self.group)
         return values
 
-    def send(self, travellers: Mapping[str, Tensor], stage: int, group: dist.ProcessGroup) -> None:
+    def link(self, step: int, *, back: bool) -> tuple[dist.ProcessGroup, int]:
+        """Return group and number of the stage so many ``step`` further."""
+        stage = self.stage + step
+        return self.links[back, not 0 <= stage < self.stages], stage % self.stages
+
+    def send(self, travellers: Mapping[str, Tensor], *, back: bool = False) -> None:
         """Start to send names, shapes and numbers."""
+        group, stage = self.link(-1 if back else 1, back=back)
         shapes = {name: (list(one.shape), str(one.dtype)) for name, one in travellers.items()}
         text = json.dumps(shapes).encode().ljust(HEADER)
         assert len(text) == HEADER
@@ -182,7 +205,7 @@ class Pipeline:
 
     def receive(self, *, back: bool = False) -> Travellers:
         """Wait for states of the stage before, or gradients of the next."""
-        group, stage = (self.back, self.stage + 1) if back else (self.group, self.stage - 1)
+        group, stage = self.link(1 if back else -1, back=back)
         header = torch.empty(HEADER, dtype=torch.uint8, device=self.device)
         dist.recv(header, group=group, group_src=stage)
         shapes = json.loads(bytes(header.cpu().numpy()))

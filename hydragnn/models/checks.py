@@ -140,16 +140,17 @@ def check_channels(model: ArchitectureSettings, ranks: int) -> None:
             )
 
 
-def check_stages(description: ModelDescription, stages: int) -> None:
-    """Raise InputError where layers cannot be computed in ``stages`` of a pipeline."""
+def check_stages(description: ModelDescription, stages: int, chunks: int) -> None:
+    """Raise InputError where layers cannot be computed in stages of chunks."""
     layers = description.model.num_layers
     reason = ""
     if any(head.derivatives for head in description.heads):
         reason = "cannot train on forces or stress, which need a backward pass through all layers inside the forward pass; use shard or tensor"
     elif description.model.pooling is not None:
         reason = "cannot divide a model that pools, whose layers exchange levels; use shard or tensor"
-    elif layers < stages:
-        reason = f"takes a layer per stage, and model.num_layers is {layers}; lower one or raise the other"
+    elif layers < stages * chunks:
+        each = "stage" if chunks == 1 else f"chunk, {stages * chunks} with chunks = {chunks}"
+        reason = f"takes a layer per {each}, and model.num_layers is {layers}; lower one or raise the other"
     if stages > 1 and reason:
         raise InputError(f"parallel.pipeline = {stages} {reason}")
 

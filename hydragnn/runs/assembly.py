@@ -66,7 +66,7 @@ def assemble(
     else:
         model, factors, reasons = begun_model(start, descriptions[0], plan.training.seed)
         notes = [*notes, *start.notes, *reasons]
-    stages = make_pipeline(model, mesh, device)
+    stages = make_pipeline(model, mesh, plan.parallel.chunks, device)
     parameters = parallelize(model, mesh, placement, plan.training, factors)
     context = replace(context_of(plan, data, mesh, device, frozen=0.0 in factors), stages=stages)
     compiling, reasons = choose_compiling(plan, placement.device, ranks.size)

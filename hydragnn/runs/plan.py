@@ -136,7 +136,7 @@ def described_branches(
             check(model, measured=False)
             if config.parallel:
                 check_channels(encoder, config.parallel.tensor)
-                check_stages(model, config.parallel.pipeline)
+                check_stages(model, config.parallel.pipeline, config.parallel.chunks)
             check_pairs(encoder.global_attention, store)
             for head in model.heads:
                 head_factors(head, model, store)

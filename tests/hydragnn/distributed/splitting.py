@@ -101,9 +101,16 @@ STAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "mace of three layers, computed twice": ("mace", {"checkpoint_activations": True, "num_layers": 3}),
     "moving egnn": ("egnn", {"moving_coordinates": True, "num_layers": 4}),
 }
+CHUNKS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"{kind} in chunks": (kind, {"num_layers": 4}) for kind in sorted(architectures())},
+    "painn beside attention in chunks": ("painn", {**MULTIHEAD, "num_layers": 5}),
+    "mace computed twice in chunks": ("mace", {"checkpoint_activations": True, "num_layers": 4}),
+    "moving egnn in chunks": ("egnn", {"moving_coordinates": True, "num_layers": 5}),
+}
+"""Each rank has two."""
 
 
-def compare_stages(kind: str, changes: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+def compare_stages(kind: str, changes: dict[str, Any], mesh: Mesh, chunks: int = 1) -> dict[str, Any]:
     """Return relative errors of losses and gradients of two stages, and the share of weights that the larger one holds."""
     store = clusters(12, related=True)
     config = configuration(kind, changes, heads=WITHOUT_FORCES)
@@ -119,7 +126,7 @@ def compare_stages(kind: str, changes: dict[str, Any], mesh: Mesh) -> dict[str, 
         expected = model(parts[0])
     for weight in model.parameters():
         weight.grad = None
-    pipeline = make_pipeline(model, mesh, torch.device("cpu"))
+    pipeline = make_pipeline(model, mesh, chunks, torch.device("cpu"))
     assert pipeline is not None
     pipeline.train(
         parts, lambda found, n: loss_sums(run.data.targets, found, parts[n]).sum(), nullcontext, lambda: None
@@ -176,6 +183,7 @@ def main() -> int:
         result = {name: compare(kind, changes, mesh) for name, (kind, changes) in CASES.items()}
         mesh = make_mesh(ParallelSettings(pipeline=2), ranks)
         result["stages"] = {name: compare_stages(kind, changes, mesh) for name, (kind, changes) in STAGES.items()}
+        result["stages"] |= {name: compare_stages(kind, changes, mesh, 2) for name, (kind, changes) in CHUNKS.items()}
         if ranks.first:
             out.write_text(json.dumps(result))
     return 0

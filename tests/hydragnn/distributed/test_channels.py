@@ -10,7 +10,7 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.runs.plan import plan_run
 from tests.forked import Forked
-from tests.hydragnn.distributed.splitting import CASES, STAGES, WITHOUT_FORCES, configuration
+from tests.hydragnn.distributed.splitting import CASES, CHUNKS, STAGES, WITHOUT_FORCES, configuration
 from tests.hydragnn.training.worker import clusters
 
 WORKER = Path(__file__).with_name("splitting.py")
@@ -78,7 +78,7 @@ def test_channels_that_do_not_divide_are_one_sentence(model: dict[str, Any], ran
         plan_run(configuration(kind, model, parallel={"tensor": ranks}), clusters(12))
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", [*STAGES, *CHUNKS])
 def test_two_stages_have_the_gradients_and_predictions_of_one_rank(
     name: str, comparisons: dict[str, dict[str, Any]]
 ) -> None:
@@ -86,22 +86,26 @@ def test_two_stages_have_the_gradients_and_predictions_of_one_rank(
     assert result["gradient"] <= ROUNDING and result["predictions"] <= ROUNDING, result
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", [*STAGES, *CHUNKS])
 def test_every_weight_is_on_one_stage(name: str, comparisons: dict[str, dict[str, Any]]) -> None:
     assert comparisons["stages"][name]["held once"] and comparisons["stages"][name]["share"] < 0.85
 
 
 @pytest.mark.parametrize(
-    ("changes", "heads", "words"),
+    ("changes", "heads", "chunks", "words"),
     [
-        ({}, None, "parallel.pipeline = 2 cannot train on forces or stress"),
-        ({"num_layers": 1}, WITHOUT_FORCES, "takes a layer per stage, and model.num_layers is 1"),
-        ({"pooling": {"levels": 1}}, WITHOUT_FORCES, "cannot divide a model that pools"),
+        ({}, None, 1, "parallel.pipeline = 2 cannot train on forces or stress"),
+        ({"num_layers": 1}, WITHOUT_FORCES, 1, "takes a layer per stage, and model.num_layers is 1"),
+        ({"num_layers": 3}, WITHOUT_FORCES, 2, "takes a layer per chunk, 4 with chunks = 2, and model.num_layers is 3"),
+        ({"pooling": {"levels": 1}}, WITHOUT_FORCES, 1, "cannot divide a model that pools"),
     ],
 )
 def test_a_pipeline_that_cannot_be_is_one_sentence(
-    changes: dict[str, Any], heads: list[dict[str, Any]] | None, words: str
+    changes: dict[str, Any], heads: list[dict[str, Any]] | None, chunks: int, words: str
 ) -> None:
     more = {"heads": heads} if heads else {}
     with pytest.raises(InputError, match=words):
-        plan_run(configuration("schnet", changes, parallel={"pipeline": 2}, **more), clusters(12, related=True))
+        plan_run(
+            configuration("schnet", changes, parallel={"pipeline": 2, "chunks": chunks}, **more),
+            clusters(12, related=True),
+        )

@@ -49,3 +49,10 @@ def test_a_layout_that_does_not_fit_is_one_sentence(
     with pytest.raises(InputError, match=words):
         check_layout(ParallelSettings.parse(settings), ranks, per_node)
     check_layout(ParallelSettings.parse(dict.fromkeys([*settings][:1], 2)), 2, 2)  # and this one fits
+
+
+def test_chunks_without_stages_are_one_sentence_and_one_chunk_is_in_no_file() -> None:
+    with pytest.raises(InputError, match="chunks = 2 divides the layers of stages, and there is one stage"):
+        ParallelSettings.parse({"chunks": 2})
+    assert "chunks" not in ParallelSettings.parse({"pipeline": 2, "chunks": 1}).to_json()
+    assert ParallelSettings.parse({"pipeline": 2, "chunks": 3}).to_json()["chunks"] == 3

@@ -15,23 +15,26 @@ from hydragnn.runs import train
 
 TENSOR = {"tensor": 2}
 PIPELINE = {"pipeline": 2, "micro_batches": 3}
+CHUNKS = {"pipeline": 2, "chunks": 2, "micro_batches": 3}
 WITHOUT_FORCES = [
     {"kind": "energy", "field": "energy", "per_node": True, "references": True, "hidden_dims": [8]},
     {"kind": "scalar", "field": "charge", "hidden_dims": [8], "loss": "huber"},
 ]
+KINDS = ("schnet", "painn", "mace", "equivariant_transformer", "field_tokens")
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{f"tensor: {kind}": (kind, TENSOR) for kind in ("schnet", "painn", "mace", "equivariant_transformer")},
-    "tensor: field_tokens": ("field_tokens", TENSOR),
+    **{f"tensor: {kind}": (kind, TENSOR) for kind in KINDS},
     "pipeline: painn": ("painn", PIPELINE),
     "pipeline: mace": ("mace", PIPELINE),
+    **{f"chunks: {kind}": (kind, CHUNKS) for kind in KINDS},
 }
 """Trained on forces, but for pipelines."""
 
 
 def configuration(name: str, make_config: Callable[..., RunConfig], **more: Any) -> RunConfig:
     kind, layout = RUNS[name]
-    heads = WITHOUT_FORCES if layout is PIPELINE else None
+    heads = WITHOUT_FORCES if "pipeline" in layout else None
     changes = {"batch__max_graphs": 9, "train__epochs": 2, "train__ema_decay": 0.9}
+    changes |= {"model__num_layers": 4} if layout is CHUNKS else {}
     return make_config(kind, heads, **changes, **more)
 
 
