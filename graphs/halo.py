@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hydragnn.graphs.field import Location
+from hydragnn.graphs.topology import Topology
 
 
 @runtime_checkable
@@ -23,14 +24,47 @@ class Peers(Protocol):
     def size(self) -> int:
         """Return the number of peers."""
 
-    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
-        """Send ``sent[r]`` consecutive rows to every peer r; return what arrives.
+    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Begin to send ``sent[r]`` consecutive rows to every peer r.
 
-        That is ``received[r]`` rows of each.
+        The result waits for what arrives, ``received[r]`` rows of each.
         """
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum over all peers, the same bits on each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sections:
+    """Inner edges of a part, and border edges, which need copies.
+
+    All edges of a node lie in one section. The border has rows of its own: those that receive its edges, and those that send them.
+    """
+
+    inner_edges: Int[Tensor, " inner"]
+    border_edges: Int[Tensor, " border"]
+    inner: Topology
+    """Inner edges among all rows of the part."""
+    border: Topology
+    """The others, among ``nodes``."""
+    nodes: Int[Tensor, " nodes"]
+    """Rows of the part that the border has, ascending."""
+    copies: Int[Tensor, " copies"]
+    """Positions among ``nodes`` of the copies, in the order in which they arrive."""
+    results: Int[Tensor, " results"]
+    """Positions among ``nodes`` of those whose new states the border gives."""
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Sections":
+        """Return the sections with ``change`` done to every tensor."""
+        return Sections(
+            inner_edges=change(self.inner_edges),
+            border_edges=change(self.border_edges),
+            inner=self.inner.mapped(change),
+            border=self.border.mapped(change),
+            nodes=change(self.nodes),
+            copies=change(self.copies),
+            results=change(self.results),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,6 +92,8 @@ class Halo:
     """Nodes of every graph, on all ranks."""
     crosses: bool
     """Some edge of the whole batch joins nodes of two ranks."""
+    sections: Sections | None = None
+    """Edges that layers go through while the others' copies are on their way; None: they wait."""
 
     def counted(self, location: Location, items: int) -> Bool[Tensor, " items"]:
         """Return a bool per item: its label counts on this rank.
@@ -77,4 +113,5 @@ class Halo:
             owned=change(self.owned),
             numbers=change(self.numbers),
             nodes_per_graph=change(self.nodes_per_graph),
+            sections=None if self.sections is None else self.sections.mapped(change),
         )

@@ -39,12 +39,12 @@ class ThreadPeers:
         assert {name for name, _, _ in entries} == {what}, "ranks exchange in different orders"
         return entries
 
-    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
-        """Return the rows that others send to this rank."""
+    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Exchange rows with the others at once."""
         self.numbers[1] += len(rows)
         parts = [values.split(list(counts))[self.rank] for _, values, counts in self._all("swap", rows, sent)]
         assert tuple(map(len, parts)) == received
-        return torch.cat(parts)
+        return lambda: torch.cat(parts)
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum over the threads, in the order of ranks."""

@@ -2,7 +2,8 @@
 
 import zlib
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -10,18 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from jaxtyping import Bool
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
-from hydragnn.graphs.cutting import Partition, cut_nodes, part_of_rank
+from hydragnn.graphs.cutting import Partition, cut_nodes, part_of_rank, sections_of
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.halo import Peers
 from hydragnn.kernels import Pairs, pairs_of
 from hydragnn.models import Distribution, GraphModel
-from hydragnn.models.graph_model import PAIRS
+from hydragnn.models.graph_model import PAIRS, PAIRS_OF_SECTIONS
 
 REMEMBERED = 256
 """Cuts by METIS that are kept, since epochs show the same graphs again."""
@@ -38,11 +38,16 @@ class GraphRanks:
     size: int
     group: dist.ProcessGroup
 
-    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
-        """Return the rows that arrive, as many as ``received`` says."""
+    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Begin to send rows; the result waits for those that arrive."""
         arrived = rows.new_empty(sum(received), *rows.shape[1:])
-        dist.all_to_all_single(arrived, rows, list(received), list(sent), group=self.group)
-        return arrived
+        work = dist.all_to_all_single(arrived, rows, list(received), list(sent), group=self.group, async_op=True)
+
+        def wait() -> Tensor:
+            work.wait()
+            return arrived
+
+        return wait
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum over all peers."""
@@ -58,6 +63,8 @@ class Cutter:
     peers: Peers
     node_cost: int = 8
     partition: Partition | None = None
+    overlap: bool = True
+    """Layers begin with edges that need no copies, where most edges are such."""
     _cuts: OrderedDict[int, Tensor] = field(default_factory=OrderedDict, init=False)
 
     def __call__(self, batch: GraphBatch) -> GraphBatch:
@@ -68,7 +75,7 @@ class Cutter:
         if pairs is not None:
             own = rank_of_node.index_select(0, batch.receivers) == self.peers.rank
             part._derived[PAIRS] = pairs_among(pairs, own)
-        return part
+        return in_sections(part) if self.overlap else part
 
     def cut(self, batch: GraphBatch) -> Tensor:
         """Return the rank of every node; slow cuts are remembered."""
@@ -82,8 +89,20 @@ class Cutter:
         return self._cuts[key].to(torch.int64)
 
 
-def pairs_among(pairs: Pairs, edges: Bool[Tensor, " edges"]) -> Pairs:
-    """Return the pairs of some edges, which may lack their reverses."""
+def in_sections(part: GraphBatch) -> GraphBatch:
+    """Return a part with sections, and the pairs of their edges."""
+    sections, pairs = sections_of(part), part._derived.get(PAIRS)
+    if sections is None or part.halo is None:
+        return part
+    result = replace(part, halo=replace(part.halo, sections=sections))
+    if pairs is not None:
+        of_sections = [pairs_among(pairs, edges) for edges in (sections.inner_edges, sections.border_edges)]
+        result._derived.update({PAIRS: pairs, PAIRS_OF_SECTIONS: of_sections})
+    return result
+
+
+def pairs_among(pairs: Pairs, edges: Tensor) -> Pairs:
+    """Return the pairs of ``edges``, a mask or numbers; reverses may be absent."""
     present, pair = pairs.pair[edges].unique(return_inverse=True)
     first = torch.full_like(present, len(pair)).scatter_reduce(0, pair, torch.arange(len(pair)), "amin")
     return Pairs(first=first, pair=pair)
@@ -127,4 +146,6 @@ def make_cutter(mesh: Mesh, node_cost: int, device: torch.device) -> Cutter:
     peers = GraphRanks(rank=mesh.coordinate("graph"), size=mesh.size("graph"), group=mesh.new_group("graph"))
     lacking = torch.tensor(float(find_spec("pymetis") is None), device=device)
     partition = None if float(mesh.ranks.sum_in_place(lacking)) else metis
-    return Cutter(peers=peers, node_cost=node_cost, partition=partition)
+    # ranks that share weights use layers equally often, whatever their graphs
+    overlap = mesh.size("shard") == 1
+    return Cutter(peers=peers, node_cost=node_cost, partition=partition, overlap=overlap)

@@ -35,7 +35,8 @@ from hydragnn.models.wrapping import basis_of_pairs, wrap_layers
 BUCKETS: tuple[str, Location] = ("buckets", "node")
 TRIPLETS: tuple[str, Location] = ("onward", "edge")
 PAIRS: tuple[str, Location] = ("pairs", "edge")
-WITH_BATCH = (BUCKETS, TRIPLETS, PAIRS)
+PAIRS_OF_SECTIONS: tuple[str, Location] = ("pairs of sections", "edge")
+WITH_BATCH = (BUCKETS, TRIPLETS, PAIRS, PAIRS_OF_SECTIONS)
 """What a batch may bring that layers would make otherwise, and wait for sizes."""
 
 
@@ -193,7 +194,8 @@ class GraphModel(nn.Module):
     def encode(self, batch: GraphBatch, graph: MessageGraph) -> States:
         """Final states of all nodes, as the heads read them."""
         if self.description.model.checkpoint_activations:
-            graph.prepare()
+            for one in (graph, *(graph.sections or ())):
+                one.prepare()
         states = self.encoder.embed(self.node_inputs(batch), graph)
         return self.final_states(self.after_layers(states, self.encoder.layers, graph), graph)
 
@@ -209,15 +211,24 @@ class GraphModel(nn.Module):
         # states before the first layer follow from inputs, which copies have, too
         reads_edges = type(self.encoder).embed is not Architecture.embed
         for number, layer in enumerate(layers, start=len(earlier)):
-            states = graph.filled(states) if number or reads_edges else states
-            outputs = (
-                layer.of_every_layer(states, graph)
-                if every and isinstance(layer, GraphUNet)
-                else [layer(states, graph)]
-            )
+            exchanged = number > 0 or reads_edges
+            if self.overlaps and graph.sections is not None:
+                outputs = [graph.in_sections(layer, states, exchanged=exchanged)]
+            else:
+                states = graph.filled(states) if exchanged else states
+                outputs = (
+                    layer.of_every_layer(states, graph)
+                    if every and isinstance(layer, GraphUNet)
+                    else [layer(states, graph)]
+                )
             states = outputs[-1]
             of_layers = [*of_layers, *outputs] if every else [states]
         return of_layers
+
+    @property
+    def overlaps(self) -> bool:
+        """Return True if layers may begin without copies."""
+        return self.description.model.global_attention is None and not self.description.architecture.attends
 
     def final_states(self, of_layers: list[States], graph: MessageGraph) -> States:
         """Return the states that heads read."""
