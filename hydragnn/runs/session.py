@@ -209,7 +209,7 @@ def measured_forgetting(run: Assembly, callback: RunCallback, status: str) -> di
         return {}
     assert isinstance(model, GraphModel)
     weights = run.state.parameters
-    with weights.best(), weights.in_use(), keep_beating(callback.heartbeat):
+    with weights.best(), weights.in_use("data of the start"), keep_beating(callback.heartbeat):
         measure = partial(forgetting, start, model, data.branches[0].normalisation)
         # ranks that share the model compute together
         table = measure() if run.mesh.shares_model else first_ranks_value(measure, callback.ranks, run.context.device)

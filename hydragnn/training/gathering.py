@@ -6,7 +6,7 @@ derivative of any order is exact, and a block is in memory only while it is used
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from hydragnn.base.errors import InputError
 from hydragnn.training.buckets import Block, Peers, Wait
 
 AT_HAND = 2
@@ -49,7 +50,8 @@ class LazyParameters(dict[str, nn.Parameter | None]):
 class GatheredBlocks:
     """Blocks of a model's weights, of which each rank has a share.
 
-    All ranks have to use the same blocks in the same order, so that they gather together.
+    All ranks have to use the same blocks in the same order, so that they gather together. In the first pass of a kind they compare every
+    operation before it begins, and later passes do as the first one did: anything else raises InputError, as it would mix weights.
     """
 
     def __init__(
@@ -64,10 +66,10 @@ class GatheredBlocks:
         self.views: dict[tuple[int, bool], list[Tensor]] = {}
         self.storages: dict[int, int] = {}
         self.ahead: tuple[int, Tensor, Wait] | None = None
-        self.orders: dict[tuple[bool, bool], list[int]] = {}
+        self.orders: dict[tuple[Hashable, ...], list[int]] = {}
         self.expected: list[int] = []
         self.order: list[int] = []
-        """Blocks in the order in which this pass gathered them."""
+        """Operations of this pass: blocks that were gathered, and -1 - block for sums of a gradient."""
         self.active, self.model = False, model
         self.block_of = {
             id(self.parameters[each]): (number, each - block.first)
@@ -100,15 +102,17 @@ class GatheredBlocks:
         return (AT_HAND + 3) * largest * self.leaves[0].element_size()
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Gather weights in the block, and save none for backward passes."""
-        kind = (torch.is_grad_enabled(), self.model.training)
+    def in_use(self, use: Hashable = 0) -> Iterator[None]:
+        """Gather weights in the block, and save none for backward passes.
+
+        Passes of one ``use`` take the same weights in the same order.
+        """
+        kind = (torch.is_grad_enabled(), self.model.training, use)
         self.expected, self.order, self.active = self.orders.get(kind, []), [], True
         try:
             with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
                 yield
-            if self.ahead is not None:
-                self.ahead[2]()
+            self._agree(len(self.blocks))  # that this was all
             self.orders[kind] = self.order
         finally:
             self.active, self.ahead = False, None
@@ -158,17 +162,29 @@ class GatheredBlocks:
 
     def _gathered(self, number: int) -> Tensor:
         """Gather a block, and begin with the one that followed before."""
-        if self.ahead is None or self.ahead[0] != number:
-            if self.ahead is not None:
-                self.ahead[2]()
-            self.ahead = self._begin(number)
-        _, flat, wait = self.ahead
+        self._agree(number)
+        _, flat, wait = self.ahead or self._begin(number)
         wait()
-        self.order.append(number)
-        position = len(self.order)
-        follows = self.expected[position - 1 : position] == [number] and position < len(self.expected)
-        self.ahead = self._begin(self.expected[position]) if follows else None
+        following = self.expected[len(self.order) : -1]
+        self.ahead = next((self._begin(each) for each in following if each >= 0), None)
         return flat
+
+    def _agree(self, operation: int) -> None:
+        """Note an operation; raise InputError unless all ranks begin it now."""
+        position = len(self.order)
+        self.order.append(operation)
+        if self.expected:
+            differs = self.expected[position : position + 1] != [operation]
+        else:
+            own = torch.tensor([operation], device=self.leaves[0].device)
+            every = own.repeat(self.shards.count)
+            self.shards.begin_gather(every, own)()
+            differs = bool((every != operation).any())
+        if differs:
+            raise InputError(
+                "parallel.shard: the model takes other weights for this batch than on other ranks or for batches before, and ranks gather them "
+                "together; let it use all weights in every batch, times zero where they shall not count, or set parallel.shard = 1"
+            )
 
     def _begin(self, number: int) -> tuple[int, Tensor, Wait]:
         block, own = self.blocks[number], self.leaves[number].detach()
@@ -177,6 +193,7 @@ class GatheredBlocks:
 
     def scattered(self, number: int, gradient: Tensor) -> Tensor:
         """Return this rank's share of a block's gradient, summed over ranks."""
+        self._agree(-1 - number)
         own = torch.empty_like(self.leaves[number])
         self.shards.begin_scatter(gradient.contiguous(), own)()
         return own

@@ -181,7 +181,7 @@ def replayed_gradient(
     predict, targets = context.predictor(state, branch), context.targets[context.branches[branch]]
 
     def add(part: GraphBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
-        return add_gradient(state, predict, targets, part, context, scale)
+        return add_gradient(state, predict, targets, part, context, scale, branch)
 
     if not context.replays:
         return add(part, scale)
@@ -196,7 +196,7 @@ def replayed_predictions(
     predict, targets = context.predictor(state, branch), context.targets[context.branches[branch]]
 
     def compute(batch: GraphBatch) -> dict[str, Distribution]:
-        with state.parameters.in_use(), context.arithmetic(), context.autocast():
+        with state.parameters.in_use(branch), context.arithmetic(), context.autocast():
             return predict(batch)
 
     if not context.replays:
@@ -213,12 +213,13 @@ def add_gradient(
     part: GraphBatch,
     context: TrainingContext,
     scale: Tensor,
+    branch: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Add a part's gradient; return its errors and its loss.
 
     ``scale`` is the weight of every target over the number of its labels ``[targets]``. All that a step needs of memory it needs here.
     """
-    with context.arithmetic(), state.parameters.in_use():
+    with context.arithmetic(), state.parameters.in_use(branch):
         with context.autocast():
             predictions = predict(part)
         sums = loss_sums(targets, predictions, part)

@@ -1,7 +1,7 @@
 """Weights with gradient, optimizer and average, as ranks hold them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -83,8 +83,11 @@ class Parameters(Protocol):
     def expect_sum(self) -> None:
         """Let the next backward pass begin the sum over ranks, being the last of the step."""
 
-    def in_use(self) -> AbstractContextManager[None]:
-        """Provide the weights for a forward pass and its derivatives."""
+    def in_use(self, use: Hashable = 0) -> AbstractContextManager[None]:
+        """Provide the weights for a forward pass and its derivatives.
+
+        Passes of one ``use`` take the same weights in the same order.
+        """
 
     def add_gradient(self, loss: Float[Tensor, ""]) -> None:
         """Add the gradient of a loss."""
@@ -274,9 +277,9 @@ class FlatParameters:
         if self.buckets:
             self.buckets.expect()
 
-    def in_use(self) -> AbstractContextManager[None]:
+    def in_use(self, use: Hashable = 0) -> AbstractContextManager[None]:
         """Gather weights in the block where they are shared."""
-        return self.gathered.in_use() if self.gathered else nullcontext()
+        return self.gathered.in_use(use) if self.gathered else nullcontext()
 
     def add_gradient(self, loss: Float[Tensor, ""]) -> None:
         """Add the gradient of a loss: all weights in one operation, or one by one where blocks are summed meanwhile."""
