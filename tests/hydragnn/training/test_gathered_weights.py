@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hydragnn.architectures import architectures
 from hydragnn.base.errors import InputError
 from hydragnn.config import TrainSettings
+from hydragnn.conformance.cases import AROUND, CORNERS, loss_of, make_graph, make_model, no_nodes
+from hydragnn.graphs.joining import concatenate
 from hydragnn.training.buckets import Wait
 from hydragnn.training.parameters import FlatParameters, Sharing
 
@@ -41,6 +44,23 @@ class Threads:
 
     def begin_gather(self, values: Tensor, own: Tensor) -> Wait:
         values.copy_(torch.cat(self.every(own)))
+        return lambda: None
+
+
+class Alone:
+    """One rank, which gathers from itself."""
+
+    number, count = 0, 1
+
+    def begin_sum(self, values: Tensor) -> Wait:
+        return lambda: None
+
+    def begin_scatter(self, values: Tensor, own: Tensor) -> Wait:
+        own.copy_(values)
+        return lambda: None
+
+    def begin_gather(self, values: Tensor, own: Tensor) -> Wait:
+        values.copy_(own)
         return lambda: None
 
 
@@ -107,3 +127,18 @@ def test_other_weights_than_on_other_ranks_or_before_are_an_error(passes: dict[i
     assert any(isinstance(one, InputError) for one in errors)
     assert all(isinstance(one, Exception) for one in errors)
     assert "use all weights in every batch" in str(next(one for one in errors if isinstance(one, InputError)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "around"), [*((kind, "") for kind in architectures()), *(("painn", name) for name in AROUND)]
+)
+def test_every_architecture_takes_the_same_weights_whatever_the_batch(kind: str, around: str) -> None:
+    """With forces where there are any; a pass that differed would raise."""
+    model = make_model(kind, **AROUND.get(around, {}))
+    weights = FlatParameters(model, TrainSettings(), Sharing(shards=Alone()))
+    sizes = concatenate([make_graph(8, 30), make_graph(9, 2), make_graph(10, 3, edges=0)])
+    for batch in (CORNERS["one graph"](), CORNERS["no edges"](), no_nodes(), sizes):
+        with weights.in_use():
+            weights.add_gradient(loss_of(model(batch.to(dtype=torch.float64))))
+        with torch.no_grad(), weights.in_use():
+            model(batch.to(dtype=torch.float64))
