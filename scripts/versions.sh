@@ -36,7 +36,7 @@ PYTHON
 )
 
 cat >"$work/check.py" <<'PYTHON'
-import importlib, pkgutil, sys, warnings
+import importlib, pkgutil, subprocess, sys, warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -66,6 +66,9 @@ api.search(table, out / "campaign", workers=1, quiet=True)
 api.build_ensemble(out / "campaign", out / "ensemble", top_k=2)
 api.predict(out / "ensemble", out / "alloys.h5", out / "predictions.h5")
 api.report(out / "ensemble", out / "report.html")
+campaign = [str(Path(alloys.__file__).with_name("alloys.toml")), "--set", f"data.store={out / 'alloys.h5'}"]
+for words in (["--help"], ["plan", *campaign, "--ranks-per-node", "2", "--site", "frontier"]):  # what the shell offers, and layouts of ranks
+    subprocess.run([sys.executable, "-m", "hydragnn", *words], check=True, stdout=subprocess.DEVNULL)
 print("passed")
 PYTHON
 

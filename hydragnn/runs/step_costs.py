@@ -343,7 +343,7 @@ def measured_step(run: Assembly, count: int, ranks: Ranks, clock: Clock) -> tupl
         add_gradient(state, predict, branch.targets, batch, context, scale)
 
     def forward() -> None:
-        with state.parameters.in_use(), context.arithmetic(), context.autocast():
+        with state.parameters.in_use("forward"), context.arithmetic(), context.autocast():
             predict(batch)
 
     read = seconds_of(lambda: next(small.epoch(0)), ranks, context.device, clock)
