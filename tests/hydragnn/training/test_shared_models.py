@@ -74,18 +74,3 @@ def test_two_ranks_that_share_a_model_have_the_curves_and_the_model_of_one(
     for key, value in models[0].items():
         # AdamW divides by the size of a gradient, which is rounding where nothing depends on a weight
         assert (models[1][key] - value).abs().max() <= 1e-8, key
-
-
-@pytest.mark.parametrize("name", ["tensor: painn", "pipeline: painn"])
-def test_a_run_of_a_shared_model_goes_on_alone_with_the_curve_of_one(
-    name: str,
-    make_config: Callable[..., RunConfig],
-    train_on_ranks: Callable[..., None],
-    material: ModuleType,
-    tmp_path: Path,
-) -> None:
-    shared = configuration(name, make_config, parallel=RUNS[name][1])
-    train_on_ranks(shared, tmp_path / "run", 2, "--graphs", "24", "--until", "1")
-    store = material.clusters(24)
-    moved = train(configuration(name, make_config), tmp_path / "run", store=store, resume=True)
-    assert_same(train(configuration(name, make_config), tmp_path / "alone", store=store), moved)
