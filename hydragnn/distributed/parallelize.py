@@ -1,6 +1,7 @@
 """Wrappers that let ranks train a model, in their order."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ def parallelize(
     mesh: Mesh,
     placement: DevicePlacement,
     settings: TrainSettings,
-    rate_factors: Sequence[float] = (),
+    rate_factors: Mapping[str, float] = MappingProxyType({}),
 ) -> Parameters:
     """Place the model and return the parameters that the loop updates.
 

@@ -19,7 +19,7 @@ from hydragnn.distributed.pipeline_schedule import stage_schedule
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import first_derivatives
 from hydragnn.layers import MessageGraph, States
-from hydragnn.models import Distribution, GraphModel
+from hydragnn.models import BranchedModel, Distribution, GraphModel
 
 Travellers = dict[str, Tensor]
 """States by layer and degree, and what layers share, by name."""
@@ -45,20 +45,25 @@ def make_pipeline(model: nn.Module, mesh: Mesh, chunks: int, device: torch.devic
     group = mesh.group("pipeline")
     if group is None:
         return None
-    assert isinstance(model, GraphModel)  # runs of several branches are refused
+    assert isinstance(model, GraphModel | BranchedModel)
     links = {link: mesh.new_group("pipeline") for link in LINKS[: 4 if chunks > 1 else 2]}
-    return Pipeline(model=model, chunks=keep_stage(model, mesh, chunks), group=group, links=links, device=device)
+    return Pipeline(chunks=keep_stage(model, mesh, chunks), group=group, links=links, device=device)
 
 
-def keep_stage(model: GraphModel, mesh: Mesh, chunks: int) -> list[range]:
+def keep_stage(model: GraphModel | BranchedModel, mesh: Mesh, chunks: int) -> list[range]:
     """Remove what other stages hold; return the own chunks of layers."""
+    trunk, *views = (model.trunk, *model.views) if isinstance(model, BranchedModel) else (model,)
     weights = [id(weight) for _, weight in model.named_parameters(remove_duplicate=False)]
     if len(weights) > len(set(weights)):
         raise InputError(
-            f"parallel.pipeline: parts of model {model.description.model.kind} share weights, of which stages would have copies; use shard or tensor"
+            f"parallel.pipeline: parts of model {trunk.description.model.kind} share weights, of which stages would have copies; use shard or tensor"
+        )
+    if buffers := model.state_dict().keys() - {name for name, _ in model.named_parameters()}:
+        raise InputError(
+            f"parallel.pipeline: model {trunk.description.model.kind} saves {min(buffers)} beside its weights, which stages do not; use shard or tensor"
         )
     stage, last = mesh.coordinate("pipeline"), mesh.size("pipeline") - 1
-    encoder, count = model.encoder, len(model.encoder.layers)
+    encoder, count = trunk.encoder, len(trunk.encoder.layers)
     pieces = chunks * (last + 1)
     ends = [count * number // pieces for number in range(pieces + 1)]
     own = [range(ends[number], ends[number + 1]) for number in range(stage, pieces, last + 1)]
@@ -70,12 +75,16 @@ def keep_stage(model: GraphModel, mesh: Mesh, chunks: int) -> list[range]:
     for name in parts:
         if stage != (0 if name in encoder.embeds else last):
             setattr(encoder, name, Absent())
-    if stage:
-        model.node_inputs, model.condition_inputs = Absent(), None  # type: ignore[assignment]
-        if any(True for _ in model.edge_inputs.parameters()):
-            model.edge_inputs = Absent()  # type: ignore[assignment]
+    edges_have_weights = any(True for _ in trunk.edge_inputs.parameters())
+    for one in [trunk, *views]:
+        if stage:
+            one.node_inputs, one.condition_inputs = Absent(), None  # type: ignore[assignment]
+            if edges_have_weights:
+                one.edge_inputs = Absent()  # type: ignore[assignment]
+        if stage < last:
+            one.heads, one.pooled_condition = nn.ModuleList(), None
     if stage < last:
-        model.heads, model.pooled_condition = nn.ModuleList(), None
+        model.heads = nn.ModuleList()
     return own
 
 
@@ -87,7 +96,6 @@ LINKS = ((False, False), (True, False), (False, True), (True, True))
 class Pipeline:
     """This rank's stage, and the micro-batches on their way through it."""
 
-    model: GraphModel
     chunks: Sequence[range]
     """Layers of each."""
     group: dist.ProcessGroup
@@ -114,13 +122,9 @@ class Pipeline:
         """Return True for the chunk before the heads."""
         return self.stage == self.stages - 1 and chunk == len(self.chunks) - 1
 
-    @property
-    def edges_travel(self) -> bool:
-        """Return True where the first stage makes edge features from weights."""
-        return isinstance(self.model.edge_inputs, Absent) or any(True for _ in self.model.edge_inputs.parameters())
-
     def train(
         self,
+        model: nn.Module,
         parts: Sequence[GraphBatch],
         loss_of: Callable[[Predictions, int], Tensor],
         autocast: Callable[[], AbstractContextManager[object]],
@@ -132,7 +136,7 @@ class Pipeline:
         for position, (back, chunk, number) in enumerate(order, start=1):
             if not back:
                 with autocast():
-                    received, sent, predictions = self.forward(parts[number], chunk)
+                    received, sent, predictions = self.forward(model, parts[number], chunk)
                 ends = [loss_of(predictions, number)] if self.is_last(chunk) else list(sent.values())
                 waiting[chunk, number] = received, ends
                 continue
@@ -143,9 +147,9 @@ class Pipeline:
                 parts[number].forget_derived()
         self.finish()
 
-    def forward(self, batch: GraphBatch, chunk: int) -> tuple[Travellers, Travellers, Predictions]:
+    def forward(self, model: nn.Module, batch: GraphBatch, chunk: int) -> tuple[Travellers, Travellers, Predictions]:
         """Receive, compute and send; return what came, what went, and predictions."""
-        model = self.model
+        assert isinstance(model, GraphModel)
         received = {} if self.is_first(chunk) else self.receive()
         with first_derivatives():
             graph = model.message_graph(batch, model.edge_vectors(batch))
@@ -158,8 +162,9 @@ class Pipeline:
             if self.is_last(chunk):
                 final = model.final_states(of_layers, graph)
                 heads = zip(model.description.heads, model.heads)
-                return received, {}, {settings.field: head(final, graph, batch) for settings, head in heads}
-        travellers = to_travellers(of_layers, graph, self.edges_travel)
+                by_field = {settings.field: head(final, graph, batch) for settings, head in heads}
+                return received, {}, {target.name: by_field[target.field.name] for target in model.description.targets}
+        travellers = to_travellers(of_layers, graph, edges_travel(model))
         self.send(travellers)
         return received, travellers, {}
 
@@ -167,15 +172,16 @@ class Pipeline:
         """Differentiate what was sent, or the loss; send gradients back."""
         gradients = [None] if self.is_last(chunk) else list(self.receive(back=True).values())
         pairs = [(end, one) for end, one in zip(ends, gradients, strict=True) if end.requires_grad]
-        torch.autograd.backward([end for end, _ in pairs], [one for _, one in pairs])
+        if pairs:  # not where the first stage is frozen
+            torch.autograd.backward([end for end, _ in pairs], [one for _, one in pairs])
         if not self.is_first(chunk):
             own = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in received.items()}
             self.send(own, back=True)
 
-    def predict(self, batch: GraphBatch) -> Predictions:
+    def predict(self, model: nn.Module, batch: GraphBatch) -> Predictions:
         """Return predictions on the last stage, nothing on others."""
         for chunk in range(len(self.chunks)):
-            _, _, predictions = self.forward(batch, chunk)
+            _, _, predictions = self.forward(model, batch, chunk)
         self.finish()
         return predictions
 
@@ -227,6 +233,11 @@ class Pipeline:
 def widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     """Return the type in which numbers of all these types travel."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def edges_travel(model: GraphModel) -> bool:
+    """Return True where the first stage makes edge features from weights."""
+    return isinstance(model.edge_inputs, Absent) or any(True for _ in model.edge_inputs.parameters())
 
 
 def to_travellers(of_layers: Sequence[States], graph: MessageGraph, edges_travel: bool) -> Travellers:

@@ -60,7 +60,7 @@ def assemble(
     descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
     descriptions = close_range_of(descriptions, data, ranks, device, heartbeat)
     notes = notes_on(plan, data, ranks, device, heartbeat)
-    factors: Sequence[float] = ()
+    factors: dict[str, float] = {}
     if start is None:
         model = build(descriptions, plan.training.seed)
     else:
@@ -68,7 +68,7 @@ def assemble(
         notes = [*notes, *start.notes, *reasons]
     stages = make_pipeline(model, mesh, plan.parallel.chunks, device)
     parameters = parallelize(model, mesh, placement, plan.training, factors)
-    context = replace(context_of(plan, data, mesh, device, frozen=0.0 in factors), stages=stages)
+    context = replace(context_of(plan, data, mesh, device, frozen=0.0 in factors.values()), stages=stages)
     compiling, reasons = choose_compiling(plan, placement.device, ranks.size)
     notes = [*notes, *reasons]
     if compiling and context.plain_steps:
@@ -127,7 +127,9 @@ def context_of(plan: RunPlan, data: RunData, mesh: Mesh, device: torch.device, *
     return replace(context, plain_steps=plain)
 
 
-def begun_model(start: Start, description: ModelDescription, seed: int) -> tuple[GraphModel, list[float], list[str]]:
+def begun_model(
+    start: Start, description: ModelDescription, seed: int
+) -> tuple[GraphModel, dict[str, float], list[str]]:
     """Return a model with the start's weights, rate factors, and notes."""
     model = build_from_description(merged_limits(start, description), seed).to(start.trained.dtype)
     absent = load_start(model, start)

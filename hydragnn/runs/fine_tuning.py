@@ -356,15 +356,15 @@ def load_start(model: GraphModel, start: Start) -> list[str]:
     return absent
 
 
-def rate_factors(model: GraphModel, start: Start) -> list[float]:
-    """Return the rate factor of every parameter.
+def rate_factors(model: GraphModel, start: Start) -> dict[str, float]:
+    """Return the rate factor of every parameter, by name.
 
     That of frozen ones is 0. Embeddings of elements are not frozen where there are new ones.
     """
     settings, layers = start.settings, start.description.model.num_layers
     prefix = "encoder.layers.0.layers." if start.description.model.pooling else "encoder.layers."
     of_elements = tables_of_elements(model) if start.new_elements else []
-    factors = []
+    factors = {}
     for name, parameter in model.named_parameters():
         inputs = name.startswith(("node_inputs", "edge_inputs", "condition_inputs"))
         number = (
@@ -373,7 +373,7 @@ def rate_factors(model: GraphModel, start: Start) -> list[float]:
         rate = settings.encoder_rate * settings.layer_decay ** (layers - number)
         is_open = any(parameter is table for table in of_elements)
         is_frozen = number <= settings.freeze and settings.freeze > 0 and not is_open
-        factors.append(1.0 if name.startswith("heads.") else 0.0 if is_frozen else rate)
+        factors[name] = 1.0 if name.startswith("heads.") else 0.0 if is_frozen else rate
     return factors
 
 

@@ -137,6 +137,8 @@ def described_branches(
             if config.parallel:
                 check_channels(encoder, config.parallel.tensor)
                 check_stages(model, config.parallel.pipeline, config.parallel.chunks)
+                if config.parallel.graph > 1:
+                    check_cuttable(model)
             check_pairs(encoder.global_attention, store)
             for head in model.heads:
                 head_factors(head, model, store)
@@ -218,16 +220,6 @@ def plan_run(
                     unseen_inputs=described.unseen_inputs,
                 )
             )
-    parallel = config.parallel or ParallelSettings()
-    if parallel.graph > 1:
-        for plan in plans:
-            with about(_subject(plan.name)):
-                check_cuttable(plan.model)
-    if parallel.pipeline > 1 and (len(plans) > 1 or getattr(config, "start", None) is not None):
-        what = "several branches" if len(plans) > 1 else "a start"
-        raise InputError(
-            f"parallel.pipeline = {parallel.pipeline} is for new models of one data set, and this run has {what}; leave it out"
-        )
     start, replay = planned_start(config.start if isinstance(config, RunConfig) else None, plans[0])
     return RunPlan(
         table=config.to_json(),
@@ -238,7 +230,7 @@ def plan_run(
         training=config.train,
         fills_memory=config.batch.budget == "auto",
         memory=config.batch.memory,
-        parallel=parallel,
+        parallel=config.parallel or ParallelSettings(),
     )
 
 

@@ -14,7 +14,7 @@ from hydragnn.config import AnyConfig, RunConfig
 from hydragnn.distributed.affinity import bind_near, cores_given_back
 from hydragnn.distributed.ranks import Ranks, join_ranks, own_gpu
 from hydragnn.distributed.sharing import first_ranks_value
-from hydragnn.models import GraphModel
+from hydragnn.models import GraphModel, load_graph_model
 from hydragnn.record import RunRecord
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
@@ -204,15 +204,22 @@ def steps_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Ste
 
 def measured_forgetting(run: Assembly, callback: RunCallback, status: str) -> dict[str, Any]:
     """Return the record's change by errors on the start's data; collective."""
-    start, model, data = run.start, run.state.model, run.data
+    start, model, normalisation = run.start, run.state.model, run.data.branches[0].normalisation
     if start is None or status == "paused":
         return {}
     assert isinstance(model, GraphModel)
-    weights = run.state.parameters
+    weights, mesh, device = run.state.parameters, run.mesh, run.context.device
+
+    def of_whole() -> dict[str, Any]:
+        return forgetting(start, load_graph_model(callback.folder / "model")[0].to(device), normalisation)
+
     with weights.best(), weights.in_use("data of the start"), keep_beating(callback.heartbeat):
-        measure = partial(forgetting, start, model, data.branches[0].normalisation)
-        # ranks that share the model compute together
-        table = measure() if run.mesh.shares_model else first_ranks_value(measure, callback.ranks, run.context.device)
+        if mesh.size("pipeline") > 1:  # a rank has some layers only
+            table = first_ranks_value(of_whole, callback.ranks, device)
+        elif mesh.shares_model:  # ranks compute together
+            table = forgetting(start, model, normalisation)
+        else:
+            table = first_ranks_value(partial(forgetting, start, model, normalisation), callback.ranks, device)
     return {"start": {**callback.record.start, "forgetting": table}}
 
 

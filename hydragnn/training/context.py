@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydragnn.config import TrainSettings
 from hydragnn.graphs.batch import GraphBatch
@@ -71,17 +72,18 @@ class Stages(Protocol):
 
     def train(
         self,
+        model: nn.Module,
         parts: Sequence[GraphBatch],
         loss_of: Callable[[dict[str, Distribution], int], Tensor],
         autocast: Callable[[], AbstractContextManager[object]],
         expect_sum: Callable[[], None],
     ) -> None:
-        """Add the gradients of all parts.
+        """Add the gradients of all parts by what this rank has of a model.
 
         ``loss_of`` is called on the last stage with predictions and number of a part, ``expect_sum`` before the last backward pass.
         """
 
-    def predict(self, batch: GraphBatch) -> dict[str, Distribution]:
+    def predict(self, model: nn.Module, batch: GraphBatch) -> dict[str, Distribution]:
         """Return predictions on the last stage, nothing on others."""
 
     def share(self, values: Tensor) -> Tensor:
@@ -153,7 +155,7 @@ class TrainingContext:
     def predictor(self, state: TrainState, branch: int) -> Callable[[GraphBatch], dict[str, Distribution]]:
         """Return the function that predicts a branch with the state's weights."""
         if self.stages is not None:
-            return self.stages.predict
+            return partial(self.stages.predict, state.of_branch(branch))
         return self.compiled[branch] if self.compiled else state.of_branch(branch)
 
     def weights_in(self, epoch: int) -> Float64[Tensor, " fields"]:

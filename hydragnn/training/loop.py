@@ -148,7 +148,7 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     seed_step(context.settings.seed, state.epoch, state.step, context.rank, context.device)
     passes = [*((part, scale[own]) for part in share.parts), *((one, 0 * scale[own]) for one in share.stand_ins)]
     if context.stages is not None:
-        sums, loss = staged_gradient(state, targets, passes, len(share.parts), context)
+        sums, loss = staged_gradient(state, share.branch, passes, len(share.parts), context)
         state.totals[0, own].add_(sums)
     for number, (part, factors) in enumerate(passes if context.stages is None else [], start=1):
         if number == len(passes) and not context.replays:  # a recording of collectives was not seen
@@ -230,7 +230,7 @@ def add_gradient(
 
 def staged_gradient(
     state: TrainState,
-    targets: Sequence[Target],
+    branch: int,
     passes: Sequence[tuple[GraphBatch, Tensor]],
     counted: int,
     context: TrainingContext,
@@ -240,6 +240,7 @@ def staged_gradient(
     Return errors and loss of the first ``counted``, the same on all stages.
     """
     assert context.stages is not None
+    model, targets = state.of_branch(branch), context.targets[context.branches[branch]]
     values = torch.zeros(len(targets) + 1, dtype=torch.float64, device=context.device)
 
     def loss_of(predictions: dict[str, Distribution], number: int) -> Tensor:
@@ -250,9 +251,9 @@ def staged_gradient(
             values.add_(torch.cat([sums.detach(), total.detach().unsqueeze(0)]))
         return total
 
-    with context.arithmetic(), state.parameters.in_use():
+    with context.arithmetic(), state.parameters.in_use((branch, len(passes))):
         parts = [part for part, _ in passes]
-        context.stages.train(parts, loss_of, context.autocast, state.parameters.expect_sum)
+        context.stages.train(model, parts, loss_of, context.autocast, state.parameters.expect_sum)
     context.share(values)
     return values[:-1], values[-1]
 

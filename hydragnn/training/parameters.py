@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -155,18 +156,18 @@ class FlatParameters:
         model: nn.Module,
         settings: TrainSettings,
         sharing: Sharing | None = None,
-        rate_factors: Sequence[float] = (),
+        rate_factors: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Move the parameters into the vector; all have one dtype.
 
-        Without ``sharing`` there is one rank. ``rate_factors`` of the learning rate belong to each parameter; those with 0 are frozen.
+        Without ``sharing`` there is one rank. ``rate_factors`` of the learning rate are by name, 1 by default; parameters with 0 are frozen.
         """
         self.clip_norm, self.decay = settings.clip_norm, settings.ema_decay
         self.sharing = sharing = sharing or Sharing()
         named = list(model.named_parameters())
         self.names, self.parameters = [name for name, _ in named], [parameter for _, parameter in named]
-        for parameter, factor in zip(self.parameters, rate_factors):
-            parameter.requires_grad_(factor > 0)
+        for name, parameter in named:
+            parameter.requires_grad_(rate_factors.get(name, 1.0) > 0)
         shapes = [list(parameter.shape) for parameter in self.parameters]
         whole_blocks, positions = self._divided()
         self.layout: Layout = list(zip(self.names, shapes, positions))
@@ -192,7 +193,7 @@ class FlatParameters:
         states = _end_to_end(self.blocks, parts)
         self.own = [Rows(part, slice(block.start, block.end)) for part, block in zip(parts, states)]
         self.spans = self._spans(whole_blocks, local, positions)
-        self.groups = rows_of(self.spans, self.own, dict(zip(self.names, rate_factors)))
+        self.groups = rows_of(self.spans, self.own, rate_factors)
         self.counted = rows_of(self.spans, self.own, dict.fromkeys(sharing.repeated, 0.0))
         self.own = rows_of(self.spans, self.own, {})
         self.buckets = Buckets(self.leaves, self._begin_sum) if sharing.copies else None

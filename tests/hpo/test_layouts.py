@@ -13,9 +13,12 @@ from hydragnn.hpo.sampling.sampler import History, history_of, proposals
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, Trial
+from hydragnn.hpo.space.able import check_model
 from hydragnn.hpo.space.points import point_key, random_point, space_of
 from hydragnn.hpo.trial_configs import check_space
 from hydragnn.record import Cost, Failure, RunRecord
+from tests.hydragnn.distributed.splitting import configuration
+from tests.hydragnn.training.worker import clusters
 
 SIZES = {"shard": [1, 2, 4], "tensor": [1, 2], "graph": [1, 2]}
 RATE = {"type": "float", "low": 1e-5, "high": 1e-1, "log": True}
@@ -63,6 +66,29 @@ def test_a_layout_that_does_not_fit_the_ranks_of_a_trial_is_one_sentence(
     with pytest.raises(InputError, match=words) as caught:
         check_space(campaign, space_of(campaign.search.space))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "words"),
+    [
+        ("schnet", {"pipeline": 2}, "cannot train on forces or stress"),
+        ("dimenet", {"graph": 2}, "so that ranks cannot share one graph"),
+        ("schnet", {"tensor": 3}, "does not divide model.hidden_dim"),
+    ],
+)
+def test_a_layout_that_the_model_cannot_have_is_refused_before_a_search(
+    kind: str, layout: dict[str, int], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        check_model(configuration(kind, {}, parallel=layout), lambda place: clusters(4))
+
+
+def test_chunks_are_searched_beside_stages(settings: Settings) -> None:
+    sizes = {"parallel": {"pipeline": [1, 2], "chunks": [1, 2]}}
+    campaign = settings(space=sizes, ranks_per_node=2, trials=3, sampler="tpe")
+    check_space(campaign, space_of(campaign.search.space))
+    layouts = proposals(campaign, History(space=space_of(campaign.search.space)), 0, 20, set())
+    assert sorted((one["parallel.pipeline"], one["parallel.chunks"]) for one in layouts) == [(1, 1), (2, 1), (2, 2)]
 
 
 def test_proposed_layouts_divide_the_ranks_until_none_is_left(settings: Settings) -> None:

@@ -70,5 +70,7 @@ def test_what_cannot_be_planned_is_one_sentence(call: Call, config: Path) -> Non
     code, _, err = call("plan", str(config), "--set", "batch.budget=auto")
     assert code == 2
     assert "every layout has another batch" in err
+    code, _, err = call("plan", str(config), "--set", "batch.max_graphs=8", "--set", "parallel.pipeline=2")
+    assert code == 2 and "takes a layer per stage" in err
     with pytest.raises(InputError, match="did you mean frontier"):
         site_fabric("fronteir")

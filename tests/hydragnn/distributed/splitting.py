@@ -129,11 +129,11 @@ def compare_stages(kind: str, changes: dict[str, Any], mesh: Mesh, chunks: int =
     pipeline = make_pipeline(model, mesh, chunks, torch.device("cpu"))
     assert pipeline is not None
     pipeline.train(
-        parts, lambda found, n: loss_sums(run.data.targets, found, parts[n]).sum(), nullcontext, lambda: None
+        model, parts, lambda found, n: loss_sums(run.data.targets, found, parts[n]).sum(), nullcontext, lambda: None
     )
     own = {name: weight.grad for name, weight in model.named_parameters()}
     with torch.no_grad():
-        found = pipeline.predict(parts[0])
+        found = pipeline.predict(model, parts[0])
     scale = max(float(one.abs().max()) for one in whole.values() if one is not None)
     errors = [abs(float((one - own[name]).abs().max())) for name, one in whole.items() if own.get(name) is not None]
     names = mesh.ranks.gather(torch.tensor([float(name in own) for name in whole]))

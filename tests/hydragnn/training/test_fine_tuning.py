@@ -130,8 +130,8 @@ def test_frozen_layers_keep_their_bits_and_slower_ones_move_less(place: Path) ->
     assert 0 < moved(frozen, "encoder.layers.2") < 0.3 * moved(frozen, "heads")
     run = begun(table_of(place / "cu.h5", {**start, "encoder_rate": 0.5, "layer_decay": 0.1}), place)
     assert isinstance(run.state.model, GraphModel) and run.start is not None
-    names = [name.removeprefix("encoder.").split(".")[:2] for name, _ in run.state.model.named_parameters()]
-    factors = {tuple(name): rate for name, rate in zip(names, rate_factors(run.state.model, run.start))}
+    of_weights = rate_factors(run.state.model, run.start)
+    factors = {tuple(name.removeprefix("encoder.").split(".")[:2]): rate for name, rate in of_weights.items()}
     rates = [
         factors[name] for name in (("node_inputs", "origin"), *(("layers", str(n)) for n in range(3)), ("heads", "0"))
     ]

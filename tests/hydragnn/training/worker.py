@@ -1,6 +1,7 @@
 """A process that trains on graphs made on the spot; started by the tests, also under torchrun and mpirun.
 
-``python worker.py RUN CONFIG.json [RUN CONFIG.json ...] [--until N] [--resume] [--micro-batches M] [--attempt A]``; CONFIG.json is a RunConfig.
+``python worker.py RUN CONFIG.json [RUN CONFIG.json ...] [--until N] [--resume] [--micro-batches M] [--attempt A]``; CONFIG.json is of a run.
+A store that is called "in memory" is made.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from hydragnn.base.errors import InputError, Interrupted
-from hydragnn.config import RunConfig
+from hydragnn.config import parse_config
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import join_ranks, leave
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, graph_from_arrays
@@ -102,8 +103,9 @@ def main() -> int:
     try:
         with join_ranks(options.runs[0]):
             for out, path in zip(options.runs[::2], options.runs[1::2]):
-                config = RunConfig.parse(json.loads(path.read_text()))
-                store = clusters(options.graphs, related=options.related)
+                config = parse_config(json.loads(path.read_text()))
+                in_memory = str(config.branches[0].data.store) == "in memory"
+                store = clusters(options.graphs, related=options.related) if in_memory else None
                 how = {"resume": options.resume, "micro_batches": options.micro_batches, "attempt": options.attempt}
                 records.append(train(config, out, until=options.until, store=store, **how))
     except Interrupted as note:
