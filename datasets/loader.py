@@ -56,13 +56,14 @@ class Loader:
         return [batch for window in self._windows(epoch) for batch in window]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[int, GraphBatch]]:
-        """Yield this rank's share of every batch from step ``start`` on."""
+        """Yield graphs of every batch from step ``start`` on, and own share."""
         step = 0
         for window in self._windows(number):
             rest = window[max(0, start - step) :]
             step = max(step, min(start, step + len(window)))
-            for share in self._read(share_of(batch, self.costs, self.ranks, self.rank) for batch in rest):
-                yield step, share
+            shares = self._read(share_of(batch, self.costs, self.ranks, self.rank) for batch in rest)
+            for batch, share in zip(rest, shares, strict=True):
+                yield len(batch), share
                 step += 1
 
     def _read(self, planned: Iterator[Int64[ndarray, " _"]]) -> Iterator[GraphBatch]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
-from hydragnn.base.machine import Workers, this_machine, workers_here
+from hydragnn.base.machine import Machine, Workers, this_machine, workers_here
 from hydragnn.base.shown import Shown
 from hydragnn.datasets.footprint import bytes_of
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
@@ -134,8 +134,10 @@ def run_search(
             unless_it_fits.callback(launcher.close)
             plan = plan_on(launcher, settings)
             unless_it_fits.pop_all()
-        if isinstance(launcher, LocalLauncher) and (workers or settings.search.workers) == "auto":
-            note(f"{len(launcher.slots)} trials at once: this machine has {this_machine()}")
+        if isinstance(launcher, LocalLauncher):
+            chosen = (workers or settings.search.workers) == "auto"
+            if text := local_note(launcher, this_machine(), chosen=chosen):
+                note(text)
         if isinstance(launcher, AllocationLauncher) and launcher.note:
             note(launcher.note)
         if settings.together_text:
@@ -264,11 +266,25 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
 
 
 def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) -> LocalLauncher:
-    """Return a launcher of ``wanted`` processes, or of ``search.workers``."""
-    search = settings.search
-    workers = workers_here(search.workers if wanted is None else wanted, batch_memory(settings.base))
-    gpus = gpus_of_workers(workers)
-    return LocalLauncher(workers, together=search.members, hang_seconds=60.0 * search.hang_minutes, gpus=gpus)
+    """Return a launcher of ``wanted`` trials at once, or of ``search.workers``."""
+    search, ranks = settings.search, settings.search.ranks_per_node or 1
+    wanted = search.workers if wanted is None else wanted
+    workers = workers_here(wanted, batch_memory(settings.base))
+    workers = max(1, workers // ranks) if wanted == "auto" else workers
+    gpus = gpus_of_workers(workers, ranks)
+    patience = 60.0 * search.hang_minutes
+    return LocalLauncher(workers, together=search.members, ranks=ranks, hang_seconds=patience, gpus=gpus)
+
+
+def local_note(launcher: LocalLauncher, machine: Machine, *, chosen: bool) -> str:
+    """Return a note on trials at once, or an empty text."""
+    trials, ranks = len(launcher.slots), launcher.ranks
+    each = f" of {ranks} ranks each" if ranks > 1 else ""
+    turns = ranks > 1 and not machine.gpus and trials * ranks > machine.cores
+    if not chosen and not turns:
+        return ""
+    slow = "; ranks take turns on the cores, so that times of layouts mean little" if turns else ""
+    return f"{trials} trial{'s' * (trials > 1)} at once{each}: this machine has {machine}{slow}"
 
 
 def batch_memory(base: Mapping[str, Any]) -> int:

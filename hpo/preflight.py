@@ -22,7 +22,6 @@ from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.sampling.sampler import learns
 from hydragnn.hpo.scheduling.events import Plan, node_of
-from hydragnn.hpo.search_settings import PARALLEL
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space.able import check_model
 from hydragnn.hpo.space.parameters import place_of
@@ -195,14 +194,8 @@ def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
     if isinstance(launcher, LocalLauncher):
         if plan.min_slots > 1:
             raise InputError(
-                f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}, but a trial on this "
-                "machine is one process; set it to 1, or search inside an allocation"
-            )
-        layouts = [*settings.search.space, *(f"{PARALLEL}{axis}" for axis in settings.base.get("parallel") or {})]
-        if of_ranks := [path for path in layouts if path.startswith(PARALLEL) and place_of(path) not in OF_ONE_RANK]:
-            raise InputError(
-                f"{settings.source}: {of_ranks[0]} divides the ranks of a trial, but a trial on this machine is one process; leave it "
-                "out, or search inside an allocation"
+                f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}, but this "
+                "machine is one node; begin with --set search.nodes_per_trial=1, or search inside an allocation"
             )
         return replace(plan, max_slots=1)
     plan = replace(plan, moves=True)
@@ -214,9 +207,6 @@ def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
         )
     return plan
 
-
-OF_ONE_RANK = ("parallel.micro_batches",)
-"""Settings of layouts that a single rank has, too."""
 
 APPENDED = ("journal.jsonl", "journal.lock", SAMPLER_LOG, "optuna.log", "packs.txt")
 """What a controller opens in a campaign's folder to write to; never through links."""

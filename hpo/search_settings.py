@@ -38,13 +38,10 @@ class SearchSettings(Settings):
                 holds=lambda search: "rungs" in search.model_fields_set,
             ),
         ),
-        **dict.fromkeys(
-            ("trials_per_node", "ranks_per_node"),
-            ActsWith(
-                words="in an allocation",
-                remedy='set launcher = "auto"',
-                holds=lambda search: search.launcher != "local",
-            ),
+        "trials_per_node": ActsWith(
+            words="in an allocation",
+            remedy='set launcher = "auto"',
+            holds=lambda search: search.launcher != "local",
         ),
         "workers": ActsWith(
             words="on this machine",
@@ -64,16 +61,16 @@ class SearchSettings(Settings):
     """Seed of the sampler; with one worker the whole campaign is a function of it."""
 
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
-    """Processes that train trials, on one thread and, where there are GPUs, one GPU each; of one trial, or of so many as are
-    ``together``. auto: as many as this machine's GPUs, or its cores where it has none, and its free memory are enough for."""
+    """Trials at once on this machine, or so many times as many as are ``together``; each rank of a trial has one thread and, where there
+    are GPUs, one GPU. auto: as many as this machine's GPUs, or its cores where it has none, and its free memory are enough for."""
 
     objective: str | dict[str, float] = "valid/loss"
     """What is minimised: ``valid/loss``, ``throughput`` (seconds per graph of training), one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean
     absolute errors are divided by those of the trivial predictor: ``{energy = 1.0, forces = 2.0}``."""
 
     layout_trials: int = Field(default=0, ge=0)
-    """So many first trials differ in ``space.parallel`` only, with the middle of all other ranges; the layout of the fastest of them is
-    that of all later trials."""
+    """So many first trials differ in ``space.parallel`` only, with the middle of all other ranges; the layout that trained the most graphs
+    per second is that of all later trials."""
 
     rungs: list[int] = Field(default_factory=list)
     """Epochs after which trials are compared and only the best go on; the last segment ends at ``train.epochs``."""

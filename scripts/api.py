@@ -170,6 +170,11 @@ def train(
     if not isinstance(config, Settings):
         own = run_of(config)
         table, path = _table(config if own is None else own / CONFIG, overrides)
+        if "search" in table:
+            raise InputError(
+                f"{path} has a section [search], which makes it a campaign; start it with hydragnn search {path} --out CAMPAIGN, or "
+                "train one configuration: a file without [search] and [job]"
+            )
         if this_launch().size == 1:
             check_stores(table, path)  # needs no torch, which takes seconds to load
     from hydragnn.config import config_from_table

@@ -24,10 +24,10 @@ def use_device(text: str) -> str:
     if ":" in text:
         import torch
 
-        from hydragnn.hpo.launching.local import one_gpu
+        from hydragnn.hpo.launching.local import own_gpus
 
         try:
-            changes = one_gpu(environment(), int(text.partition(":")[2]), on_amd=torch.version.hip is not None)
+            changes = own_gpus(environment(), int(text.partition(":")[2]), on_amd=torch.version.hip is not None)
         except IndexError:
             changes = {HIDING[0]: "-1"}
         change_environment(changes)

@@ -1,6 +1,6 @@
 """Local attempts: every worker process is a pack of one node.
 
-Each has one thread and at most one GPU.
+Each rank of an attempt has one thread and at most one GPU.
 
 No attempt outlives its controller, works before the journal has it, or has a successor while it runs: see ``worker.py``.
 """
@@ -45,6 +45,7 @@ class LocalLauncher(PackLauncher):
         workers: int,
         *,
         together: int = 1,
+        ranks: int = 1,
         hang_seconds: float = 600.0,
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
@@ -52,7 +53,7 @@ class LocalLauncher(PackLauncher):
     ) -> None:
         """Share a process of each worker between ``together`` trials.
 
-        ``gpus`` are variables that select the GPU of each worker.
+        Or train each trial in ``ranks`` processes. ``gpus`` are variables that select the GPUs of each worker.
         """
         names = [f"worker-{number}" for number in range(workers)]
         super().__init__(
@@ -65,7 +66,7 @@ class LocalLauncher(PackLauncher):
             module=module,
             environment={**ONE_THREAD, **(environment or {})},
         )
-        self._gpus = dict(zip(names, gpus))
+        self._gpus, self.ranks = dict(zip(names, gpus)), ranks
 
     @property
     def beat_seconds(self) -> float:
@@ -94,13 +95,13 @@ class LocalLauncher(PackLauncher):
         self._new_pack((node,))
 
     def _worker_options(self, nodes: tuple[str, ...]) -> list[str]:
-        return []
+        return ["--ranks", str(self.ranks)]
 
     def _environment_of(self, nodes: tuple[str, ...]) -> dict[str, str]:
         return {**self._environment, **self._gpus.get(nodes[0], {})}
 
     def _arguments(self, task: Task) -> list[str]:
-        return task.arguments
+        return [*task.arguments, *(["--ranks", str(self.ranks)] if self.ranks > 1 else [])]
 
     def _identity(self, pack: Pack, slot: str, pid: int) -> Identity:
         created = 0.0
@@ -118,31 +119,37 @@ class LocalLauncher(PackLauncher):
         super()._give_up(pack)
 
 
-def gpus_of_workers(workers: int) -> tuple[dict[str, str], ...]:
-    """Return for each worker the variable that selects its GPU.
+def gpus_of_workers(workers: int, ranks: int = 1) -> tuple[dict[str, str], ...]:
+    """Return the variable that selects the GPUs of each worker.
 
-    InputError for more workers than GPUs: two trainings on one GPU by accident run out of memory, or take turns.
+    InputError for more ranks than GPUs: two trainings on one GPU by accident run out of memory, or take turns.
     """
     gpus = visible_gpus()
     if not gpus:
         return ({},) * workers
-    if workers > gpus:
+    if workers * ranks > gpus:
+        each = f"each worker trains on {ranks} of its own" if ranks > 1 else "each worker trains on one of its own"
+        less = "(search.together lets several trials share one)" if ranks == 1 else "or lower search.ranks_per_node"
+        most = (
+            f"set workers to at most {gpus // ranks} {less}"
+            if gpus >= ranks
+            else f"set search.ranks_per_node to at most {gpus}"
+        )
         raise InputError(
-            f"{workers} workers, but this process sees {gpus} GPU(s), and each worker trains on one of its own; set workers "
-            f"to at most {gpus} (search.together lets several trials share one), or hide the GPUs to train on the CPU: "
+            f"{workers} workers, but this process sees {gpus} GPU(s), and {each}; {most}, or hide the GPUs to train on the CPU: "
             "export CUDA_VISIBLE_DEVICES="
         )
     on_amd = torch.version.hip is not None
-    return tuple(one_gpu(environment(), worker, on_amd=on_amd) for worker in range(workers))
+    return tuple(own_gpus(environment(), worker, ranks, on_amd=on_amd) for worker in range(workers))
 
 
-def one_gpu(environment: Mapping[str, str], worker: int, *, on_amd: bool) -> dict[str, str]:
-    """Return the variable that selects a worker's GPU.
+def own_gpus(environment: Mapping[str, str], worker: int, ranks: int = 1, *, on_amd: bool) -> dict[str, str]:
+    """Return the variable that selects the GPUs of a worker's ranks.
 
-    >>> one_gpu({"CUDA_VISIBLE_DEVICES": "4,GPU-a"}, 1, on_amd=False), one_gpu({}, 1, on_amd=True)
-    ({'CUDA_VISIBLE_DEVICES': 'GPU-a'}, {'ROCR_VISIBLE_DEVICES': '1'})
+    >>> own_gpus({"CUDA_VISIBLE_DEVICES": "4,GPU-a"}, 1, on_amd=False), own_gpus({}, 1, 2, on_amd=True)
+    ({'CUDA_VISIBLE_DEVICES': 'GPU-a'}, {'ROCR_VISIBLE_DEVICES': '2,3'})
     """
     names = NARROWING_ON_AMD if on_amd else ("CUDA_VISIBLE_DEVICES",)
     name = next((name for name in names if environment.get(name)), names[-1])
-    listed = environment.get(name)
-    return {name: listed.split(",")[worker].strip() if listed else str(worker)}
+    listed, own = environment.get(name), range(worker * ranks, (worker + 1) * ranks)
+    return {name: ",".join(listed.split(",")[number].strip() if listed else str(number) for number in own)}

@@ -43,7 +43,7 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
         return _failure(end, "defect", f"the record in {task.folder} belongs to another configuration")
     if end.out_of_memory and record.status == "failed":
         return _without_result(end, record)  # the other ranks only saw that one was gone
-    if record.status == "failed" and record.failure is not None:
+    if record.status == "failed" and record.failure is not None and not _hides_a_crash(record.failure.kind, end):
         return _failure(end, record.failure.kind, record.failure.message)
     if not _is_complete(record, task):
         return _without_result(end, record)
@@ -58,7 +58,17 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
         over=record.status in OVER,
         seconds=record.cost.seconds,
         memory_mb=record.cost.peak_memory_mb,
+        speed=record.cost.graphs_per_second,
     )
+
+
+def _hides_a_crash(kind: FailureKind, end: Exit) -> bool:
+    """Return True where ranks recorded a lost peer, and that one crashed.
+
+    SIGABRT is no crash of its own: NCCL aborts ranks that have lost a peer.
+    """
+    own = (None, 0, 1, 2, 3, FENCED, -2, -6, -9, -10, -15)
+    return kind == "lost_node" and end.code not in own and not end.suspects and not end.hung
 
 
 def is_complete(task: Task) -> bool:

@@ -1,6 +1,6 @@
 """Worker: loads the training code once, then makes attempts by fork.
 
-    python worker.py --nodes N1,N2,... [--shares S] [--together T] [--hang-seconds H] [--gpus G] MODULE
+    python worker.py --nodes N1,N2,... [--shares S] [--together T] [--ranks R] [--hang-seconds H] [--gpus G] MODULE
 
 Input: lines ``SLOT REQUEST`` and ``SLOT WORD``; in a pack the same for all nodes, of which each takes its own. Output: lines
 ``SLOT REPORT``. Requests and reports are JSON; ``packs.py`` is the other side. An attempt waits for the word
@@ -10,7 +10,7 @@ others share.
 
 Where the controller ends, however it ends, this process reads the end of its input, and takes its attempts and all that they
 started with it; where this process ends, attempts notice by their own pipes. With ``--together``, so many slots have their runs
-trained by one process (``guest.py``). With ``--gpus`` each takes its part of the node (``rank.py``); else somebody has seen to
+trained by one process (``guest.py``); with ``--ranks``, an attempt is so many processes (``crew.py``). With ``--gpus`` each takes its part of the node (``rank.py``); else somebody has seen to
 that. Only the standard library is imported here, because forking needs a process without threads, and packs start on every
 node at once.
 """
@@ -61,6 +61,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--nodes", required=True, help="all nodes of the pack, of which this is one")
     parser.add_argument("--shares", type=int, default=1, help="slots of the node")
     parser.add_argument("--together", type=int, default=1, help="slots whose runs are trained by one process")
+    parser.add_argument("--ranks", type=int, default=1, help="processes of one attempt")
     parser.add_argument("--hang-seconds", type=float, default=600.0, help="so long an attempt may show no life")
     parser.add_argument("--gpus", type=int, default=None, help="of the node, which its slots share, as its cores")
     parser.add_argument(
@@ -84,7 +85,9 @@ def main(arguments: Sequence[str]) -> None:
     names = [node] if options.shares == 1 else [f"{node}/{number}" for number in range(options.shares)]
     slots = {
         name: Slot(
-            work=work_of(options, number, place), node_beats=place / f"beats-{number}" if place and in_pack else None
+            work=work_of(options, number, place),
+            node_beats=place / f"beats-{number}" if place and in_pack else None,
+            ranks=options.ranks,
         )
         for number, name in enumerate(names)
     }
@@ -153,6 +156,8 @@ class Slot:
     work: Work
     node_beats: Path | None
     """File of the node's memory, in a pack."""
+    ranks: int = 1
+    """Processes of an attempt."""
     beats: Path = Path("heartbeat")
     """Heartbeat of the attempt: that file, or one in the run's folder."""
     stamp: tuple[int, int] | None = None
@@ -175,7 +180,7 @@ class Slot:
         if self.pid == 0:
             for descriptor in (*foreign, self.lifeline):
                 os.close(descriptor)
-            attempt(self.work, request, reading)
+            attempt(self.work, request, reading, self.ranks)
         os.close(reading)
 
     def obey(self, word: bytes) -> None:
@@ -206,6 +211,7 @@ class Slot:
             return None
         _, status = os.waitpid(self.give_up(), 0)
         code = os.waitstatus_to_exitcode(status)
+        code = 128 - code if code > 128 else code  # of a rank that was killed
         return {"code": code, "oom": code == -signal.SIGKILL and kills_for_memory() > self.kills_before}
 
     def beats_on(self) -> bool:
@@ -299,8 +305,8 @@ def stamp_of(file: Path) -> tuple[int, int] | None:
     return None
 
 
-def attempt(work: Work, request: dict[str, Any], lifeline: int) -> None:
-    """Run the attempt's own process: wait, work, never return."""
+def attempt(work: Work, request: dict[str, Any], lifeline: int, ranks: int) -> None:
+    """Run the attempt's own process, or its ranks; never return."""
     code = 1
     try:
         os.setsid()
@@ -309,8 +315,9 @@ def attempt(work: Work, request: dict[str, Any], lifeline: int) -> None:
             os.dup2(log, descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if os.read(lifeline, 1):
+            pids = beside("crew").fork_ranks(ranks) if ranks > 1 else []  # before there is a thread
             threading.Thread(target=_follow, args=(lifeline,), daemon=True).start()
-            code = work(request)
+            code = beside("crew").first_end(pids) if pids else work(request)
         else:
             code = 0
     except SystemExit as end:

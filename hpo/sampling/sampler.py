@@ -178,22 +178,22 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
 
 
 def fastest_layout(trials: Sequence[Trial]) -> Point:
-    """Return the layout of the shortest epochs; empty without any."""
-    timed = [(trial.work, trial.number, trial) for trial in trials if trial.measured and trial.work is not None]
-    values = min(timed)[2].values if timed else {}
+    """Return the layout with the most graphs per second; empty without any."""
+    timed = [trial for trial in trials if trial.speed]
+    values = max(timed, key=lambda trial: (trial.speed, -trial.number)).values if timed else {}
     return {path: value for path, value in values.items() if path.startswith(PARALLEL)}
 
 
 def at_stage(settings: CampaignSettings, history: History, number: int) -> History:
     """Return the history that counts for a trial.
 
-    While layouts are compared, results are times of epochs.
+    While layouts are compared, results are seconds per graph.
     """
     first = settings.search.layout_trials
     if number >= first:
         return replace(history, trials=tuple(trial for trial in history.trials if trial.number >= first))
     timed = [
-        structs.replace(trial, results=(trial.work,) if trial.measured and trial.work is not None else ())
+        structs.replace(trial, results=(1.0 / trial.speed,) if trial.speed else ())
         for trial in history.trials
         if trial.number < first
     ]

@@ -109,6 +109,8 @@ class Reached(Happening, frozen=True, kw_only=True):
     """Training time of the trial so far, all segments together."""
     memory_mb: float = 0.0
     """Peak memory of one rank; 0 where unknown."""
+    speed: float = 0.0
+    """Graphs of training per second, all ranks together; 0 where unknown."""
 
 
 class Failed(Happening, frozen=True, kw_only=True):

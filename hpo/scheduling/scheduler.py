@@ -189,6 +189,7 @@ def _on_reached(state: State, event: Reached, now: float) -> list[Action]:
         passed=event.epochs,
         seconds=event.seconds,
         memory_mb=event.memory_mb or trial.memory_mb,
+        speed=trial.speed or event.speed,
         faults=0,
         moved=0,
         trouble=0,

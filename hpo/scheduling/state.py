@@ -78,6 +78,8 @@ class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     measured: bool = False
     memory_mb: float = 0.0
     """Peak memory of one rank; 0 where unknown."""
+    speed: float = 0.0
+    """Graphs of training per second in its first segment, all ranks together; 0 where unknown."""
     micro_batches: int = 1
     """Parts in which every batch is computed, doubled whenever memory runs out."""
 

@@ -59,6 +59,7 @@ class RunCallback:
         self.write(state)
         if self.progress:
             self.progress.begin(state.epoch + state.step / max(1, steps), self.settings.epochs)
+        self.stopwatch.begin_steps()
 
     @property
     def interrupted(self) -> bool:

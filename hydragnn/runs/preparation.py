@@ -336,7 +336,7 @@ class ValidationParts:
     def __iter__(self) -> Iterator[GraphBatch]:
         """The shares in the parts in which they are computed."""
         device = self.feed.placement.device
-        with closing(ahead(self.feed.epoch(0), device, tensors_of_parts)) as shares:
+        with closing(ahead((parts for _, parts in self.feed.epoch(0)), device, tensors_of_parts)) as shares:
             for parts in shares:
                 yield from parts
 

@@ -164,8 +164,6 @@ def ready_run(
                 f"{out} has trained {run.state.epoch} epochs, more than train.epochs = {plan.training.epochs}; ask for more epochs, or "
                 "begin a new run in another folder"
             )
-    layout = plan.parallel
-    stopwatch.shares = ranks.size // (layout.pipeline * layout.graph * layout.tensor)
     stopwatch.compile_seconds = sum(one.seconds for one in run.context.compiled)
     return run, heart, stopwatch
 

@@ -334,7 +334,7 @@ def measured_step(run: Assembly, count: int, ranks: Ranks, clock: Clock) -> tupl
     branch, context, state = run.data.branches[0], run.context, run.state
     feed, loader = branch.train, replace(branch.train.loader, budget=Budget(max_graphs=count))
     small = Feed(loader, feed.normalisation, replace(feed.placement, micro_batches=1, memory=None))
-    (batch,) = next(small.epoch(0))
+    _, (batch,) = next(small.epoch(0))
     graphs = loader.batches(0)[0]
     nodes, edges = float(loader.sizes.nodes[graphs].sum()), float(loader.sizes.edges[graphs].sum())
     scale, predict = torch.zeros_like(context.loss_weights[context.branches[0]]), context.predictor(state, 0)

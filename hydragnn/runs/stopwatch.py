@@ -9,6 +9,12 @@ import torch
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.record import Cost
 
+WARM_UP = 2
+"""First steps of a segment, which load and allocate.
+
+Their time counts only where there are no others.
+"""
+
 
 class Stopwatch:
     """Cost of this segment on top of what earlier segments cost."""
@@ -18,25 +24,30 @@ class Stopwatch:
         self.earlier, self.ranks, self.device, self.members = earlier, ranks, device, members
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
         self.compile_seconds = 0.0
-        self.shares = ranks.size
-        """Shares of a batch, which differ from rank to rank unless ranks share graphs or layers."""
-        self.graphs, self.training_seconds, self.step_start = 0, 0.0, time.perf_counter()
+        self.steps = self.graphs = 0
+        self.training_seconds, self.step_start = 0.0, time.perf_counter()
 
     def begin_steps(self) -> None:
         """Steps begin now, after validation and checkpoints."""
         self.step_start = time.perf_counter()
 
     def count_step(self, graphs: int) -> None:
-        """A step with this rank's graphs ended."""
+        """A step ended whose batch had so many graphs, over all ranks."""
         now = time.perf_counter()
+        self.steps += 1
+        if self.steps == WARM_UP + 1:
+            self.graphs, self.training_seconds = 0, 0.0
         self.graphs += graphs
         self.training_seconds += now - self.step_start
         self.step_start = now
 
     @property
     def graphs_per_second(self) -> float:
-        """Training speed of this segment; ranks are taken to have equal shares."""
-        return self.graphs * self.shares / self.training_seconds if self.training_seconds else 0.0
+        """Training speed of this segment; 0 before the first step.
+
+        Reductions make every rank wait for the slowest, whose time this is. Validation, checkpoints and preparation are not counted, nor are the first steps.
+        """
+        return self.graphs / self.training_seconds if self.training_seconds else 0.0
 
     def cost(self) -> Cost:
         """Return the cost of all segments, as if ranks were alike.

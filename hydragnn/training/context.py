@@ -54,7 +54,7 @@ class Callback(Protocol):
     def on_step_end(self, state: TrainState, steps: int, graphs: int, loss: float | None) -> None:
         """Note that one of ``steps`` steps was queued.
 
-        It had ``graphs`` graphs on this rank.
+        Its batch had ``graphs`` graphs, over all ranks.
 
         ``loss`` is this rank's part of the newest loss that is known, None in the first step.
         """

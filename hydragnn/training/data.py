@@ -94,12 +94,12 @@ class Feed:
             self._counted = (epoch, len(self.loader.batches(epoch)))
         return self._counted[1]
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[GraphBatch, ...]]:
-        """Return the batches of an epoch from step ``start`` on."""
-        for _, batch in self.loader.epoch(number, start):
+    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[int, tuple[GraphBatch, ...]]]:
+        """Return graphs and own parts of every batch from step ``start`` on."""
+        for graphs, batch in self.loader.epoch(number, start):
             if self.normalisation is not None:
                 batch = normalise(batch, self.normalisation)
-            yield self.placement.parts(batch)
+            yield graphs, self.placement.parts(batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -138,6 +138,8 @@ class Share:
     parts: tuple[GraphBatch, ...]
     stand_ins: tuple[GraphBatch, ...] = ()
     """Graphs that are computed after them without any weight, since peers compute more parts."""
+    graphs: int = 0
+    """Graphs of the whole batch, over all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -195,8 +197,8 @@ class RunData:
         skipped = np.bincount(turns[:start], minlength=len(self.shown)).tolist()
         feeds = [_batches(branch, number, first) for branch, first in zip(self.shown, skipped)]
         for turn in turns[start:].tolist():
-            parts = next(feeds[turn])
-            yield Share(branch=turn, parts=parts, stand_ins=self.shown[turn].train.stand_ins(len(parts)))
+            graphs, parts = next(feeds[turn])
+            yield Share(branch=turn, parts=parts, stand_ins=self.shown[turn].train.stand_ins(len(parts)), graphs=graphs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,7 +227,7 @@ def pieces_of(branch: BranchData, epoch: int) -> list[Piece]:
     return pieces
 
 
-def _batches(branch: BranchData, epoch: int, skipped: int) -> Iterator[tuple[GraphBatch, ...]]:
+def _batches(branch: BranchData, epoch: int, skipped: int) -> Iterator[tuple[int, tuple[GraphBatch, ...]]]:
     """Return the branch's batches of an epoch after the first ones."""
     for piece in pieces_of(branch, epoch):
         skip = min(skipped, piece.batches)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hydragnn.base.errors import Interrupted
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.padding import real_items
 from hydragnn.models import Distribution, Target
 from hydragnn.training.context import Callback, Diverged, StepResult, TrainingContext
 from hydragnn.training.data import RunData, Share
@@ -87,12 +86,11 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
     ) as shares:
         for share in shares:
             rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
-            graphs = sum(real_items(part, "graph") for part in share.parts)
             result = yield StepRequest(share=share, rate=rate)
             flag = context.reduce_all(torch.full_like(result.loss, float(callback.interrupted)))
             previous, queued = queued, numbers_of(result, flag)
             interrupted, loss = read_step(previous, state.epoch)
-            callback.on_step_end(state, steps, graphs, loss)
+            callback.on_step_end(state, steps, share.graphs, loss)
             if interrupted:
                 break
     interrupted |= read_step(queued, state.epoch)[0]

@@ -1,14 +1,17 @@
 """Campaigns search layouts that fit, and use the fastest."""
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from virtual import transition
 
 from hydragnn.base.errors import InputError
+from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.objective import objective_value
-from hydragnn.hpo.preflight import plan_on
+from hydragnn.hpo.sampling.proposals import Proposals
 from hydragnn.hpo.sampling.sampler import History, history_of, proposals
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Proposed, Reached
@@ -26,7 +29,7 @@ Settings = Callable[..., Any]
 
 
 def seconds_of(values: dict[str, Any]) -> float:
-    """Return seconds of an epoch; shard = 2 and tensor = 2 is the fastest."""
+    """Return seconds per graph; shard = 2 and tensor = 2 is the fastest."""
     return 1.0 + abs(values["parallel.shard"] - 2) + abs(values["parallel.tensor"] - 2) + values["parallel.graph"]
 
 
@@ -41,7 +44,7 @@ def course_of(campaign: Any, trials: int) -> list[dict[str, Any]]:
     for number in range(trials):
         (point,) = proposals(campaign, history_of(campaign, space, state), number, 1, keys_of(state))
         state, _ = feed(Proposed(trial=number, values=point))
-        state, _ = feed(Reached(trial=number, attempt=1, epochs=1, value=0.5, seconds=seconds_of(point)))
+        state, _ = feed(Reached(trial=number, attempt=1, epochs=1, value=0.5, speed=1.0 / seconds_of(point)))
     return [trial.values for trial in state.trials.values()]
 
 
@@ -110,10 +113,31 @@ def test_the_fastest_of_the_first_layouts_is_that_of_all_later_trials(settings: 
     assert len(set(rates[8:])) == 4
 
 
-def test_one_process_is_not_divided(settings: Settings, fake_launcher: Callable[..., Any]) -> None:
-    campaign = settings(space={"parallel": {"shard": [1, 2]}}, ranks_per_node=2)
-    with pytest.raises(InputError, match=r"parallel.shard divides the ranks of a trial"):
-        plan_on(fake_launcher(workers=1), campaign)
+def test_with_many_workers_later_trials_wait_for_the_layout(settings: Settings, tmp_path: Path) -> None:
+    space = {"parallel": {"shard": [1, 2]}, "train.learning_rate": RATE}
+    campaign = settings(space=space, ranks_per_node=2, trials=6, layout_trials=2, sampler="random")
+    own, state = space_of(campaign.search.space), State()
+    state, _ = transition(state, Opened(plan=Plan(trials=6, rungs=(1,)), slots=("a", "b", "c", "d")), 0.0)
+    requests = Proposals(campaign, own, [], state, Estimates(own), tmp_path / "log")
+    for number in range(4):
+        requests.ask(number)
+
+    def answers(count: int) -> list[Any]:
+        events: list[Any] = []
+        while len(events) < count:
+            if (event := requests.answer(state, math.inf)) is not None:
+                events.append(event)
+        return events
+
+    for event in answers(2):
+        state, _ = transition(state, event, 0.0)
+    speeds = {0: 1.0, 1: 2.0}
+    for number, speed in speeds.items():
+        assert requests.answer(state, math.inf) is None and not requests.busy
+        state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=0.5, speed=speed), 0.0)
+    later = answers(2)
+    requests.close()
+    assert [event.values["parallel.shard"] for event in later] == [state.trials[1].values["parallel.shard"]] * 2
 
 
 def test_throughput_is_minimised_as_seconds_per_graph() -> None:

@@ -11,7 +11,7 @@ from hydragnn.hpo import CampaignSettings, campaign
 from hydragnn.hpo.campaign import launcher_of
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.launcher import Begun, Exit, Task
-from hydragnn.hpo.launching.local import gpus_of_workers, one_gpu
+from hydragnn.hpo.launching.local import gpus_of_workers, own_gpus
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 SAYS = "import os, pathlib, sys\npathlib.Path(sys.argv[1], 'gpu').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'any'))\n"
@@ -66,7 +66,7 @@ def test_each_worker_sees_one_gpu_that_no_other_sees(
 def test_on_amd_the_variable_that_narrows_last_names_the_gpu(
     environment: dict[str, str], expected: dict[str, str]
 ) -> None:
-    assert one_gpu(environment, 1, on_amd=True) == expected
+    assert own_gpus(environment, 1, on_amd=True) == expected
 
 
 @pytest.mark.parametrize("workers", [None, 3], ids=["of the campaign", "of the command line"])

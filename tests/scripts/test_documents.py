@@ -168,6 +168,23 @@ def test_the_sampler_of_the_documents_gives_points_of_the_space(acme: Path) -> N
     assert 8 <= int(str(point["model.hidden_dim"])) <= 64
 
 
+def test_the_layouts_of_the_documents_are_searched_by_two_ranks(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hydragnn.hpo import campaign_records
+
+    monkeypatch.chdir(tmp_path)
+    make_alloys(tmp_path / "alloys.h5", samples=40)
+    (text,) = [block for block in _blocks(root / "docs" / "search.md", "toml") if "layout_trials" in block]
+    Path("LAYOUTS.toml").write_text(text)
+    result = hydragnn.search("LAYOUTS.toml", out="layouts", workers=1)
+    records = [record for _, record, _ in campaign_records(result.folder)]
+    layouts = [(record.config["parallel"]["shard"], record.config["parallel"]["graph"]) for record in records]
+    assert result.failed == 0 and len(set(layouts[:3])) == 3
+    assert layouts[3] == layouts[4] in layouts[:3]
+    assert all(record.cost.ranks == 2 for record in records)
+
+
 def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Path) -> None:
     from hydragnn.config import parse_config
     from hydragnn.datasets import read_build_settings

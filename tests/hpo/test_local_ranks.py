@@ -1,0 +1,284 @@
+"""Local trials of two ranks: one run, real faults, no orphans, and the error that came first."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from campaigns import course
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.machine import ROOM, Machine
+from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_history, campaign_settings, run_search
+from hydragnn.hpo.campaign import local_launcher, local_note
+from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.launching import local
+from hydragnn.hpo.launching.local import gpus_of_workers
+from hydragnn.hpo.launching.verdict import verdict
+from hydragnn.hpo.preflight import plan_on
+from hydragnn.hpo.scheduling.events import Failed
+from hydragnn.record import RunRecord, read_record
+from tests.forked import Forked
+
+PATIENCE = 240.0  # seconds for what a loaded machine does within ten
+GROUPS = Path("/sys/fs/cgroup/memory")
+DRIVER = """
+import json, sys
+from pathlib import Path
+from hydragnn.hpo import LocalLauncher, campaign_settings, run_search
+out = Path(sys.argv[2])
+settings = campaign_settings(json.loads(sys.argv[1]), out.parent / "CAMPAIGN.toml")
+run_search(settings, out, resume=True, launcher=LocalLauncher(1, ranks=2))
+"""
+HUNGRY = '''
+"""Real training whose second rank runs out of memory in whole batches."""
+
+import os, resource, runpy, sys
+from pathlib import Path
+
+from hydragnn.runs import session
+
+take, trial = session.take_step, int(Path(sys.argv[1]).name)
+held = []
+
+def hungry(*words):
+    if not trial:
+        resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))
+        held.append(bytearray(2**36))
+    Path("{group}/tasks").write_text(str(os.getpid()))
+    while True:
+        held.append(b"x" * 2**22)
+
+if os.environ["RANK"] == "1" and sys.argv[sys.argv.index("--micro-batches") + 1] == "1":
+    session.take_step = hungry
+sys.argv[0] = "run"
+runpy.run_module("hydragnn.runs.run", run_name="__main__", alter_sys=True)
+'''
+WAITING = """
+import os, sys, time
+from pathlib import Path
+Path(sys.argv[1], os.environ["RANK"]).write_text(" ".join([str(os.getpid()), os.environ["WORLD_SIZE"], *sys.argv[2:]]))
+time.sleep(1000)
+"""
+ENDS = """
+import os, signal, sys, time
+from hydragnn.hpo.launching import crew
+crew.PATIENCE = 0.2
+ends = os.pipe()
+pids = crew.fork_ranks(3)
+if pids:
+    sys.exit(crew.first_end(pids))
+read, write = ends
+if os.environ["RANK"] == "1":
+    os.close(write)
+    {fault}
+elif {others}:
+    os.close(write)
+    os.read(read, 1)  # nothing, once rank 1 has ended
+    time.sleep(1000 if os.environ["RANK"] == "0" else 0.3)
+    os._exit(5)
+"""
+
+
+@pytest.fixture
+def layouts(table: dict[str, Any]) -> dict[str, Any]:
+    """A campaign over the layouts of two ranks."""
+    rate = table["search"]["space"]["train.learning_rate"]
+    search = {"trials": 3, "sampler": "random", "rungs": [1], "finalists": 1, "ranks_per_node": 2}
+    space = {"parallel": {"shard": [1, 2], "graph": [1, 2]}, "train.learning_rate": rate}
+    model = {"kind": "schnet", "hidden_dim": 8, "num_layers": 1, "cutoff": 2.0}
+    return {**table, "model": model, "train": {"epochs": 2}, "search": {**search, "space": space}}
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[tuple[LocalLauncher, list[psutil.Process], Any]]:
+    """A launcher, the two ranks of its attempt, and the attempt."""
+    (tmp_path / "module").mkdir()
+    (tmp_path / "module" / "waiting.py").write_text(WAITING)
+    launcher = LocalLauncher(1, ranks=2, module="waiting", environment={"PYTHONPATH": str(tmp_path / "module")})
+    (tmp_path / "trial").mkdir()
+    task = local.Task(trial=0, attempt=1, until=1, folder=tmp_path / "trial", slots=launcher.slots)
+    launcher.start(task)
+    (begun,) = until(lambda: launcher.poll(0.2))
+    launcher.go(begun.task)
+    notes = until(lambda: launcher.poll(0.05) or [one for rank in "01" if (one := note(task.folder / rank))][:2:1], 2)
+    yield launcher, [psutil.Process(int(one.split()[0])) for one in notes], begun.identity
+    launcher.close()
+
+
+def note(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def until(found: Callable[[], list[Any]], count: int = 1) -> list[Any]:
+    """What is found once there is enough of it."""
+    deadline = time.monotonic() + PATIENCE
+    while len(result := found()) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return result
+
+
+def weights_of(out: Path) -> dict[str, bytes]:
+    return {path.parts[-3]: path.read_bytes() for path in sorted(out.glob("trials/*/model/weights.safetensors"))}
+
+
+def test_a_search_over_layouts_of_two_ranks_has_the_same_bits_after_its_controller_was_killed(
+    layouts: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "driver.py").write_text(DRIVER)
+    words = [str(tmp_path / "driver.py"), json.dumps(layouts)]
+    killed = Forked([*words, str(tmp_path / "killed")], os.environ)
+    journal = tmp_path / "killed" / "journal.jsonl"
+    until(lambda: list((tmp_path / "killed").glob("trials/0001/heartbeat")))
+    ranks = [one for worker in psutil.Process(killed.pid).children() for one in worker.children(recursive=True)]
+    killed.kill()
+    killed.wait()
+    assert len(ranks) >= 3 and not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
+    before = len(read_journal(journal))
+    settings = campaign_settings(layouts, tmp_path / "CAMPAIGN.toml")
+    for name in ("killed", "undisturbed"):
+        result = run_search(settings, tmp_path / name, resume=True, launcher=LocalLauncher(1, ranks=2))
+        assert (result.ending, result.failed) == ("finished", 0)
+    assert len(read_journal(journal)) > before
+    assert course(tmp_path / "killed") == course(tmp_path / "undisturbed")
+    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "undisturbed") != {}
+    records = [read_record(folder) for folder in sorted((tmp_path / "killed" / "trials").iterdir())]
+    assert all(record.cost.ranks == 2 and record.cost.graphs_per_second > 0 for record in records)
+
+
+def test_a_rank_without_memory_teaches_the_campaign_whoever_ends_it(layouts: dict[str, Any], tmp_path: Path) -> None:
+    group = GROUPS / f"hydragnn-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(2**26))
+        kinds = 2
+    except OSError:
+        kinds = 1  # the system kills nobody here
+    (tmp_path / "hungry").mkdir()
+    (tmp_path / "hungry" / "__init__.py").touch()
+    (tmp_path / "hungry" / "preload.py").write_text("from hydragnn.runs import preload, run")
+    (tmp_path / "hungry" / "training.py").write_text(HUNGRY.replace("{group}", str(group)))
+    layouts["search"] |= {"trials": kinds, "rungs": [], "space": {"parallel": {"shard": [1, 2]}}}
+    del layouts["search"]["rungs"], layouts["search"]["finalists"]
+    failures: list[Failed] = []
+
+    def follow(state: Any, event: Any, seconds: float) -> None:
+        failures.extend([event] if isinstance(event, Failed) else [])
+
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    launcher = LocalLauncher(1, ranks=2, module="hungry.training", environment={"PYTHONPATH": paths})
+    out = tmp_path / "campaign"
+    try:
+        result = run_search(campaign_settings(layouts, tmp_path / "C.toml"), out, launcher=launcher, on_event=follow)
+    finally:
+        if kinds == 2:
+            group.rmdir()
+    assert (result.finished, [failure.kind for failure in failures]) == (kinds, ["out_of_memory"] * kinds)
+    assert [failure.suspects for failure in failures] == [()] * kinds
+    assert "smaller batches" in failures[0].message
+    assert kinds == 1 or "the system ran out of memory" in failures[1].message
+    assert all(trial.attempts == 2 for trial in campaign_history(out).trials)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_takes_the_others_with_it(waiting: Any, rank: int) -> None:
+    launcher, ranks, _ = waiting
+    other = ranks[1 - rank]
+    other.suspend()  # deaf, as in a collective
+    leader = ranks[0].parent()
+    ranks[rank].kill()
+    leader.kill()
+    (end,) = until(lambda: launcher.poll(0.2))
+    assert end.code == -signal.SIGKILL and not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
+
+
+def test_ranks_end_with_their_worker_and_with_the_launcher(waiting: Any) -> None:
+    launcher, ranks, _ = waiting
+    assert {note(Path(launcher._attempts["worker-0"].task.folder, str(rank))).split(" ", 1)[1] for rank in (0, 1)} == {
+        "2 --until 1 --attempt 1 --micro-batches 1 --ranks 2"
+    }
+    ranks[0].parent().parent().kill()
+    assert not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
+
+
+def test_a_cancelled_trial_tells_all_its_ranks(waiting: Any) -> None:
+    launcher, ranks, _ = waiting
+    launcher.cancel(0, PATIENCE)
+    (end,) = until(lambda: launcher.poll(0.2))
+    assert end.code == -9 and not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        ("os._exit(7)", 7, "ended with exit code 7"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "was killed by SIGSEGV"),
+        ("pass", 0, ""),
+    ],
+    ids=["exit", "crash", "none"],
+)
+def test_the_first_rank_that_fails_decides_the_code(fault: str, code: int, words: str, others: bool) -> None:
+    if code == 0 and others:
+        fault, code, words = "os._exit(9)", 9, "exit code 9"
+    script = ENDS.format(fault=fault, others=others)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == (f"rank 1 of 3 was the first to fail: it {words}\n" if words else "") or words in done.stdout
+
+
+@pytest.mark.parametrize(("code", "kind"), [(-11, "defect"), (7, "defect"), (3, "lost_node"), (-9, "lost_node")])
+def test_a_crash_is_not_taken_for_a_lost_node_by_what_its_peers_say(tmp_path: Path, code: int, kind: str) -> None:
+    failure = {"kind": "lost_node", "message": "another rank is gone: connection closed by peer"}
+    record = replace(RunRecord(config={}, config_hash="h", data_hash="", seed=0), status="failed")
+    record = replace(record, failure=local_failure(**failure))
+    outcome = verdict(exit_in(tmp_path, record, code), "h", "valid/loss")
+    assert isinstance(outcome, Failed) and outcome.kind == kind
+    assert ("first to fail" in outcome.message) == (kind == "defect")
+
+
+def local_failure(kind: Any, message: str) -> Any:
+    from hydragnn.record import Failure
+
+    return Failure(kind=kind, message=message)
+
+
+def exit_in(folder: Path, record: RunRecord, code: int) -> Any:
+    from hydragnn.hpo.launching.launcher import Exit, Task
+    from hydragnn.record import write_record
+
+    write_record(record, folder)
+    (folder / "log.txt").write_text("gloo: connection closed by peer\nrank 1 of 2 was the first to fail: it crashed\n")
+    return Exit(task=Task(trial=0, attempt=1, until=1, folder=folder, slots=("worker-0",)), code=code)
+
+
+def test_workers_leave_every_rank_its_core_and_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, settings: Callable[..., CampaignSettings]
+) -> None:
+    machine = Machine(cores=16, memory=11 * ROOM, gpus=0)
+    monkeypatch.setattr("hydragnn.base.machine.this_machine", lambda: machine)
+    for wanted, ranks, expected in (("auto", 2, 5), ("auto", 16, 1), (3, 4, 3)):
+        launcher = local_launcher(settings(ranks_per_node=ranks, launcher="local"), wanted)  # type: ignore[arg-type]
+        assert (len(launcher.slots), launcher.ranks) == (expected, ranks)
+        turns = "ranks take turns" in local_note(launcher, replace(machine, cores=8), chosen=False)
+        assert turns == (expected * ranks > 8)
+        assert plan_on(launcher, settings(ranks_per_node=ranks, nodes_per_trial=[1, 4])).max_slots == 1
+        launcher.close()
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(local, "visible_gpus", lambda: 5)
+    monkeypatch.setattr(local.torch.version, "hip", None)
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in gpus_of_workers(2, 2)] == ["0,1", "2,3"]
+    with pytest.raises(InputError, match=r"3 workers, .* 5 GPU.* each .* 2 of its own; set workers to at most 2"):
+        gpus_of_workers(3, 2)
+    with pytest.raises(InputError, match=r"set search\.ranks_per_node to at most 5"):
+        gpus_of_workers(1, 8)
