@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from hydragnn.config import AnyConfig
     from hydragnn.distributed.fabric import Fabric
     from hydragnn.distributed.ranks import Ranks
+    from hydragnn.parallel import ParallelSettings
+    from hydragnn.runs.assembly import Assembly
     from hydragnn.runs.layout_plan import MachineSize, PlannedLayout
+    from hydragnn.runs.plan import RunPlan
     from hydragnn.runs.step_costs import OnStep, RunCosts
 
 SHOWN = 12
@@ -76,6 +79,7 @@ def plan(
     from hydragnn.distributed import leave
     from hydragnn.distributed.fabric import measured_fabric, site_fabric
     from hydragnn.distributed.ranks import join_ranks
+    from hydragnn.runs.rank_steps import steps_of_ranks
     from hydragnn.runs.session import own_device, select_device
 
     table = with_overrides(read_toml(config), assignments or [])
@@ -83,11 +87,10 @@ def plan(
     settings = config_from_table(training, config)
     check_plannable(settings, str(config))
     begin, place = time.monotonic(), select_device(None)
-    fabric = stated(site, latency, bandwidth)
-    with join_ranks(config.absolute().parent, place) as ranks:
+    fabric, folder = stated(site, latency, bandwidth), config.absolute().parent
+    with join_ranks(folder, place) as ranks:
         own = own_device(place, ranks)
-        if fabric is None:
-            fabric = measured_fabric(ranks, own) if ranks.size > 1 else site_fabric("frontier")
+    together = fabric is None and ranks.size > 1
     machine = machine_of(ranks, own, nodes, ranks_per_node, memory or settings.batch.memory)
 
     def show(what: str, left: float | None) -> None:
@@ -95,8 +98,15 @@ def plan(
             more = "" if left is None else f", about {left:.0f} s left"
             print(f"measuring {what}{more}", file=sys.stderr, flush=True)
 
-    costs = measured(settings, machine, own, show)
+    run_plan, run = prepared(settings, machine, own, show)
+    costs = measured(run, run_plan, machine, show, together=together)
+    if together:
+        with join_ranks(folder, place) as ranks:
+            fabric = measured_fabric(ranks, own)
+            layouts = started_layouts(run_plan, machine, ranks)
+            costs = replace(costs, steps=steps_of_ranks(run, run_plan, layouts, ranks, show))
     if ranks.first:
+        fabric = fabric or site_fabric("frontier")
         result = result_of(costs, machine, fabric, curves)
         print(json.dumps(result)) if as_json else show_plan(result)
     leave(0)
@@ -130,26 +140,48 @@ def stated(site: str, latency: float | None, bandwidth: float | None) -> "Fabric
     return Fabric(within=within, between=between, source=(given if changed else "") + base.source)
 
 
-def measured(config: "AnyConfig", machine: "MachineSize", device: "torch.device", show: "OnStep") -> "RunCosts":
-    """Return costs of all layouts; every rank holds all data.
-
-    Ranks measure the same at the same time, since they were together just now.
-    """
+def prepared(
+    config: "AnyConfig", machine: "MachineSize", device: "torch.device", show: "OnStep"
+) -> "tuple[RunPlan, Assembly]":
+    """Return plan and run of a process with all data."""
     from hydragnn.distributed.ranks import Ranks
     from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import assemble
-    from hydragnn.runs.layout_plan import layouts_on
     from hydragnn.runs.plan import plan_run
     from hydragnn.runs.session import DTYPES
-    from hydragnn.runs.step_costs import costs_of_layouts, is_possible
     from hydragnn.training.data import DevicePlacement
 
     show("data", None)
     run_plan = replace(plan_run(config), parallel=ParallelSettings())
     placement = DevicePlacement(device=device, dtype=DTYPES[config.train.precision])
-    run = assemble(run_plan, placement, Ranks(), lambda: None, shared=machine.measured > 1)
-    layouts = [layout for layout in layouts_on(machine) if is_possible(run_plan, layout)]
-    return costs_of_layouts(run, run_plan, layouts, show)
+    return run_plan, assemble(run_plan, placement, Ranks(), lambda: None, shared=machine.measured > 1)
+
+
+def measured(run: "Assembly", plan: "RunPlan", machine: "MachineSize", show: "OnStep", *, together: bool) -> "RunCosts":
+    """Return costs of all layouts, by processes without peers.
+
+    Ranks measure the same at the same time, since they were together just now.
+    """
+    from hydragnn.runs.layer_costs import costs_of_layers
+    from hydragnn.runs.layout_plan import layouts_on
+    from hydragnn.runs.step_costs import costs_of_layouts, is_possible
+
+    layouts = [layout for layout in layouts_on(machine) if is_possible(plan, layout)]
+    costs = costs_of_layouts(run, plan, layouts, show, followed=together)
+    return replace(costs, layers=costs_of_layers(run, plan, show) if machine.ranks > 1 else ())
+
+
+def started_layouts(plan: "RunPlan", machine: "MachineSize", ranks: "Ranks") -> "list[ParallelSettings]":
+    """Return the layouts that the ranks of this command can have."""
+    from hydragnn.runs.layout_plan import layouts_on, stages_on
+    from hydragnn.runs.step_costs import is_possible
+
+    if machine.measured != machine.ranks_per_node:
+        return []
+    own = replace(machine, nodes=ranks.nodes)
+    layers = plan.branches[0].model.model.num_layers
+    every = [*layouts_on(own), *stages_on(own, layers)]
+    return [layout for layout in every if is_possible(plan, layout)]
 
 
 def machine_of(
@@ -191,6 +223,7 @@ def result_of(costs: "RunCosts", machine: "MachineSize", fabric: "Fabric", curve
         "graphs_per_batch": graphs,
         "memory_of_a_device": machine.memory,
         "network": fabric.source,
+        "steps_of_ranks": len(costs.steps),
         "warning": disturbance(costs, layouts),
         "layouts": [one.to_json() for one in layouts],
         **({"curves": [asdict(one) for one in curve], "published": PUBLISHED} if curves else {}),
@@ -247,6 +280,8 @@ def show_plan(result: dict[str, Any]) -> None:
     console.print(f"the first takes: {parts}")
     console.print(f"and: {times}")
     console.print(f"network: {result['network']}")
+    if result["steps_of_ranks"]:
+        console.print(f"steps of {result['steps_of_ranks']} layouts were measured with these ranks")
     for row in result.get("curves", ()):
         console.print(
             f"simulated, {row['devices']:,} devices: strong scaling {row['strong']:.1%}, weak {row['weak']:.1%}"
@@ -261,5 +296,8 @@ def layout_words(parallel: dict[str, int]) -> str:
     >>> layout_words({"replicate": 4, "shard": 2, "tensor": 1, "micro_batches": 3})
     'replicate 4 x shard 2'
     """
-    sizes = [f"{axis} {size}" for axis, size in parallel.items() if size > 1 and axis != "micro_batches"]
+    sizes = [
+        f"{axis} {size}" for axis, size in parallel.items() if size > 1 and axis not in ("micro_batches", "chunks")
+    ]
+    sizes += [f"chunks {parallel['chunks']}"] if parallel.get("chunks", 1) > 1 else []
     return " x ".join(sizes) or "one device"

@@ -1,6 +1,6 @@
 """Memory, time and efficiency of layouts, from costs of small steps."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any, Literal, NamedTuple
@@ -12,15 +12,20 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import Sizes
 from hydragnn.distributed.fabric import Collective, Fabric, Group, group_along
 from hydragnn.distributed.mesh import check_layout
+from hydragnn.distributed.pipeline import HEADER
 from hydragnn.parallel import AXES, Axis, ParallelSettings
-from hydragnn.runs.step_costs import RunCosts, StepCosts, kind_of
+from hydragnn.runs.stage_plan import StageCosts
+from hydragnn.runs.step_costs import RunCosts, Vectors, kind_of
 from hydragnn.training.buckets import BYTES
 from hydragnn.training.parameters import SHARDED_BLOCKS
 
-Limit = Literal["compute", "communication", "latency", "memory"]
+Limit = Literal["compute", "communication", "latency", "bubble", "memory"]
 
 PLANNED: tuple[Axis, ...] = ("shard", "graph", "tensor")
-"""Axes that are planned, beside replicas."""
+"""Axes that are planned, beside replicas and stages."""
+
+CHUNKS = (1, 2)
+"""Chunks of stages that are planned."""
 
 WITHIN: tuple[Axis, ...] = ("graph", "tensor")
 """Axes of which only sizes within a node are planned; their ranks exchange in every layer."""
@@ -97,6 +102,8 @@ class PlannedLayout:
     """Seconds in which collectives move bytes and nothing is computed."""
     latency: float
     """Seconds of collectives without their bytes, and nothing is computed."""
+    bubble: float
+    """Seconds in which the slowest stage waits for others to compute."""
     hidden: float
     """Seconds of collectives while the backward pass goes on."""
     efficiency: float
@@ -108,7 +115,7 @@ class PlannedLayout:
     @property
     def seconds(self) -> float:
         """Return the time of a step."""
-        return self.compute + self.communication + self.latency
+        return self.compute + self.communication + self.latency + self.bubble
 
     @property
     def limited_by(self) -> Limit:
@@ -119,19 +126,21 @@ class PlannedLayout:
             "compute": self.compute,
             "communication": self.communication,
             "latency": self.latency,
+            "bubble": self.bubble,
         }
         return max(parts, key=lambda name: parts[name])
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; bytes and seconds."""
         return {
-            "parallel": {**self.sizes, "micro_batches": self.layout.micro_batches},
+            "parallel": {**self.sizes, "chunks": self.layout.chunks, "micro_batches": self.layout.micro_batches},
             "memory": {**asdict(self.memory), "total": self.memory.total},
             "seconds": {
                 "step": self.seconds,
                 "compute": self.compute,
                 "communication": self.communication,
                 "latency": self.latency,
+                "bubble": self.bubble,
                 "hidden": self.hidden,
             },
             "graphs_per_second": self.graphs / self.seconds,
@@ -163,6 +172,18 @@ def layouts_on(machine: MachineSize, axes: Sequence[Axis] = PLANNED) -> Iterator
     yield from extended(axes, {})
 
 
+def stages_on(machine: MachineSize, layers: int) -> Iterator[ParallelSettings]:
+    """Yield all numbers of stages and chunks; other ranks are copies.
+
+    >>> [(one.pipeline, one.chunks) for one in stages_on(MachineSize(nodes=1, ranks_per_node=4), layers=4)]
+    [(2, 1), (2, 2), (4, 1)]
+    """
+    for stages in divisors(machine.ranks)[1:]:
+        for chunks in CHUNKS:
+            if stages * chunks <= layers:
+                yield ParallelSettings(pipeline=stages, chunks=chunks)
+
+
 def divisors(number: int) -> list[int]:
     """Return all divisors, ascending.
 
@@ -178,56 +199,165 @@ def planned_layouts(costs: RunCosts, machine: MachineSize, fabric: Fabric) -> li
     Each has the fewest micro-batches with which it fits.
     """
     layouts = [one for one in layouts_on(machine) if kind_of(one) in costs.kinds]
+    layouts += stages_on(machine, len(costs.layers))
     planned = [fitting(costs, settings, machine, fabric) for settings in layouts]
     return sorted(planned, key=lambda one: (not one.fits, one.seconds, one.memory.total))
 
 
 def fitting(costs: RunCosts, settings: ParallelSettings, machine: MachineSize, fabric: Fabric) -> PlannedLayout:
-    """Return a layout in as many micro-batches as it needs."""
+    """Return a layout in as many micro-batches as it needs.
+
+    Stages have as many as make the step shortest, and fit.
+    """
+    sizes = sizes_on(machine, settings)
+    most = max(1, max(map(len, costs.workload.batches)) // (sizes["replicate"] * sizes["shard"]))
+    parts, tried = min(settings.pipeline, most), list[PlannedLayout]()
     while True:
-        one = planned(costs, settings, machine, fabric)
-        most = max(map(len, costs.workload.batches)) // (one.sizes["replicate"] * one.sizes["shard"])
-        if one.fits or settings.micro_batches >= most:
-            return one
-        settings = settings.model_copy(update={"micro_batches": 2 * settings.micro_batches})
+        one = planned(costs, settings.model_copy(update={"micro_batches": parts}), machine, fabric)
+        tried.append(one)
+        if (one.fits and settings.pipeline == 1) or parts == most:
+            break
+        parts = min(2 * parts, most)
+    return tried[-1] if settings.pipeline == 1 else min(tried, key=lambda one: (not one.fits, one.seconds))
 
 
 def planned(costs: RunCosts, settings: ParallelSettings, machine: MachineSize, fabric: Fabric) -> PlannedLayout:
-    """Return what a layout takes and gives."""
-    rest = machine.ranks // settings.ranks_per_replica
-    sizes: dict[Axis, int] = {axis: rest if axis == "replicate" else getattr(settings, axis) for axis in AXES}
-    own, alone, work = costs.kinds[kind_of(settings)], costs.kinds[kind_of(ParallelSettings())], costs.workload
+    """Return what a layout takes and gives.
+
+    Where ranks took steps in such a layout, their times count, and the model gives what other sizes of groups change.
+    """
+    sizes = sizes_on(machine, settings)
+    alone, work = costs.kinds[kind_of(ParallelSettings())], costs.workload
     shares = work.shares(sizes["replicate"] * sizes["shard"])
-    weights = shares_of(own, sizes, settings, on_devices=not machine.cores)
-    memory = memory_of(costs, settings, sizes, shares, weights)
-    largest = [max(map(work.cost, batch)) for batch in shares]
-    parts = settings.micro_batches
-    gradient = parts * mean(own.part.at(cost / parts) for cost in largest)
-    reading = 0.0 if costs.accelerator else mean(map(own.load.at, largest))
-    update = own.update * weights.states * kind_of(settings)[0] / own.vectors.states
-    compute = machine.slowdown * (gradient + reading + update)
-    backward = machine.slowdown * own.backward * gradient / parts * machine.overlap
-    moving, latency, hidden = communication_of(own, sizes, machine, fabric, weights, backward)
-    for exchange in own.exchanges:
-        group = group_along(sizes, (exchange.axis,), machine.ranks_per_node)
-        size = parts * mean(exchange.size.at(cost / parts) for cost in largest)
-        count = parts * exchange.count
-        total, hops = times(fabric, exchange.kind, size / count, group, count)
-        moving, latency = moving + total - hops, latency + hops
+    largest = [max(batch, key=work.cost) for batch in shares]
+    model = modelled if settings.pipeline == 1 else modelled_stages
+    step = model(costs, settings, sizes, largest, machine, fabric)
+    steps = costs.steps_like(sizes, settings.chunks) if machine.measured == machine.ranks_per_node else None
+    if steps is not None:
+        nearest = model(costs, settings, steps.sizes, largest, machine, fabric)
+        seconds = mean(steps.seconds(work.cost(graphs), settings.micro_batches) for graphs in largest)
+        step = step.with_seconds(max(0.0, seconds + step.seconds - nearest.seconds))
     ideal = mean(alone.part.at(work.cost(batch)) for batch in work.batches) + alone.update
-    seconds = compute + moving + latency
+    memory = (memory_of if settings.pipeline == 1 else memory_of_stages)(costs, settings, sizes, shares, machine)
     return PlannedLayout(
         layout=settings,
         sizes=sizes,
         memory=memory,
-        compute=compute,
-        communication=moving,
-        latency=latency,
-        hidden=hidden,
-        efficiency=machine.slowdown * ideal / (machine.ranks * seconds),
+        compute=step.compute,
+        communication=step.moving,
+        latency=step.latency,
+        bubble=step.bubble,
+        hidden=step.hidden,
+        efficiency=machine.slowdown * ideal / (machine.ranks * step.seconds),
         graphs=mean(float(len(batch)) for batch in work.batches),
         fits=machine.memory is None or memory.total <= machine.memory,
     )
+
+
+def sizes_on(machine: MachineSize, settings: ParallelSettings) -> dict[Axis, int]:
+    """Return the ranks along every axis."""
+    rest = machine.ranks // settings.ranks_per_replica
+    return {axis: rest if axis == "replicate" else getattr(settings, axis) for axis in AXES}
+
+
+class Times(NamedTuple):
+    """Seconds of a step by what they are for."""
+
+    compute: float
+    moving: float
+    latency: float
+    hidden: float
+    bubble: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of a step."""
+        return self.compute + self.moving + self.latency + self.bubble
+
+    def with_seconds(self, total: float) -> "Times":
+        """Return the parts of a step of another length.
+
+        What is not computed is waited for; a shorter step has computed less.
+
+        >>> Times(3.0, 1.0, 1.0, 0.0).with_seconds(7.0)
+        Times(compute=3.0, moving=2.0, latency=2.0, hidden=0.0, bubble=0.0)
+        """
+        compute, bubble = min(self.compute, total), min(self.bubble, max(0.0, total - self.compute))
+        rest, waits = total - compute - bubble, self.moving + self.latency
+        share = self.moving / waits if waits else 0.0
+        return Times(compute, share * rest, (1.0 - share) * rest, self.hidden, bubble)
+
+
+def modelled(
+    costs: RunCosts,
+    settings: ParallelSettings,
+    sizes: Mapping[Axis, int],
+    largest: Sequence[NDArray[np.int64]],
+    machine: MachineSize,
+    fabric: Fabric,
+) -> Times:
+    """Return times by steps without peers, and by the fabric.
+
+    ``largest`` are the graphs of the largest share of every batch.
+    """
+    own, parts = costs.kinds[kind_of(settings)], settings.micro_batches
+    amounts = list(map(costs.workload.cost, largest))
+    weights = shares_of(own.vectors, sizes, settings, on_devices=not machine.cores)
+    gradient = parts * mean(own.part.at(cost / parts) for cost in amounts)
+    reading = 0.0 if costs.accelerator else mean(map(own.load.at, amounts))
+    update = own.update * weights.states * kind_of(settings)[0] / own.vectors.states
+    compute = machine.slowdown * (gradient + reading + update)
+    backward = machine.slowdown * own.backward * gradient / parts * machine.overlap
+    moving, latency, hidden = communication_of(sizes, machine, fabric, weights, backward)
+    for exchange in own.exchanges:
+        group = group_along(sizes, (exchange.axis,), machine.ranks_per_node)
+        size = parts * mean(exchange.size.at(cost / parts) for cost in amounts)
+        count = parts * exchange.count
+        total, hops = times(fabric, exchange.kind, size / count, group, count)
+        moving, latency = moving + total - hops, latency + hops
+    return Times(compute, moving, latency, hidden)
+
+
+def modelled_stages(
+    costs: RunCosts,
+    settings: ParallelSettings,
+    sizes: Mapping[Axis, int],
+    largest: Sequence[NDArray[np.int64]],
+    machine: MachineSize,
+    fabric: Fabric,
+) -> Times:
+    """Return the same for stages: the schedule, with and without messages.
+
+    A message is a header and the states of a part; every stage waits for it, and sends while it computes.
+    """
+    stages, parts, work = stages_of(costs, settings), settings.micro_batches, costs.workload
+    cost = mean(map(work.cost, largest)) / parts
+    vectors = max((stages.vectors(stage) for stage in range(stages.stages)), key=lambda one: one.weights)
+    weights = shares_of(vectors, sizes, settings, on_devices=not machine.cores)
+    update = max(map(stages.update, range(stages.stages))) * weights.states / vectors.states
+    reading = 0.0 if costs.accelerator else mean(stages.whole.load.at(work.cost(graphs)) for graphs in largest)
+    whole = stages.makespan(cost, parts)
+    busy = stages.busy(cost, parts)
+    group = group_along(sizes, ("pipeline",), machine.ranks_per_node)
+    pair = Group(size=2, nodes=min(2, group.nodes), sharing=group.sharing)
+    size = mean(max(layer.bytes_sent(work.sizes, graphs) for layer in costs.layers) for graphs in largest) / parts
+    hops = 2 * fabric.seconds("all-gather", 0.0, pair)
+    message = hops + fabric.seconds("all-gather", 2 * (size + HEADER), pair) - fabric.seconds("all-gather", 0.0, pair)
+    waits = stages.makespan(cost, parts, message) - whole
+    moving, latency, hidden = communication_of(sizes, machine, fabric, weights, 0.0)
+    return Times(
+        compute=machine.slowdown * (busy + reading + update),
+        moving=moving + waits * (1.0 - hops / message),
+        latency=latency + waits * hops / message,
+        hidden=hidden,
+        bubble=machine.slowdown * (whole - busy),
+    )
+
+
+def stages_of(costs: RunCosts, settings: ParallelSettings) -> StageCosts:
+    """Return the costs of the stages of a layout."""
+    whole = costs.kinds[kind_of(ParallelSettings())]
+    return StageCosts(layers=costs.layers, whole=whole, stages=settings.pipeline, chunks=settings.chunks)
 
 
 class Shares(NamedTuple):
@@ -239,13 +369,13 @@ class Shares(NamedTuple):
     """Each copy keeps the states of a share of the weights."""
 
 
-def shares_of(costs: StepCosts, sizes: dict[Axis, int], settings: ParallelSettings, *, on_devices: bool) -> Shares:
+def shares_of(vectors: Vectors, sizes: Mapping[Axis, int], settings: ParallelSettings, *, on_devices: bool) -> Shares:
     """Return the shares of a rank, as ``parallelize`` divides them."""
     copies, shards = sizes["replicate"] * sizes["graph"], sizes["shard"]
-    weights = costs.vectors.weights / shards
+    weights = vectors.weights / shards
     by_itself = on_devices and weights > BYTES
     shared = copies > 1 and (by_itself if settings.states == "auto" else settings.states == "shared")
-    return Shares(weights, costs.vectors.states / shards / (copies if shared else 1), shared)
+    return Shares(weights, vectors.states / shards / (copies if shared else 1), shared)
 
 
 def memory_of(
@@ -253,7 +383,7 @@ def memory_of(
     settings: ParallelSettings,
     sizes: dict[Axis, int],
     shares: list[list[NDArray[np.int64]]],
-    weights: Shares,
+    machine: MachineSize,
 ) -> DeviceMemory:
     """Return the memory of the rank that needs most."""
     own, parts, sizes_of_graphs = costs.kinds[kind_of(settings)], settings.micro_batches, costs.workload.sizes
@@ -267,21 +397,16 @@ def memory_of(
     peak = held = halos = 0.0
     for graphs in (graphs for batch in shares for graphs in batch if len(graphs)):
         whole = own.footprint.held(graph_sizes, graphs)
-        order = graphs[np.argsort(graph_sizes.edges[graphs], kind="stable")][::-1]
-        largest = order[::parts][: ceil(len(graphs) / parts)]  # parts have nearly equal costs
+        largest = largest_part(graph_sizes, graphs, parts)
         inside = own.footprint.held(graph_sizes, largest)
         taken = own.footprint.bytes(graph_sizes, largest) - inside
         if whole + taken > peak + held:
             peak, held = taken, whole
             halos = own.footprint.bytes(graph_sizes, largest) - own.footprint.bytes(without_copies, largest)
-    vectors = own.vectors
-    moments = weights.states * vectors.moments / vectors.states
-    gathered = min(peak, vectors.gathered)
-    return DeviceMemory(
-        parameters=int(weights.weights),
-        gradients=int(weights.weights),
-        optimizer=int(moments),
-        average_and_best=int(weights.states - moments),
+    weights = shares_of(own.vectors, sizes, settings, on_devices=not machine.cores)
+    gathered = min(peak, own.vectors.gathered)
+    return replace(
+        memory_of_weights(own.vectors, weights),
         data=int(own.valid / (sizes["replicate"] * sizes["shard"]) + held),
         activations=int(peak - gathered - halos),
         gathered_layers=int(gathered),
@@ -289,9 +414,50 @@ def memory_of(
     )
 
 
-def communication_of(
-    costs: StepCosts,
+def memory_of_stages(
+    costs: RunCosts,
+    settings: ParallelSettings,
     sizes: dict[Axis, int],
+    shares: list[list[NDArray[np.int64]]],
+    machine: MachineSize,
+) -> DeviceMemory:
+    """Return the memory of the stage that needs most."""
+    stages, parts, graph_sizes = stages_of(costs, settings), settings.micro_batches, costs.workload.sizes
+    whole = stages.whole
+    graphs = max((graphs for batch in shares for graphs in batch), key=costs.workload.cost)
+    part = largest_part(graph_sizes, graphs, parts)
+    data = whole.valid / sizes["replicate"] + whole.footprint.held(graph_sizes, graphs)
+
+    def of(stage: int) -> DeviceMemory:
+        vectors = stages.vectors(stage)
+        weights = shares_of(vectors, sizes, settings, on_devices=not machine.cores)
+        activations = stages.activations(stage, parts, graph_sizes, part)
+        return replace(memory_of_weights(vectors, weights), data=int(data), activations=int(activations))
+
+    return max(map(of, range(stages.stages)), key=lambda one: one.total)
+
+
+def largest_part(sizes: Sizes, graphs: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
+    """Return the graphs of the largest of nearly equal parts."""
+    order = graphs[np.argsort(sizes.edges[graphs], kind="stable")][::-1]
+    return order[::parts][: ceil(len(graphs) / parts)]
+
+
+def memory_of_weights(vectors: Vectors, shares: Shares) -> DeviceMemory:
+    """Return the memory of weights and their states alone."""
+    moments = shares.states * vectors.moments / vectors.states
+    return DeviceMemory(
+        parameters=int(shares.weights),
+        gradients=int(shares.weights),
+        optimizer=int(moments),
+        average_and_best=int(shares.states - moments),
+        data=0,
+        activations=0,
+    )
+
+
+def communication_of(
+    sizes: Mapping[Axis, int],
     machine: MachineSize,
     fabric: Fabric,
     weights: Shares,

@@ -27,7 +27,7 @@ from hydragnn.models.replay import NotRecordable, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.plan import RunPlan
 from hydragnn.training.data import BranchData, Feed
-from hydragnn.training.loop import add_gradient
+from hydragnn.training.loop import gradient_of
 from hydragnn.training.memory import DEVICE_SHARE, footprint_of, with_fixed
 from hydragnn.training.probe_levels import Shares, shares_of
 
@@ -149,11 +149,10 @@ def footprint_in_training(run: Assembly, number: int, model: ModelDescription, r
     ``recorded`` is the limit of memory where steps are recorded.
     """
     branch, context, state = run.data.branches[number], run.context, run.state
-    predict, own = context.predictor(state, number), context.branches[number]
-    scale = torch.zeros_like(context.loss_weights[own])  # probes leave a gradient of zero
+    scale = torch.zeros_like(context.loss_weights[context.branches[number]])  # probes leave a gradient of zero
 
     def step(batch: GraphBatch) -> Tensor:
-        return add_gradient(state, predict, branch.targets, batch, context, scale)[1]
+        return gradient_of(state, number, batch, context, scale)[1]
 
     devices = [context.device] if context.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,18 @@ from hydragnn.distributed.fabric import Collective
 from hydragnn.distributed.graph_ranks import make_cutter
 from hydragnn.distributed.mesh import Mesh, words
 from hydragnn.distributed.parallelize import parallelize
+from hydragnn.distributed.pipeline import make_pipeline
 from hydragnn.distributed.ranks import Ranks
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Location
 from hydragnn.models import GraphModel
-from hydragnn.models.checks import check_channels, check_cuttable
+from hydragnn.models.checks import check_channels, check_cuttable, check_stages
 from hydragnn.parallel import AXES, Axis, ParallelSettings
-from hydragnn.runs.assembly import Assembly, build
+from hydragnn.runs.assembly import Assembly, build, context_of
 from hydragnn.runs.memory import footprint_in_training, size_of_levels
 from hydragnn.runs.plan import RunPlan
 from hydragnn.training.data import Feed
-from hydragnn.training.loop import add_gradient, move
+from hydragnn.training.loop import gradient_of, move
 from hydragnn.training.parameters import FlatParameters
 from hydragnn.training.state import first_state
 
@@ -79,7 +83,7 @@ class Curve:
             return 0.0 if cost <= 0 else self.values[0]
         if self.costs[0] <= cost <= self.costs[-1]:
             return float(np.interp(cost, self.costs, self.values))
-        slope = (self.values[-1] - self.values[0]) / (self.costs[-1] - self.costs[0])
+        slope = max(0.0, self.values[-1] - self.values[0]) / (self.costs[-1] - self.costs[0])
         near = 0 if cost < self.costs[0] else -1
         return max(0.0, self.values[near] + slope * (cost - self.costs[near]))
 
@@ -190,8 +194,8 @@ def workload_of(loader: Loader) -> Workload:
 
 
 @contextmanager
-def as_rank_of(run: Assembly, plan: RunPlan, layout: ParallelSettings) -> Iterator[Assembly]:
-    """Provide the first rank of one replica of a layout, without its peers.
+def as_rank_of(run: Assembly, plan: RunPlan, layout: ParallelSettings, number: int = 0) -> Iterator[Assembly]:
+    """Provide a rank of one replica of a layout, without its peers.
 
     Weights and their collectives are as in training, and mean nothing.
     """
@@ -201,20 +205,28 @@ def as_rank_of(run: Assembly, plan: RunPlan, layout: ParallelSettings) -> Iterat
     from torch.testing._internal.distributed.fake_pg import FakeStore  # what torch tests its own layouts with
 
     size = layout.ranks_per_replica
-    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    dist.init_process_group("fake", rank=number, world_size=size, store=FakeStore())
     try:
         sizes = {"replicate": 1, **{axis: getattr(layout, axis) for axis in AXES[1:]}}
-        mesh = Mesh(ranks=Ranks(size=size), sizes=tuple(sizes[axis] for axis in AXES))
-        assert isinstance(run.state.model, GraphModel)
-        model, (branch,) = build([run.state.model.description], plan.training.seed), run.data.branches
-        placement = branch.train.placement
-        if layout.graph > 1:
-            placement = replace(placement, cut=make_cutter(mesh, branch.train.loader.node_cost, placement.device))
-        parameters = parallelize(model, mesh, placement, plan.training)
-        data = replace(run.data, branches=(replace(branch, train=branch.train.placed(placement)),))
-        yield replace(run, state=first_state(model, parameters, len(run.data.targets)), mesh=mesh, data=data)
+        mesh = Mesh(ranks=Ranks(rank=number, size=size), sizes=tuple(sizes[axis] for axis in AXES))
+        yield rank_of(run, plan, mesh, layout.chunks)
     finally:
         dist.destroy_process_group()
+
+
+def rank_of(run: Assembly, plan: RunPlan, mesh: Mesh, chunks: int = 1) -> Assembly:
+    """Return a run as a rank of a mesh; it reads whole batches."""
+    assert isinstance(run.state.model, GraphModel)
+    model, (branch,) = build([run.state.model.description], plan.training.seed), run.data.branches
+    placement = replace(branch.train.placement, in_step=mesh.size("shard") > 1)
+    if mesh.size("graph") > 1:
+        placement = replace(placement, cut=make_cutter(mesh, branch.train.loader.node_cost, placement.device))
+    stages = make_pipeline(model, mesh, chunks, placement.device)
+    parameters = parallelize(model, mesh, placement, plan.training)
+    data = replace(run.data, branches=(replace(branch, train=branch.train.placed(placement)),))
+    context = replace(context_of(plan, data, mesh, placement.device, frozen=False), stages=stages)
+    state = first_state(model, parameters, len(run.data.targets))
+    return replace(run, state=state, mesh=mesh, data=data, context=context)
 
 
 class Collectives(TorchDispatchMode):
@@ -340,7 +352,7 @@ def measured_step(run: Assembly, count: int, ranks: Ranks, clock: Clock) -> tupl
     scale, predict = torch.zeros_like(context.loss_weights[context.branches[0]]), context.predictor(state, 0)
 
     def gradient() -> None:
-        add_gradient(state, predict, branch.targets, batch, context, scale)
+        gradient_of(state, 0, batch, context, scale)
 
     def forward() -> None:
         with state.parameters.in_use("forward"), context.arithmetic(), context.autocast():
@@ -360,16 +372,68 @@ def measured_step(run: Assembly, count: int, ranks: Ranks, clock: Clock) -> tupl
     )
 
 
-def seconds_of(work: Callable[[], object], ranks: Ranks, device: torch.device, clock: Clock) -> float:
-    """Return the time of a second call, on the slowest rank."""
-    for _ in range(2):  # kernels are made in the first call
+def seconds_of(work: Callable[[], object], ranks: Ranks, device: torch.device, clock: Clock, calls: int = 2) -> float:
+    """Return the least time of some calls, on the slowest rank."""
+    own = np.inf
+    for _ in range(calls):  # kernels are made in the first
         ranks.wait()
         begin = clock()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        own = clock() - begin
+        own = min(own, clock() - begin)
     return float(ranks.gather(torch.tensor(own, dtype=torch.float64, device=device)).max())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Shape of a traveller, for batches of any size."""
+
+    on: Location
+    width: tuple[int, ...]
+    dtype: torch.dtype
+
+    def drawn(self, batch: GraphBatch) -> Tensor:
+        """Return random numbers for a batch."""
+        return torch.randn(batch.num_items(self.on), *self.width, dtype=self.dtype, device=batch.device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerCosts:
+    """Costs of a layer with what stands before or behind all layers."""
+
+    steps: StepCosts
+    waiting: Footprint
+    """Memory of a part between its forward and backward pass."""
+    sent: Mapping[str, Rows]
+
+    def bytes_sent(self, sizes: Sizes, graphs: NDArray[np.int64]) -> int:
+        """Return the bytes of a part that go to the next layer."""
+        count = {"node": sizes.nodes[graphs].sum(), "edge": sizes.edges[graphs].sum(), "graph": len(graphs)}
+        return int(sum(count[rows.on] * rows.dtype.itemsize * prod(rows.width) for rows in self.sent.values()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSteps:
+    """Whole steps of one layout, with all that ranks wait for."""
+
+    sizes: Mapping[Axis, int]
+    chunks: int = 1
+    first: Curve
+    """Seconds of a step in as few parts as there are stages, by the cost of the largest part."""
+    further: Curve
+    """Seconds of every further part."""
+
+    def seconds(self, cost: float, parts: int) -> float:
+        """Return the time of a step in parts of a rank's share.
+
+        >>> line = Curve(costs=(0.0, 1.0), values=(1.0, 2.0))
+        >>> sizes = {"replicate": 2, "pipeline": 1}
+        >>> RankSteps(sizes=sizes, first=line, further=Curve(costs=(0.0, 1.0), values=(0.0, 1.0))).seconds(4.0, 2)
+        5.0
+        """
+        each = cost / parts
+        return self.first.at(each) + (parts - self.sizes["pipeline"]) * self.further.at(each)
 
 
 Kind = tuple[int, ...]
@@ -383,11 +447,25 @@ class RunCosts:
     workload: Workload
     kinds: Mapping[Kind, StepCosts]
     accelerator: bool
+    layers: tuple[LayerCosts, ...] = ()
+    """None where stages are refused."""
+    steps: tuple[RankSteps, ...] = ()
+    """Of layouts in which ranks took steps together."""
+
+    def steps_like(self, sizes: Mapping[Axis, int], chunks: int) -> RankSteps | None:
+        """Return steps of the nearest number of shards; other axes are equal."""
+        alike = [one for one in self.steps if (kind_in(one.sizes), one.chunks) == (kind_in(sizes), chunks)]
+        return min(alike, key=lambda one: abs(one.sizes["shard"] - sizes["shard"]), default=None)
 
 
 def kind_of(layout: ParallelSettings) -> Kind:
     """Return the kind of a layout."""
-    return (min(layout.shard, 2), layout.pipeline, layout.graph, layout.tensor)
+    return kind_in({axis: getattr(layout, axis) for axis in AXES[1:]})
+
+
+def kind_in(sizes: Mapping[Axis, int]) -> Kind:
+    """Return the kind of a layout by its sizes."""
+    return tuple(min(sizes[axis], 2) if axis == "shard" else sizes[axis] for axis in AXES[1:])
 
 
 def costs_of_layouts(
@@ -396,16 +474,20 @@ def costs_of_layouts(
     layouts: Iterable[ParallelSettings],
     on_step: OnStep = lambda what, left: None,
     clock: Clock = time.perf_counter,
+    *,
+    followed: bool = False,
 ) -> RunCosts:
     """Return the costs of every kind of layout; the kinds take turns.
 
-    ``on_step`` is called before each, with about how many seconds are left.
+    ``on_step`` is called before each, with about how many seconds are left. Where ranks take steps afterwards (``followed``), one turn of all kinds
+    but the first is enough: it only says what of a step is computed.
     """
     shares: dict[Kind, ParallelSettings] = {}
     for one in [ParallelSettings(), *layouts]:
         shares.setdefault(kind_of(one), one.model_copy(update={"shard": min(one.shard, 2), "replicate": "auto"}))
     kinds: dict[Kind, StepCosts] = {}
-    rounds, begin = [*shares.items()] * TURNS, 0.0
+    every = [*shares.items()]
+    rounds, begin = every + (every[:1] if followed else every) * (TURNS - 1), 0.0
     for done, (kind, layout) in enumerate(rounds):
         if done == 1:
             begin = time.perf_counter()  # the first loads and compiles what others use
@@ -425,6 +507,7 @@ def is_possible(plan: RunPlan, layout: ParallelSettings) -> bool:
     (branch,) = plan.branches
     try:
         check_channels(branch.model.model, layout.tensor)
+        check_stages(branch.model, layout.pipeline, layout.chunks)
         if layout.graph > 1:
             check_cuttable(branch.model)
     except InputError:

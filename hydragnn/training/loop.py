@@ -226,6 +226,16 @@ def add_gradient(
     return sums.detach(), total.detach()
 
 
+def gradient_of(
+    state: TrainState, branch: int, part: GraphBatch, context: TrainingContext, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Do what ``add_gradient`` does, by stages where there are some."""
+    if context.stages is not None:
+        return staged_gradient(state, branch, [(part, scale)], 1, context)
+    targets = context.targets[context.branches[branch]]
+    return add_gradient(state, context.predictor(state, branch), targets, part, context, scale)
+
+
 def staged_gradient(
     state: TrainState,
     branch: int,

@@ -15,10 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,9 +31,11 @@ from hydragnn.distributed import Ranks, join_ranks, leave, this_launch
 from hydragnn.distributed.fabric import Fabric, Link, alike, measured_fabric
 from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.layer_costs import costs_of_layers
 from hydragnn.runs.layout_plan import MachineSize, planned
 from hydragnn.runs.plan import RunPlan, plan_run
-from hydragnn.runs.step_costs import BATCHES, Clock, RunCosts, costs_of_layouts
+from hydragnn.runs.rank_steps import steps_of_ranks
+from hydragnn.runs.step_costs import BATCHES, Clock, costs_of_layouts
 from hydragnn.scripts.step_bench import CUTOFF, MODELS, crystals
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import take_step
@@ -48,22 +52,62 @@ WIDTHS = {"painn": (32, 192), "schnet": (64, 256), "mace": (16, 32)}
 BATCH = 12
 LAYOUTS: Mapping[int, Sequence[dict[str, int]]] = {
     1: ({}, {"micro_batches": 2}, {"micro_batches": 3}),
-    2: ({}, {"micro_batches": 2}, {"shard": 2}, {"shard": 2, "micro_batches": 2}, {"tensor": 2}),
-    4: ({}, {"shard": 2}, {"shard": 4}, {"tensor": 2}, {"shard": 2, "tensor": 2}),
+    2: (
+        {},
+        {"micro_batches": 2},
+        {"shard": 2},
+        {"shard": 2, "micro_batches": 2},
+        {"tensor": 2},
+        {"graph": 2},
+    ),
+    4: ({}, {"shard": 2}, {"shard": 4}, {"tensor": 2}, {"shard": 2, "tensor": 2}, {"graph": 2}),
 }
-"""By number of ranks."""
+"""By number of ranks; four train the narrower models."""
+
+STAGED = ("painn", "schnet")
+STAGES: Mapping[int, Sequence[dict[str, int]]] = {
+    2: ({"pipeline": 2, "micro_batches": 6}, {"pipeline": 2, "chunks": 2, "micro_batches": 6}),
+    4: ({"pipeline": 2, "micro_batches": 6}, {"pipeline": 4, "micro_batches": 12}),
+}
+"""Of the narrower models, which learn energies without forces by them."""
 
 
-def config_of(kind: str, hidden: int, layout: dict[str, int]) -> RunConfig:
-    """Return a run on alloys, energies and forces."""
-    model = {"kind": kind, "hidden_dim": hidden, "num_layers": 3, "cutoff": CUTOFF, **MODELS.get(kind, {})}
+class Case(NamedTuple):
+    """A model, and the layouts of its rows."""
+
+    kind: str
+    hidden: int
+    forces: bool
+    layouts: Sequence[dict[str, int]]
+
+    @property
+    def measured(self) -> list[ParallelSettings]:
+        """Return the layouts in one part each, or as many as stages."""
+        every = (ParallelSettings.parse({**layout, "micro_batches": 1}) for layout in self.layouts)
+        return list({one.model_dump_json(): one for one in every}.values())
+
+
+def cases(ranks: int, only: str) -> list[Case]:
+    """Return what so many ranks measure."""
+    chosen = [(kind, widths if ranks < 4 else widths[:1]) for kind, widths in WIDTHS.items() if only in kind]
+    whole = [Case(kind, hidden, True, LAYOUTS[ranks]) for kind, widths in chosen for hidden in widths]
+    staged = [(kind, widths[0]) for kind, widths in chosen if kind in STAGED and ranks in STAGES]
+    return whole + [Case(kind, hidden, False, STAGES[ranks]) for kind, hidden in staged]
+
+
+def config_of(case: Case, layout: dict[str, int]) -> RunConfig:
+    """Return a run on alloys, energies and perhaps forces."""
+    layers = 3 if case.forces else 4
+    settings = MODELS.get(case.kind, {})
+    model = {"kind": case.kind, "hidden_dim": case.hidden, "num_layers": layers, "cutoff": CUTOFF, **settings}
+    energy = {"kind": "energy", "field": "energy"}
     return RunConfig.parse(
         {
             "data": {"store": "in memory"},
             "split": {"train": 0.8, "valid": 0.1},
             "batch": {"max_graphs": BATCH},
             "model": model,
-            "heads": [{"kind": "energy", "field": "energy", "forces": "forces"}],
+            "heads": [energy | {"forces": "forces"} if case.forces else energy],
             "train": {"graphs": "off", "epochs": 1},
             "parallel": layout,
         }
@@ -74,12 +118,6 @@ def assembled(config: RunConfig, ranks: Ranks) -> tuple[RunPlan, Assembly]:
     """Return plan and run of these ranks."""
     plan = plan_run(config, crystals(5 * BATCH))
     return plan, assemble(plan, DevicePlacement(device=CPU, dtype=torch.float32), ranks, lambda: None)
-
-
-def costs_of(kind: str, hidden: int, layouts: Sequence[dict[str, int]], clock: Clock) -> RunCosts:
-    """Return costs as the command measures them."""
-    plan, run = assembled(config_of(kind, hidden, {}), Ranks())
-    return costs_of_layouts(run, plan, map(ParallelSettings.parse, layouts), clock=clock)
 
 
 def step_of(run: Assembly, rounds: int, ranks: Ranks, clock: Clock) -> tuple[float, float]:
@@ -119,17 +157,26 @@ def work(folder: Path, rounds: int, only: str, clock: Clock) -> None:
     """
     torch.set_num_threads(1)
     size = this_launch().size
-    models = [(kind, hidden) for kind, widths in WIDTHS.items() if only in kind for hidden in widths]
-    told = [costs_of(kind, hidden, LAYOUTS[size], clock) for kind, hidden in models]
+    told = []
+    for case in cases(size, only):
+        plan, run = assembled(config_of(case, {}), Ranks())
+        costs = costs_of_layouts(
+            run, plan, [one for one in case.measured if one.pipeline == 1], clock=clock, followed=size > 1
+        )
+        told.append(
+            (case, plan, run, replace(costs, layers=() if case.forces else costs_of_layers(run, plan, clock=clock)))
+        )
     machine = MachineSize(nodes=1, ranks_per_node=size, cores=cores(), measured=size)
     with join_ranks(folder, CPU) as ranks:
         fabric = measured_fabric(ranks, CPU) if size > 1 else ALONE
-        for (kind, hidden), costs in zip(models, told):
-            for layout in LAYOUTS[size]:
+        for case, plan, run, costs in told:
+            if size > 1:
+                costs = replace(costs, steps=steps_of_ranks(run, plan, case.measured, ranks, clock=clock))
+            for layout in case.layouts:
                 one = planned(costs, ParallelSettings.parse(layout), machine, fabric)
-                _, run = assembled(config_of(kind, hidden, layout), ranks)
+                _, run = assembled(config_of(case, layout), ranks)
                 seconds, peak = step_of(run, rounds, ranks, clock)
-                row = {"kind": kind, "width": hidden, "ranks": size, "layout": json.dumps(layout)}
+                row = {"kind": case.kind, "width": case.hidden, "ranks": size, "layout": json.dumps(layout)}
                 figures = {"ms": 1e3 * seconds, "MB": peak / 1e6}
                 ratios = {"time": one.seconds / seconds, "memory": one.memory.total / peak}
                 if ranks.first:
@@ -171,12 +218,30 @@ def main() -> None:
                 for line in process.stdout:
                     if line.startswith("{"):
                         figures.add(*json.loads(line).values())
-    for name, limit in (("time", 0.2), ("memory", 0.1)):
-        errors = [abs(row[name] - 1) for row in figures.rows]
-        within = sum(error <= limit for error in errors)
-        print(
-            f"{name}: {within} of {len(errors)} within {limit:.0%}, median {median(errors):.1%}, worst {max(errors):.1%}"
-        )
+    print_summary(figures.rows)
+
+
+def print_summary(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print how many predictions are near, by ranks and kind of layout."""
+
+    def layout_of(row: Mapping[str, Any]) -> str:
+        axes = [f"{axis} {size}" for axis, size in json.loads(row["layout"]).items() if axis != "micro_batches"]
+        return f"{row['ranks']} ranks, {' x '.join(axes) or 'copies'}"
+
+    kinds = dict.fromkeys(map(layout_of, rows))
+    for kind in (*kinds, "all"):
+        own = [row for row in rows if kind in ("all", layout_of(row))]
+        words = []
+        for name, limit in (("memory", 0.1), ("time", 0.1), ("time", 0.2)):
+            errors = [abs(row[name] - 1) for row in own]
+            within = sum(error <= limit for error in errors)
+            words.append(f"{name} {within} of {len(own)} within {limit:.0%}")
+        for name in ("memory", "time"):
+            ratios = [row[name] for row in own]
+            words.append(
+                f"{name} {min(ratios):.2f} to {max(ratios):.2f}, median error {median(abs(one - 1) for one in ratios):.1%}"
+            )
+        print(f"{kind}: {'; '.join(words)}")
 
 
 if __name__ == "__main__":

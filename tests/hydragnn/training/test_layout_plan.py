@@ -8,10 +8,13 @@ import pytest
 from hydragnn.datasets import Sizes
 from hydragnn.datasets.footprint import Footprint
 from hydragnn.distributed.fabric import SITES, Fabric, Link, _line, alike, group_along, site_fabric
+from hydragnn.distributed.pipeline_schedule import stage_schedule
 from hydragnn.parallel import ParallelSettings
-from hydragnn.runs.layout_plan import MachineSize, planned, planned_layouts, scaling_curve
-from hydragnn.runs.step_costs import Curve, Exchange, RunCosts, StepCosts, Vectors, Workload
+from hydragnn.runs.layout_plan import MachineSize, planned, planned_layouts, scaling_curve, stages_on
+from hydragnn.runs.stage_plan import makespan
+from hydragnn.runs.step_costs import Curve, Exchange, LayerCosts, RankSteps, RunCosts, StepCosts, Vectors, Workload
 from hydragnn.scripts.plan_command import disturbance
+from tests.hydragnn.distributed.virtual_clock import course_of
 
 GRAPHS = 64
 STEP = StepCosts(
@@ -132,3 +135,86 @@ def test_curves_begin_at_one_and_do_not_rise_with_devices() -> None:
     assert (rows[0].strong, rows[0].weak) == (1.0, 1.0)
     for values in ([row.strong for row in rows], [row.weak for row in rows]):
         assert values == sorted(values, reverse=True)
+
+
+TWO_SHARDS = {"replicate": 1, "shard": 2, "pipeline": 1, "graph": 1, "tensor": 1}
+
+
+def test_steps_of_ranks_count_and_the_model_gives_what_larger_groups_change() -> None:
+    steps = RankSteps(
+        sizes=TWO_SHARDS,
+        first=Curve(costs=(100.0, 400.0), values=(0.5, 0.8)),
+        further=Curve(costs=(100.0, 400.0), values=(0.4, 0.7)),
+    )
+    costs, machine = replace(COSTS, steps=(steps,)), MachineSize(nodes=1, ranks_per_node=2, measured=2)
+    here = planned(costs, ParallelSettings(shard=2), machine, SLOW)
+    assert here.seconds == pytest.approx(0.5 + 0.3 / 300 * (3200 - 100))  # half of a batch of 6400 edges
+    parts = planned(costs, ParallelSettings(shard=2, micro_batches=2), machine, SLOW)
+    assert parts.seconds == pytest.approx(0.5 + 1.5 + 0.4 + 1.5)
+    alone = planned(COSTS, ParallelSettings(shard=2), machine, SLOW)
+    assert here.compute == alone.compute and here.latency > alone.latency  # what is not computed is waited for
+    wide = replace(machine, nodes=2)
+    far, modelled = (planned(one, ParallelSettings(shard=2), wide, SLOW) for one in (costs, COSTS))
+    grown = far.seconds - steps.seconds(1600.0, 1)
+    same_shares = replace(COSTS, workload=replace(COSTS.workload, batches=(np.arange(GRAPHS // 2),)))
+    assert grown == pytest.approx(
+        modelled.seconds - planned(same_shares, ParallelSettings(shard=2), machine, SLOW).seconds
+    )
+    fewer = planned(costs, ParallelSettings(shard=2), replace(machine, measured=1), SLOW)
+    assert fewer.seconds == alone.seconds  # as many ranks as nodes will have were not started
+
+
+def test_the_time_of_stages_is_that_of_their_schedule() -> None:
+    for stages, chunks, parts in ((2, 1, 4), (4, 1, 6), (2, 2, 6), (3, 2, 7)):
+        orders = [stage_schedule(stage, stages, chunks, parts) for stage in range(stages)]
+        even = {(stage, chunk): (1.0, 2.0) for stage in range(stages) for chunk in range(chunks)}
+        other = course_of(orders, chunks, forward=1.0, backward=2.0, latency=0.25).seconds
+        assert makespan(stages, chunks, parts, even, message=0.25) == pytest.approx(
+            other - 0.25
+        )  # its inputs arrive, too
+
+
+LAYERS = tuple(
+    LayerCosts(
+        steps=replace(
+            STEP,
+            vectors=Vectors(weights=10**6, states=3 * 10**6, moments=2 * 10**6),
+            part=Curve(costs=(0.0, 1000.0), values=(0.004, 0.0065)),
+            backward=2 / 3,
+        ),
+        waiting=Footprint(forms=((0.0, 0.0, 0.0, 200.0, 0.0),), kept=(0.0, 0.0, 0.0, 100.0, 0.0)),
+        sent={},
+    )
+    for _ in range(4)
+)
+"""Four layers of 4 ms and 0.25 ms per graph: 2 ms of every layer but one are repeated."""
+
+
+def test_stages_divide_layers_and_wait_in_bubbles() -> None:
+    costs, machine = replace(COSTS, layers=LAYERS), MachineSize(nodes=1, ranks_per_node=2)
+    fast = replace(SLOW, within=alike(Link(latency=0.0, bandwidth=1e12)))
+    one = planned(costs, ParallelSettings(pipeline=2, micro_batches=4), machine, fast)
+    each = 2 * (0.004 + 0.004) - 0.002  # two layers of 16 graphs; what both make anew is made once
+    assert one.bubble == pytest.approx(each)  # 1 / (4 + 1) of the step
+    assert one.compute == pytest.approx(4 * each + 0.002)
+    assert (one.memory.parameters, one.memory.optimizer) == (2 * 10**6, 4 * 10**6)
+    assert one.limited_by == "compute"
+    (best, *_) = [p for p in planned_layouts(costs, machine, fast) if (p.layout.pipeline, p.layout.chunks) == (2, 1)]
+    assert best.layout.micro_batches == 2 and best.seconds < one.seconds  # smaller parts take more time together
+
+
+def test_the_first_stage_keeps_the_activations_of_as_many_parts_as_there_are_stages() -> None:
+    costs, machine = replace(COSTS, layers=LAYERS), MachineSize(nodes=1, ranks_per_node=4)
+    few, many = (
+        planned(costs, ParallelSettings(pipeline=4, micro_batches=parts), machine, SLOW).memory.activations
+        for parts in (1, 16)
+    )
+    # a part of 4 graphs: 1000 bytes per edge of all layers while it is computed, 100 of them its tensors
+    assert many == 4 * 100 * 900 + 3 * 4 * 100 * 100
+    assert few == 64 * 100 * 900
+
+
+def test_no_more_stages_than_layers_are_planned() -> None:
+    machine = MachineSize(nodes=2, ranks_per_node=4)
+    assert [(one.pipeline, one.chunks) for one in stages_on(machine, 5)] == [(2, 1), (2, 2), (4, 1)]
+    assert not list(stages_on(machine, 0))
