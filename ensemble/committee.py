@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from hydragnn.base.errors import InputError
+from hydragnn.distributed.graph_groups import SharedPrediction
 from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import Company, Member, Outcome, finished_outcome, is_lack_of_memory, seen
 from hydragnn.ensemble.plan import BYTES_PER_EDGE
@@ -167,7 +168,7 @@ def group_of(members: Sequence[Member], numbers: Sequence[int]) -> Group | None:
     first = members[numbers[0]].model
     if (
         len(numbers) == 1
-        or isinstance(first.function, CompiledPrediction)
+        or isinstance(first.function, CompiledPrediction | SharedPrediction)
         or len(numbers) * weights_of(first) > WEIGHTS
     ):
         return None

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import absent_store, as_path, check_model, is_store, text_of
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
+from hydragnn.distributed.graph_groups import GraphGroup, SharedPrediction
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.estimates import Estimate
@@ -42,7 +43,7 @@ from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.joining import concatenate
-from hydragnn.models import NotCompiled, Target, TrainedModel
+from hydragnn.models import NotCompiled, Target, TrainedModel, check_cuttable
 from hydragnn.runs.compile_cache import compile_cache
 
 UNKNOWN = "intervals are unknown"
@@ -144,6 +145,17 @@ class Ensemble(EnsembleModule):
             for member in self.members
         ]
         return Ensemble(members, self.manifest, self.digest)
+
+    def shared(self, group: GraphGroup) -> "Ensemble":
+        """Return the ensemble with members that a group of ranks computes.
+
+        InputError where a member cannot be shared, for those that are loaded when they are needed then.
+        """
+        share = partial(_shared, group=group)
+        if isinstance(self._members, MemberCache):
+            self._members.change(share)
+            return self
+        return Ensemble([share(member) for member in self.members], self.manifest, self.digest)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -373,6 +385,16 @@ class Ensemble(EnsembleModule):
             status=(reason,),
             domain=("",),
         )
+
+
+def _shared(member: Member, group: GraphGroup) -> Member:
+    remedy = "leave --graph-ranks out"
+    if member.potential is not None:
+        raise InputError(f"member {member.name} is a calculator of others, which ranks do not share; {remedy}")
+    with about(f"member {member.name}"):
+        check_cuttable(member.model.model.description, remedy)
+    function = SharedPrediction(model=member.model.model, number=member.number, group=group)
+    return replace(member, model=replace(member.model, function=function))
 
 
 def _compiled(member: Member, others: Sequence[TrainedModel]) -> TrainedModel:

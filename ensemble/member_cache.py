@@ -27,12 +27,18 @@ class MemberCache(Sequence[Member]):
         self._loaded: OrderedDict[int, Member] = OrderedDict()
         self._kept: dict[int, Member] = {}
         self._company: Company | None = None
+        self._change: Callable[[Member], Member] = lambda member: member
 
     def join(self, company: Company) -> None:
         """Load members in this company from now on."""
         self._company = company
         self._loaded.clear()
         self._kept.clear()
+
+    def change(self, change: Callable[[Member], Member]) -> None:
+        """Load changed members from now on."""
+        self._change = change
+        self._loaded.clear()
 
     def keep(self, members: Sequence[Member]) -> None:
         """Keep these members whatever else is loaded."""
@@ -64,7 +70,8 @@ class MemberCache(Sequence[Member]):
         if number not in self._loaded:
             while len(self._loaded) >= self._held:
                 self._loaded.popitem(last=False)
-            self._loaded[number] = replace(self._loaders[number](), number=number, company=self._company)
+            member = replace(self._loaders[number](), number=number, company=self._company)
+            self._loaded[number] = self._change(member)
         self._loaded.move_to_end(number)
         return self._loaded[number]
 

@@ -411,6 +411,7 @@ def predict(
     quiet: bool = True,
     branch: str = "",
     keep_parts: bool = False,
+    graph_ranks: int = 1,
     allow_code: Sequence[str] = (),
 ) -> "PredictionResult | None": ...
 
@@ -425,6 +426,7 @@ def predict(
     quiet: bool = True,
     branch: str = "",
     keep_parts: bool = False,
+    graph_ranks: int = 1,
     allow_code: Sequence[str] = (),
 ) -> "PredictionResult | Predictions | None":
     """Predict every graph of ``source``, into the file ``out`` or in memory.
@@ -436,12 +438,15 @@ def predict(
     A run with several branches predicts with the one that is named, else with the one that was trained on ``source``.
     With ``keep_parts`` the part files stay in ``OUT.parts`` and ``out``, an .h5 file, is a view of them.
 
-    Under mpirun, srun or torchrun all ranks predict; the one that writes the file gives the result, the others None.
+    Under mpirun, srun or torchrun all ranks predict; the one that writes the file gives the result, the others None. With ``graph_ranks`` so many of
+    them share every batch (docs/predict.md).
     """
     _allow_code(allow_code)
     if out is None:
-        if resume or keep_parts or workers != 1:
-            raise InputError("resume, workers and keep_parts are about a file; name it (out=), or leave them out")
+        if resume or keep_parts or workers != 1 or graph_ranks != 1:
+            raise InputError(
+                "resume, workers, keep_parts and graph_ranks are about a file; name it (out=), or leave them out"
+            )
         return _predict_in_memory(model, source, branch)
     place = getattr(source, "path", source)  # of a store
     for what, value in {"model": model, "source": place}.items():
@@ -467,6 +472,7 @@ def predict(
         keep_parts=keep_parts,
         quiet=quiet,
         branch=branch,
+        graph_ranks=graph_ranks,
     )
 
 

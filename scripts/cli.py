@@ -490,6 +490,9 @@ def predict(
     parts: Annotated[
         bool, typer.Option("--parts", help="Keep part files in OUT.parts; the .h5 file is a view.")
     ] = False,
+    graph_ranks: Annotated[
+        int, typer.Option(help="Ranks that share every batch, for graphs that exceed one device.")
+    ] = 1,
     allow_code: AllowCode = None,
     device: Device = "",
     as_json: AsJson = False,
@@ -511,6 +514,7 @@ def predict(
         quiet=as_json,
         branch=branch,
         keep_parts=parts,
+        graph_ranks=graph_ranks,
         allow_code=allow_code or [],
     )
     if result:

@@ -267,6 +267,12 @@ def join_group(launch: Launch | None = None) -> AbstractContextManager[Group]:
     return _open(Group(launch.rank, launch.size, meet, by_mpi=launch.by == "mpi"))
 
 
+def join_leaders(store: dist.Store, launch: Launch, graph_ranks: int) -> AbstractContextManager[Group]:
+    """Join the first ranks of groups that share graphs, with the store of all."""
+    number, count = launch.rank // graph_ranks, launch.size // graph_ranks
+    return _open(Group(number, count, lambda group, folder: nullcontext(store), by_mpi=launch.by == "mpi"))
+
+
 def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> AbstractContextManager[Group]:
     """Join ranks of a launcher, or start local workers."""
     if workers == 1 or this_launch().size > 1:

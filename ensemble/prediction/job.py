@@ -13,6 +13,8 @@ from hydragnn.base.files import read_json
 from hydragnn.base.machine import cores, visible_gpus
 from hydragnn.base.places import is_store
 from hydragnn.datasets import BatchSettings, open_store
+from hydragnn.distributed.graph_groups import GraphGroup
+from hydragnn.distributed.launch import this_launch
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import MemberEntry
 from hydragnn.ensemble.member_cache import MemberCache, room_for
@@ -21,6 +23,7 @@ from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.rules import Rule, rules_for
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sources import Building, Source
+from hydragnn.models import GraphModel
 from hydragnn.record import read_record
 
 SECONDS_PER_BLOCK = 10.0
@@ -51,6 +54,8 @@ class Job:
     """Which branch of a run predicts; empty where there are no branches."""
     keep_parts: bool = False
     """Whether an HDF5 file is a view of part files, which stay."""
+    graph_ranks: int = 1
+    """Ranks that share every batch."""
 
     def __post_init__(self) -> None:
         """Raise InputError where ``out`` can name no file."""
@@ -70,6 +75,10 @@ class Job:
         """Return the rules by which files become graphs."""
         return rules_for(self.sources, ensemble, keep=self.out.suffix == ".xyz")
 
+    def members_held(self, ensemble: Ensemble, groups: int) -> int:
+        """Return the number of members that a rank keeps in memory."""
+        return self.held or room(self.model, ensemble.manifest.members, groups * self.graph_ranks)
+
     @property
     def parts(self) -> Parts:
         """Return the folder of finished work."""
@@ -84,17 +93,24 @@ class Job:
 class Inputs:
     """Model and graphs of a job, opened once in this process."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, sharing: GraphGroup | None = None) -> None:
+        self._job, self._sharing = job, sharing
         self._ensemble: Ensemble | None = None
         self._source: Source | None = None
 
     def ensemble(self, held: int) -> Ensemble:
         """Return the ensemble with at most ``held`` members in memory."""
-        self._ensemble = self._ensemble or Ensemble.load(self._job.model, held=held, branch=self._job.branch)
+        if self._ensemble is None:
+            loaded = Ensemble.load(self._job.model, held=held, branch=self._job.branch)
+            self._ensemble = loaded if self._sharing is None else loaded.shared(self._sharing)
         if isinstance(self._ensemble.members, MemberCache):
             self._ensemble.members.hold(held)
         return self._ensemble
+
+    def model_of(self, number: int) -> GraphModel:
+        """Return a member's model, with as many in memory as a rank keeps."""
+        held = self._job.members_held(self.ensemble(1), this_launch().size // self._job.graph_ranks)
+        return self.ensemble(held).members[number].model.model
 
     def stored(self) -> Source:
         """Return the graphs of a store as they are."""
@@ -105,7 +121,7 @@ class Inputs:
         """Open ensemble and store while rank 0 checks them."""
         with suppress(InputError):
             ensemble = self.ensemble(1)
-            held = self._job.held or room(self._job.model, ensemble.manifest.members, ranks)
+            held = self._job.members_held(ensemble, ranks)
             if held >= len(self.ensemble(held).members):
                 list(ensemble.members)
             if is_store(self._job.source):

@@ -21,12 +21,13 @@ from hydragnn.base.places import is_store, source_paths
 from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
 from hydragnn.datasets.store import Sizes
-from hydragnn.distributed import threads_are_chosen
+from hydragnn.distributed import this_launch, threads_are_chosen
+from hydragnn.distributed.graph_groups import DONE, FAILED, GraphGroup, join_graph_group
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunks, chunks_of, default_budget, device_limits
 from hydragnn.ensemble.prediction.formats import check_absent, sink_for
-from hydragnn.ensemble.prediction.group import FirstRankFailed, Group, join_parent, worker_group
-from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same, member_costs, room
+from hydragnn.ensemble.prediction.group import FirstRankFailed, Group, join_leaders, join_parent, worker_group
+from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same, member_costs
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.reporting import (
     PredictionResult,
@@ -49,7 +50,7 @@ from hydragnn.ensemble.prediction.schedule import (
 from hydragnn.ensemble.prediction.work import Joiner, Worker
 from hydragnn.runs.signals import raise_signals
 
-VERSION = 12
+VERSION = 13
 """Of the folder of parts: another one is refused."""
 
 STAGES_OF_TIME = ("preparing", "predicting", "writing")
@@ -67,6 +68,7 @@ def predict_to_file(
     keep_parts: bool = False,
     quiet: bool = True,
     branch: str = "",
+    graph_ranks: int = 1,
 ) -> PredictionResult | None:
     """Predict every graph of ``source`` with ``model`` into the file ``out``.
 
@@ -78,7 +80,8 @@ def predict_to_file(
 
     Started as ranks by mpirun, srun or torchrun, all of them predict; else so many local ``workers``. Each computes with
     one thread unless OMP_NUM_THREADS says otherwise, which local workers share. A rank keeps at most
-    ``held`` members in memory (by default as many as fit). The rank that writes the file gives the result, the others
+    ``held`` members in memory (by default as many as fit). With ``graph_ranks`` so many ranks of the launcher share every batch, for graphs
+    that exceed one device. The rank that writes the file gives the result, the others
     None. The plan and what became of it lie beside the file as ``OUT.plan.json``.
     """
     model = Path(model)
@@ -95,16 +98,52 @@ def predict_to_file(
         held=held,
         branch=own,
         keep_parts=keep_parts,
+        graph_ranks=check_graph_ranks(graph_ranks, workers),
     )
     with (
         contextlib.nullcontext() if threads_are_chosen() else one_thread(),
         interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as check,
-        worker_group(workers, _predict_as_child, job, allowed_code()) as group,
     ):
         try:
-            return predict_with(group, job, check, quiet=quiet)
+            if graph_ranks > 1:
+                return predict_in_groups(job, check, quiet=quiet)
+            with worker_group(workers, _predict_as_child, job, allowed_code()) as group:
+                return predict_with(group, job, check, quiet=quiet)
         except KeyboardInterrupt as error:
             raise Interrupted(f"finished work is kept in {job.parts.folder}; add --resume to continue") from error
+
+
+def predict_in_groups(job: Job, check: Callable[[], None], *, quiet: bool) -> PredictionResult | None:
+    """Predict as one of the ranks that share every batch."""
+    with join_graph_group(job.graph_ranks, this_launch(), job.out.parent) as sharing:
+        if not sharing.is_first:
+            sharing.follow(Inputs(job, sharing).model_of)
+            return None
+        ending = FAILED
+        try:
+            with join_leaders(sharing.store, this_launch(), job.graph_ranks) as group:
+                result = predict_with(group, job, check, sharing, quiet=quiet)
+            ending = DONE
+        finally:
+            sharing.end(ending)
+        return result
+
+
+def check_graph_ranks(graph_ranks: int, workers: int) -> int:
+    """Return the ranks of a graph; InputError where the launcher's do not fit."""
+    launch = this_launch()
+    if graph_ranks < 1:
+        raise InputError(f"--graph-ranks {graph_ranks}: take a whole number from 1")
+    if graph_ranks > 1 and workers > 1:
+        raise InputError(
+            "--graph-ranks takes the ranks of mpirun, srun or torchrun, not --workers; leave one of them out"
+        )
+    if launch.size % graph_ranks:
+        raise InputError(
+            f"--graph-ranks {graph_ranks} does not divide the {launch.size} ranks of this command; start a multiple of {graph_ranks} by mpirun, "
+            "srun or torchrun"
+        )
+    return graph_ranks
 
 
 def interruptible(*kinds: signal.Signals) -> contextlib.AbstractContextManager[Callable[[], None]]:
@@ -112,12 +151,14 @@ def interruptible(*kinds: signal.Signals) -> contextlib.AbstractContextManager[C
     return raise_signals(kinds, lambda _: KeyboardInterrupt())
 
 
-def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bool = True) -> PredictionResult | None:
+def predict_with(
+    group: Group, job: Job, check: Callable[[], None], sharing: GraphGroup | None = None, *, quiet: bool = True
+) -> PredictionResult | None:
     """Predict as one rank; return the result if it wrote the file.
 
     ``check`` is called before every unit of work and raises where it is to end.
     """
-    started, inputs = time.perf_counter(), Inputs(job)
+    started, inputs = time.perf_counter(), Inputs(job, sharing)
     if group.rank:
         inputs.foresee(group.size)
     with contextlib.ExitStack() as lock:
@@ -132,7 +173,9 @@ def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, An
     """
     ensemble = inputs.ensemble(1)
     check_absent(sink_for(job.out, ensemble, job.parts.folder, keep_parts=job.keep_parts))
-    held = job.held or room(job.model, ensemble.manifest.members, ranks)
+    if job.graph_ranks > 1:
+        list(ensemble.members)  # each is refused here if ranks cannot share its graphs
+    held = job.members_held(ensemble, ranks)
     inputs.ensemble(held)
     parts = job.parts
     check_plan(job.plan)
@@ -146,8 +189,9 @@ def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, An
             source = digest_of(rules_for(job.sources, ensemble))
         budget = job.batch.to_json() if job.batch else None
         identity = {"format of parts": VERSION, "ensemble": ensemble.digest, "source": source, "batch budget": budget}
+        identity["number of graph ranks"] = job.graph_ranks
         # a resumed prediction has the batches that it began with, on whatever device
-        limits = parts.identity.get("device limits") or device_limits()
+        limits = parts.identity.get("device limits") or [job.graph_ranks * limit for limit in device_limits()]
         parts.claim({**identity, "device limits": limits})
     digests = {"ensemble": ensemble.digest, "source": source}
     return {"fresh": fresh, "finished": parts.clean(), "held": held, "limits": limits, **digests}

@@ -21,6 +21,7 @@ from hydragnn.graphs.field import Location
 from hydragnn.graphs.halo import Peers
 from hydragnn.kernels import Pairs, pairs_of
 from hydragnn.models import Distribution, GraphModel
+from hydragnn.models.compiled_prediction import Predicted, eager_prediction
 from hydragnn.models.graph_model import PAIRS, PAIRS_OF_SECTIONS
 
 REMEMBERED = 256
@@ -108,26 +109,33 @@ def pairs_among(pairs: Pairs, edges: Tensor) -> Pairs:
     return Pairs(first=first, pair=pair)
 
 
-@torch.no_grad()
 def predict_shared(model: GraphModel, batch: GraphBatch, cutter: Cutter) -> dict[str, Distribution]:
     """Return the predictions of a whole batch on every rank; collective."""
-    part = cutter(batch)
+    return shared_prediction(model, batch, cutter)[0]
+
+
+@torch.no_grad()
+def shared_prediction(model: GraphModel, batch: GraphBatch, cutter: Cutter) -> Predicted:
+    """Return predictions and states of a whole batch on every rank; collective."""
+    device = next(model.parameters()).device
+    part = cutter(batch).to(device)
     halo, own_edges = part.halo, cutter.cut(batch).index_select(0, batch.receivers) == cutter.peers.rank
     assert halo is not None
-    every = torch.ones(part.num_edges, dtype=torch.bool)
-    rows = {"node": (halo.numbers, halo.owned), "edge": (own_edges.nonzero().squeeze(1), every)}
+    every = torch.ones(part.num_edges, dtype=torch.bool, device=device)
+    rows = {"node": (halo.numbers, halo.owned), "edge": (own_edges.nonzero().squeeze(1).to(device), every)}
 
     def gathered(values: Tensor, location: Location) -> Tensor:
         numbers, own = rows[location]
         whole = values.new_zeros(batch.num_items(location), *values.shape[1:])
         return cutter.peers.total(whole.index_copy(0, numbers[own], values[own]))
 
-    predictions = model(part)
+    predictions, states = eager_prediction(model, part)
     locations = {target.name: target.field.on for target in model.description.targets}
-    return {
+    whole = {
         name: value if locations[name] == "graph" else value.mapped(partial(gathered, location=locations[name]))
         for name, value in predictions.items()
     }
+    return whole, gathered(states, "node")
 
 
 def metis(edges: Any, costs: NDArray[np.int64], parts: int) -> NDArray[np.int64]:

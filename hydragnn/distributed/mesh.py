@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor
@@ -80,15 +80,15 @@ class Mesh:
             return world
         return self.new_group(*axes)
 
-    def new_group(self, *axes: Axis) -> dist.ProcessGroup:
-        """Return a new group along the axes; collective."""
+    def new_group(self, *axes: Axis, **options: Any) -> dist.ProcessGroup:
+        """Return a new group along the axes, with options of torch; collective."""
         sets: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.ranks.size):
             place = coordinates(rank, self.sizes)
             sets.setdefault(tuple(c for c, axis in zip(place, AXES) if axis not in axes), []).append(rank)
         own = None
         for ranks in sets.values():  # every rank makes every group, as torch asks
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, **options)
             own = group if self.ranks.rank in ranks else own
         assert isinstance(own, dist.ProcessGroup)
         return own

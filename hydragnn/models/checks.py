@@ -28,9 +28,9 @@ def check(description: ModelDescription, *, measured: bool = True) -> None:
         _check_head(head, description)
 
 
-def check_cuttable(description: ModelDescription) -> None:
+def check_cuttable(description: ModelDescription, remedy: str = "leave parallel.graph out") -> None:
     """Raise InputError for a model whose graphs cannot be shared by ranks."""
-    model, remedy = description.model, "leave parallel.graph out"
+    model = description.model
     attention = model.global_attention
     reasons = [
         (description.architecture.uncuttable(model), f"model {model.kind}"),

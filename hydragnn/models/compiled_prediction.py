@@ -7,7 +7,7 @@ alone in its batch is given an empty graph for company, as compilers take a size
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -39,6 +39,17 @@ Predicted = tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]
 """Predictions by field name, and the invariant states that heads read."""
 
 
+@runtime_checkable
+class Prediction(Protocol):
+    """Function that predicts in place of a model."""
+
+    on_host: ClassVar[bool]
+    """Batches come as they lie, and not on the device of the model."""
+
+    def __call__(self, batch: GraphBatch) -> Predicted:
+        """Predictions by field name and states, without gradients."""
+
+
 class WithStates(nn.Module):
     """A model whose final states are one more prediction."""
 
@@ -58,6 +69,8 @@ class WithStates(nn.Module):
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CompiledPrediction:
     """Compiled predictions of ``model``; tiny batches use the model itself."""
+
+    on_host: ClassVar = False
 
     model: GraphModel
     weights: tuple[Tensor, ...]

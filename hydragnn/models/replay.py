@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -273,6 +273,8 @@ class ReplayedPrediction:
 
     As the model computes them where it cannot be recorded.
     """
+
+    on_host: ClassVar = True  # what is replayed is padded where it lies, and copied into the memory of the recording
 
     def __init__(self, model: GraphModel, record: Recorder) -> None:
         self.model = model

@@ -17,7 +17,12 @@ from hydragnn.datasets.views import without_edges
 from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.units import CLOSE, unit_factor
-from hydragnn.models.compiled_prediction import CompiledPrediction, compiled_prediction, eager_prediction
+from hydragnn.models.compiled_prediction import (
+    CompiledPrediction,
+    Prediction,
+    compiled_prediction,
+    eager_prediction,
+)
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.heads import HeadSettings
@@ -34,8 +39,8 @@ class TrainedModel:
     model: GraphModel
     normalisation: Normalisation
     dtype: torch.dtype = torch.float32
-    function: CompiledPrediction | ReplayedPrediction | None = None
-    """What computes predictions instead of the model, see ``compiled`` and ``replayed``."""
+    function: Prediction | None = None
+    """What computes predictions instead of the model, such as ``compiled`` and ``replayed``."""
     exact: GraphModel | None = None
     """The model without tables, where ``model`` has some."""
 
@@ -135,12 +140,11 @@ class TrainedModel:
         return visible
 
     def normalised(self, batch: GraphBatch) -> GraphBatch:
-        """Return the normalised batch in the model's dtype, on its device unless predictions are replayed."""
+        """Return the normalised batch in the model's dtype, on its device unless ``function`` brings it there."""
         self.model.levels(batch)  # which the batch keeps, for other members that see it
         of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
         inputs = normalise(batch, replace(self.normalisation, scales=of_inputs, references={}))
-        # what is replayed is padded where it lies, and copied into the memory of the recording
-        return inputs.to(None if isinstance(self.function, ReplayedPrediction) else self.device, self.dtype)
+        return inputs.to(None if self.function is not None and self.function.on_host else self.device, self.dtype)
 
     def check(self, batch: GraphBatch) -> None:
         """Raise InputError unless the batch has all the model's inputs."""

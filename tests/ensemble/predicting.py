@@ -21,7 +21,7 @@ import torch
 
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings
-from hydragnn.distributed import leave, this_launch
+from hydragnn.distributed import graph_groups, leave, this_launch
 from hydragnn.ensemble.prediction import group, job, parts, schedule, work
 from hydragnn.ensemble.prediction.formats import hdf5, sink
 from hydragnn.ensemble.prediction.predict import predict_to_file
@@ -44,6 +44,7 @@ BEFORE: dict[str, tuple[Any, str]] = {
     "piece": (parts.Parts, "keep_segment"),
     "segment": (sink.Sink, "append"),
     "graphs": (job.Inputs, "graphs"),
+    "shared": (graph_groups, "shared_prediction"),
 }
 
 
@@ -75,6 +76,7 @@ def main() -> tuple[int, bool]:
         parser.add_argument(name, type=Path)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--graph-ranks", type=int, default=1)
     parser.add_argument("--max-graphs", type=int, default=4)
     parser.add_argument("--held", type=int, default=None)
     parser.add_argument("--faulty-rank", type=int, default=-1)
@@ -98,7 +100,7 @@ def main() -> tuple[int, bool]:
             options.after,
             partial(falter, note, options.seconds, options.out if options.until_there else None),
         )
-    elif options.faulty_rank >= 0:
+    elif options.faulty_rank >= 0 and options.at != "shared":
         before(*BEFORE[options.at], options.after, partial(wait_for, note, options.others_seconds))
     try:
         result = predict_to_file(
@@ -109,6 +111,7 @@ def main() -> tuple[int, bool]:
             batch=BatchSettings(max_graphs=options.max_graphs),
             workers=options.workers,
             held=options.held,
+            graph_ranks=options.graph_ranks,
         )
     except InputError as error:
         print(error, flush=True)
