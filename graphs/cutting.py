@@ -22,6 +22,9 @@ from hydragnn.graphs.topology import Topology
 UNEVEN = 1.1
 """Largest share of a rank, over the mean, with which graphs stay whole."""
 
+FEW = 4
+"""Nodes per rank from which METIS cuts; it prints complaints of fewer."""
+
 MOSTLY = 0.5
 """Share of inner edges from which layers begin with them."""
 
@@ -64,7 +67,7 @@ def cut_nodes(
     whole, largest = whole_graphs(of_graph.numpy(), parts)
     if largest * parts <= UNEVEN * int(of_graph.sum()):
         return torch.from_numpy(whole).index_select(0, batch.owner("node"))
-    if partition is not None:
+    if partition is not None and batch.num_nodes >= FEW * parts:
         return torch.from_numpy(partition(adjacency(batch), costs.numpy(), parts).astype(np.int64))
     order = curve_order(batch) if batch.dim else breadth_first_order(batch)
     before = costs[order].cumsum(0) - costs[order]  # [nodes], the cost of the nodes before each
