@@ -20,7 +20,7 @@ from hydragnn.base.errors import InputError, Interrupted, SaidByFirst
 from hydragnn.distributed.graph_ranks import Cutter, make_cutter, shared_prediction
 from hydragnn.distributed.launch import Launch, on_interfaces
 from hydragnn.distributed.mesh import Mesh
-from hydragnn.distributed.ranks import Ranks, check_gpus
+from hydragnn.distributed.ranks import Ranks, check_gpus, own_gpu
 from hydragnn.distributed.rendezvous import PATIENCE, rendezvous
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.topology import Topology
@@ -149,6 +149,7 @@ def join_graph_group(size: int, launch: Launch, folder: Path) -> Iterator[GraphG
     with rendezvous(launch, folder) as met, on_interfaces(met.gloo, met.nccl):
         launch = met.launch
         if torch.cuda.is_available():
+            torch.cuda.set_device(own_gpu(launch.local_rank))
             check_gpus(met.store, launch)
         dist.init_process_group(backend, store=met.store, rank=launch.rank, world_size=launch.size, timeout=PATIENCE)
         try:
