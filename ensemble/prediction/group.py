@@ -268,7 +268,7 @@ def join_group(launch: Launch | None = None) -> AbstractContextManager[Group]:
 
 
 def join_leaders(store: dist.Store, launch: Launch, graph_ranks: int) -> AbstractContextManager[Group]:
-    """Join the first ranks of groups that share graphs, with the store of all."""
+    """Join the first ranks of all groups that share graphs."""
     number, count = launch.rank // graph_ranks, launch.size // graph_ranks
     return _open(Group(number, count, lambda group, folder: nullcontext(store), by_mpi=launch.by == "mpi"))
 

@@ -108,7 +108,7 @@ class Inputs:
         return self._ensemble
 
     def model_of(self, number: int) -> GraphModel:
-        """Return a member's model, with as many in memory as a rank keeps."""
+        """Return a member's model, loaded as a rank holds it."""
         held = self._job.members_held(self.ensemble(1), this_launch().size // self._job.graph_ranks)
         return self.ensemble(held).members[number].model.model
 

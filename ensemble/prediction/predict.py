@@ -130,7 +130,7 @@ def predict_in_groups(job: Job, check: Callable[[], None], *, quiet: bool) -> Pr
 
 
 def check_graph_ranks(graph_ranks: int, workers: int) -> int:
-    """Return the ranks of a graph; InputError where the launcher's do not fit."""
+    """Return the ranks of a graph; InputError where they do not fit."""
     launch = this_launch()
     if graph_ranks < 1:
         raise InputError(f"--graph-ranks {graph_ranks}: take a whole number from 1")

@@ -81,7 +81,7 @@ class Mesh:
         return self.new_group(*axes)
 
     def new_group(self, *axes: Axis, **options: Any) -> dist.ProcessGroup:
-        """Return a new group along the axes, with options of torch; collective."""
+        """Return a new group along the axes, with torch's options; collective."""
         sets: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.ranks.size):
             place = coordinates(rank, self.sizes)
