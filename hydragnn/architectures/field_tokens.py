@@ -21,7 +21,7 @@ from hydragnn.architectures.base import (
 )
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import Field
-from hydragnn.kernels import gather_add, outer_sum, segment_sum
+from hydragnn.kernels import gather_add, outer_sum, segment_sum, silu, spread
 from hydragnn.layers import FieldTokens, LatentAttention, MessageGraph, NodeInputs, Plan, Split, States, mlp
 
 
@@ -30,14 +30,20 @@ class FieldTokensSettings(GeometricSettings):
 
     kind: str = "field_tokens"
 
+    acts_on: ClassVar = {**GeometricSettings.acts_on, "angles": "lengths"}
+
     searched: ClassVar[Searched] = {**GeometricSettings.searched, "heads": one_of(2, 4, 8)}
     own_of_run: ClassVar[tuple[str, ...]] = (*GeometricSettings.own_of_run, "optional_inputs")
 
     heads: int = Setting(default=4, ge=1, le=64)
     """Attention heads, over fields and over nodes; they divide hidden_dim."""
 
-    latents: int = Setting(default=16, ge=1, le=1024)
-    """Learned rows per layer through which all nodes of a graph read each other."""
+    latents: int = Setting(default=16, ge=0, le=1024)
+    """Learned rows per layer through which all nodes of a graph read each other; 0: messages along edges alone."""
+
+    angles: int = Setting(default=0, ge=0, le=4)
+    """Largest power of the cosines between edges on which messages depend; 0: on lengths alone. Operators on irregular meshes depend on the cells between edges: 3
+    resolves them, at a third more time."""
 
     lead_time: str | None = None
     """Graph input with the time from the inputs to the targets: a condition of every node, no token. Predictions beyond the lead times of training are
@@ -47,17 +53,48 @@ class FieldTokensSettings(GeometricSettings):
     """Inputs that graphs may lack; these have no token then. A graph that lacks another input is refused."""
 
 
+class EdgeAngles(nn.Module):
+    """Inputs of an edge from all edges of its receiver.
+
+    c_ij^p = sum_l (G_p e_il) (r_ij . r_il / |r_ij| |r_il|)^p for p = 0 ... P, and a_ij = silu(A e_ij + sum_p B_p c_ij^p + b).
+
+    Powers of cosines are products of tensors of directions, so that no pairs of edges are made (moment tensors, arXiv:1512.06054). e and a end at the cutoff.
+    No published form.
+    """
+
+    SUMS, WIDTH = 4, 16
+
+    def __init__(self, width: int, largest: int) -> None:
+        super().__init__()
+        self.largest = largest
+        self.sums = nn.Linear(width, (largest + 1) * self.SUMS, bias=False)
+        self.inputs = nn.Linear(width + (largest + 1) * self.SUMS, self.WIDTH)
+
+    def forward(self, graph: MessageGraph) -> Float[Tensor, "edges width"]:
+        """Return a_ij times the envelope."""
+        topology, power = graph.topology, torch.ones_like(graph.directions[:, :1])  # [edges, dim^p]
+        parts = [graph.to_edges(graph.ended_inputs)]
+        for weights in self.sums(parts[0]).chunk(self.largest + 1, dim=1):
+            moments = outer_sum(weights, power, topology)  # [nodes, dim^p, sums]
+            parts.append((spread(moments, topology.receivers) * power.unsqueeze(2)).sum(1))  # [edges, sums]
+            power = (power.unsqueeze(2) * graph.directions.unsqueeze(1)).flatten(1)
+        inputs = silu(self.inputs(torch.cat(parts, dim=1)))
+        return inputs if graph.envelope is None else inputs * graph.envelope
+
+
 class EdgeMixing(nn.Module):
     """Messages along edges, which carry the positions.
 
     d_ij = A h_j - A h_i + B h_i, s_i = sum_j F_1(e_ij) d_ij, v_i = sum_j F_2(e_ij) d_ij r_ij / |r_ij|, g_i = sum_j F_3(e_ij) r_ij / |r_ij|, and out([s_i, <U v_i, g_i>]).
 
-    F are linear in radial functions and edge features and end at the cutoff. All is linear in states, as are gradients and divergences on a mesh: with B = 0
+    F are linear in radial functions and edge features, or with ``angles`` in what ``EdgeAngles`` makes of these, and end at the cutoff. All is linear in states, as are gradients and divergences on a mesh: with B = 0
     constants give nothing, and g_i, the lopsidedness of the neighbours, takes off what v_i adds to a sum over them.
     """
 
-    def __init__(self, channels: int, width: int, *, directed: bool) -> None:
+    def __init__(self, channels: int, width: int, *, directed: bool, angles: int = 0) -> None:
         super().__init__()
+        self.angles = EdgeAngles(width, angles) if angles and directed else None
+        width = width if self.angles is None else self.angles.WIDTH
         self.sent = nn.Linear(channels, channels, bias=False)
         self.own = nn.Linear(channels, channels)
         self.filters = nn.Linear(width, channels, bias=False) if width else None
@@ -70,12 +107,13 @@ class EdgeMixing(nn.Module):
         """Return what every node receives."""
         sent, topology = self.sent(states), graph.topology
         joined = gather_add(self.own(states) - sent, sent, None, topology)  # [edges, channels]
-        messages = joined if self.filters is None else joined * self.weights(self.filters, graph)
+        angles = None if self.angles is None else self.angles(graph)  # [edges, width]
+        messages = joined if self.filters is None else joined * self.weights(self.filters, graph, angles)
         received = segment_sum(messages, topology.receivers, topology.num_rows)
         if self.along is None or self.sides is None or self.mix is None:
             return self.out(received)
-        vectors = outer_sum(joined * self.weights(self.along, graph), graph.directions, topology)
-        sides = outer_sum(self.weights(self.sides, graph), graph.directions, topology)  # [nodes, dim, channels]
+        vectors = outer_sum(joined * self.weights(self.along, graph, angles), graph.directions, topology)
+        sides = outer_sum(self.weights(self.sides, graph, angles), graph.directions, topology)  # [nodes, dim, channels]
         return self.out(torch.cat([received, (self.mix(vectors) * sides).sum(1)], dim=-1))
 
     def split_plan(self) -> Plan:
@@ -83,13 +121,18 @@ class EdgeMixing(nn.Module):
         blocks = 1 if self.mix is None else 2
         return {
             "": Split(takes=(("copy",), ("copy",))),
+            **dict.fromkeys(("angles.sums", "angles.inputs"), Split(weights="shared")),
             **dict.fromkeys(("sent", "own", "filters", "along", "sides"), Split(weights="columns")),
             "mix": Split(weights="columns", takes=(("gather", "copy"),)),
             "out": Split(weights="rows", blocks=blocks),
         }
 
-    def weights(self, filters: nn.Linear, graph: MessageGraph) -> Float[Tensor, "edges channels"]:
-        """Return F(e_ij) of every edge."""
+    def weights(
+        self, filters: nn.Linear, graph: MessageGraph, angles: Float[Tensor, "edges width"] | None
+    ) -> Float[Tensor, "edges channels"]:
+        """Return F(e_ij), or F(a_ij), of every edge."""
+        if angles is not None:
+            return filters(angles)
         if graph.basis is None:
             assert graph.edge_features is not None
             return filters(graph.edge_features)
@@ -108,9 +151,10 @@ class FieldTokensLayer(nn.Module):
     def __init__(self, settings: FieldTokensSettings, width: int, *, directed: bool) -> None:
         super().__init__()
         channels = settings.hidden_dim
-        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2))
-        self.edges = EdgeMixing(channels, width, directed=directed)
-        self.attention = LatentAttention(channels, settings.heads, settings.latents)
+        attends = settings.latents > 0
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2 if attends else 1))
+        self.edges = EdgeMixing(channels, width, directed=directed, angles=settings.angles)
+        self.attention = LatentAttention(channels, settings.heads, settings.latents) if attends else None
         self.network = mlp([channels, 4 * channels, channels])
         self.dropout = nn.Dropout(settings.dropout)
 
@@ -118,8 +162,9 @@ class FieldTokensLayer(nn.Module):
         """New states of degree 0."""
         rows = states[0]
         rows = rows + self.dropout(self.edges(rows, graph))
-        rows = rows + self.dropout(self.attention(self.norms[0](rows), graph))
-        return {**states, 0: rows + self.dropout(self.network(self.norms[1](rows)))}
+        if self.attention is not None:
+            rows = rows + self.dropout(self.attention(self.norms[0](rows), graph))
+        return {**states, 0: rows + self.dropout(self.network(self.norms[-1](rows)))}
 
 
 class FieldTokensTransformer(Architecture):

@@ -43,6 +43,7 @@ SUITES: list[tuple[str, dict[str, Any]]] = [
     ("dimenet", PUBLIC_DIMENET),
     ("gatv2", PUBLIC_GATV2),
     ("schnet", {"envelope_exponent": 3}),
+    ("field_tokens", {"angles": 3}),
     ("mace", {"node_filters": True}),
     ("mace", OF_DEGREE_TWO),
     ("mace", {"hidden_l": 0, "max_ell": 1, "num_layers": 1, "correlation": 3}),

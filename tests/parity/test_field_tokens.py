@@ -7,7 +7,7 @@ import torch
 from test_layers_around import SIZES, graph_of_sizes, largest_kept
 from torch import Tensor, nn
 
-from hydragnn.architectures.field_tokens import EdgeMixing
+from hydragnn.architectures.field_tokens import EdgeAngles, EdgeMixing
 from hydragnn.conformance.cases import make_graph
 from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.batch import GraphBatch
@@ -102,24 +102,49 @@ def test_attention_through_latents_never_crosses_graphs_and_is_linear_in_nodes()
         torch.testing.assert_close(module(states, graph), expected, **EXACT)
 
 
-@pytest.mark.parity("field_tokens", "its equations as loops", "messages along edges")
-def test_messages_along_edges_are_their_equations_as_loops(batch: GraphBatch) -> None:
-    basis = RadialFeatures(9.0, 4, "gaussian", "polynomial", inputs=0)
-    vectors = batch.positions[batch.senders] + batch.edge_shifts - batch.positions[batch.receivers]
-    graph = MessageGraph(
+def message_graph(batch: GraphBatch) -> MessageGraph:
+    """The batch as layers see it, with a few radial functions."""
+    return MessageGraph(
         topology=batch.topology,
         owner=batch.owner("node"),
         nodes_per_graph=batch.counts("node"),
-        vectors=vectors,
-        basis=basis,
+        vectors=batch.positions[batch.senders] + batch.edge_shifts - batch.positions[batch.receivers],
+        basis=RadialFeatures(9.0, 4, "gaussian", "polynomial", inputs=0),
     )
-    module, states = EdgeMixing(CHANNELS, basis.width, directed=True), torch.randn(batch.num_nodes, CHANNELS)
+
+
+@pytest.mark.parity("field_tokens", "its equations as loops", "angles between edges")
+def test_angles_are_sums_over_pairs_of_edges(batch: GraphBatch) -> None:
+    graph = message_graph(batch)
+    module = EdgeAngles(graph.basis.width, 3)
+    features, envelope = graph.basis(graph.lengths, None, None)
+    ended, receivers, actual = features * envelope, batch.receivers.tolist(), module(graph)
+    for edge, receiver in enumerate(receivers):
+        sums = torch.zeros(4, module.SUMS)
+        for other in (number for number, one in enumerate(receivers) if one == receiver):
+            cosine = graph.directions[edge] @ graph.directions[other]
+            for power, weights in enumerate(module.sums(ended[other]).chunk(4)):
+                sums[power] += weights * cosine**power
+        inputs = module.inputs(torch.cat([ended[edge], sums.flatten()]))
+        torch.testing.assert_close(actual[edge], nn.functional.silu(inputs) * envelope[edge], **EXACT)
+
+
+@pytest.mark.parity("field_tokens", "its equations as loops", "messages along edges")
+@pytest.mark.parametrize("angles", [0, 2])
+def test_messages_along_edges_are_their_equations_as_loops(batch: GraphBatch, angles: int) -> None:
+    graph = message_graph(batch)
+    vectors, basis = graph.vectors, graph.basis
+    module, states = (
+        EdgeMixing(CHANNELS, basis.width, directed=True, angles=angles),
+        torch.randn(batch.num_nodes, CHANNELS),
+    )
     actual = module(states, graph)
     sums, along, sides = (torch.zeros(batch.num_nodes, axes, CHANNELS) for axes in (1, 3, 3))
     features, envelope = basis(vectors.norm(dim=1), None, None)
+    inputs = features * envelope if module.angles is None else module.angles(graph)
     for edge, (j, i) in enumerate(zip(batch.senders.tolist(), batch.receivers.tolist())):
         joined = module.sent(states[j]) - module.sent(states[i]) + module.own(states[i])
-        ended = features[edge] * envelope[edge]
+        ended = inputs[edge]
         sums[i, 0] += joined * module.filters(ended)
         direction = vectors[edge] / vectors[edge].norm()
         along[i] += torch.outer(direction, joined * module.along(ended))

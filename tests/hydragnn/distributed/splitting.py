@@ -41,6 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mace beside equivariant attention": ("mace", EQUIVARIANT),
     "mace with filters of nodes": ("mace", {"node_filters": True, "dropout": 0.25}),
     "equivariant transformer, computed twice": ("equivariant_transformer", {"checkpoint_activations": True}),
+    "field tokens with angles": ("field_tokens", {"angles": 2}),
     "moving schnet": ("schnet", {"moving_coordinates": True}),
 }
 

@@ -74,6 +74,7 @@ def few(material: ModuleType) -> MemoryStore:
 def config_of(make_config: Callable[..., RunConfig], kind: str, layout: dict[str, Any]) -> RunConfig:
     """Batches of thirteen graphs leave one in the last step, which the second rank has not."""
     changes = {"batch__max_graphs": 13, "train__ema_decay": 0.9, "train__epochs": 2}
+    changes |= {"model__angles": 2} if kind == "field_tokens" else {}
     return make_config(kind, parallel=layout, **changes)
 
 

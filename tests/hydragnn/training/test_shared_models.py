@@ -37,6 +37,7 @@ def configuration(name: str, make_config: Callable[..., RunConfig], **more: Any)
     heads = WITHOUT_FORCES if "pipeline" in layout else None
     changes = {"batch__max_graphs": 9, "train__epochs": 2, "train__ema_decay": 0.9}
     changes |= {"model__num_layers": 4} if layout is CHUNKS else {}
+    changes |= {"model__angles": 2} if kind == "field_tokens" else {}
     return make_config(kind, heads, **changes, **more)
 
 
