@@ -33,5 +33,5 @@ from hydragnn.datasets.tools import (
     files_are_whole,
     store_info,
 )
-from hydragnn.datasets.views import WithoutEdges, disk_store, without_edges
+from hydragnn.datasets.views import WithAbsent, WithoutEdges, disk_store, without_edges
 from hydragnn.datasets.writer import StoreWriter, finish_store

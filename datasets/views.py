@@ -1,10 +1,11 @@
 """Views of stores: other ways to the same graphs."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Bool, UInt8
 from numpy import ndarray
 
@@ -97,7 +98,7 @@ class WithoutEdges(View):
 
 def disk_store(store: GraphStore) -> DiskStore | None:
     """Return the store on disk behind a view; None where there is none."""
-    under = store.store if isinstance(store, WithoutEdges) else store
+    under = store.store if isinstance(store, (WithAbsent, WithoutEdges)) else store
     return under if isinstance(under, DiskStore) else None
 
 
@@ -110,3 +111,52 @@ def without_edges(batch: GraphBatch) -> GraphBatch:
         edge_offsets=batch.edge_offsets.new_zeros(batch.num_graphs + 1),
         edges={name: values[:0] for name, values in batch.edges.items()},
     )
+
+
+class WithAbsent(View):
+    """Same graphs, with more fields that all of them lack."""
+
+    def __init__(self, store: GraphStore, absent: Sequence[Field]) -> None:
+        super().__init__(store)
+        self.absent = {field.name: field for field in absent}
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs from that of the store."""
+        return digest({"without": sorted(self.absent), "of": self.store.fingerprint})
+
+    def fields(self) -> tuple[Field, ...]:
+        """Return the fields of the store and the absent ones."""
+        return (*self.store.fields(), *self.absent.values())
+
+    def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
+        """The graphs with these numbers; absent fields are zero and masked."""
+        return self.filled(self.store.read(indices, self.own(fields)), fields)
+
+    def read_checked(
+        self, indices: Numbers, fields: Collection[str] | None = None
+    ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
+        """The graphs, and which of them were changed."""
+        batch, changed = read_checked(self.store, np.asarray(indices, dtype=np.int64), self.own(fields))
+        return self.filled(batch, fields), changed
+
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
+        """A field; zero where it is absent."""
+        if name not in self.absent:
+            return self.store.column(name, start, stop)
+        batch = self.read(range(len(self))[start:stop], [name])
+        return Column(values=batch[name].numpy(), present=np.zeros(len(batch), dtype=np.bool_))
+
+    def own(self, fields: Collection[str] | None) -> Collection[str] | None:
+        """Return those of the names that the store has."""
+        return None if fields is None else [name for name in fields if name not in self.absent]
+
+    def filled(self, batch: GraphBatch, fields: Collection[str] | None) -> GraphBatch:
+        """Return the batch with the absent fields among these."""
+        added = [field for name, field in self.absent.items() if fields is None or name in fields]
+        values = {
+            field.name: torch.zeros(batch.num_items(field.on), *field.shape, dtype=getattr(torch, field.dtype))
+            for field in added
+        }
+        nothing = torch.zeros(len(batch), dtype=torch.bool)
+        return batch.with_fields(values, fields=added, masks=dict.fromkeys(values, nothing))

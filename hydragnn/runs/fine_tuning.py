@@ -142,9 +142,11 @@ def check_replay(settings: StartSettings, new: ModelDescription, earlier: tuple[
     if settings.replay and earlier is None:
         raise InputError(f"start.replay needs a run, and {settings.model} has no config.json; leave replay out")
     fields = {field.name: field for field in earlier[0].fields()} if earlier else {}
+    learned = [target.field.name for target in new.targets]
+    spared = {*new.optional_inputs, *learned} if any(name in fields for name in learned) else set()
     for name, field in new.fields.items() if settings.replay else ():
         words = "there is none" if name not in fields else difference(replace(fields[name], parity=field.parity), field)
-        if words:
+        if words and not (name in spared and name not in fields):
             raise InputError(f"start.replay: {name} in the data of the start: {words}; leave replay out")
 
 

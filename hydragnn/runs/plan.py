@@ -15,7 +15,7 @@ from hydragnn.base.errors import InputError, about, nearest
 from hydragnn.base.places import StorePlace
 from hydragnn.base.settings import ActsWith, is_complete, is_given
 from hydragnn.config import AnyConfig, BranchSettings, RunConfig, TrainSettings
-from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
+from hydragnn.datasets import Budget, GraphStore, Split, WithAbsent, WithoutEdges, make_split, open_store
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
@@ -241,8 +241,11 @@ def planned_start(settings: StartSettings | None, plan: BranchPlan) -> tuple[Sta
     start = open_start(settings, plan.model, plan.store, plan.split)
     if not settings.replay or start.earlier is None:
         return start, None
-    share = Fraction(str(settings.replay))
-    return start, replace(plan, weight=share, store=start.earlier[0], split=start.earlier[1])
+    store, split = start.earlier
+    names = {field.name for field in store.fields()}
+    if absent := [field for name, field in plan.model.fields.items() if name not in names]:
+        store = WithAbsent(store, absent)
+    return start, replace(plan, weight=Fraction(str(settings.replay)), store=store, split=split)
 
 
 def _subject(name: str) -> str:

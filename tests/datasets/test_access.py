@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import MemoryStore, StoreDataset, WithoutEdges, open_store
+from hydragnn.datasets import MemoryStore, StoreDataset, WithAbsent, WithoutEdges, open_store
 from hydragnn.datasets.access import numbers_of
 from hydragnn.datasets.formats.memory import checked_indices
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
@@ -55,6 +55,24 @@ def test_iteration_gives_every_graph_once(store: MemoryStore, monkeypatch: pytes
     for one in (store, WithoutEdges(store)):
         graphs = list(one)
         assert len(graphs) == 60 and all(equal(graph, one[number]) for number, graph in enumerate(graphs))
+
+
+def test_absent_fields_are_masked_in_every_graph(path: Path) -> None:
+    store = open_store(path)
+    fields = [Field(name="warmth", on="node", shape=(2,)), Field(name="phase", on="graph", classes=3, dtype="int64")]
+    wider = WithAbsent(store, fields)
+    names, own = [field.name for field in store.fields()], store.fields()[0].name
+    assert [field.name for field in wider.fields()] == [*names, "warmth", "phase"]
+    assert wider.fingerprint != store.fingerprint and len(wider) == 60
+    both = wider.read([4, 2], [own, "warmth", "phase"])
+    assert equal(both.with_fields(drop=["warmth", "phase"]), store.read([4, 2], [own]))
+    assert both["warmth"].shape == (both.num_nodes, 2) and both["phase"].dtype == torch.int64
+    assert not any(both.masks[name].any() for name in ("warmth", "phase"))
+    column = wider.column("warmth", 3, 5)
+    assert column.present.tolist() == [False, False] and len(column.values) == store.sizes().nodes[3:5].sum()
+    assert equal(wider.read_checked([1])[0], wider[1]) and np.array_equal(
+        wider.column(own).values, store.column(own).values
+    )
 
 
 def test_loaders_of_torch_make_batches(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Field tokens read what a graph has, and refuse what would be wrong without a word."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ def lattice(number: int, names: tuple[str, ...], lead: float) -> GraphBatch:
     fields += [Field(name="next", on="node", unit="m", role="target"), Field(name="lead", on="graph", unit="s")]
     nodes = {name: torch.randn(size, generator=random) for name in names}
     nodes["next"] = nodes["height"] + lead * nodes.get("rate", torch.zeros(size))
+    if "warmth" in names:
+        fields.append(Field(name="later", on="node", unit="K", role="target"))
+        nodes["later"] = 0.9 * nodes["warmth"]
     ends = senders[differ], receivers[differ]
     return graph_from_arrays(positions, *ends, fields=fields, nodes=nodes, graphs={"lead": torch.tensor([lead])})
 
@@ -192,3 +196,25 @@ def test_a_class_may_be_missing_and_graph_numbers_are_tokens_of_all_nodes() -> N
     assert torch.equal(model(masked)["charge"].mean, model(other)["charge"].mean)
     heavier = batch.with_fields({"load": batch["load"] + 1})
     assert bool((model(heavier)["charge"].mean != model(batch)["charge"].mean).any(1).all())
+
+
+def test_replay_shows_old_graphs_that_lack_the_new_field(place: Path, tmp_path: Path) -> None:
+    table = table_of(place / "four.h5", place / "two", optional_inputs=["rate", "depth", "warmth"])
+    table["data"]["inputs"] = ["height", "rate", "lead", "depth", "warmth"]
+    table["heads"].append({"kind": "scalar", "field": "later", "correction_of": "warmth"})
+    alone = hydragnn.train(table, tmp_path / "alone")
+    table["start"]["replay"] = 1.0
+    both = hydragnn.train(table, tmp_path / "both")
+    assert both.start["replayed_per_epoch"] > 0
+    assert all(math.isfinite(loss) for loss in both.curves["valid/loss"])
+    assert both.curves["valid/loss"] != alone.curves["valid/loss"]
+    table["model"]["optional_inputs"] = ["rate"]
+    with pytest.raises(InputError, match="depth"):
+        hydragnn.train(table, tmp_path / "neither")
+
+
+def test_without_latents_nodes_read_along_edges_alone() -> None:
+    batch = concatenate([make_graph(1, 5), make_graph(2, 6)])
+    model = make_model("field_tokens", latents=0)
+    assert not [name for name, _ in model.named_parameters() if "latents" in name]
+    assert model(batch)["charge"].mean.isfinite().all()
