@@ -40,8 +40,8 @@ MODELS: Mapping[str, tuple[dict[str, Any], float]] = {
 WEIGHTS = {"height": 25.0, "rate": 1.0}
 """Loss weights: a step changes the rate by five times more of its deviation than the height."""
 
-START = {"encoder_rate": 0.1, "replay": 1.0}
-"""Fine-tuning: slow layers, and every epoch shows all earlier training graphs again."""
+START = {"encoder_rate": 0.1, "replay": 0.5}
+"""Fine-tuning: slow layers, and every epoch shows half of the earlier training graphs again."""
 
 
 def table_of(store: Path, names: tuple[str, ...], epochs: int, rate: float, seed: int, width: int) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def main() -> None:
     jobs += [(out, kind, "water.h5", 0, epochs[kind]) for kind in MODELS]
     with get_context("spawn").Pool(options.processes) as pool:
         spent = pool.map(work, jobs, chunksize=1)
-        pool.map(work, [(out, "tuned", "three.h5", seed, options.epochs) for seed in seeds], chunksize=1)
+        pool.map(work, [(out, "tuned", "three.h5", seed, options.epochs // 2) for seed in seeds], chunksize=1)
     result: dict[str, Any] = {"epochs": epochs, "cpu": {}, "weights": {}, "roll-outs": {}, "water": {}, "kept": {}}
     for kind in MODELS:
         result["cpu"][kind] = [s for s, job in zip(spent, jobs) if job[1:3] == (kind, "two.h5")]
