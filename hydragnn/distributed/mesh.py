@@ -128,11 +128,6 @@ def check_layout(settings: ParallelSettings, ranks: int, ranks_per_node: int) ->
             f"parallel: replicate = {settings.replicate} with {words(settings) or 'no other axis'} takes {settings.replicate * each} ranks, and this run "
             f'has {ranks}; leave replicate at "auto", or set {ranks // each}'
         )
-    if settings.graph > 1 and settings.pipeline > 1:
-        raise InputError(
-            f"parallel.graph = {settings.graph} with pipeline = {settings.pipeline}: stages do not exchange nodes of shared graphs; set one of "
-            "them to 1"
-        )
     if settings.tensor > 1 and ranks_per_node % settings.tensor:
         raise InputError(
             f"parallel.tensor = {settings.tensor} would share channels between nodes, which have {ranks_per_node} ranks each; set a divisor "

@@ -20,6 +20,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import first_derivatives
 from hydragnn.layers import MessageGraph, States
 from hydragnn.models import BranchedModel, Distribution, GraphModel
+from hydragnn.models.graph_model import tied
 
 Travellers = dict[str, Tensor]
 """States by layer and degree, and what layers share, by name."""
@@ -163,8 +164,11 @@ class Pipeline:
                 final = model.final_states(of_layers, graph)
                 heads = zip(model.description.heads, model.heads)
                 by_field = {settings.field: head(final, graph, batch) for settings, head in heads}
-                return received, {}, {target.name: by_field[target.field.name] for target in model.description.targets}
+                by_name = {target.name: by_field[target.field.name] for target in model.description.targets}
+                return received, {}, tied(by_name, graph)
         travellers = to_travellers(of_layers, graph, edges_travel(model))
+        if graph.halo is not None:
+            travellers = {name: graph.halo.tied(one) for name, one in travellers.items()}
         self.send(travellers)
         return received, travellers, {}
 

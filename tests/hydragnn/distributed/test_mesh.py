@@ -40,7 +40,6 @@ def test_ranks_that_share_channels_are_neighbours() -> None:
         ({"shard": 3}, 4, 4, "shard = 3 takes 3 ranks, which do not divide the 4"),
         ({"replicate": 3}, 2, 2, "takes 3 ranks, and this run has 2"),
         ({"tensor": 4}, 8, 2, "between nodes"),
-        ({"graph": 2, "pipeline": 2}, 4, 4, "do not exchange nodes of shared graphs"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_one_sentence(

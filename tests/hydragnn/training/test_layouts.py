@@ -31,7 +31,7 @@ MOVED: dict[str, tuple[int, dict[str, Any]]] = {
     "channels": (2, {"tensor": 2}),
     "stages": (2, {"pipeline": 2, "micro_batches": 3}),
     "chunks": (2, {"pipeline": 2, "chunks": 2, "micro_batches": 3}),
-    "graphs": (2, {"graph": 2}),
+    "graphs": (2, {"graph": 2, "micro_batches": 3}),
     "shards of channels": (4, {"tensor": 2, "shard": 2}),
 }
 """Ranks and layouts between which checkpoints move."""

@@ -91,6 +91,8 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "schnet": {"pipeline": 2, "chunks": 2, "shard": 2, "micro_batches": 3},
     "painn": {"pipeline": 2, "chunks": 2, "tensor": 2, "micro_batches": 3},
     "mace": {"pipeline": 2, "chunks": 2, "states": "shared", "micro_batches": 5},
+    "egnn": {"pipeline": 2, "graph": 2, "micro_batches": 3},
+    "pna": {"pipeline": 2, "chunks": 2, "graph": 2, "micro_batches": 3},
     "equivariant_transformer": {"pipeline": 4, "micro_batches": 3},
     "field_tokens": {"pipeline": 2, "chunks": 2, "tensor": 2, "micro_batches": 2},
 }
