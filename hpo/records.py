@@ -46,6 +46,8 @@ class TrialHistory:
     started: float
     """Seconds since 1970 at the first attempt; 0 if there was none."""
     folder: Path
+    speed: float
+    """Graphs of training per second in the first segment; 0 where unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +104,7 @@ def campaign_history(out: Path | str) -> CampaignHistory:
             failure=None if trial.failure is None else f"{trial.failure.kind}: {trial.failure.message}",
             started=trial.begun,
             folder=out / "trials" / f"{number:04d}",
+            speed=trial.speed,
         )
         for number, trial in sorted(state.trials.items())
         if trial.values

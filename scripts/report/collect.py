@@ -14,6 +14,7 @@ from hydragnn.base.places import absent_store, reported_kind, stores_from_json, 
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.hpo import TrialHistory, campaign_history, campaign_records, parameter_importance
+from hydragnn.hpo.objective import THROUGHPUT
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.data_facts import (
@@ -173,6 +174,8 @@ def objective_name(objective: str | Mapping[str, float]) -> str:
     >>> objective_name({"energy": 1.0, "forces": 2.0})
     'relative error (energy 1, forces 2)'
     """
+    if objective == THROUGHPUT:
+        return "seconds per graph"
     if isinstance(objective, str):
         return objective
     return "relative error (" + ", ".join(f"{field} {weight:g}" for field, weight in objective.items()) + ")"
@@ -191,6 +194,7 @@ def _trial(trial: TrialHistory, record: RunRecord | None) -> Trial:
         status=trial.status,
         reason=message,
         failure_kind=kind,
+        speed=trial.speed,
     )
 
 

@@ -273,6 +273,8 @@ class Trial:
     status: str
     reason: str = ""
     failure_kind: str = ""
+    speed: float = 0.0
+    """Graphs of training per second in the first segment; 0 where unknown."""
 
     @property
     def architecture(self) -> str:

@@ -158,7 +158,12 @@ def search(facts: Facts) -> Section | None:
             search_figures.learning_curves(shown),
             search_figures.parallel_coordinates(shown),
         ],
-        [tables.architectures_table(campaign), tables.trials_table(campaign), tables.failures_table(campaign)],
+        [
+            tables.architectures_table(campaign),
+            tables.layouts_table(campaign),
+            tables.trials_table(campaign),
+            tables.failures_table(campaign),
+        ],
     )
 
 

@@ -12,6 +12,7 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.hpo import Timeline
 from hydragnn.hpo.objective import Objective, objective_value
 from hydragnn.hpo.scheduling.events import node_of
+from hydragnn.hpo.search_settings import PARALLEL
 from hydragnn.hpo.status.timeline import local_nodes
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report.facts import (
@@ -270,6 +271,50 @@ def trials_table(campaign: CampaignFacts) -> Table:
         ],
         caption=f"The best {len(ranked)} of {trials} trials." if len(ranked) < trials else "All trials, best first.",
     )
+
+
+def layouts_table(campaign: CampaignFacts) -> Table | None:
+    """Return layouts of ranks by throughput; None where none were searched."""
+    axes = [path for path in (campaign.search.get("space") or {}) if path.startswith(PARALLEL)]
+    trials_by_layout: dict[tuple[Any, ...], list[Trial]] = {}
+    for trial in campaign.trials:
+        trials_by_layout.setdefault(tuple(trial.parameters.get(path) for path in axes), []).append(trial)
+    if not axes or not trials_by_layout:
+        return None
+    first = campaign.search.get("layout_trials") or 0
+
+    def speed(trials: Sequence[Trial]) -> float:
+        compared = [trial.speed for trial in trials if trial.number < first] or [trial.speed for trial in trials]
+        return max(compared)
+
+    rows = sorted(trials_by_layout.items(), key=lambda row: -speed(row[1]))
+    caption = "Layouts of ranks, the fastest first: graphs of training per second, of all ranks together, in the first segment of the best trial."
+    if first:
+        rule = f"The first {first} trials differ in their layout only, and the fastest of these is that of all later trials."
+        caption += f" {rule} Their throughput is shown."
+    return Table(
+        header=(*map(short, axes), "trials", "graphs per second", "most memory of a rank", "out of memory"),
+        rows=[
+            (
+                *map(text, layout),
+                str(len(trials)),
+                f"{speed(trials):.4g}" if speed(trials) else "–",
+                memory_text([trial.record.cost.peak_memory_mb for trial in trials if trial.record]),
+                str(sum(trial.failure_kind == "out_of_memory" for trial in trials)),
+            )
+            for layout, trials in rows
+        ],
+        caption=caption,
+    )
+
+
+def memory_text(megabytes: Sequence[float]) -> str:
+    """Return the largest of some peaks; a dash without any.
+
+    >>> memory_text([200.0, 236.6])
+    '237 MB'
+    """
+    return f"{max(megabytes):,.0f} MB" if any(megabytes) else "–"
 
 
 def failures_table(campaign: CampaignFacts) -> Table:
