@@ -7,7 +7,7 @@ import pytest
 
 from hydragnn.record import Cost, RunRecord
 from hydragnn.scripts.report.facts import CampaignFacts, Trial
-from hydragnn.scripts.report.tables import architectures_table, compared_architectures, objective_within
+from hydragnn.scripts.report.tables import architectures_table, compared_architectures, layouts_table, objective_within
 
 
 def trial(number: int, kind: str, curve: list[float], seconds: float, status: str = "finished") -> Trial:
@@ -86,3 +86,23 @@ def test_before_any_result_nobody_wins(campaign: CampaignFacts) -> None:
     waiting = tuple(replace(one, objective=None, status="running", failure_kind="") for one in campaign.trials)
     table = architectures_table(replace(campaign, trials=waiting))
     assert table is not None and table.caption == "Architectures; none has a result yet."
+
+
+def test_layouts_stand_by_throughput_while_they_were_compared(campaign: CampaignFacts) -> None:
+    assert layouts_table(campaign) is None
+    shards, speeds = (1, 2, 4, 2), (50.0, 80.0, 0.0, 95.0)  # the last trial has other settings
+    trials = tuple(
+        replace(one, parameters={"parallel.shard": shard}, speed=speed)
+        for one, shard, speed in zip(campaign.trials, shards, speeds)
+    )
+    trials = (*trials[:2], replace(trials[2], failure_kind="out_of_memory"), replace(trials[3], failure_kind=""))
+    table = layouts_table(
+        replace(campaign, trials=trials, search={"space": {"parallel.shard": {}}, "layout_trials": 3})
+    )
+    assert table is not None
+    assert [(row[0], row[1], row[2], row[4]) for row in table.rows] == [
+        ("2", "2", "80", "0"),
+        ("1", "1", "50", "0"),
+        ("4", "1", "–", "1"),
+    ]
+    assert "The first 3 trials differ in their layout only" in table.caption
