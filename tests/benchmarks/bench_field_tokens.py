@@ -38,7 +38,7 @@ MODELS: Mapping[str, tuple[dict[str, Any], float]] = {
     "egnn": ({"hidden_dim": 48, "num_layers": 4, **GEOMETRY}, 4e-3),
 }
 WEIGHTS = {"height": 25.0, "rate": 1.0}
-"""Loss weights: a step changes the rate by five times more of its deviation than the height."""
+"""Loss weights: a step changes the rate by 4.5 times more of its deviation than the height."""
 
 START = {"encoder_rate": 0.1, "replay": 0.5}
 """Fine-tuning: slow layers, and every epoch shows half of the earlier training graphs again."""
