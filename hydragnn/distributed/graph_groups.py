@@ -27,7 +27,7 @@ from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel
 from hydragnn.models.compiled_prediction import Predicted
 
-IDLE = timedelta(days=30)
+IDLE = timedelta(days=20)
 """How long ranks wait for a batch; a first rank that died is noticed at once."""
 
 DONE, FAILED = -1, -2
