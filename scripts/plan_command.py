@@ -283,9 +283,11 @@ def show_plan(result: dict[str, Any]) -> None:
     if result["steps_of_ranks"]:
         console.print(f"steps of {result['steps_of_ranks']} layouts were measured with these ranks")
     for row in result.get("curves", ()):
-        console.print(
-            f"simulated, {row['devices']:,} devices: strong scaling {row['strong']:.1%}, weak {row['weak']:.1%}"
-        )
+        words = [
+            f"{name} {row[name]:.1%} by {layout_words(row[f'{name}_layout'])} ({row[f'{name}_limit']})"
+            for name in ("strong", "weak")
+        ]
+        console.print(f"simulated, {row['devices']:,} devices: scaling {', '.join(words)}")
     if "published" in result:
         console.print(result["published"])
 

@@ -499,6 +499,10 @@ class Scaling:
     """The batch stays as it is."""
     weak: float
     """The batch grows with the devices."""
+    strong_layout: dict[Axis, int]
+    strong_limit: Limit
+    weak_layout: dict[Axis, int]
+    weak_limit: Limit
 
 
 def scaling_curve(
@@ -510,10 +514,18 @@ def scaling_curve(
         on = replace(machine, nodes=count // machine.ranks_per_node)
         batches = tuple(np.resize(batch, per_device * count) for batch in costs.workload.batches[:1])
         grown = replace(costs, workload=replace(costs.workload, batches=batches))
-        rows.append([planned_layouts(one, on, fabric)[0].seconds for one in (costs, grown)])
+        rows.append([planned_layouts(one, on, fabric)[0] for one in (costs, grown)])
     (strong, weak), first = rows[0], devices[0]
     return [
-        Scaling(devices=count, strong=first * strong / (count * fixed), weak=weak / growing)
+        Scaling(
+            devices=count,
+            strong=first * strong.seconds / (count * fixed.seconds),
+            weak=weak.seconds / growing.seconds,
+            strong_layout=fixed.sizes,
+            strong_limit=fixed.limited_by,
+            weak_layout=growing.sizes,
+            weak_limit=growing.limited_by,
+        )
         for count, (fixed, growing) in zip(devices, rows)
     ]
 

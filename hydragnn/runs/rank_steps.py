@@ -17,8 +17,8 @@ from hydragnn.runs.step_costs import TURNS, Clock, Curve, OnStep, RankSteps, ran
 from hydragnn.training.data import Feed
 from hydragnn.training.loop import take_step
 
-MOST = 4
-"""Graphs for every rank in the larger of two parts that are measured; one in the other. Larger parts are predicted."""
+SIZES = (2, 4)
+"""Graphs for every rank in the parts that are measured; a single graph may be cut where ranks share graphs. Larger parts are predicted."""
 
 
 ROUNDS = 2
@@ -55,7 +55,7 @@ def timed_steps(run: Assembly, ranks: Ranks, clock: Clock) -> Iterator[tuple[tup
     budget = branch.train.loader.budget.max_graphs or len(branch.train.loader.indices)
     most = max(1, budget // shares)
     steps: list[tuple[Callable[[], object], tuple[float, int]]] = []
-    for count in sorted({min(peers, most), min(MOST * peers, most)}):
+    for count in sorted({min(size * peers, most) for size in SIZES}):
         for parts in (stages, 2 * stages):
             step, cost = step_of(run, count * parts * shares, parts)
             steps.append((step, (cost, parts)))

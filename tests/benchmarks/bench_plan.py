@@ -1,6 +1,7 @@
 """Predictions of ``hydragnn plan`` beside measured memory and time of steps.
 
     python -m tests.benchmarks.bench_plan [--ranks 1 2 4] [--rounds 5] [--only painn] [--clock processor] [--json FILE]
+    python -m tests.benchmarks.bench_plan --curves
 
 Every row is a configuration: an architecture, its width, graphs of a batch, ranks (gloo, one thread each) and a layout. Costs are measured by small
 steps on all ranks at the same time, as the command does, then the run itself takes its first batches over and over; of every batch the
@@ -17,7 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -28,14 +28,15 @@ import torch
 from hydragnn.base.machine import cores
 from hydragnn.config import RunConfig
 from hydragnn.distributed import Ranks, join_ranks, leave, this_launch
-from hydragnn.distributed.fabric import Fabric, Link, alike, measured_fabric
+from hydragnn.distributed.fabric import Fabric, Link, alike, measured_fabric, site_fabric
 from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.layer_costs import costs_of_layers
-from hydragnn.runs.layout_plan import MachineSize, planned
+from hydragnn.runs.layout_plan import MachineSize, layouts_on, planned, scaling_curve
 from hydragnn.runs.plan import RunPlan, plan_run
 from hydragnn.runs.rank_steps import steps_of_ranks
-from hydragnn.runs.step_costs import BATCHES, Clock, costs_of_layouts
+from hydragnn.runs.step_costs import Clock, RunCosts, costs_of_layouts, is_possible
+from hydragnn.scripts.plan_command import layout_words
 from hydragnn.scripts.step_bench import CUTOFF, MODELS, crystals
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import take_step
@@ -51,7 +52,7 @@ WIDTHS = {"painn": (32, 192), "schnet": (64, 256), "mace": (16, 32)}
 """Of the wider, weights of PaiNN and SchNet are more than a bucket, so that copies share states."""
 BATCH = 12
 LAYOUTS: Mapping[int, Sequence[dict[str, int]]] = {
-    1: ({}, {"micro_batches": 2}, {"micro_batches": 3}),
+    1: ({}, {"micro_batches": 3}),
     2: (
         {},
         {"micro_batches": 2},
@@ -104,7 +105,7 @@ def config_of(case: Case, layout: dict[str, int]) -> RunConfig:
     return RunConfig.parse(
         {
             "data": {"store": "in memory"},
-            "split": {"train": 0.8, "valid": 0.1},
+            "split": {"train": 0.75, "valid": 0.125},  # three whole batches
             "batch": {"max_graphs": BATCH},
             "model": model,
             "heads": [energy | {"forces": "forces"} if case.forces else energy],
@@ -116,23 +117,24 @@ def config_of(case: Case, layout: dict[str, int]) -> RunConfig:
 
 def assembled(config: RunConfig, ranks: Ranks) -> tuple[RunPlan, Assembly]:
     """Return plan and run of these ranks."""
-    plan = plan_run(config, crystals(5 * BATCH))
+    plan = plan_run(config, crystals(4 * BATCH))
     return plan, assemble(plan, DevicePlacement(device=CPU, dtype=torch.float32), ranks, lambda: None)
 
 
 def step_of(run: Assembly, rounds: int, ranks: Ranks, clock: Clock) -> tuple[float, float]:
     """Return seconds of a step, and bytes of the largest rank."""
-    least = np.full(BATCHES, np.inf)
+    steps = run.data.steps(0)
+    least = np.full(steps, np.inf)
     for _ in range(rounds):
         shares = run.data.epoch(0)
-        for number in range(BATCHES):
+        for number in range(steps):
             ranks.wait()
             begin = clock()
             share = next(shares)
             take_step(run.state, share, run.context, 0.0)
             least[number] = min(least[number], clock() - begin)
     peak = 0.0
-    for share in islice(run.data.epoch(0), BATCHES):
+    for share in run.data.epoch(0):
         given = sum(part.size for part in share.parts)
         changes = allocations(partial(take_step, run.state, share, run.context, 0.0), CPU)
         peak = max(peak, given + float(np.concatenate([[0], changes]).cumsum().max()))
@@ -150,6 +152,15 @@ def state_bytes(run: Assembly) -> int:
     return parameters.bytes - parameters.best_vector.nbytes - gathered + valid
 
 
+def costs_alone(case: Case, size: int, clock: Clock) -> tuple[Case, RunPlan, Assembly, RunCosts]:
+    """Return a case with the costs that a process without peers measures."""
+    plan, run = assembled(config_of(case, {}), Ranks())
+    unstaged = [one for one in case.measured if one.pipeline == 1]
+    costs = costs_of_layouts(run, plan, unstaged, clock=clock, followed=size > 1)
+    layers = () if case.forces else costs_of_layers(run, plan, clock=clock)
+    return case, plan, run, replace(costs, layers=layers)
+
+
 def work(folder: Path, rounds: int, only: str, clock: Clock) -> None:
     """Measure as a rank; the first prints a line per row.
 
@@ -157,15 +168,8 @@ def work(folder: Path, rounds: int, only: str, clock: Clock) -> None:
     """
     torch.set_num_threads(1)
     size = this_launch().size
-    told = []
-    for case in cases(size, only):
-        plan, run = assembled(config_of(case, {}), Ranks())
-        costs = costs_of_layouts(
-            run, plan, [one for one in case.measured if one.pipeline == 1], clock=clock, followed=size > 1
-        )
-        told.append(
-            (case, plan, run, replace(costs, layers=() if case.forces else costs_of_layers(run, plan, clock=clock)))
-        )
+    costs_first = partial(costs_alone, size=size, clock=clock)
+    told = map(costs_first, cases(size, only)) if size == 1 else [*map(costs_first, cases(size, only))]
     machine = MachineSize(nodes=1, ranks_per_node=size, cores=cores(), measured=size)
     with join_ranks(folder, CPU) as ranks:
         fabric = measured_fabric(ranks, CPU) if size > 1 else ALONE
@@ -191,12 +195,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="architectures whose name contains this")
     parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--curves", action="store_true", help="only simulate scaling to 3,072 devices")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         clock = time.process_time if options.clock == "processor" else time.perf_counter
         work(options.work, options.rounds, options.only, clock)
         leave(0)
+    if options.curves:
+        print_curves()
+        return
     columns = {"kind": "8", "width": "6d", "ranks": "6d", "layout": "32"}
     figures = Figures({**columns, "ms": "8.1f", "MB": "8.1f", "time": "7.3f", "memory": "7.3f"}, options.json)
     for size in options.ranks:
@@ -219,6 +227,45 @@ def main() -> None:
                     if line.startswith("{"):
                         figures.add(*json.loads(line).values())
     print_summary(figures.rows)
+
+
+CURVES: Mapping[str, tuple[Case, int]] = {
+    "MACE of width 16, forces, 8 graphs a device": (Case("mace", 16, True, ()), 8),
+    "SchNet of width 256, energies, 1 graph a device": (Case("schnet", 256, False, ()), 1),
+}
+"""Models with the graphs of a device when the most devices share a batch."""
+
+FASTER = 100
+"""Times that a device is as fast as a core, by a network as many times slower."""
+
+
+def print_curves() -> None:
+    """Print simulated scaling on Frontier's network as tables."""
+    torch.set_num_threads(1)
+    site, devices = site_fabric("frontier"), (8, 64, 512, 1024, 3072)
+    slower = Link(latency=FASTER * site.between.latency, bandwidth=site.between.bandwidth / FASTER)
+    within = {kind: Link(latency=slower.latency, bandwidth=one.bandwidth / FASTER) for kind, one in site.within.items()}
+    networks = {"cores": site, f"devices {FASTER} times as fast": replace(site, between=slower, within=within)}
+    machine = MachineSize(nodes=1, ranks_per_node=8)
+    for title, (case, each) in CURVES.items():
+        plan, run = assembled(config_of(case, {}), Ranks())
+        layouts = [one for one in layouts_on(machine, ("shard", "tensor")) if is_possible(plan, one)]
+        costs = replace(costs_of_layouts(run, plan, layouts), layers=costs_of_layers(run, plan))
+        grown = np.resize(costs.workload.batches[0], each * devices[-1])
+        costs = replace(costs, workload=replace(costs.workload, batches=(grown,)))
+        for name, fabric in networks.items():
+            print(
+                f"\n{title}, {name}\n\n| devices | strong | by, limited by | weak | by, limited by |\n|---|---|---|---|---|"
+            )
+            for row in scaling_curve(costs, machine, fabric, devices, each):
+                strong, weak = (
+                    f"{value:.1%} | {layout_words(dict(layout))}, {limit}"
+                    for value, layout, limit in (
+                        (row.strong, row.strong_layout, row.strong_limit),
+                        (row.weak, row.weak_layout, row.weak_limit),
+                    )
+                )
+                print(f"| {row.devices:,} | {strong} | {weak} |")
 
 
 def print_summary(rows: Sequence[Mapping[str, Any]]) -> None:
