@@ -207,10 +207,10 @@ def pieces_of(
         return
     if isinstance(part, nn.Parameter):
         key = next(key for key, one in layer.named_parameters(recurse=False) if one is part)
-        owner, wanted = layer, [(key, part)]
+        owner, named = layer, [(key, part)]
     else:
-        owner, wanted = part, list(part.named_parameters(recurse=False))
-    for key, whole in wanted:
+        owner, named = part, list(part.named_parameters(recurse=False))
+    for key, whole in named:
         if split.weights != "columns" and whole.dim() < 2:
             continue  # the bias of a sum
         dim = 0 if split.weights == "columns" else 1

@@ -163,15 +163,15 @@ def _fitted(kind: Collective, ranks: Ranks, device: torch.device) -> Link:
     for number, size in enumerate(SIZES):
         rows = torch.zeros(ranks.size, max(1, size // 4 // ranks.size), device=device)
         WORK[kind](rows)
-        taken = []
+        seconds = []
         for _ in range(REPEATS):
             ranks.wait()
             begin = time.perf_counter()
             WORK[kind](rows)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            taken.append(time.perf_counter() - begin)
-        times[number] = min(taken)
+            seconds.append(time.perf_counter() - begin)
+        times[number] = min(seconds)
     mean = ranks.sum_in_place(times.to(device)).cpu().numpy() / ranks.size
     messages, share = work_of(kind, ranks.size)
     return _line(np.array(SIZES, dtype=np.float64), mean, messages, share)
