@@ -100,7 +100,7 @@ def change(state: Array, bed: Array, duals: Duals) -> Array:
     return total / duals.areas[:, None]
 
 
-def after(state: Array, bed: Array, duals: Duals, seconds: float) -> Array:
+def state_after(state: Array, bed: Array, duals: Duals, seconds: float) -> Array:
     """Return the state after so many seconds."""
     left, lengths = seconds, np.linalg.norm(duals.normals, axis=1)
     while left > 0:
@@ -125,7 +125,7 @@ def course(number: int, frames: int) -> tuple[meshio.Mesh, Array, Array]:
     vertices, heights = len(plate.points), []
     for _ in range(frames):
         heights.append((state[:, 0] - still)[:vertices])
-        state = after(state, -still, duals, STEP)
+        state = state_after(state, -still, duals, STEP)
     return meshio.Mesh(plate.points, [("triangle", plate.triangles)]), still[:vertices], np.stack(heights)
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import brentq
 from skfem import MeshTri
 
-from tests.benchmarks.shallow_water import GRAVITY, Array, after, change, course, duals_of
+from tests.benchmarks.shallow_water import GRAVITY, Array, change, course, duals_of, state_after
 
 
 def channel(count: int, width: float = 0.1) -> MeshTri:
@@ -58,7 +58,7 @@ def test_mass_is_kept_between_walls_while_water_moves() -> None:
     mesh, random = channel(20), np.random.default_rng(1)
     duals, bed = duals_of(mesh), 0.02 * random.normal(size=mesh.p.shape[1])
     state = np.column_stack([0.1 + 0.05 * (mesh.p[0] < 0.5) - bed, np.zeros((len(bed), 2))])
-    later = after(state, bed, duals, 0.3)
+    later = state_after(state, bed, duals, 0.3)
     assert np.abs(later[:, 0] - state[:, 0]).max() > 0.02
     np.testing.assert_allclose(duals.areas @ later[:, 0], duals.areas @ state[:, 0], rtol=1e-13)
 
@@ -69,7 +69,7 @@ def test_a_dam_break_converges_to_stokers_solution() -> None:
         mesh = channel(count, width=0.04)
         duals, x = duals_of(mesh), mesh.p[0] - 0.5
         state = np.column_stack([np.where(x < 0, 0.2, 0.05), np.zeros((len(x), 2))])
-        later = after(state, np.zeros(len(x)), duals, 0.2)
+        later = state_after(state, np.zeros(len(x)), duals, 0.2)
         errors.append(duals.areas @ np.abs(later[:, 0] - stoker(x, 0.2, 0.05, 0.2)) / duals.areas.sum())
     orders = np.log2(np.array(errors[:-1]) / errors[1:])
     assert (orders > 0.6).all(), orders  # 1 where it is smooth, less at the shock (LeVeque 2002, section 11.13)
@@ -81,8 +81,8 @@ def test_a_standing_wave_has_the_frequency_of_linear_waves() -> None:
     shape = np.cos(np.pi * mesh.p[0])
     state = np.column_stack([still + 1e-4 * shape, np.zeros((len(shape), 2))])
     period = 2 / np.sqrt(GRAVITY * still)
-    quarter = after(state, np.full(len(shape), -still), duals, period / 4)[:, 0] - still
-    half = after(state, np.full(len(shape), -still), duals, period / 2)[:, 0] - still
+    quarter = state_after(state, np.full(len(shape), -still), duals, period / 4)[:, 0] - still
+    half = state_after(state, np.full(len(shape), -still), duals, period / 2)[:, 0] - still
     amplitude = [2 * (duals.areas * shape) @ one / duals.areas.sum() / 1e-4 for one in (quarter, half)]
     assert amplitude[0] == pytest.approx(0, abs=0.02)
     assert -1 < amplitude[1] < -0.7  # first order damps
