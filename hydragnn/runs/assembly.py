@@ -6,17 +6,20 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from hydragnn.architectures import GraphStatistics
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import digest
 from hydragnn.distributed.graph_ranks import make_cutter
 from hydragnn.distributed.mesh import Mesh, make_mesh
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.pipeline import make_pipeline
-from hydragnn.distributed.ranks import Ranks
+from hydragnn.distributed.ranks import Ranks, number_of
 from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
 from hydragnn.record import RunRecord
 from hydragnn.runs.close_range import close_range_of
 from hydragnn.runs.compilation import compiled_on_all
 from hydragnn.runs.compile_choice import choose_compiling
 from hydragnn.runs.fine_tuning import Start, load_start, merged_limits, merged_ranges, rate_factors
+from hydragnn.runs.folder import decisive
 from hydragnn.runs.graph_statistics import training_statistics
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data
@@ -52,6 +55,7 @@ def assemble(
 
     ``shared`` says that other processes of the node read the same stores (``prepare_data``).
     """
+    check_alike(plan, ranks, placement.device)
     mesh = make_mesh(plan.parallel, ranks)
     placement = placement_on(mesh, plan, placement)
     data = prepare_data(plan, placement, mesh, heartbeat, shared=shared)
@@ -89,6 +93,19 @@ def assemble(
         start=start,
         mesh=mesh,
     )
+
+
+def check_alike(plan: RunPlan, ranks: Ranks, device: torch.device) -> None:
+    """Raise InputError, on all ranks, where two have other data or settings; collective."""
+    settings = [decisive(plan.table), plan.table.get("parallel")]
+    own = [digest(settings), digest([branch.store.fingerprint for branch in plan.branches])]
+    numbers = ranks.gather(torch.tensor([number_of(one) for one in own], device=device))  # [ranks, 2]
+    for what, column in zip(("another configuration", "other data"), numbers.T.tolist()):
+        other = next((rank for rank, number in enumerate(column) if number != column[0]), None)
+        if other is not None:
+            raise InputError(
+                f"rank {other} of {ranks.size} reads {what} than rank 0; give all nodes the same files, and copy again what was copied"
+            )
 
 
 def placement_on(mesh: Mesh, plan: RunPlan, placement: DevicePlacement) -> DevicePlacement:

@@ -15,6 +15,7 @@ from hydragnn.record import read_record
 from tests.forked import Forked
 
 FAULTY = Path(__file__).with_name("faults.py")
+WORKER = Path(__file__).with_name("worker.py")
 STEP = {"SLURM_JOB_ID": "78", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 
 
@@ -86,3 +87,19 @@ def test_a_rank_that_is_stopped_for_long_is_named_and_ended_and_the_run_with_it(
     assert (record.status, record.failure.kind) == ("failed", "lost_node"), output
     assert re.match(r"rank 1 on \S+ \(process \d+\) was stopped for ", record.failure.message), record.failure
     assert record.failure.message in output
+
+
+@pytest.mark.parametrize("what", ["other data", "another configuration"])
+def test_ranks_that_read_different_files_end_with_a_sentence_before_the_first_step(
+    what: str, make_config: Callable[..., RunConfig], environment: dict[str, str], tmp_path: Path
+) -> None:
+    of_ranks = [make_config(), make_config(train__seed=int(what == "another configuration"))]
+    pair = []
+    for rank, config in enumerate(of_ranks):
+        path, graphs = tmp_path / f"{rank}.json", 20 + rank * (what == "other data")
+        path.write_text(json.dumps(config.to_json()))
+        words = [str(WORKER), str(tmp_path / "run"), str(path), "--graphs", str(graphs)]
+        pair.append(Forked(words, {**environment, **STEP, "SLURM_PROCID": str(rank)}))
+    outputs = [process.communicate(timeout=600)[0] for process in pair]
+    assert [process.returncode for process in pair] == [2, 2], outputs
+    assert f"rank 1 of 2 reads {what} than rank 0" in "".join(outputs)
