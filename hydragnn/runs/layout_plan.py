@@ -399,9 +399,9 @@ def memory_of(
         whole = own.footprint.held(graph_sizes, graphs)
         largest = largest_part(graph_sizes, graphs, parts)
         inside = own.footprint.held(graph_sizes, largest)
-        taken = own.footprint.bytes(graph_sizes, largest) - inside
-        if whole + taken > peak + held:
-            peak, held = taken, whole
+        needed = own.footprint.bytes(graph_sizes, largest) - inside
+        if whole + needed > peak + held:
+            peak, held = needed, whole
             halos = own.footprint.bytes(graph_sizes, largest) - own.footprint.bytes(without_copies, largest)
     weights = shares_of(own.vectors, sizes, settings, on_devices=not machine.cores)
     gathered = min(peak, own.vectors.gathered)

@@ -41,8 +41,8 @@ def steps_of_ranks(
     begin, count = time.perf_counter(), TURNS * len(every)
     for done in range(count):
         layout, mesh, least = every[done % len(every)]
-        left = (time.perf_counter() - begin) / done * (count - done) if done else None
-        on_step(f"steps of {ranks.size} ranks, {words(layout) or 'copies'} ({done + 1} of {count})", left)
+        remaining = (time.perf_counter() - begin) / done * (count - done) if done else None
+        on_step(f"steps of {ranks.size} ranks, {words(layout) or 'copies'} ({done + 1} of {count})", remaining)
         for key, seconds in timed_steps(rank_of(run, plan, mesh, layout.chunks), ranks, clock):
             least[key] = min(least.get(key, np.inf), seconds)
     return tuple(as_curves(mesh, layout.chunks, least) for layout, mesh, least in every)

@@ -492,8 +492,8 @@ def costs_of_layouts(
     for done, (kind, layout) in enumerate(rounds):
         if done == 1:
             begin = time.perf_counter()  # the first loads and compiles what others use
-        left = (time.perf_counter() - begin) / (done - 1) * (len(rounds) - done) if done > 1 else None
-        on_step(f"{words(layout) or 'one device'} ({done + 1} of {len(rounds)})", left)
+        remaining = (time.perf_counter() - begin) / (done - 1) * (len(rounds) - done) if done > 1 else None
+        on_step(f"{words(layout) or 'one device'} ({done + 1} of {len(rounds)})", remaining)
         with as_rank_of(run, plan, layout) as rank:
             kinds[kind] = measured_costs(rank, plan, Ranks(), clock, kinds.get(kind))
     return RunCosts(
