@@ -5,7 +5,9 @@ too), start-up and saving left out. What a machine fault destroyed, what was don
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,29 +124,29 @@ class Timeline:
 
     def node_hours(self) -> NodeHours:
         """The sums over all sessions."""
-        density = _slots_per_node(self.sessions)
+        nodes = _nodes_of(self.sessions)
         allocated = sum(len(session.nodes) * session.seconds for session in self.sessions)
         used = [
-            (span.outcome, len(span.slots) / density * (time := span.seconds), min(1.0, span.useful / (time or 1.0)))
+            (span.outcome, nodes(span) * (time := span.seconds), min(1.0, span.useful / (time or 1.0)))
             for span in self.spans
         ]
         blameless = {*WELL, "cut"}
         useful = sum([time * share for _, time, share in used])
         faults = sum([time * (1 - share) for outcome, time, share in used if outcome not in blameless])
         overhead = sum([time * (1 - share) for outcome, time, share in used if outcome in blameless])
-        out = sum(len(outage.slots) / density * outage.seconds for outage in self.outages)
+        out = sum(nodes(outage) * outage.seconds for outage in self.outages)
         idle = max(0.0, allocated - useful - faults - overhead - out)
         parts = (value / 3600 for value in (allocated, useful, faults, overhead, out, idle))
         return NodeHours(**dict(zip(("allocated", "useful", "faults", "overhead", "out", "idle"), parts)))
 
     def faults(self) -> tuple[FaultRow, ...]:
         """Failures by kind, the costliest first."""
-        density = _slots_per_node(self.sessions)
+        nodes = _nodes_of(self.sessions)
         by_kind: dict[Outcome, list[Span]] = {}
         for span in self.spans:
             if span.outcome not in WELL:
                 by_kind.setdefault(span.outcome, []).append(span)
-        rows = [_fault_row(kind, spans, density) for kind, spans in by_kind.items()]
+        rows = [_fault_row(kind, spans, nodes) for kind, spans in by_kind.items()]
         return tuple(sorted(rows, key=lambda row: (-row.node_hours, row.kind)))
 
 
@@ -290,15 +292,22 @@ def _span(trial: Trial, ended: float, outcome: Outcome, *, epochs: int = 0, usef
     )
 
 
-def _slots_per_node(sessions: Iterable[Session]) -> float:
-    slots = {slot for session in sessions for slot in session.slots}
-    return len(slots) / max(1, len({node_of(slot) for slot in slots}))
+def _nodes_of(sessions: Sequence[Session]) -> Callable[[Stretch], float]:
+    """Return how many nodes a stretch takes; a slot is its share of a node in that session."""
+    starts = [session.started for session in sessions]
+    tables = [Counter(map(node_of, session.slots)) for session in sessions]
+
+    def nodes(stretch: Stretch) -> float:
+        slots = tables[max(0, bisect_right(starts, stretch.started) - 1)]
+        return sum(1.0 / max(1, slots[node_of(slot)]) for slot in stretch.slots)
+
+    return nodes
 
 
-def _fault_row(kind: Outcome, spans: list[Span], density: float) -> FaultRow:
+def _fault_row(kind: Outcome, spans: list[Span], nodes_of: Callable[[Stretch], float]) -> FaultRow:
     blamed = kind in MACHINE_FAULTS and kind != "preempted"
     nodes = {node for span in spans for node in span.suspects or span.nodes} if blamed else set()
-    lost = sum((span.seconds - span.useful) * len(span.slots) for span in spans) / density
+    lost = sum((span.seconds - span.useful) * nodes_of(span) for span in spans)
     return FaultRow(
         kind=kind,
         count=len(spans),

@@ -86,6 +86,25 @@ def test_a_killed_controller_cuts_its_attempts_at_its_last_sign_of_life() -> Non
     assert [session.seconds for session in timeline.sessions] == [10.0, 50.0]
 
 
+def test_sessions_may_divide_their_nodes_into_other_numbers_of_slots() -> None:
+    """Four trials on a node, then one on another: both nodes are full, and no more than that."""
+    plan = Plan(trials=5, rungs=(2, 4))
+
+    def course(first: int, slots: tuple[str, ...], begin: float, seconds: float) -> list[tuple[float, Event]]:
+        trials = range(first, first + len(slots))
+        reached = [Reached(trial=n, attempt=1, epochs=2, value=1.0, seconds=seconds) for n in trials]
+        return [
+            (begin, Opened(plan=plan, slots=slots)),
+            *((begin, Proposed(trial=n, values={"model.hidden_dim": 8 + n})) for n in trials),
+            *((begin + seconds, one) for one in reached),
+        ]
+
+    both = [*course(0, ("a/0", "a/1", "a/2", "a/3"), 100.0, 100.0), *course(4, ("b",), 300.0, 10.0)]
+    hours = timeline_after(*both).node_hours()
+    assert hours.allocated == pytest.approx(110 / 3600)
+    assert hours.goodput == pytest.approx(1.0)
+
+
 def test_running_attempts_count_until_proven_otherwise() -> None:
     builder = timeline_builder([OPENED, PROPOSED])
     assert builder.timeline().node_hours().goodput is None
