@@ -21,6 +21,7 @@ from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Target, TrainedModel, concatenate_distributions, load_model
 from hydragnn.record import RunRecord, read_record
+from hydragnn.runs.folder import decisive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -145,6 +146,18 @@ def check_members(members: Sequence[Member]) -> None:
             )
         if not _same_data(first, other):
             raise InputError(f"{where} were trained on different data; choose runs on one store")
+
+
+def check_no_copies(members: Sequence[Member]) -> None:
+    """Raise InputError where two members are one run: copied, or trained on two layouts."""
+    by_settings: dict[str, Member] = {}
+    for member in members:
+        first = by_settings.setdefault(digest(decisive(member.record.config)), member)
+        if first is not member:
+            raise InputError(
+                f"members {first.name} and {member.name} have the same settings and seed, so that they differ by rounding and show no uncertainty; "
+                "leave one out, or train it with another train.seed"
+            )
 
 
 def _same_data(first: Member, other: Member) -> bool:

@@ -44,7 +44,7 @@ from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.foreign import aligned_member
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import member_outputs
-from hydragnn.ensemble.members import Member, check_members, load_run
+from hydragnn.ensemble.members import Member, check_members, check_no_copies, load_run
 from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.record import FINISHED, read_record
 from hydragnn.runs.folder import trained_config
@@ -92,6 +92,7 @@ def build_ensemble(
     with stopping_at_once(out) as check, empty_folders_removed(out.parent), in_making(out) as making:
         members = _members(folders, weights, branch)
         check_members(members)
+        check_no_copies(members)
         store = store or _store_of(members[0])
         _check_store(members[0], store)
         calculators = _calculators(folders, [*foreign, *baselines], members[0], store, check)

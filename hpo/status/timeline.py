@@ -201,14 +201,12 @@ class TimelineBuilder:
 
     def _on_opened(self, before: Sequence[Trial], event: Opened, now: float) -> None:
         """End what ran under the earlier controller, at its last event."""
-        last = now
-        if self.sessions:
-            last = self._ended
-            self.sessions[-1] = replace(self.sessions[-1], ended=last)
-        for trial in before:
-            self._add(_span(trial, last, "cut"))
-        for node in list(self._open):
-            self._close(node, last)
+        if self.sessions:  # else this builder has not seen what was cut
+            self.sessions[-1] = replace(self.sessions[-1], ended=self._ended)
+            for trial in before:
+                self._add(_span(trial, self._ended, "cut"))
+            for node in list(self._open):
+                self._close(node, self._ended)
         self.sessions.append(Session(slots=event.slots, started=now, ended=now))
         self._ended = now
 

@@ -1,6 +1,7 @@
 """Reasons of failed runs, from exceptions and from peers."""
 
 import mmap
+import re
 import time
 import traceback
 from collections.abc import Iterator
@@ -64,7 +65,8 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(text in low for text in PEER_LOST)
     ):
-        reason, _, _ = first_line(message).partition(". ")  # gloo wishes good luck behind it
+        # gloo has a place in its source in front, and wishes good luck behind
+        reason, _, _ = re.sub(r"^\[[^]]*\] ", "", first_line(message)).partition(". ")
         return Failure(kind="lost_node", message=f"another rank is gone: {reason}")
     lines = "".join(traceback.format_exception(error)).strip().splitlines()
     return Failure(kind="defect", message="\n".join(lines[-12:]))

@@ -119,6 +119,14 @@ def test_weights_that_are_no_shares_are_refused(
     assert not (tmp_path / "one").exists()
 
 
+def test_two_copies_of_a_run_show_no_uncertainty_and_are_refused(
+    runs: list[Path], store: MemoryStore, tmp_path: Path
+) -> None:
+    copied = shutil.copytree(runs[0], tmp_path / "copied")
+    with pytest.raises(InputError, match="0000 and copied have the same settings and seed"):
+        build_ensemble([*runs, copied], tmp_path / "ensemble", store=store)
+
+
 def test_a_run_is_an_ensemble_of_one_without_intervals(runs: list[Path], frames: list[Atoms]) -> None:
     predictions = Ensemble.load(runs[0]).predict(frames[:3])
     assert predictions.status == ("ok", "ok", "ok")

@@ -11,7 +11,7 @@ from played import timeline_builder
 
 from hydragnn.hpo.costs import scaling_of
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping, node_of
-from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, decide
 from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
 
 PLAN = Plan(trials=12, rungs=(2, 6, 18), finalists=2)
@@ -103,6 +103,18 @@ def test_sessions_may_divide_their_nodes_into_other_numbers_of_slots() -> None:
     hours = timeline_after(*both).node_hours()
     assert hours.allocated == pytest.approx(110 / 3600)
     assert hours.goodput == pytest.approx(1.0)
+
+
+def test_who_sees_a_resumed_controller_alone_counts_its_time_alone() -> None:
+    state = timeline_builder([OPENED, PROPOSED, (110.0, Launched(trial=0, attempt=1, identity={"pid": 1}))]).state
+    later = TimelineBuilder()
+    for now, event in (
+        (900.0, Opened(plan=PLAN, slots=("n1",))),
+        (950.0, Reached(trial=0, attempt=2, epochs=2, value=1.0, seconds=90.0)),
+    ):
+        decide(state, event, now)
+        later.observe(event, state, now)
+    assert later.timeline().node_hours().goodput == pytest.approx(1.0)
 
 
 def test_running_attempts_count_until_proven_otherwise() -> None:
