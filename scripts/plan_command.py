@@ -247,8 +247,9 @@ def show_plan(result: dict[str, Any]) -> None:
     from hydragnn.datasets.footprint import in_words
 
     console = PlainConsole()
-    devices = result["nodes"] * result["ranks_per_node"]
-    title = f"{devices:,} devices on {result['nodes']:,} nodes, {result['graphs_per_batch']:,.0f} graphs a step; from steps measured here"
+    nodes, devices, graphs = result["nodes"], result["nodes"] * result["ranks_per_node"], result["graphs_per_batch"]
+    counts = f"{devices:,} device{'s' * (devices > 1)} on {nodes:,} node{'s' * (nodes > 1)}, {graphs:,.0f} graph{'s' * (graphs > 1)} a step"
+    title = f"{counts}; from steps measured here"
     table = Table(
         "layout",
         "parts",
