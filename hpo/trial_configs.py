@@ -163,7 +163,7 @@ def check_values(settings: CampaignSettings, space: Space, check: Callable[[AnyC
 def _with_value(space: Space, path: str, value: Any, rng: np.random.Generator) -> Point:
     layouts = [other for other in space.parameters if other.startswith(PARALLEL) and path.startswith(PARALLEL)]
     # axes together must divide the ranks, and chunks need stages
-    others = {other: ends_of(space.parameters[other])[0] for other in layouts} if rng.random() < 0.5 else {}
+    others = {other: ends_of(space.parameters[other])[0] for other in layouts} if layouts and rng.random() < 0.5 else {}
     return {**others, **_conditions(space, path, rng), path: value}
 
 
