@@ -39,9 +39,10 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> tuple[Path, Any]:
     """Two runs and a calculator that gives the labels, but for their zeros."""
-    imports.allow_code([HERE])
-    out = tmp_path_factory.mktemp("joined") / "ensemble"
-    return out, build_ensemble(runs[:2], out, store=store, foreign=[f"{HERE}:exact"], baselines=[f"{HERE}:exact"])
+    out, names = tmp_path_factory.mktemp("joined") / "ensemble", [f"{HERE}:exact"]
+    with pytest.MonkeyPatch.context() as patch:  # trials of later tests would be started with what is allowed
+        patch.setattr(imports, "_allowed", {HERE})
+        return out, build_ensemble(runs[:2], out, store=store, foreign=names, baselines=names)
 
 
 def test_a_calculator_has_the_zeros_of_labels(joined: tuple[Path, Any], frames: list[Atoms]) -> None:
