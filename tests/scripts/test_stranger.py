@@ -143,7 +143,7 @@ WRONG = {
     'hydragnn.predict("run", {"a": 1})': "not dict",
     'hydragnn.predict("run", [frames[0], store[0]])': "a list of several kinds",
     'hydragnn.predict("run", frames, "out.h5")': "a list in memory is predicted in memory",
-    'hydragnn.predict("run", store, workers=2)': "workers and keep_parts are about a file",
+    'hydragnn.predict("run", store, workers=2)': "keep_parts and graph_ranks are about a file",
     'hydragnn.predict("run", "own.h5", "p.h5", workers=0)': "workers = 0 is neither",
     "model(torch.zeros(3))": "not torch's Tensor",
     'model.predict("build.toml")': "is no store; predict files with hydragnn.predict",
