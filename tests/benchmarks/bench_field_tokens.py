@@ -140,7 +140,7 @@ def kept(before: TrainedModel, after: TrainedModel, graphs: GraphBatch) -> dict[
 def learned(after: TrainedModel, graphs: GraphBatch) -> float:
     """Return the error of the new field's steps over that of persistence."""
     found, truth = after.predict(graphs)["next_temperature"].tensors()["mean"], graphs["next_temperature"]
-    return root([found - truth]) / root([graphs["temperature"] - truth])
+    return root(found - truth) / root(graphs["temperature"] - truth)
 
 
 def write_stores(out: Path) -> None:
