@@ -102,12 +102,7 @@ def build_ensemble(
         raw = with_latent_spaces(raw, store)
         check()
 
-        parts: Parts = {}
-        if len(split.test):
-            parts["test"] = (store, member_outputs(raw.members, store, split.test, raw.needed(store)))
-        for name, other in (others or {}).items():
-            check()
-            parts[name] = (other, member_outputs(raw.members, other, np.arange(len(other)), raw.needed(other)))
+        parts = _parts(raw, store, split, others or {}, check)
         check()
         if folds:
             basis = cross_validated(raw, store, split, folds, parts, nominal, false_alarms)
@@ -141,6 +136,19 @@ def build_ensemble(
     for note in (*_useless(manifest), *filter(None, [evaluation.caveat])):
         print(f"note: {note}", file=sys.stderr, flush=True)
     return evaluation
+
+
+def _parts(
+    raw: Ensemble, store: GraphStore, split: Split, others: Mapping[str, GraphStore], check: Callable[[], None]
+) -> Parts:
+    """Return outputs of members for the test part and every other store."""
+    parts: Parts = {}
+    if len(split.test):
+        parts["test"] = (store, member_outputs(raw.members, store, split.test, raw.needed(store)))
+    for name, other in others.items():
+        check()
+        parts[name] = (other, member_outputs(raw.members, other, np.arange(len(other)), raw.needed(other)))
+    return parts
 
 
 def _calculators(

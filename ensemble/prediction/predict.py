@@ -232,10 +232,7 @@ def _predict_opened(
         if group.rank == 0:
             write_json(parts.folder / "plan.json", schedule.certificate)
             if not quiet:
-                print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
-                doubt = "" if is_store(job.source) or job.source.suffix == ".toml" else ensemble.doubt_about_structures
-                for note in filter(None, (ensemble.caveat, doubt)):
-                    print(f"note: {note}", file=sys.stderr, flush=True)
+                _show_plan(schedule, job, ensemble)
         if opening["held"] >= len(ensemble.members):
             list(ensemble.members)  # loaded before the clock starts
         ready = time.perf_counter()
@@ -259,6 +256,14 @@ def _predict_opened(
     result = prediction_result(job, schedule, counts, group.notes("done"), spent)
     parts.delete(joiner.names if job.keep_parts else ())
     return result
+
+
+def _show_plan(schedule: Schedule, job: Job, ensemble: Ensemble) -> None:
+    """Print the plan, and what is doubtful about the ensemble or its input."""
+    print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
+    doubt = "" if is_store(job.source) or job.source.suffix == ".toml" else ensemble.doubt_about_structures
+    for note in filter(None, (ensemble.caveat, doubt)):
+        print(f"note: {note}", file=sys.stderr, flush=True)
 
 
 def work_through(worker: Worker, schedule: Schedule, job: Job, joiner: Joiner | None, *, show: bool) -> None:

@@ -3,6 +3,7 @@
 import os
 from contextlib import suppress
 from pathlib import Path
+from signal import SIGABRT, SIGINT, SIGKILL, SIGTERM, SIGUSR1
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular, read_json
@@ -62,13 +63,16 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
     )
 
 
+NO_CRASH = (None, 0, 1, 2, 3, FENCED, *(-number for number in (SIGINT, SIGABRT, SIGKILL, SIGUSR1, SIGTERM)))
+"""Exit codes of ranks that ended as they should, were told to, or lost a peer."""
+
+
 def _hides_a_crash(kind: FailureKind, end: Exit) -> bool:
     """Return True where ranks recorded a lost peer, and that one crashed.
 
     SIGABRT is no crash of its own: NCCL aborts ranks that have lost a peer.
     """
-    own = (None, 0, 1, 2, 3, FENCED, -2, -6, -9, -10, -15)
-    return kind == "lost_node" and end.code not in own and not end.suspects and not end.hung
+    return kind == "lost_node" and end.code not in NO_CRASH and not end.suspects and not end.hung
 
 
 def is_complete(task: Task) -> bool:

@@ -10,7 +10,7 @@ others share.
 
 Where the controller ends, however it ends, this process reads the end of its input, and takes its attempts and all that they
 started with it; where this process ends, attempts notice by their own pipes. With ``--together``, so many slots have their runs
-trained by one process (``guest.py``); with ``--ranks``, an attempt is so many processes (``crew.py``). With ``--gpus`` each takes its part of the node (``rank.py``); else somebody has seen to
+trained by one process (``guest.py``); with ``--ranks``, an attempt is so many processes (``local_ranks.py``). With ``--gpus`` each takes its part of the node (``rank.py``); else somebody has seen to
 that. Only the standard library is imported here, because forking needs a process without threads, and packs start on every
 node at once.
 """
@@ -315,9 +315,9 @@ def attempt(work: Work, request: dict[str, Any], lifeline: int, ranks: int) -> N
             os.dup2(log, descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if os.read(lifeline, 1):
-            pids = beside("crew").fork_ranks(ranks) if ranks > 1 else []  # before there is a thread
+            pids = beside("local_ranks").fork_ranks(ranks) if ranks > 1 else []  # before there is a thread
             threading.Thread(target=_follow, args=(lifeline,), daemon=True).start()
-            code = beside("crew").first_end(pids) if pids else work(request)
+            code = beside("local_ranks").first_end(pids) if pids else work(request)
         else:
             code = 0
     except SystemExit as end:
