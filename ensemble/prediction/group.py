@@ -25,7 +25,7 @@ from hydragnn.base.forked import workers_context
 from hydragnn.distributed.launch import Launch, machine_name, this_launch
 from hydragnn.distributed.leaving import abandon
 from hydragnn.distributed.ranks import own_gpu
-from hydragnn.distributed.rendezvous import rendezvous
+from hydragnn.distributed.rendezvous import file_store, rendezvous
 from hydragnn.distributed.secret_store import SecretStore
 
 Table = dict[str, Any]
@@ -289,7 +289,7 @@ def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> Ab
                 processes.append(context.Process(target=work, args=own, daemon=True))
                 processes[-1].start()
             try:
-                yield dist.FileStore(f"{place}/store", -1)
+                yield file_store(f"{place}/store")
             finally:
                 for process in processes:
                     process.terminate()
@@ -305,7 +305,7 @@ def join_parent(rank: int, size: int, store: str) -> AbstractContextManager[Grou
 
     def meet(group: Group, folder: Path) -> AbstractContextManager[dist.Store]:
         threading.Thread(target=_end_with_parent, daemon=True).start()
-        return nullcontext(dist.FileStore(store, -1))
+        return nullcontext(file_store(store))
 
     return _open(Group(rank, size, meet))
 

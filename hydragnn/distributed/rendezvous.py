@@ -9,6 +9,7 @@ at the job's own address that answers only to those who know the secret of the r
 gloo and NCCL have no secret of their own: between nodes they trust the job's network, on one node the users of that node.
 """
 
+import ctypes
 import os
 import secrets
 import shutil
@@ -133,8 +134,17 @@ def _join(launch: Launch, invitation: Invitation, patience: timedelta) -> Meetin
         )
     check_private(file.parent)
     loopback = interface_of(LOOPBACK)
-    shared = dist.FileStore(str(file), launch.size)
-    return Meeting(launch=launch, store=shared, gloo=loopback, nccl=loopback)
+    return Meeting(launch=launch, store=file_store(str(file), launch.size), gloo=loopback, nccl=loopback)
+
+
+def file_store(file: str, ranks: int = -1) -> dist.FileStore:
+    """Return torch's store in a file, which is never destroyed.
+
+    Its destructor opens the file once more. Where another rank has just removed it, it aborts the process or waits for minutes.
+    """
+    store = dist.FileStore(file, ranks)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
+    return store
 
 
 @contextmanager

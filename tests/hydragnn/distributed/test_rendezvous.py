@@ -1,5 +1,6 @@
 """Ranks meet their peers and nobody else, whatever lies in the folder and whoever knocks."""
 
+import gc
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.distributed.addresses import address_of_job, interface_of
 from hydragnn.distributed.launch import Launch, LaunchError, environment_alone, launch_from
 from hydragnn.distributed.ranks import check_gpus
-from hydragnn.distributed.rendezvous import Invitation, check_private, meeting_place, rendezvous
+from hydragnn.distributed.rendezvous import Invitation, check_private, file_store, meeting_place, rendezvous
 from hydragnn.distributed.secret_store import STRANGERS, SecretStore, served_store
 
 PATIENCE = timedelta(seconds=120)
@@ -50,6 +51,16 @@ def values_after_meeting(folder: Path, word: str) -> list[bytes]:
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(met, range(2)))
+
+
+@pytest.mark.parametrize("make", [dist.FileStore, file_store])
+def test_a_rank_that_leaves_does_not_open_the_file_of_the_store_again(make: Any, tmp_path: Path) -> None:
+    """torch's own store does, aborts or hangs where the first rank has just removed it, and so shows that this test can fail."""
+    file = tmp_path / "store"
+    make(str(file), 2).set("key", "value")
+    written = file.read_bytes()
+    gc.collect()
+    assert (file.read_bytes() == written) == (make is file_store)
 
 
 def test_two_runs_at_once_on_one_node_have_a_store_each(tmp_path: Path) -> None:
