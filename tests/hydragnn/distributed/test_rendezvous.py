@@ -1,6 +1,5 @@
 """Ranks meet their peers and nobody else, whatever lies in the folder and whoever knocks."""
 
-import gc
 import json
 import os
 import shutil
@@ -57,9 +56,10 @@ def values_after_meeting(folder: Path, word: str) -> list[bytes]:
 def test_a_rank_that_leaves_does_not_open_the_file_of_the_store_again(make: Any, tmp_path: Path) -> None:
     """torch's own store does, aborts or hangs where the first rank has just removed it, and so shows that this test can fail."""
     file = tmp_path / "store"
-    make(str(file), 2).set("key", "value")
+    store = make(str(file), 2)
+    store.set("key", "value")
     written = file.read_bytes()
-    gc.collect()
+    del store
     assert (file.read_bytes() == written) == (make is file_store)
 
 
