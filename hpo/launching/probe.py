@@ -82,7 +82,8 @@ def collective(rank: int, ranks: int, meet: str) -> str:
         return f"{place} is open to others than this user, who could tell ranks where to connect; remove it"
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     os.environ["GLOO_SOCKET_IFNAME"] = loopback  # ranks of one node: nobody else can connect
-    store = dist.FileStore(str(place / "store"), ranks)
+    file = os.open(place / "store", os.O_RDWR | os.O_CREAT, 0o600)  # its name is gone once the first rank has ended
+    store = dist.FileStore(f"/proc/self/fd/{file}", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
     values = torch.full((1024,), float(rank + 1))
     dist.all_reduce(values)

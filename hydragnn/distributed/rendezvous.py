@@ -9,7 +9,6 @@ at the job's own address that answers only to those who know the secret of the r
 gloo and NCCL have no secret of their own: between nodes they trust the job's network, on one node the users of that node.
 """
 
-import ctypes
 import os
 import secrets
 import shutil
@@ -138,13 +137,13 @@ def _join(launch: Launch, invitation: Invitation, patience: timedelta) -> Meetin
 
 
 def file_store(file: str, ranks: int = -1) -> dist.FileStore:
-    """Return torch's store in a file, which is never destroyed.
+    """Return torch's store in a file, which its maker may remove.
 
-    Its destructor opens the file once more. Where another rank has just removed it, it aborts the process or waits for minutes.
+    Torch opens the file by name for every key, and once more when the store is destroyed. Where it is gone, that waits for minutes or
+    aborts the process. A descriptor, which stays open, names the file for as long as the process lives.
     """
-    store = dist.FileStore(file, ranks)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
-    return store
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return dist.FileStore(f"/proc/self/fd/{descriptor}", ranks)
 
 
 @contextmanager
