@@ -42,6 +42,10 @@ MANY = 64
 """Beyond so many ranks, and where MPI tells them, only the first two say that they wait."""
 
 CALL, INVITATION = "call.json", "invitation.json"
+
+DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+"""Where the system names the open files of this process."""
+
 _PAUSE = 0.05
 _NAMED = 8  # of many missing ranks
 
@@ -143,7 +147,7 @@ def file_store(file: str, ranks: int = -1) -> dist.FileStore:
     aborts the process. A descriptor, which stays open, names the file for as long as the process lives.
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    return dist.FileStore(f"/proc/self/fd/{descriptor}", ranks)
+    return dist.FileStore(f"{DESCRIPTORS}/{descriptor}", ranks)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -310,51 +310,66 @@ HOSTILE: tuple[Any, ...] = (
     [[1]],
     {},
     {"a": 1},
-    "</text><script>alert(1)</script>",
+)
+PROGRAM = "</text><script>alert(1)</script>"
+
+
+def with_each(table: dict[str, Any], values: Sequence[Any]) -> list[Any]:
+    """The same JSON object with each of its members replaced in turn by each of the values."""
+    return [{**table, key: value} for key in table for value in values]
+
+
+def write_value(path: Path, value: Any) -> None:
+    """Write a JSON value, with the checksum that it then needs."""
+    if isinstance(value, dict) and "checksum" in value:
+        write_sealed(path, value)
+    else:
+        path.write_text(json.dumps(value))
+
+
+FILES = (
+    ("rings.h5", "manifest.json"),
+    ("run", "model/model.json"),
+    ("run", "record.json"),
+    ("campaign", "campaign.json"),
+    ("campaign", "trials/0000/record.json"),
+    ("ensemble", "ensemble.json"),
+    ("ensemble", "evaluation.json"),
 )
 
 
-def changed(value: Any) -> Iterator[Any]:
-    """The same JSON object with each of its members replaced in turn by something else."""
-    for key in value:
-        for hostile in HOSTILE:
-            yield {**value, key: hostile}
-    yield from ([], "x", None, 3)
-
-
-@pytest.mark.parametrize(
-    "kind, file",
-    [
-        ("rings.h5", "manifest.json"),
-        ("run", "model/model.json"),
-        ("run", "record.json"),
-        ("campaign", "campaign.json"),
-        ("campaign", "trials/0000/record.json"),
-        ("ensemble", "ensemble.json"),
-        ("ensemble", "evaluation.json"),
-    ],
-)
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("kind, file", FILES)
 def test_json_that_is_not_what_it_should_be_is_told_in_a_sentence(
     kind: str, file: str, received: Path, ends_well: Callable[[list[object]], int]
 ) -> None:
     path = received / kind / file
-    for value in random.Random(0).sample(list(changed(json.loads(path.read_text()))), 12):
-        if isinstance(value, dict) and "checksum" in value:
-            write_sealed(path, value)
-        else:
-            path.write_text(json.dumps(value))
+    changed = [*with_each(json.loads(path.read_text()), HOSTILE), [], "x", None, 3]
+    for value in random.Random(0).sample(changed, 12):
+        write_value(path, value)
         for words in commands(kind, received):
             if words[0] in ("train", "search", "ensemble"):
                 continue  # they change the folder
             ends_well(words)
-            if words[0] == "report" and (received / "report.html").exists():
-                assert "<script" not in (received / "report.html").read_text(encoding="utf-8")
             for made in ("said.npz", "report.html", "said.npz.plan.json"):
                 (received / made).unlink(missing_ok=True)
     for nested in ("[" * 100_000, "9" * 10_000):
         path.write_text(nested)
         for words in commands(kind, received):
             ends_well(words)
+
+
+@pytest.mark.parametrize("kind, file", [pair for pair in FILES if pair[0] not in STORES])
+def test_a_program_in_json_is_none_in_a_report(
+    kind: str, file: str, received: Path, ends_well: Callable[[list[object]], int]
+) -> None:
+    path = received / kind / file
+    for value in random.Random(0).sample(with_each(json.loads(path.read_text()), [PROGRAM]), 3):
+        write_value(path, value)
+        ends_well(["report", received / kind, "--out", received / "report.html"])
+        if (received / "report.html").exists():
+            assert "<script" not in (received / "report.html").read_text(encoding="utf-8")
+            (received / "report.html").unlink()
 
 
 ATOMS = (
