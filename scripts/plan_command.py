@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from hydragnn.distributed.ranks import Ranks
     from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import Assembly
+    from hydragnn.runs.costs import RunCosts
     from hydragnn.runs.layout_plan import MachineSize, PlannedLayout
     from hydragnn.runs.plan import RunPlan
-    from hydragnn.runs.step_costs import OnStep, RunCosts
+    from hydragnn.runs.step_costs import OnStep
 
 SHOWN = 12
 """Layouts on a terminal; ``--json`` has all."""

@@ -16,19 +16,10 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import LOCATIONS, Location
 from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.assembly import Assembly
+from hydragnn.runs.costs import LayerCosts, Rows, StepCosts
 from hydragnn.runs.memory import sample_of
 from hydragnn.runs.plan import RunPlan
-from hydragnn.runs.step_costs import (
-    TURNS,
-    Clock,
-    LayerCosts,
-    OnStep,
-    Rows,
-    StepCosts,
-    as_rank_of,
-    is_possible,
-    measured_costs,
-)
+from hydragnn.runs.step_costs import TURNS, Clock, OnStep, as_rank_of, is_possible, measured_costs
 from hydragnn.training.memory import footprint_of
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import Sizes
 from hydragnn.parallel import Axis, ParallelSettings
+from hydragnn.runs.costs import RunCosts, Vectors, kind_of
 from hydragnn.runs.stage_plan import StageCosts
-from hydragnn.runs.step_costs import RunCosts, Vectors, kind_of
 from hydragnn.training.buckets import BYTES
 
 

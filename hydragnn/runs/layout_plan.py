@@ -12,8 +12,8 @@ from hydragnn.distributed.fabric import Collective, Fabric, Group, group_along
 from hydragnn.distributed.mesh import check_layout
 from hydragnn.distributed.pipeline import HEADER
 from hydragnn.parallel import AXES, Axis, ParallelSettings
+from hydragnn.runs.costs import RunCosts, kind_of
 from hydragnn.runs.layout_memory import DeviceMemory, Shares, memory_of, memory_of_stages, shares_of, stages_of
-from hydragnn.runs.step_costs import RunCosts, kind_of
 from hydragnn.training.buckets import BYTES
 from hydragnn.training.parameters import SHARDED_BLOCKS
 

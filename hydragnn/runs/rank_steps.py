@@ -12,8 +12,9 @@ from hydragnn.distributed.mesh import Mesh, make_mesh, words
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.parallel import AXES, ParallelSettings
 from hydragnn.runs.assembly import Assembly
+from hydragnn.runs.costs import Curve, RankSteps
 from hydragnn.runs.plan import RunPlan
-from hydragnn.runs.step_costs import TURNS, Clock, Curve, OnStep, RankSteps, rank_of, seconds_of
+from hydragnn.runs.step_costs import TURNS, Clock, OnStep, rank_of, seconds_of
 from hydragnn.training.data import Feed
 from hydragnn.training.loop import take_step
 

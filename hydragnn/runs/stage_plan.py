@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hydragnn.datasets import Sizes
 from hydragnn.datasets.footprint import Footprint
 from hydragnn.distributed.pipeline_schedule import stage_schedule
-from hydragnn.runs.step_costs import LayerCosts, StepCosts, Vectors
+from hydragnn.runs.costs import LayerCosts, StepCosts, Vectors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

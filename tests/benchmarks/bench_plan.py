@@ -31,11 +31,12 @@ from hydragnn.distributed import Ranks, join_ranks, leave, this_launch
 from hydragnn.distributed.fabric import Fabric, Link, alike, measured_fabric, site_fabric
 from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.costs import RunCosts
 from hydragnn.runs.layer_costs import costs_of_layers
 from hydragnn.runs.layout_plan import MachineSize, layouts_on, planned, scaling_curve
 from hydragnn.runs.plan import RunPlan, plan_run
 from hydragnn.runs.rank_steps import steps_of_ranks
-from hydragnn.runs.step_costs import Clock, RunCosts, costs_of_layouts, is_possible
+from hydragnn.runs.step_costs import Clock, costs_of_layouts, is_possible
 from hydragnn.scripts.plan_command import layout_words
 from hydragnn.scripts.step_bench import CUTOFF, MODELS, crystals
 from hydragnn.training.data import DevicePlacement

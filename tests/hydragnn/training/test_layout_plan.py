@@ -10,9 +10,9 @@ from hydragnn.datasets.footprint import Footprint
 from hydragnn.distributed.fabric import SITES, Fabric, Link, _line, alike, group_along, site_fabric
 from hydragnn.distributed.pipeline_schedule import stage_schedule
 from hydragnn.parallel import ParallelSettings
+from hydragnn.runs.costs import Curve, Exchange, LayerCosts, RankSteps, RunCosts, StepCosts, Vectors, Workload
 from hydragnn.runs.layout_plan import MachineSize, planned, planned_layouts, scaling_curve, stages_on
 from hydragnn.runs.stage_plan import makespan
-from hydragnn.runs.step_costs import Curve, Exchange, LayerCosts, RankSteps, RunCosts, StepCosts, Vectors, Workload
 from hydragnn.scripts.plan_command import disturbance
 from tests.hydragnn.distributed.virtual_clock import course_of
 
