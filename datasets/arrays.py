@@ -67,7 +67,7 @@ def mask_name(field: Field) -> str:
 
 
 def offsets_of(counts: Int64[ndarray, " graphs"]) -> Int64[ndarray, " graphs+1"]:
-    """Return the first item of each graph, and the total at the end.
+    """Return the first item of each graph, and last the total.
 
     >>> offsets_of(np.array([2, 0, 3]))
     array([0, 2, 2, 5])

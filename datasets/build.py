@@ -47,7 +47,7 @@ def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[in
 
 
 def store_writer(settings: BuildSettings, out: Path, fields: list[Field], dim: int, **part: int) -> StoreWriter:
-    """Return the writer of a source's store, or of one part of it."""
+    """Return the writer of a source's store, or of a part."""
     return StoreWriter(out, fields, dim=dim, attributes=_attributes(settings), texts=settings.texts, **part)
 
 

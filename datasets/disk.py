@@ -132,7 +132,7 @@ class Part:
         return self._offsets
 
     def rows(self, name: str, start: int, stop: int) -> Array:
-        """Return rows of an array in the dtype that it has in memory."""
+        """Return rows of an array in its dtype in memory."""
         return self.runs(name, np.array([start]), np.array([stop]))
 
     def runs(self, name: str, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Array:

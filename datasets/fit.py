@@ -280,7 +280,7 @@ def lost_digits(survey: Survey, field: Field, *, extensive: bool = False) -> str
 
 
 def _size_and_spread(survey: Survey, field: Field, extensive: bool) -> NDArray[np.float64]:
-    """Return root mean square and spread of the labels of the training part."""
+    """Return root mean square and spread of training labels."""
     values, used = _labels(survey, field)
     if not len(values):
         return np.zeros(2)

@@ -34,7 +34,7 @@ class Footprint:
         return float(np.max(np.array(self.forms) @ np.concatenate([[1.0], amounts])))
 
     def alone(self, sizes: Sizes, graphs: Int64[ndarray, " chosen"]) -> Float64[ndarray, " chosen"]:
-        """Return the peak memory of each graph in a batch of its own."""
+        """Return the peak memory of each graph as a batch."""
         forms, amounts = np.array(self.forms), amounts_of(sizes, graphs)
         return np.max([form[0] + amounts @ form[1:] for form in forms], axis=0)
 

@@ -70,7 +70,7 @@ def spans_of(offsets: Int64[ndarray, " graphs_plus_one"], indices: Int64[ndarray
 
 
 class GatherPlan:
-    """Plan of the copies for batches of ``flat`` with the named fields (None: all)."""
+    """Plan of the copies for batches of ``flat`` with these fields."""
 
     def __init__(self, flat: FlatGraphs, names: Collection[str] | None = None) -> None:
         self.flat = flat

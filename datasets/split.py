@@ -81,7 +81,7 @@ def _given_parts(store: GraphStore, settings: SplitSettings) -> Split:
 
 
 def _by_label(rows: ndarray, cuts: SplitSettings) -> Split:
-    """Cut the shuffled labels at the fractions; graphs with equal labels stay together.
+    """Cut the shuffled labels at the fractions; equal labels stay together.
 
     Training and validation do not depend on what the rest is for.
     """

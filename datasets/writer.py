@@ -68,7 +68,7 @@ class StoreWriter:
         first: int = 0,
         texts: Sequence[str] = (),
     ) -> None:
-        """Open a store for graphs with these fields; the suffix decides the engine.
+        """Open a store for these fields; the suffix decides the engine.
 
         Errors count graphs from ``first``, the number that the first one will have in the store. A store in which no graph
         has a text of each key in ``texts`` is not made.
@@ -345,7 +345,7 @@ def _complete(path: Path, tables: Sequence[Mapping[str, Any]], digests: Array) -
 
 
 def finish_store(path: Path | str, parts: int) -> None:
-    """Make one store of the parts 0 to ``parts`` - 1, in order.
+    """Make one store of its parts, in order.
 
     InputError where a part is missing, or where the writers did not agree on fields, dimension or attributes.
     """

@@ -232,7 +232,7 @@ def _is_same(one: Atoms, other: Atoms) -> bool:
 
 
 def _as_tensor(value: ndarray) -> ndarray:
-    """Return Voigt components as 3 x 3 tensors; anything else as it is."""
+    """Return Voigt components as 3 x 3 tensors, others unchanged."""
     if value.shape[-1:] == (6,):
         return value[..., np.array(_VOIGT)]
     return value.reshape(*value.shape[:-1], 3, 3) if value.shape[-1:] == (9,) else value

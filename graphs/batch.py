@@ -119,7 +119,7 @@ class GraphBatch(Shown):
         return sum(tensor.nbytes for tensor in tensors)
 
     def offsets(self, location: Location) -> Int[Tensor, " graphs_plus_one"]:
-        """Return the first node, edge or graph of every graph, and their number."""
+        """Return the first node, edge or graph of each, and their number."""
         if location == "graph":
             return torch.arange(self.num_graphs + 1, device=self.device)
         return self.node_offsets if location == "node" else self.edge_offsets

@@ -18,7 +18,7 @@ RANDOM_WALK = "random_walk_encoding"
 
 
 def with_laplacian_encoding(batch: GraphBatch, k: int) -> GraphBatch:
-    """Return the batch with Laplacian eigenvectors 2 to k + 1 of nodes.
+    """Return the batch with Laplacian eigenvectors 2 to k+1 of nodes.
 
     The sign of each is chosen so that its largest component is positive; graphs with fewer than k + 1 nodes have zeros in
     the last columns. Directions are ignored and parallel edges (several periodic images) count once. Where eigenvalues or largest components

@@ -241,7 +241,7 @@ def spread_over(count: int, first: int, end: int, device: torch.device) -> Tenso
 
 
 def _with_vectors(vectors: Tensor, more: int, extent: float) -> Tensor:
-    """Return the vectors, and others along one axis, forth and back in turn."""
+    """Return vectors, and others along one axis, forth and back."""
     others = vectors.new_zeros(more, vectors.shape[1])
     others[::2, :1], others[1::2, :1] = 0.9 * extent, -0.9 * extent
     return torch.cat([vectors, others])

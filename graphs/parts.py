@@ -60,5 +60,5 @@ def labels_of_part(graph: GraphBatch, masks: Sequence[str], part: int) -> GraphB
 
 
 def graphs_of_parts(graph: GraphBatch, masks: Sequence[str]) -> list[GraphBatch]:
-    """Return one graph for each mask, with the labels of its nodes alone."""
+    """Return a graph for each mask, with its nodes' labels alone."""
     return [labels_of_part(graph, masks, part) for part in range(len(masks))]

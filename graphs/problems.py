@@ -77,7 +77,7 @@ def without_label(field: Field) -> str:
 
 
 def with_missing_labels(field: Field) -> str:
-    """Return the advice for a graph that lacks some labels of the field."""
+    """Return the advice for a graph with missing labels."""
     if field.role != "target":
         return f"only labels of targets may be missing, and {field.name} has the role {field.role}"
     return f"where labels of {field.name} are missing, say so: optional = true in a BUILD.toml, optional=['{field.name}'] in Python"
@@ -247,7 +247,7 @@ def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
 def field_problems(
     field: Field, values: Tensor, offsets: NDArray[np.int64], missing: bool = False
 ) -> Iterator[Finding]:
-    """Yield graphs with classes out of range, or with values that are not finite.
+    """Yield graphs with classes out of range, or values not finite.
 
     Labels may be ``missing``.
     """

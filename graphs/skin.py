@@ -219,7 +219,7 @@ class SkinList:
         )
 
     def _covers(self, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float) -> tuple[bool, bool]:
-        """Return whether the list still holds, and whether no two atoms can meet.
+        """Return whether the list holds, and whether no atoms can meet.
 
         It holds while no unlisted pair can be within the cutoff, and no sure one beyond it.
         With F the deformation of the cell and u what atoms moved beyond it, a pair at v is at v F + u_j - u_i now, hence not

@@ -16,7 +16,7 @@ NAME_KEYS = (NAME, "id", "material_id", "mp_id", "config_id", "structure_id", "m
 
 
 class Texts:
-    """Text per graph, read on first use; empty where a graph lacks it.
+    """Text per graph, read on first use; empty where absent.
 
     >>> texts = Texts(["mp-1", "", "mp-3"])
     >>> list(texts.select([2, 0])), texts[1:]

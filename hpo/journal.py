@@ -139,7 +139,7 @@ class Journal:
 
     @property
     def campaign(self) -> str:
-        """Return the name of the campaign, which a copied folder does not share."""
+        """Return the campaign's name, which a copied folder does not share."""
         return digest([self._chain.campaign, self._path.parent.stat().st_ino])[:8]
 
     def append(self, event: Event, now: float, then: Changes | None = None) -> None:

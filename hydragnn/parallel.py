@@ -1,4 +1,4 @@
-"""Layout of a run: how its ranks share batches, weights, layers and graphs."""
+"""Layout of a run: how ranks share batches, weights, layers and graphs."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -14,7 +14,7 @@ AXES: tuple[Axis, ...] = ("replicate", "shard", "pipeline", "graph", "tensor")
 
 
 class ParallelSettings(Settings):
-    """Layout of the ranks of a run; every layout takes the same steps."""
+    """Layout of a run's ranks; every layout takes the same steps."""
 
     seldom: ClassVar = frozenset({"chunks"})
 

@@ -1,4 +1,4 @@
-"""Rows of arrays copied out of a file that is mapped into memory.
+"""Rows of arrays, copied out of a mapped file.
 
 That memory is one for all processes of a node, and the system takes it back by itself.
 """
@@ -48,7 +48,7 @@ def _state_of(file: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Places:
-    """First bytes of pieces of an array, for reads a hundred times faster."""
+    """First bytes of pieces of an array, for fast reads."""
 
     bounds: NDArray[np.int64]
     """First row of every piece, and the number of all rows."""
@@ -68,7 +68,7 @@ class Places:
         return rows // self.chunk if self.chunk else np.searchsorted(self.bounds, rows, side="right") - 1
 
     def joined(self, file: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bytearray:
-        """Return ascending runs of rows out of the mapped file, zeros beyond the last row."""
+        """Return ascending runs of rows, with zeros beyond the last."""
         beyond = b""
         if int(stops.max(initial=0)) > self.rows:
             asked = int((stops - starts).sum())

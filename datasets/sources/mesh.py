@@ -134,7 +134,7 @@ def _mesh(path: Path, frame: int | None, step: int) -> tuple[Any, float]:
 
 
 def frames_in(path: Path) -> int | None:
-    """Return the frames of a time series in XDMF; None for other meshes."""
+    """Return the frames of an XDMF time series; else None."""
     if path.suffix not in (".xdmf", ".xmf") or "Temporal" not in path.read_text(errors="replace"):
         return None
     return int(_series(path, path.stat().st_mtime_ns)[0].num_steps)

@@ -298,7 +298,7 @@ def _rectangular_graphs(path: Path, table: Table, settings: NpzBuild) -> int:
 
 
 def _flatten_grid(path: Path, table: Table, settings: NpzBuild) -> tuple[int, ...]:
-    """Put the points of a grid on one axis; return those along each axis."""
+    """Put a grid's points on one axis; return those along each."""
     axes = 2 if settings.grid in (4, 8) else 3
     keys = {key for field in settings.fields if field.on == "node" for key in field.keys}
     shapes = {key: table[key].shape[1 : 1 + axes] for key in keys}

@@ -25,7 +25,7 @@ class PygBuild(ObjectsBuild):
         return load_pyg(path)
 
     def graph(self, one: Any, first: Any, name: str, number: int) -> GraphBatch:
-        """Return the graph of one ``Data``, with the kinds of the first one."""
+        """Return the graph of one ``Data``, with the first one's kinds."""
         from hydragnn.graphs.hetero import homogeneous, is_hetero
         from hydragnn.graphs.pyg import from_pyg
 

@@ -97,7 +97,7 @@ def _rows(table: Table, voxels: NDArray[Any], name: str, source: str) -> NDArray
 
 
 def read_image(path: Path) -> NDArray[Any]:
-    """Return the voxels of an image file; InputError where it holds no labels."""
+    """Return the voxels of an image file; InputError without labels."""
     if path.suffix not in SUFFIXES:  # others, such as JPEG, change numbers to save space
         raise InputError(f"{path} is no image of grains; give {', '.join(SUFFIXES)}")
     try:

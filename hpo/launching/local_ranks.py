@@ -1,4 +1,4 @@
-"""Ranks of one local attempt: forks of its process, as torchrun starts them.
+"""Ranks of one local attempt: forks of its process.
 
 Ranks meet in the run's folder, so that no port is taken. They are of the attempt's process group, which ends as a whole. Only
 the standard library is imported here, as in ``worker.py``.
@@ -31,7 +31,7 @@ def fork_ranks(count: int) -> list[int]:
 
 
 def first_end(pids: list[int]) -> int:
-    """Return the exit code of the first rank that failed, once all ended.
+    """Return the first failed rank's exit code, once all ended.
 
     128 and the number of a signal for a rank that was killed. SIGTERM is passed on. Ranks that outlive a failure are killed.
     """

@@ -60,7 +60,7 @@ FOLDERS = (".h5", ".bp", ".traj", ".bundle")
 
 
 def matching_files(pattern: Path | str) -> list[Path]:
-    """Return the files of a path, a folder or a pattern, by name."""
+    """Return the files of a path, folder or pattern, by name."""
     path = Path(pattern)
     literal = Path(re.sub(r"\[([*?[])\]", r"\1", str(path)))  # a folder with brackets comes escaped
     path = literal if literal.exists() else path

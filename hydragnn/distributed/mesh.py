@@ -17,7 +17,7 @@ ITEMS: tuple[Axis, ...] = ("replicate", "shard", "graph")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Mesh:
-    """Ranks of a run in five axes, the last of which varies fastest.
+    """Ranks of a run in five axes; the last varies fastest.
 
     ``make_mesh`` checks the layout; this class trusts it.
     """
@@ -54,7 +54,7 @@ class Mesh:
 
     @property
     def item(self) -> int:
-        """Return the position of this rank among those with other graphs or nodes."""
+        """Return this rank's position among those with other graphs or nodes."""
         return self.data_rank * self.size("graph") + self.coordinate("graph")
 
     def members(self, *axes: Axis) -> list[int]:
@@ -105,7 +105,7 @@ class Mesh:
 
 
 def make_mesh(settings: ParallelSettings, ranks: Ranks) -> Mesh:
-    """Return the mesh of a layout; InputError where the ranks do not fit.
+    """Return the mesh of a layout; InputError where ranks do not fit.
 
     All ranks call it together.
     """

@@ -31,7 +31,7 @@ _silent: set[int] = set()
 
 
 class Windows:
-    """Memory of the ranks of a group that others of it may read."""
+    """Memory of the ranks of a group, which others may read."""
 
     def __init__(self, memory: memoryview, group: int, members: Sequence[int]) -> None:
         """Open this rank's memory to the ascending ``members`` of its group.
@@ -141,7 +141,7 @@ def _give_up(rank: int) -> None:
 
 @contextmanager
 def windows_closed(meet: Callable[[], bool]) -> Iterator[None]:
-    """Close the windows that were opened in the block, where it ends well.
+    """Close the windows opened in the block, where it ends well.
 
     ``meet`` waits for all ranks; False where one has gone. Closing would wait for it for ever then: the windows are left to the end of the
     process.

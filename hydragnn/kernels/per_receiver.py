@@ -26,7 +26,7 @@ def spread_to_edges(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
 
 
 def spread_in_triton(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
-    """Return the row of each edge's receiver, by a vector of a row at a time."""
+    """Return the row of each edge's receiver, one row at a time."""
     return triton_forms.gather(received, segments[0])
 
 

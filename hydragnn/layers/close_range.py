@@ -188,7 +188,7 @@ class CloseRange(nn.Module):
         *,
         recorded: bool = False,
     ) -> tuple[Float[Tensor, "edges dim"], Contacts | None]:
-        """Return the vectors that layers see, and contacts; None if all is as in training.
+        """Return the vectors that layers see, and contacts; None as in training.
 
         Only a CPU is asked whether it is, and nothing that is traced or ``recorded``: others compute faster than they answer.
         """

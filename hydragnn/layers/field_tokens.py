@@ -105,7 +105,7 @@ class FieldTokens(NodeInputs):
         return states
 
     def tokens(self, batch: GraphBatch) -> Iterator[tuple[Tensor, Bool[Tensor, " nodes"] | None]]:
-        """Yield tokens of every field of the batch, and which nodes have it."""
+        """Yield tokens of every field of the batch, and its nodes."""
         tables = zip(self.node_classes + self.graph_classes, [*self.node_tables, *self.graph_tables])
         for field, table in tables:
             if field.name in batch.on(field.on):
@@ -123,7 +123,7 @@ class FieldTokens(NodeInputs):
 
     @torch.no_grad()
     def begin_fields(self, new: Collection[str]) -> None:
-        """Begin new fields as the mean of those of their unit, and faint.
+        """Begin new fields faint, as the mean of those of their unit.
 
         Without any of their unit they begin as zero. Their tokens have scores that are lower by ``FAINT`` in every head and do not depend on values, so that
         the states of nodes hardly change before the first step.

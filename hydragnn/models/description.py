@@ -103,7 +103,7 @@ class ModelDescription:
 
     @property
     def has_close_atoms(self) -> bool:
-        """Return True for energies with forces of atoms, which may have a repulsion."""
+        """Return True for energies with forces of atoms."""
         atoms = self.dim == 3 and self.edges and ATOMIC_NUMBERS in self.inputs
         return bool(self.has_derivatives and atoms)
 
@@ -129,7 +129,7 @@ class ModelDescription:
 
     @property
     def bounded_inputs(self) -> Sequence[str]:
-        """Return the graph inputs whose values may not leave the range of training."""
+        """Return graph inputs whose values may not leave the training range."""
         return self.architecture.bounded_inputs(self.model)
 
     @cached_property

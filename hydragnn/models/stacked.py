@@ -32,7 +32,7 @@ class StackedModel(GraphModel):
     def message_graph(
         self, batch: GraphBatch, vectors: Tensor | None, of_pairs: Tensor | None = None, *, derived_once: bool = False
     ) -> MessageGraph:
-        """Return the message graph, with the pairs of edges that the batch brings."""
+        """Return the message graph, with the batch's pairs of edges."""
         graph = super().message_graph(batch, vectors, of_pairs, derived_once=derived_once)
         graph.cache["pairs"] = batch._derived.get(PAIRS)
         return graph

@@ -132,7 +132,7 @@ class TrainedStack:
         ]
 
     def joined(self, inputs: Sequence[GraphBatch]) -> GraphBatch:
-        """Return the normalised inputs of all members as one batch on their device."""
+        """Return all members' normalised inputs as one batch on their device."""
         inputs = [one.to(self.first.device) for one in inputs]
         whole = copies_of(inputs[0], len(self.normalisations), paired=True)
         if len(inputs) > 1:

@@ -96,7 +96,7 @@ def assemble(
 
 
 def check_alike(plan: RunPlan, ranks: Ranks, device: torch.device) -> None:
-    """Raise InputError, on all ranks, where two have other data or settings; collective."""
+    """Raise InputError where ranks have other data or settings; collective."""
     settings = [decisive(plan.table), plan.table.get("parallel")]
     own = [digest(settings), digest([branch.store.fingerprint for branch in plan.branches])]
     numbers = ranks.gather(torch.tensor([number_of(one) for one in own], device=device))  # [ranks, 2]
@@ -109,7 +109,7 @@ def check_alike(plan: RunPlan, ranks: Ranks, device: torch.device) -> None:
 
 
 def placement_on(mesh: Mesh, plan: RunPlan, placement: DevicePlacement) -> DevicePlacement:
-    """Return where and in how many parts a rank of a mesh computes."""
+    """Return where a rank computes, and in how many parts."""
     given = 0 if plan.fills_memory else plan.budget.max_graphs
     most = given or max(len(branch.split.train) for branch in plan.branches)  # a part has a graph
     parts = min(max(placement.micro_batches, plan.parallel.micro_batches), max(1, most))

@@ -1,4 +1,4 @@
-"""Shortest distances and crowding of the training part, for the repulsion of atoms."""
+"""Shortest distances and crowding of the training part, for repulsion."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,7 +75,7 @@ class Closest:
 
 
 def merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return one row: the largest of the first half, the sums of the second."""
+    """Return one row: maxima of the first half, sums of the second."""
     largest, graphs = np.split(rows, 2, axis=1)
     return np.concatenate([largest.max(axis=0), graphs.sum(axis=0)])
 
@@ -87,7 +87,7 @@ def close_range_of(
     device: torch.device,
     heartbeat: Callable[[], None],
 ) -> list[ModelDescription]:
-    """Return the descriptions with the limits of all training parts, if one repels; collective."""
+    """Return the descriptions with the limits of all training parts; collective."""
     if not any(model.repels for model in models):
         return list(models)
     caches = [

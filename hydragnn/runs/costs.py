@@ -1,4 +1,4 @@
-"""Costs of steps, of layers and of ranks, as functions of the sizes of batches."""
+"""Costs of steps, layers and ranks, as functions of batch sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ AGREEING = 1.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Seconds or bytes as a function of the cost of a batch in edges.
+    """Seconds or bytes as a function of a batch's cost in edges.
 
     It is straight between measurements. Beyond them it goes on with the slope of all, since single steps are disturbed.
     """
@@ -63,7 +63,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vectors:
-    """Bytes of weights, and of their copies and states, that ranks may share."""
+    """Bytes of weights, copies and states, which ranks may share."""
 
     weights: int
     states: int
@@ -100,7 +100,7 @@ class StepCosts:
 
     @property
     def agrees(self) -> bool:
-        """Return True where the least time of the largest batch was seen twice, about.
+        """Return True where the largest batch's least time was seen twice.
 
         >>> from types import SimpleNamespace as Costs
         >>> [StepCosts.agrees.fget(Costs(repeats=times)) for times in ((3.0, 1.0, 1.2), (3.0, 1.0, 2.0))]

@@ -73,7 +73,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def of_peer(error: Exception) -> str | None:
-    """Return a sentence for an error that began on another rank; else None."""
+    """Return a sentence for an error of another rank; else None."""
     if isinstance(error, PeerFailed):
         return f"another rank has failed: {error}"
     if failure_of(error).kind == "lost_node":

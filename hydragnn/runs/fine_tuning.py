@@ -280,7 +280,7 @@ def start_normalisation(
 
 
 def of_earlier_data(start: Start, normalisation: Normalisation, model: ModelDescription) -> Normalisation:
-    """Return scales of a run for the start's data, whose energies have the start's references."""
+    """Return scales of a run for the start's data and references."""
     old = start.trained.normalisation.references
     kept = {model.heads[number].field for number in start.retained} & old.keys()
     of_fields = {name: {**normalisation.references.get(name, {}), **old[name]} for name in kept}

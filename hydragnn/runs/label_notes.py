@@ -52,14 +52,14 @@ def labels_in_parts(store: GraphStore, split: Split, targets: Sequence[Target]) 
 
 
 def missing_labels(store: GraphStore, train: NDArray[np.int64], field: Field) -> Iterator[str]:
-    """Return a note where labels inside graphs of the training part are missing."""
+    """Return a note where labels inside training graphs are missing."""
     there, missing = label_numbers(store, train, field)
     if missing:
         yield f"{missing} of {there + missing} labels of {field.name} in graphs of the training part that have it are missing, and count nowhere"
 
 
 def label_numbers(store: GraphStore, graphs: NDArray[np.int64], field: Field) -> tuple[int, int]:
-    """Return how many numbers of a target are there, and missing, in those of these graphs that have it."""
+    """Return how many numbers of a target these graphs have and lack."""
     chosen = graphs[present_graphs(store, field)[graphs]]
     sizes = {"node": store.sizes().nodes, "edge": store.sizes().edges}
     items = sizes.get(field.on, np.ones(len(store), dtype=np.int64))

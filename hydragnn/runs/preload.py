@@ -1,4 +1,4 @@
-"""Modules that nearly every trial needs, imported once before trials are forked, and compiled loops."""
+"""Modules and compiled loops of trials, loaded once before these are forked."""
 
 from contextlib import suppress
 

@@ -122,7 +122,7 @@ def shapes_of(branch: BranchData) -> tuple[Shape, ...]:
 
 
 def parts_of(feed: Feed, epoch: int) -> Iterator[Shape]:
-    """Yield nodes, edges and graphs of what a rank computes one after the other."""
+    """Yield nodes, edges and graphs of a rank's parts, in turn."""
     loader = feed.loader
     for batch in loader.batches(epoch):
         share = share_of(batch, loader.costs, loader.ranks, loader.rank)

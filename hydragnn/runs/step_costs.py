@@ -210,7 +210,7 @@ class Measured:
 
 
 def measured_step(run: Assembly, count: int, ranks: Ranks, clock: Clock) -> tuple[float, Measured]:
-    """Return the cost of a batch of so many graphs, and what it takes."""
+    """Return the cost of a batch of graphs, and its measurements."""
     branch, context, state = run.data.branches[0], run.context, run.state
     feed, loader = branch.train, replace(branch.train.loader, budget=Budget(max_graphs=count))
     small = Feed(loader, feed.normalisation, replace(feed.placement, micro_batches=1, memory=None))

@@ -74,7 +74,7 @@ class Features:
         return np.nan_to_num(self.of(batch, location).numpy()), self.composition(batch, location).numpy()
 
     def own(self, batch: GraphBatch, location: Location) -> Float[Tensor, "items features"]:
-        """Return inputs, of nodes also the number of neighbours, of edges the length."""
+        """Return inputs, with the neighbours of nodes and the lengths of edges."""
         columns = [invariants(batch[f.name], f, self.kinds.get(f.name)) for f in self.inputs if f.on == location]
         if location == "node":
             columns.append(batch.topology.row_offsets.diff().double()[:, None])
@@ -83,7 +83,7 @@ class Features:
         return torch.cat([torch.zeros(batch.num_items(location), 0, dtype=torch.float64), *columns], dim=1)
 
     def composition(self, batch: GraphBatch, location: Location) -> Float[Tensor, "items species"]:
-        """Return the share of every element in a graph, or at a node."""
+        """Return the share of every element in graphs, or at nodes."""
         if ATOMIC_NUMBERS not in self.kinds or location == "edge":
             return torch.zeros(batch.num_items(location), 0, dtype=torch.float64)
         species = (batch[ATOMIC_NUMBERS].reshape(-1, 1) == self.kinds[ATOMIC_NUMBERS]).double()
@@ -96,7 +96,7 @@ class Features:
         return volume is not None and volume.width == 1 and not volume.classes
 
     def mixture_width(self, batch: GraphBatch) -> int:
-        """Return the number of last columns of graphs that are means by volume."""
+        """Return how many last columns of graphs are means by volume."""
         return self._mixture(batch).shape[1]
 
     def _mixture(self, batch: GraphBatch) -> Float[Tensor, "graphs features"]:
@@ -123,7 +123,7 @@ class Features:
 
 
 def invariants(values: Tensor, field: Field, kinds: Int[Tensor, " kinds"] | None) -> Float[Tensor, "items features"]:
-    """Return columns of a field: numbers, kinds, lengths of vectors, traces and norms of tensors."""
+    """Return columns of a field: numbers, kinds, lengths, traces and norms."""
     if kinds is not None:
         return (values.reshape(-1, field.width)[:, :COMPONENTS, None] == kinds).double().flatten(1)
     values = values.double()
@@ -179,7 +179,7 @@ def fitted_target(
 def fitted_classes(
     target: Target, features: Float[Array, "rows features"], values: Int[Array, " rows"]
 ) -> dict[str, Predictor]:
-    """Fit the baselines of one target of classes; none where one class is alone."""
+    """Fit the baselines of one target of classes; none for one class."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -256,7 +256,7 @@ def sizes_of(target: Target, batch: GraphBatch) -> Float[Array, "items 1"]:
 def fitted_baselines(
     store: GraphStore, train: NDArray[np.int64], targets: Sequence[Target], inputs: Sequence[str]
 ) -> Baselines:
-    """Fit the baselines of scalars and classes on at most ``GRAPHS`` of the graphs ``train``.
+    """Fit the baselines of scalars and classes on some training graphs.
 
     The graphs are drawn with a fixed seed, from those with labels. Vectors, tensors, derivatives of energies and several classes
     per item have no baselines, nor have targets with less than ``FEWEST`` labels.
@@ -290,7 +290,7 @@ def fitted_baselines(
 
 
 def _sample(store: GraphStore, train: NDArray[np.int64], target: Target) -> NDArray[np.int64]:
-    """Return graphs with labels in a random order that is always the same."""
+    """Return graphs with labels in a random, but fixed order."""
     order = np.random.default_rng(0).permutation(np.sort(train))
     labelled, sizes = order[present_graphs(store, target.field)[order]][:GRAPHS], store.sizes()
     items = np.cumsum(sizes.nodes[labelled] + sizes.edges[labelled])

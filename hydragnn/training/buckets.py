@@ -16,7 +16,7 @@ Wait = Callable[[], object]
 
 @runtime_checkable
 class Peers(Protocol):
-    """Ranks that hold copies of a vector, or a share of it each.
+    """Ranks that hold copies of a vector, or shares of it.
 
     All of them begin the same operations in the same order.
     """
@@ -92,7 +92,7 @@ Begin = Callable[[int], Wait]
 
 
 class Buckets:
-    """Begins the sum of every block as soon as its gradient is complete.
+    """Begins the sum of each block when its gradient is complete.
 
     The last block comes first, as its gradient does. All ranks sum blocks in one order, whatever their batches: a block
     begins once it is complete and all before it have begun.

@@ -78,7 +78,7 @@ class Stages(Protocol):
         autocast: Callable[[], AbstractContextManager[object]],
         expect_sum: Callable[[], None],
     ) -> None:
-        """Add the gradients of all parts by what this rank has of a model.
+        """Add the gradients of all parts of this rank's model.
 
         ``loss_of`` is called on the last stage with predictions and number of a part, ``expect_sum`` before the last backward pass.
         """

@@ -105,7 +105,7 @@ Queued = tuple[int, Callable[[], list[float]]]
 
 
 def numbers_of(result: StepResult, flag: Tensor) -> Queued:
-    """Return norm, loss and interruption of a step, on their way to the host."""
+    """Return norm, loss and interruption of a step, copied without waiting."""
     return result.step, download(torch.stack([result.norm.to(torch.float64), result.loss, flag]))
 
 

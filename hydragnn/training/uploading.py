@@ -23,7 +23,7 @@ T = TypeVar("T")
 def ahead(
     items: Iterator[T], device: torch.device, tensors: Callable[[T], Iterable[Tensor]]
 ) -> Generator[T, None, None]:
-    """Return the items in their order, each made by a thread while the one before is used.
+    """Return items in order, each made while the last is used.
 
     What the thread copies to a GPU waits for no step. Errors are raised where the item would have come. The thread is gone when
     the generator is closed.
@@ -58,7 +58,7 @@ def _made(items: Iterator[T], device: torch.device) -> tuple[T, Any] | None:
 
 
 def _made_on_gpu(items: Iterator[T], device: torch.device) -> tuple[T, Any] | None:
-    """Return the next item and the event after which it is on the device."""
+    """Return the next item, and the event that ends its copy."""
     module: Any = torch.get_device_module(device)
     with module.device(device), module.stream(_copy_stream(device)):
         made = _made(items, device)
@@ -66,7 +66,7 @@ def _made_on_gpu(items: Iterator[T], device: torch.device) -> tuple[T, Any] | No
 
 
 def download(values: Tensor) -> Callable[[], list[float]]:
-    """Return what waits for the values alone, and not for what is queued behind them."""
+    """Return a function that waits for these values alone."""
     if values.device.type != "cuda":
         result: Callable[[], list[float]] = values.tolist
         return result

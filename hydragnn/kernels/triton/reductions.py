@@ -73,7 +73,7 @@ def reductions_gradient(
 
 
 def _equally_strided(tensors: tuple[Tensor, ...], channels: int) -> tuple[tuple[Tensor, ...], int]:
-    """Return tensors of rows with one stride between rows; copies where they differ, as parts of one tensor do not."""
+    """Return tensors with one stride between rows, as copies where they differ."""
     held = [by_axes(tensor, 1, channels) for tensor in tensors]
     strides = {row for _, row, _ in held}
     if len(strides) == 1:

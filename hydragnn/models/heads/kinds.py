@@ -234,7 +234,7 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
         return self.network(NUMBER_OUTPUTS[self.distribution](field), field, context)
 
     def node_network(self, output: DistributionHead[Any], channels: int) -> nn.Module:
-        """Return the network of nodes, with a factor per graph and a total where requested."""
+        """Return the network of nodes, with the requested factor and total."""
         if self.graph_scale:
             head: nn.Module = ScaledNodeHead(output, self.hidden_dims, channels, self.correction_of)
         else:
