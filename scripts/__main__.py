@@ -30,12 +30,10 @@ def main() -> None:
     try:
         if re.search(r"--workers[= ](?!1( |$))", " ".join(sys.argv)):
             _load_workers_early(sys.argv[1:3])
-        with _search_can_stop(sys.argv[1:]):
+        with _interrupted_once(), _search_can_stop(sys.argv[1:]):
             from hydragnn.scripts.cli import main as command
 
             command()
-    except KeyboardInterrupt:
-        sys.exit(130)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "hydragnn"):
@@ -45,6 +43,27 @@ def main() -> None:
         if not wants_memory(error):
             raise
         _end(NO_MEMORY)
+
+
+@contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Exit with 130 after Ctrl-C, whatever error a library makes of it."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception:
+        if not received:
+            raise
+        sys.exit(130)
 
 
 @contextmanager

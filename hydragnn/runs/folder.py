@@ -214,15 +214,30 @@ def identities(record: RunRecord, out: Path) -> dict[str, Collection[str]]:
     return {**own, "configuration_hash": own["configuration_hash"] | whole}
 
 
-def continued(config: dict[str, Any], out: Path) -> list[str]:
-    """Return sentences on what a run was continued with, latest last."""
+def check_checkpoint(checkpoint: Path | None, out: Path) -> None:
+    """Raise InputError where a run that ended has no checkpoint.
+
+    It would begin anew over its own model. Trials do, with the same bits.
+    """
+    if checkpoint or (out / ATTEMPT).is_file() or not (out / "record.json").exists():
+        return
+    record = read_record(out)
+    if record.status in ("finished", "stopped", "paused"):
+        raise InputError(
+            f"{out} has trained {record.epochs} epochs, but the checkpoint to go on from is gone; copy {out / 'checkpoints'} back as a "
+            "whole, or begin a new run in another folder"
+        )
+
+
+def continued(config: dict[str, Any], out: Path, epoch: int) -> list[str]:
+    """Return what a run was continued with after an epoch, latest last."""
     if not (out / "record.json").exists():
         return []
     record = read_record(out)
     # parsed both, since keys of later versions are in neither
     before, now = (parse_config(table, str(out / "record.json")).to_json() for table in (record.config, config))
     changed = differences(decisive(before), decisive(now))
-    return [*record.continued, *([f"after epoch {record.epochs} with {', '.join(changed)}"] if changed else [])]
+    return [*record.continued, *([f"after epoch {epoch} with {', '.join(changed)}"] if changed else [])]
 
 
 def decisive(config: dict[str, Any]) -> dict[str, Any]:

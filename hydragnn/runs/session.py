@@ -33,6 +33,7 @@ from hydragnn.runs.failures import (
 from hydragnn.runs.fine_tuning import forgetting
 from hydragnn.runs.folder import (
     alone_in,
+    check_checkpoint,
     check_folder,
     continued,
     earlier_budget,
@@ -158,7 +159,8 @@ def ready_run(
         if checkpoint:
             load_checkpoint(checkpoint, run.state, run.mesh, identities(run.record, out))
         if resume:
-            run = replace(run, record=replace(run.record, continued=continued(run.record.config, out)))
+            check_checkpoint(checkpoint, out)
+            run = replace(run, record=replace(run.record, continued=continued(run.record.config, out, run.state.epoch)))
         if run.state.epoch > plan.training.epochs:
             raise InputError(
                 f"{out} has trained {run.state.epoch} epochs, more than train.epochs = {plan.training.epochs}; ask for more epochs, or "

@@ -1,7 +1,9 @@
 """Runs that are resumed with more epochs or another learning rate."""
 
+import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.base.files import digest, read_json, write_json, write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.record import RunRecord, read_record
+from hydragnn.record import RunRecord, read_record, write_record
 from hydragnn.runs import train
 from hydragnn.runs.folder import decisive
 from tests.hydragnn.training.test_checkpoint_resume import SignalAt, assert_same_end
@@ -60,6 +62,28 @@ def test_a_checkpoint_of_an_earlier_version_is_continued_too(
     for name in ("new", "old"):
         trained(name, make_config(**CONSTANT, train__epochs=3), resume=True)
     assert_same_end(tmp_path / "new", tmp_path / "old")
+
+
+def test_a_run_whose_checkpoint_is_gone_does_not_begin_anew_over_its_model(
+    trained: Trained, make_config: Make, tmp_path: Path
+) -> None:
+    trained("run", make_config(train__epochs=2))
+    model = (tmp_path / "run" / "model" / "weights.safetensors").read_bytes()
+    (tmp_path / "run" / "checkpoints" / "latest.json").unlink()
+    with pytest.raises(InputError, match=r"has trained 2 epochs, but .* is gone; copy .*checkpoints back"):
+        trained("run", make_config(train__epochs=3), resume=True)
+    assert (tmp_path / "run" / "model" / "weights.safetensors").read_bytes() == model
+
+
+def test_a_killed_run_without_a_checkpoint_says_that_it_began_anew(
+    trained: Trained, make_config: Make, tmp_path: Path
+) -> None:
+    record = trained("run", make_config(train__epochs=2))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    write_record(replace(record, status="running"), tmp_path / "run")
+    assert trained("run", make_config(train__epochs=3), resume=True).continued == [
+        "after epoch 0 with train.epochs: 2, now 3"
+    ]
 
 
 def test_a_diverged_run_goes_on_with_a_lower_rate(trained: Trained, make_config: Make) -> None:
