@@ -39,6 +39,11 @@ def homogeneous(
         )
     nodes = torch.tensor([data[kind].num_nodes or 0 for kind in kinds])
     starts = dict(zip(kinds, (nodes.cumsum(0) - nodes).tolist()))
+    lacking_edges = [one for one in relations if data[one].get("edge_index") is None]
+    if lacking_edges:
+        raise InputError(
+            f"{name}: the relation {lacking_edges[0]} has no edge_index; give one, of shape (2, 0) without edges"
+        )
     ends = [data[one].edge_index + torch.tensor([[starts[one[0]]], [starts[one[2]]]]) for one in relations]
     edges = torch.tensor([pairs.shape[1] for pairs in ends])
     result = torch_geometric("data").Data(edge_index=torch.cat(ends, dim=1), num_nodes=int(nodes.sum()))

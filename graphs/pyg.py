@@ -18,7 +18,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import MISSING_CLASS, Field, columns_of
 from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.texts import NAME, NAME_KEYS, name_among
-from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.graphs.validate import graph_from_arrays, numbers_of
 
 Data = Any  # torch_geometric.data.Data: importing it takes seconds, so only what uses it does
 
@@ -118,9 +118,11 @@ def from_pyg(
             key = keys.get(field.name, field.name)
             raise InputError(f"{name}: the data has no attribute {key}; {nearest(key, list(data.keys()))}")
         declared.append(field)
+        where = f"{name}, field {field.name}"
+        value = numbers_of(value, where)
         if columns and field.name in columns:
-            value = columns_of(torch.as_tensor(value), columns[field.name], f"{name}, field {field.name}")
-        values[field.on][field.name] = _shaped(torch.as_tensor(value), field)
+            value = columns_of(value, columns[field.name], where)
+        values[field.on][field.name] = _shaped(value, field)
     geometry = _geometry_of(data, name, cutoff=cutoff, known={keys.get(f.name, f.name) for f in declared})
     positions = geometry.positions
     if positions is None:
@@ -223,7 +225,8 @@ def _geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: C
     positions = _positions(data, cell, name)
     _, flags = _first(data, PERIODIC)
     periodic = False if flags is None else _tensor(flags)
-    if periodic is None:
+    flags_of = {1, 3, 3 if positions is None else positions.shape[-1]}
+    if periodic is None or (isinstance(periodic, Tensor) and periodic.numel() not in flags_of):
         raise InputError(f"{name}: pbc = {flags!r} is not one flag per axis; store a tensor like [True, True, False]")
     periodic = periodic.reshape(-1) if isinstance(periodic, Tensor) else periodic
     if isinstance(periodic, Tensor) and len(periodic) == 1:
@@ -253,9 +256,12 @@ def _first(data: Data, names: Collection[str]) -> tuple[str, Any]:
 def _edges(data: Data, name: str) -> Tensor:
     edges = data.get("edge_index")
     if edges is None and data.get("_idx_i") is not None and data.get("_idx_j") is not None:
-        return torch.stack([torch.as_tensor(data.get("_idx_j")), torch.as_tensor(data.get("_idx_i"))])
+        return torch.stack([numbers_of(data.get(key), f"{name}, {key}") for key in ("_idx_j", "_idx_i")])
+    if edges is None and data.get("adj_t") is not None:
+        raise InputError(f"{name}: edges in adj_t are not read; store edge_index, without the transform ToSparseTensor")
     if edges is None:
         return torch.zeros(2, 0, dtype=torch.int64)
+    edges = numbers_of(edges, f"{name}, edge_index")
     if edges.ndim != 2 or edges.shape[0] != 2:
         raise InputError(f"{name}: edge_index of shape {tuple(edges.shape)} is not [2, edges]; transpose it")
     return edges.flip(0) if any(data.get(key) is not None for key in TURNED) else edges
@@ -265,7 +271,7 @@ def _cell(data: Data, name: str) -> Tensor | None:
     key, value = _first(data, CELLS)
     if value is None:
         return None
-    cell = torch.as_tensor(value).double()
+    cell = numbers_of(value, f"{name}, {key}").double()
     cell = cell[0] if cell.ndim == 3 and len(cell) == 1 else cell
     if cell.ndim == 2 and cell.shape[0] == 1:
         cell = cell[0]
@@ -277,13 +283,13 @@ def _cell(data: Data, name: str) -> Tensor | None:
 def _positions(data: Data, cell: Tensor | None, name: str) -> Tensor | None:
     key, positions = _first(data, POSITIONS)
     if positions is not None:
-        return torch.as_tensor(positions)
+        return numbers_of(positions, f"{name}, {key}")
     key, fractions = _first(data, FRACTIONS)
     if fractions is None:
         return None
     if cell is None:
         raise InputError(f"{name}: {key} but neither pos nor a cell; store pos, or the cell vectors as cell")
-    fractions = torch.as_tensor(fractions).double()
+    fractions = numbers_of(fractions, f"{name}, {key}").double()
     return fractions @ _square(cell, fractions.shape[-1])
 
 

@@ -124,7 +124,7 @@ def field_values(raw: Any, field: Field, items: int, name: str = "graph", option
     tensor([1., 2.])
     """
     where = f"{name}, field {field.name}"
-    array = _array(raw, where)
+    array = numbers_of(raw, where)
     expected = (items, *field.shape)
     if field.on == "graph" and tuple(array.shape) == field.shape:
         array = array[None]
@@ -214,7 +214,7 @@ def _points(positions: ArrayLike | None, nodes: Mapping[str, Any], name: str) ->
         if not nodes:
             raise InputError(f"{name}: neither positions nor node fields, so no nodes; give one of them")
         key, first = next(iter(nodes.items()))
-        points = torch.zeros(_array(first, f"{name}, field {key}").shape[0], 0, dtype=torch.float64)
+        points = torch.zeros(numbers_of(first, f"{name}, field {key}").shape[0], 0, dtype=torch.float64)
     else:
         points = _reals(positions, name, "positions")
     if points.ndim != 2 or points.shape[1] not in (0, 2, 3):
@@ -225,7 +225,7 @@ def _points(positions: ArrayLike | None, nodes: Mapping[str, Any], name: str) ->
 
 
 def _ends(raw: ArrayLike, which: str, count: int, name: str) -> Tensor:
-    index = _array(raw, f"{name}, {which}")
+    index = numbers_of(raw, f"{name}, {which}")
     if index.ndim != 1:
         raise InputError(f"{name}, {which}: shape {tuple(index.shape)} is not [edges]; give one index per edge")
     if not len(index):
@@ -259,8 +259,8 @@ def _flags(raw: Any, dim: int, name: str) -> Tensor:
         return flags
     if isinstance(raw, np.ndarray) and raw.dtype == bool and raw.shape == (3,):
         return torch.from_numpy(raw.copy())
-    axes = _array(raw, f"{name}, periodic")
-    if axes.ndim != 1 or len(axes) not in {3, dim} or bool((axes.to(torch.int64) & ~1).any()):
+    axes = numbers_of(raw, f"{name}, periodic")
+    if axes.ndim != 1 or len(axes) not in {3, dim} or bool((axes != axes.bool()).any()):
         raise InputError(f"{name}, periodic: {raw} is not one flag per axis; give {dim or 3} of True or False")
     flags[: len(axes)] = axes.bool()
     return flags
@@ -284,8 +284,11 @@ def _box(raw: ArrayLike | None, periodic: Tensor, dim: int, name: str) -> Float[
     return cell
 
 
-def _array(raw: Any, where: str) -> Tensor:
+def numbers_of(raw: Any, where: str) -> Tensor:
+    """Return a dense tensor; InputError for other than numbers."""
     if isinstance(raw, Tensor):
+        if raw.layout != torch.strided or raw.is_quantized or raw.is_meta:
+            raise InputError(f"{where}: a sparse, quantised or meta tensor; convert it with to_dense() or dequantize()")
         return raw.detach()
     try:
         array = np.asarray(raw)
@@ -304,7 +307,7 @@ def _array(raw: Any, where: str) -> Tensor:
 
 
 def _reals(raw: Any, name: str, what: str) -> Tensor:
-    array = _array(raw, f"{name}, {what}")
+    array = numbers_of(raw, f"{name}, {what}")
     if array.dtype.is_complex or array.dtype == torch.bool:
         raise InputError(f"{name}, {what}: {_short(array.dtype)} values; give real numbers")
     values = array.to(torch.float64)

@@ -258,8 +258,11 @@ class ObjectsBuild(BuildSettings, ABC):
 
     def of_objects(self, objects: Any) -> "ObjectsBuild":
         """Return the settings for a list, data set or generator in memory."""
-        if not isinstance(objects, Iterable) and not hasattr(objects, "__getitem__"):
-            raise InputError(f"data = {objects!r:.60} is no list, data set or generator of graphs; give one")
+        if not _is_series(objects):
+            shown = " ".join(f"{objects!r:.60}".split())
+            raise InputError(
+                f"data = {shown} is no list, data set or generator of graphs; put a single graph in a list"
+            )
         copy = self.model_copy(update={"files": ["data"]})
         copy._objects = objects
         return copy
@@ -280,6 +283,16 @@ class ObjectsBuild(BuildSettings, ABC):
             return
         paths = find_files(self.files)
         yield from zip(distinct_names(paths), map(self.load, paths))
+
+
+def _is_series(objects: Any) -> bool:
+    """Return True for a list, data set or generator."""
+    if not (hasattr(objects, "__getitem__") and hasattr(objects, "__len__")):
+        return isinstance(objects, Iterable) or hasattr(objects, "__getitem__")
+    try:
+        return not len(objects) or objects[0] is not None
+    except (KeyError, TypeError):
+        return False
 
 
 class OwnBuild(BuildSettings, ABC):

@@ -151,3 +151,58 @@ def test_kinds_that_do_not_fit_together_are_sentences(build: Build) -> None:
             build(HETERO, data)
     with pytest.raises(InputError, match="graph 0, y: author lacks it; add it, or make a target optional = true"):
         build([HETERO[0], {**HETERO[1], "optional": False}], [papers()])
+
+
+PLAIN = [{"name": "x", "on": "node"}, {"name": "y", "on": "graph", "role": "target"}]
+
+
+def plain(**changes: Any) -> Any:
+    """Return two nodes and their edges, with some attributes changed."""
+    values = {"x": torch.ones(2), "edge_index": EDGES, "y": torch.ones(1), "num_nodes": 2} | changes
+    return torch_geometric("data").Data(**{key: value for key, value in values.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"x": torch.ones(2).to_sparse()}, "field x: a sparse"),
+        ({"x": torch.ones(2, device="meta")}, "field x: a sparse, quantised or meta"),
+        ({"edge_index": torch.ones(2, 2).to_sparse()}, "edge_index: a sparse"),
+        ({"edge_index": None, "adj_t": torch.ones(2, 2).to_sparse()}, "edges in adj_t are not read"),
+        ({"x": ["Cu", "Ni"]}, "texts such as 'Cu' are not numbers"),
+        ({"x": [[1.0], [2.0, 3.0]]}, "rows of different lengths"),
+        ({"y": "1.5"}, "texts such as '1.5'"),
+        ({"y": {"gap": 1.5}}, "object values are not numbers"),
+        ({"pos": "xyz"}, "pos: texts such as"),
+        ({"pos": torch.rand(2, 3), "cell": "abc"}, "cell: texts such as"),
+        ({"pos": torch.rand(2, 3), "cell": 4 * torch.eye(3), "pbc": torch.tensor([True, False])}, "one flag per axis"),
+        ({"pos": torch.rand(2, 3), "cell": 4 * torch.eye(3), "pbc": torch.tensor([1, 0.5, 0])}, "one flag per axis"),
+    ],
+)
+def test_attributes_that_are_no_numbers_are_refused_in_a_sentence(
+    build: Build, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        build(PLAIN, data=[plain(**changes)])
+
+
+def test_a_python_float_keeps_its_digits(build: Build) -> None:
+    energy = -40123.456789
+    graphs = build(PLAIN, data=[plain(y=energy)])
+    assert graphs["y"].item() == energy
+
+
+def test_a_single_graph_in_the_place_of_a_list_is_refused(build: Build) -> None:
+    pair = torch_geometric("data").HeteroData()
+    pair["a"].x = torch.ones(2)
+    for single in (plain(), {"first": plain()}, pair):
+        with pytest.raises(InputError, match="put a single graph in a list"):
+            build(PLAIN, data=single)
+
+
+def test_a_relation_without_edges_is_named(build: Build) -> None:
+    pair = torch_geometric("data").HeteroData()
+    pair["a"].x = torch.ones(2)
+    pair["a", "to", "a"].weight = torch.ones(1)
+    with pytest.raises(InputError, match="has no edge_index"):
+        build(PLAIN, data=[pair])
