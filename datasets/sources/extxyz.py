@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 from ase.data import atomic_numbers
-from ase.io.extxyz import REV_PROPERTY_NAME_MAP, SPECIAL_3_3_KEYS, per_config_properties, read_xyz
+from ase.io.extxyz import (
+    REV_PROPERTY_NAME_MAP,
+    SPECIAL_3_3_KEYS,
+    key_val_str_to_dict,
+    per_config_properties,
+    read_xyz,
+)
 from ase.io.extxyz import all_properties as RESULTS
 
 from hydragnn.graphs.atomic import ReadResults
@@ -27,6 +33,7 @@ _TRUTH = {
     for value in (True, False)
     for word in (str(value), str(value)[0], str(value).lower(), str(value).upper())
 }
+_KEYS = {"lattice": "Lattice", "pbc": "pbc", "properties": "Properties"}
 _AS_READ = ("energy", "magmom", "free_energy")
 _NUMBERS_IN_WORDS = re.compile(r"(?:nan|inf|infinity|_json)", re.IGNORECASE)
 
@@ -44,13 +51,30 @@ def read_frame(text: str) -> Atoms:
     try:
         return _plain_frame(text)
     except (NotPlain, ValueError, KeyError, OverflowError):
+        _check_keys(key_val_str_to_dict(text.split("\n")[1].strip()))
         return next(read_xyz(StringIO(text), 0))
+
+
+def _check_keys(info: dict[str, Any]) -> None:
+    """Raise ValueError for keys that ASE passes over or misunderstands."""
+    for key, value in info.items():
+        usual = _KEYS.get(key.lower(), key)
+        if usual not in info and value is not True:  # a word of a comment is True
+            raise ValueError(f"{key} has no meaning; write {usual}")
+    if not _are_flags(info.get("pbc", True)):
+        raise ValueError(f'pbc = {info["pbc"]} is not one flag per axis; write pbc="T T F"')
+
+
+def _are_flags(pbc: Any) -> bool:
+    return {*np.ravel(pbc).tolist()} <= {True, False}
 
 
 def _plain_frame(text: str) -> Atoms:
     first, comment, *lines = text.split("\n")
     count = int(first)
     info = _entries(comment.strip())
+    if not _are_flags(info.get("pbc", True)) or any(_KEYS.get(key.lower(), key) not in info for key in info):
+        raise NotPlain
     rows = [line.split() for line in (lines if lines[-1] else lines[:-1])]
     names, width = _columns(info.pop("Properties", "species:S:1:pos:R:3"))
     if count < 1 or len(rows) != count or set(map(len, rows)) != {width}:

@@ -106,3 +106,25 @@ def test_one_fault_among_many_frames_leaves_the_others_together(tmp_path: Path) 
     assert len(alone) <= FEW
     with pytest.raises(InputError, match="structure 70: nodes 0 and 1"):
         [make() for make in alone]
+
+
+BOX = 'Lattice="5 0 0 0 5 0 0 0 5"'
+
+
+@pytest.mark.parametrize("pbc", ['"[F, F, F]"', "FFF", '".F. .F. .F."', "no", '"2 0 0"', "[[F,F,F]]"])
+def test_flags_that_are_not_understood_make_nothing_periodic(pbc: str) -> None:
+    with pytest.raises(ValueError, match="is not one flag per axis"):
+        read_frame(f"1\n{BOX} pbc={pbc}\n{ATOM}")
+
+
+@pytest.mark.parametrize("pbc", ["F", '"F F F"', '"False False False"', "[F, F, F]", '"0 0 0"', "false"])
+def test_flags_in_every_usual_form_are_understood(pbc: str) -> None:
+    assert not read_frame(f"1\n{BOX} pbc={pbc}\n{ATOM}").pbc.any()
+
+
+@pytest.mark.parametrize(("key", "usual"), [('PBC="F F F"', "pbc"), ('lattice="5 0 0 0 5 0 0 0 5"', "Lattice")])
+def test_a_key_in_other_letters_is_not_passed_over(key: str, usual: str) -> None:
+    with pytest.raises(ValueError, match=f"has no meaning; write {usual}"):
+        read_frame(f"1\n{key}\n{ATOM}")
+    assert read_frame(f"1\n{BOX} pbc=F energy=1 lattice=fcc\n{ATOM}").info == {"lattice": "fcc"}
+    assert len(read_frame(f"1\nlattice of copper\n{ATOM}")) == 1
