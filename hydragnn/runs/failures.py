@@ -92,7 +92,8 @@ def first_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
         return failure
     if not ranks.first:
         if failure.kind != "lost_node":
-            write_json(folder / f".failure-{ranks.rank}.json", asdict(failure))
+            with suppress(InputError):  # a full disk must not hide what happened
+                write_json(folder / f".failure-{ranks.rank}.json", asdict(failure))
         return failure
     deadline = time.monotonic() + (SECONDS_FOR_PEERS if failure.kind == "lost_node" else 0.0)
     while True:

@@ -65,3 +65,9 @@ def test_the_first_rank_records_what_began_on_another(tmp_path: Path) -> None:
 def test_a_single_rank_records_its_own_failure(tmp_path: Path) -> None:
     own = Failure(kind="defect", message="surprise")
     assert first_failure(own, tmp_path, Ranks()) == own
+
+
+def test_a_rank_whose_folder_takes_no_file_keeps_its_own_failure(tmp_path: Path) -> None:
+    own = Failure(kind="out_of_memory", message="no memory left")
+    (tmp_path / ".failure-1.json").mkdir()
+    assert first_failure(own, tmp_path, Ranks(rank=1, size=2)) == own
